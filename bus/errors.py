@@ -1,0 +1,98 @@
+"""Every error that offloop raises for a reason a user can do something about.
+
+    OffloopError
+    +-- InvalidTimeError            a time string or value that means nothing   (also a ValueError)
+    |   +-- TimeUnitError           two times whose units do not go together
+    +-- RunError                    about a run and its directory
+    |   +-- InvalidRunNameError
+    |   +-- RunNotFoundError
+    |   +-- RunIsLiveError          a second broker or trainer wants a run that has one
+    |   +-- RunDirectoryError       the directory cannot be made, read or written
+    +-- RecordingError              a file that is no recording, or one that cannot be read
+    +-- ProtocolError               bytes that are not a message of ours
+    +-- BrokerError                 the broker cannot be started or reached, or it refused
+    +-- ClosedError                 something was used after its close()
+    +-- FieldNotAvailableError      a snapshot has no such field               (also an AttributeError)
+    +-- FrozenSnapshotError         an assignment to a snapshot                (also an AttributeError)
+    +-- ConfigurationError          an argument, option or name that is not allowed (also a ValueError)
+
+Messages name the value, what is allowed and what to do next, in one line: the commands print them as they are.
+"""
+
+__all__ = [
+    "BrokerError",
+    "ClosedError",
+    "ConfigurationError",
+    "FieldNotAvailableError",
+    "FrozenSnapshotError",
+    "InvalidRunNameError",
+    "InvalidTimeError",
+    "OffloopError",
+    "ProtocolError",
+    "RecordingError",
+    "RunDirectoryError",
+    "RunError",
+    "RunIsLiveError",
+    "RunNotFoundError",
+    "TimeUnitError",
+]
+
+
+class OffloopError(Exception):
+    """Base of all errors raised by offloop."""
+
+
+class InvalidTimeError(OffloopError, ValueError):
+    """A time string or value that means nothing, such as ``'5'`` or ``'1.5ep'``."""
+
+
+class TimeUnitError(InvalidTimeError):
+    """Two times were combined or ordered although their units do not go together."""
+
+
+class RunError(OffloopError):
+    """Base of errors about a run and its directory."""
+
+
+class InvalidRunNameError(RunError, ValueError):
+    """A run name with characters that cannot stand in a topic or a path."""
+
+
+class RunNotFoundError(RunError):
+    """No run of that name, or none at all, where runs were looked for."""
+
+
+class RunIsLiveError(RunError):
+    """The run already has a broker, so it cannot be started a second time."""
+
+
+class RunDirectoryError(RunError):
+    """A run's directory cannot be created, read or written."""
+
+
+class RecordingError(OffloopError):
+    """A file is no recording, or cannot be read at all."""
+
+
+class ProtocolError(OffloopError):
+    """Bytes from the wire or a recording are not a message of the protocol."""
+
+
+class BrokerError(OffloopError):
+    """The broker could not be started or reached, or it refused a request."""
+
+
+class ClosedError(OffloopError):
+    """An object was used after its ``close()``."""
+
+
+class FieldNotAvailableError(OffloopError, AttributeError):
+    """A snapshot does not carry the field that was asked for."""
+
+
+class FrozenSnapshotError(OffloopError, AttributeError):
+    """A snapshot was assigned to; snapshots are read-only."""
+
+
+class ConfigurationError(OffloopError, ValueError):
+    """An argument, an option or a name is not allowed."""

@@ -1,0 +1,39 @@
+"""What the commands ``bus``, ``trainer`` and ``consumer`` share: how they end and how they report errors."""
+
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+from bus.errors import OffloopError
+
+__all__ = ["run_command"]
+
+
+def run_command(command: click.Command) -> NoReturn:
+    """Runs a click command as a program: one line on standard error and exit code 1 for an error that the user can mend,
+    2 for wrong usage, 130 after Ctrl-C; a traceback only for a defect of ours."""
+    try:
+        code = command.main(standalone_mode=False)
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else command.name
+        _fail(f"{error.format_message()} (see '{where} --help')", 2)
+    except click.ClickException as error:
+        _fail(error.format_message(), error.exit_code)
+    except OffloopError as error:
+        _fail(str(error), 1)
+    except (KeyboardInterrupt, click.Abort):
+        _fail("interrupted", 130)
+    except BrokenPipeError:
+        # The reader of our output went away (`consumer | head`): there is nobody to tell, and Python's own flush at exit
+        # would complain about it once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    one_line = " ".join(message.split())
+    click.echo(f"error: {one_line}", err=True)
+    sys.exit(code)
