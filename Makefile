@@ -1,0 +1,50 @@
+# What a developer does with this repository. `make` alone says what there is.
+#
+#   make test PYTHON=python3.13 VENV=.venv-3.13     another Python, in an environment of its own
+#   make test PYTEST="-k timestamp -x"              further arguments for pytest
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST ?=
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# Only errors on the terminal, everything in the log.
+PIP := $(BIN)/python -m pip -qq --log $(VENV)/setup.log --disable-pip-version-check install --constraint constraints.txt
+
+.PHONY: help setup demo test check bench
+
+help:
+	@echo "make demo    train on real digits, with callbacks attached from another process"
+	@echo "make test    run the tests"
+	@echo "make check   format, lint, types, imports between packages"
+	@echo "make bench   measure the training loop and the stream"
+	@echo "make setup   only make the virtual environment $(VENV), which all of these do first"
+
+setup: $(READY)
+
+# pip and setuptools come first: dependency groups need a newer pip than older Pythons bring, and with setuptools in the
+# environment the build takes the pinned one.
+$(READY): pyproject.toml constraints.txt
+	@echo "setting up $(VENV): some minutes the first time (log: $(VENV)/setup.log)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) pip setuptools
+	@PYTHONWARNINGS='ignore:Editable installation' $(PIP) --no-build-isolation --editable '.[demo]' --group dev
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python examples/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest $(PYTEST)
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/test_imports.py
+
+bench: $(READY)
+	$(BIN)/python benchmarks/hot_loop.py
+	$(BIN)/python benchmarks/stream.py

@@ -1,0 +1,5 @@
+"""``python -m bus``."""
+
+from bus.cli import main
+
+main()

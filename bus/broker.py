@@ -1,0 +1,413 @@
+"""The broker: it collects the events of publishers, writes them to the journal and fans them out to consumers."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from bus.clock import wall_clock
+from bus.demand import LEASE_SECONDS, Leases
+from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError
+from bus.journal import JournalWriter
+from bus.runs import RunDirectory
+from bus.time import Timestamp
+from bus.wire import (
+    END,
+    MAX_FRAME,
+    Control,
+    EventBody,
+    Topic,
+    decode_control,
+    decode_event,
+    encode_beat,
+    encode_control,
+    event_encoder,
+    pack_map,
+    split_frame,
+)
+
+__all__ = ["Broker", "BrokerStatistics"]
+
+_log = logging.getLogger("offloop.broker")
+
+FLUSH_SECONDS = 0.2
+BEAT_SECONDS = 0.5
+RECEIVE_QUEUE = 10_000
+STREAM_QUEUE = 20_000
+STREAM_LINGER = 1000
+BURST = 1000
+BURIAL_SECONDS = 2.0
+FIRST_RUN_PATIENCE = 30.0
+
+
+@dataclass(frozen=True)
+class BrokerStatistics:
+    """How a broker is doing; counts since it began."""
+
+    runs: int
+    """Runs served now."""
+    collected: int
+    """Events taken from publishers, journaled and sent out."""
+    duplicates: int
+    """Events that came a second time and were skipped."""
+    refused: int
+    """Messages that made no sense or came from strangers."""
+
+
+@dataclass
+class _Rank:
+    """One publisher: its connection, and the last numbers that came from it."""
+
+    identity: bytes
+    rank: int
+    process: int | None
+    """A file descriptor of its process (pidfd), readable once that has ended; ``None`` when it cannot be watched."""
+    seq: int = 0
+    acknowledged: int = 0
+    numbers: dict[str, int] = field(default_factory=dict)
+    time: int = 0
+    ended: bool = False
+    died: float | None = None
+    """When its process was found dead, on the steady clock."""
+
+
+class _Run:
+    """One live run: its directory, its journal, its publishers and what its consumers want."""
+
+    def __init__(self, directory: RunDirectory, attempt: int, recording: Path, world_size: int) -> None:
+        self.directory = directory
+        self.name = directory.name
+        self.attempt = attempt
+        self.journal = JournalWriter(recording, self.name, attempt)
+        self.world_size = world_size
+        self.ranks: dict[int, _Rank] = {}
+        self.leases = Leases()
+        self.demand: frozenset[str] = frozenset()
+        self.status = "finished"
+        self.error: str | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether every rank has ended."""
+        return len(self.ranks) == self.world_size and all(rank.ended for rank in self.ranks.values())
+
+    def note_end(self, rank: _Rank, fields: dict[str, Any]) -> None:
+        rank.ended = True
+        status = str(fields.get("status", "lost"))
+        if status != "finished":
+            self.status, self.error = status, fields.get("error") and str(fields["error"])
+
+
+class Broker:
+    """Serves runs at one address: ``door`` for publishers and leases, ``stream`` for the events themselves.
+
+    Nothing that a peer sends stops it: what makes no sense is counted and named in the log. Each event is journaled and sent out once, in the
+    order in which it came. :meth:`serve` runs until :meth:`stop`, or, with ``until_over``, until the runs that came have ended.
+
+    Raises:
+        BrokerError: the address cannot be listened at.
+    """
+
+    def __init__(
+        self,
+        door: str,
+        stream: str,
+        runs_dir: Path,
+        *,
+        directory: RunDirectory | None = None,
+        until_over: bool = False,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self._root = runs_dir
+        self._directory = directory
+        self._until_over = until_over
+        self._clock = clock or wall_clock()
+        self._runs: dict[str, _Run] = {}
+        self._topics: dict[tuple[bytes, bytes], tuple[_Run, _Rank, str]] = {}
+        self._collected = self._duplicates = self._refused = 0
+        self._served = 0
+        self._stopping = False
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._door_socket = self._bind(zmq.ROUTER, door)
+        self._stream_socket = self._bind(zmq.PUB, stream)
+        self.door = self._door_socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.stream = self._stream_socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._poller = zmq.Poller()
+        self._poller.register(self._door_socket, zmq.POLLIN)
+
+    def _bind(self, kind: int, address: str) -> "zmq.Socket[bytes]":
+        bound: zmq.Socket[bytes] = self._context.socket(kind)
+        bound.setsockopt(zmq.LINGER, STREAM_LINGER)
+        bound.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+        bound.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
+        bound.setsockopt(zmq.SNDHWM, STREAM_QUEUE)
+        if kind == zmq.ROUTER:
+            # A publisher that reconnects keeps its name; the connection that it lost must not keep it out.
+            bound.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        try:
+            bound.bind(address)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            if error.errno == zmq.EADDRINUSE:
+                raise BrokerError(
+                    f"{address} is in use by another program: choose another port with '--listen'"
+                ) from None
+            raise BrokerError(
+                f"cannot listen at {address}: {error.strerror}; use an address like tcp://127.0.0.1:5570"
+            ) from None
+        return bound
+
+    def stop(self) -> None:
+        """Makes :meth:`serve` end soon; may be called from a signal handler."""
+        self._stopping = True
+
+    def statistics(self) -> BrokerStatistics:
+        """How the broker is doing."""
+        return BrokerStatistics(len(self._runs), self._collected, self._duplicates, self._refused)
+
+    def serve(self) -> None:
+        """Collects, journals and fans out until stopped; then closes every journal in order."""
+        next_flush = next_beat = 0.0
+        begun = time.monotonic()
+        try:
+            while not self._stopping and not self._all_over(begun):
+                ready = dict(self._poller.poll(50))
+                if self._door_socket in ready:
+                    self._collect()
+                now = time.monotonic()
+                self._bury(ready, now)
+                if now >= next_flush:
+                    next_flush = now + FLUSH_SECONDS
+                    self._flush(now)
+                if now >= next_beat:
+                    next_beat = now + BEAT_SECONDS
+                    self._beat()
+        finally:
+            self._close()
+
+    def _all_over(self, begun: float) -> bool:
+        if not self._until_over or self._runs:
+            return False
+        return self._served > 0 or time.monotonic() - begun > FIRST_RUN_PATIENCE
+
+    # -- collect -> journal -> fan out --------------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        receive = self._door_socket.recv
+        more = self._door_socket.getsockopt
+        for _ in range(BURST):
+            try:
+                identity = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            frame = receive(zmq.NOBLOCK) if more(zmq.RCVMORE) else b""
+            if more(zmq.RCVMORE):
+                while more(zmq.RCVMORE):
+                    receive(zmq.NOBLOCK)
+                self._refuse(identity, "a message of several frames")
+                continue
+            try:
+                self._take(identity, frame)
+            except ProtocolError as error:
+                self._refuse(identity, str(error))
+
+    def _take(self, identity: bytes, frame: bytes) -> None:
+        end = frame.find(b"\0", 0, 257)
+        place = self._topics.get((identity, frame[:end]))
+        if place is None:
+            self._take_other(identity, frame)
+            return
+        run, rank, name = place
+        event = decode_event(frame[end + 1 :])
+        if event.attempt != run.attempt:
+            raise ProtocolError(f"an event of attempt {event.attempt} of run {run.name!r} in attempt {run.attempt}")
+        if event.seq <= rank.seq:
+            self._duplicates += 1
+            return
+        self._record(run, rank, name, event, frame, end)
+
+    def _record(self, run: _Run, rank: _Rank, name: str, event: EventBody, frame: bytes, end: int) -> None:
+        rank.seq = event.seq
+        rank.time = event.time
+        rank.numbers[name] = event.number
+        run.journal.append(frame[:end], event.seq, event.time, frame[end + 1 :])
+        self._send_out(frame)
+        self._collected += 1
+        if name == END:
+            run.note_end(rank, event.fields)
+            if run.over:
+                self._end_run(run)
+
+    def _send_out(self, frame: bytes) -> None:
+        # PUB never blocks: what a slow consumer cannot take is dropped for it, and it reads that part from the recording.
+        self._stream_socket.send(frame, zmq.NOBLOCK)
+
+    def _take_other(self, identity: bytes, frame: bytes) -> None:
+        """A control message, or the first event of a topic."""
+        topic, body = split_frame(frame)
+        if topic is None:
+            self._take_control(identity, decode_control(body))
+            return
+        run = self._runs.get(topic.run)
+        rank = run.ranks.get(topic.rank) if run else None
+        if run is None or rank is None or rank.identity != identity:
+            raise ProtocolError(f"an event of {topic.run}/{topic.rank} from somebody who did not say hello for it")
+        if rank.ended:
+            raise ProtocolError(f"an event of {topic.run}/{topic.rank} after its end")
+        self._topics[identity, frame[: frame.find(b"\0")]] = (run, rank, topic.name)
+        self._take(identity, frame)
+
+    def _refuse(self, identity: bytes, why: str) -> None:
+        self._refused += 1
+        _log.warning("skipped a message from %s: %s", identity[:8].hex(), why)
+
+    # -- control ------------------------------------------------------------------------------------------------------
+
+    def _take_control(self, identity: bytes, message: Control) -> None:
+        try:
+            if message.kind == "hello":
+                self._welcome(identity, message.content)
+            elif message.kind == "want":
+                self._lease(identity, message.content)
+            else:
+                self._refuse(identity, f"a control message of the unknown kind {message.kind[:40]!r}")
+        except (KeyError, TypeError, ValueError) as error:
+            self._answer(
+                identity, "refused", {"reason": f"{message.kind} is malformed ({error})", "error": "ProtocolError"}
+            )
+            raise ProtocolError(f"{message.kind} is malformed: {error}") from None
+        except OffloopError as error:
+            self._answer(identity, "refused", {"reason": str(error), "error": type(error).__name__})
+
+    def _answer(self, identity: bytes, kind: str, content: dict[str, Any]) -> None:
+        try:
+            self._door_socket.send_multipart([identity, encode_control(kind, content)], zmq.NOBLOCK)
+        except zmq.Again:
+            _log.warning("%s does not read its answers; %r is dropped", identity[:8].hex(), kind)
+
+    def _welcome(self, identity: bytes, hello: dict[str, Any]) -> None:
+        name, number, world_size = str(hello["run"]), int(hello["rank"]), int(hello["world_size"])
+        if not 0 <= number < world_size:
+            raise ConfigurationError(f"rank {number} of {world_size}: ranks go from 0 to world_size - 1")
+        run = self._runs.get(name) or self._begin_run(name, world_size, dict(hello.get("info", {})))
+        if number in run.ranks:
+            raise BrokerError(
+                f"rank {number} of run {name!r} is there already: choose another run name, or wait until it ends"
+            )
+        rank = _Rank(identity, number, self._watch(hello))
+        run.ranks[number] = rank
+        welcome = {
+            "attempt": run.attempt,
+            "stream": self.stream,
+            "path": str(run.directory.path),
+            "recording": run.journal.path.name,
+            "events": sorted(run.demand),
+        }
+        self._answer(identity, "welcome", welcome)
+
+    def _begin_run(self, name: str, world_size: int, info: dict[str, Any]) -> _Run:
+        directory = (
+            self._directory if self._directory and self._directory.name == name else RunDirectory(self._root, name)
+        )
+        try:
+            attempt, recording = directory.begin_attempt(info, self.door, self.stream)
+            run = self._runs[name] = _Run(directory, attempt, recording, world_size)
+        except BaseException:
+            directory.release()
+            raise
+        self._served += 1
+        return run
+
+    def _lease(self, identity: bytes, want: dict[str, Any]) -> None:
+        run = self._runs.get(str(want["run"]))
+        if run is None:
+            raise BrokerError(f"run {want['run']!r} is not live here")
+        run.leases.renew(identity, [str(event) for event in want["events"]], time.monotonic())
+        self._answer(identity, "leased", {"seconds": LEASE_SECONDS})
+        self._push_demand(run, time.monotonic())
+
+    def _push_demand(self, run: _Run, now: float) -> None:
+        demand = run.leases.merged(now)
+        if demand != run.demand:
+            run.demand = demand
+            for rank in run.ranks.values():
+                self._answer(rank.identity, "demand", {"events": sorted(demand)})
+
+    # -- what time brings ---------------------------------------------------------------------------------------------
+
+    def _flush(self, now: float) -> None:
+        for run in self._runs.values():
+            if any(rank.seq > rank.acknowledged for rank in run.ranks.values()):
+                run.journal.flush()
+                self._acknowledge(run)
+            self._push_demand(run, now)
+
+    def _acknowledge(self, run: _Run) -> None:
+        for rank in run.ranks.values():
+            if rank.seq > rank.acknowledged:
+                rank.acknowledged = rank.seq
+                self._answer(rank.identity, "ack", {"seq": rank.seq})
+
+    def _beat(self) -> None:
+        for run in self._runs.values():
+            positions = {number: (rank.seq, rank.numbers) for number, rank in run.ranks.items()}
+            self._send_out(encode_beat(run.name, run.attempt, self._clock(), positions))
+
+    def _watch(self, hello: dict[str, Any]) -> int | None:
+        if hello.get("host") != socket.gethostname() or not hasattr(os, "pidfd_open"):
+            return None
+        try:
+            descriptor = os.pidfd_open(int(hello["pid"]))
+        except OSError:
+            return None
+        self._poller.register(descriptor, zmq.POLLIN)
+        return descriptor
+
+    def _bury(self, ready: dict[Any, int], now: float) -> None:
+        """Ends the streams of publishers that died without a word, once all that they had sent is collected."""
+        for run in list(self._runs.values()):
+            for rank in run.ranks.values():
+                if rank.process in ready and rank.died is None:
+                    rank.died = now
+                silent = self._door_socket not in ready
+                if rank.died is not None and not rank.ended and (silent or now - rank.died > BURIAL_SECONDS):
+                    self._end_lost(run, rank)
+
+    def _end_lost(self, run: _Run, rank: _Rank) -> None:
+        self._unwatch(rank)
+        fields = {"status": "lost", "error": "the trainer's process died", "numbers": dict(rank.numbers)}
+        encode = event_encoder(Topic(run.name, END, rank.rank), run.attempt)
+        now = max(self._clock(), rank.time)
+        frame = encode(rank.seq + 1, 1, now, Timestamp().values, None, fields, pack_map({"world_size": run.world_size}))
+        end = frame.index(b"\0")
+        self._record(run, rank, END, decode_event(frame[end + 1 :]), frame, end)
+
+    def _unwatch(self, rank: _Rank) -> None:
+        if rank.process is not None:
+            self._poller.unregister(rank.process)
+            os.close(rank.process)
+            rank.process = None
+
+    def _end_run(self, run: _Run) -> None:
+        run.journal.close()
+        self._acknowledge(run)
+        run.directory.end_attempt(run.status, run.error)
+        run.directory.release()
+        for rank in run.ranks.values():
+            self._unwatch(rank)
+        del self._runs[run.name]
+        self._topics = {key: place for key, place in self._topics.items() if place[0] is not run}
+
+    def _close(self) -> None:
+        for run in list(self._runs.values()):
+            run.status, run.error = "lost", "the broker was stopped"
+            self._end_run(run)
+        if self._directory is not None and self._served == 0:
+            self._directory.release()
+        self._context.destroy()

@@ -1,0 +1,82 @@
+"""Recordings as people use them: iterate over a file's snapshots."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from bus.errors import RecordingError, RunNotFoundError
+from bus.event import Event
+from bus.journal import JournalReader
+from bus.runs import RUN_FILE, read_run
+from bus.snapshot import Snapshot
+from bus.stream import Ending, Gap, StreamOrder
+
+__all__ = ["Recording"]
+
+
+class Recording:
+    """The recorded stream of one attempt of a run; iterate over it for its snapshots.
+
+    ``path`` is a recording, or a run's directory (then ``attempt`` chooses one; the newest by default). The file may belong to
+    a run that still goes on, or be cut off: everything whole in it is read, and ``damage`` says what was not.
+
+    Raises:
+        RecordingError: there is no such file, or it is not a recording.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], attempt: int | None = None) -> None:
+        self.path = _find(Path(path), attempt)
+        with JournalReader(self.path) as reader:
+            # The name stands in a metadata record before the first chunk.
+            for _ in reader.read():
+                break
+            metadata = reader.metadata
+        try:
+            self.run_name = metadata["run"]
+            self.attempt = int(metadata["attempt"])
+        except (KeyError, ValueError):
+            raise RecordingError(
+                f"{self.path} is not a recording: it does not say of which run; nothing in it can be read"
+            ) from None
+        self.ending: Ending | None = None
+        """How the run ended, after an iteration to the end of the file; ``lost`` when the file does not say it."""
+        self.damage: str | None = None
+        """What could not be read, with its offset, after an iteration; ``None`` when all was good."""
+        self.gaps: tuple[Gap, ...] = ()
+        """Events that are missing in the record, after an iteration."""
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return self.snapshots()
+
+    def snapshots(self, events: Iterable[Event] | None = None) -> Iterator[Snapshot]:
+        """The snapshots of the given events, in the order in which the broker sent them out; all when ``events`` is ``None``."""
+        order = StreamOrder(self.run_name, self.attempt, events)
+        from_record = order.from_record
+        with JournalReader(self.path) as reader:
+            for records in reader.read():
+                for record in records:
+                    snapshot = from_record(record.topic, record.body)
+                    if snapshot is not None:
+                        yield snapshot
+            problems = [*reader.damage, *([reader.cut] if reader.cut else [])]
+        self.damage = "; ".join(problems) or None
+        self.gaps = tuple(order.gaps)
+        self.ending = order.ending or Ending("lost")
+
+    def __repr__(self) -> str:
+        return f"<Recording {self.path} of {self.run_name}, attempt {self.attempt}>"
+
+
+def _find(path: Path, attempt: int | None) -> Path:
+    if not path.is_dir():
+        return path
+    if not (path / RUN_FILE).exists():
+        raise RecordingError(f"{path} is a directory without a {RUN_FILE}, so it is no run; 'bus runs' lists the runs")
+    run = read_run(path)
+    for candidate in run.attempts:
+        if attempt == candidate.number:
+            return candidate.recording
+    if attempt is not None:
+        numbers = ", ".join(str(candidate.number) for candidate in run.attempts)
+        raise RunNotFoundError(f"run {run.name!r} has no attempt {attempt}; there are {numbers}")
+    return run.recording

@@ -1,0 +1,274 @@
+"""Run directories: where runs live, what is in them, which are live. The layout is in ``docs/protocol.md``."""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bus.errors import ConfigurationError, RunDirectoryError, RunIsLiveError, RunNotFoundError
+from bus.wire import check_run_name
+
+__all__ = ["Attempt", "RunDirectory", "RunInfo", "find_run", "list_runs", "new_run_name", "runs_dir"]
+
+RUN_FILE = "run.json"
+BROKER_FILE = "broker.json"
+LOCK_FILE = "broker.lock"
+
+_LOCK_PATIENCE = 1.0
+_SOCKET_PATH_LIMIT = 107
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run, as ``run.json`` tells it."""
+
+    number: int
+    recording: Path
+    """The file that holds its stream."""
+    started: float
+    """Seconds since 1970."""
+    ended: float | None
+    """Seconds since 1970; ``None`` while it goes on, or when its broker was killed."""
+    status: str
+    """``running``, ``finished``, ``failed``, ``stopped`` or ``lost``."""
+    error: str | None
+    """What it failed with."""
+    info: dict[str, Any] = field(repr=False)
+    """What the trainer told about itself: command, versions, git commit, host, config."""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """A run as it is found on disk."""
+
+    name: str
+    path: Path
+    live: bool
+    """Whether a broker serves it at this moment."""
+    attempts: tuple[Attempt, ...]
+    door: str | None
+    """Address of the live broker for publishers and for leases."""
+    stream: str | None
+    """Address of the live broker's stream."""
+
+    @property
+    def last(self) -> Attempt:
+        """The newest attempt."""
+        return self.attempts[-1]
+
+    @property
+    def recording(self) -> Path:
+        """The newest attempt's recording."""
+        return self.last.recording
+
+    @property
+    def started(self) -> float:
+        """When the newest attempt began, in seconds since 1970."""
+        return self.last.started
+
+    @property
+    def status(self) -> str:
+        """How the newest attempt stands: ``live``, or how it ended."""
+        return "live" if self.live and self.last.status == "running" else self.last.status
+
+
+def runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
+    """Where runs live: ``value`` if given, else ``$OFFLOOP_RUNS_DIR``, else ``runs`` in the current directory."""
+    return Path(value or os.environ.get("OFFLOOP_RUNS_DIR") or "runs")
+
+
+def new_run_name(prefix: str, where: str | os.PathLike[str] | None = None) -> str:
+    """A name that no run has yet: the prefix and the local time."""
+    base = check_run_name(f"{prefix}-{datetime.now():%Y%m%d-%H%M%S}")
+    name, count = base, 1
+    while (runs_dir(where) / name).exists():
+        count += 1
+        name = f"{base}-{count}"
+    return name
+
+
+def list_runs(where: str | os.PathLike[str] | None = None) -> list[RunInfo]:
+    """Every run in a runs directory, the newest first; empty when the directory does not exist.
+
+    Raises:
+        RunDirectoryError: the directory, or a ``run.json`` in it, cannot be read.
+    """
+    root = runs_dir(where)
+    try:
+        paths = [path.parent for path in root.glob(f"*/{RUN_FILE}")]
+    except OSError as error:
+        raise RunDirectoryError(f"the runs directory {root} cannot be read: {error.strerror}") from None
+    return sorted((read_run(path) for path in paths), key=lambda run: run.started, reverse=True)
+
+
+def find_run(name: str | os.PathLike[str], where: str | os.PathLike[str] | None = None) -> RunInfo:
+    """The run of that name, or of that directory.
+
+    Raises:
+        RunNotFoundError: there is no such run; the message names those that exist.
+    """
+    root = runs_dir(where)
+    for path in (root / name, Path(name)):
+        if (path / RUN_FILE).is_file():
+            return read_run(path)
+    known = [run.name for run in list_runs(root)]
+    exist = f"there are {', '.join(known[:5])}{' and more' if len(known) > 5 else ''}" if known else "there is none yet"
+    raise RunNotFoundError(
+        f"no run {str(name)!r} in {root}: {exist}; 'bus runs' lists them, '--runs-dir' or OFFLOOP_RUNS_DIR looks elsewhere"
+    )
+
+
+def read_run(path: Path) -> RunInfo:
+    """Reads one run's directory.
+
+    Raises:
+        RunDirectoryError: its ``run.json`` is missing, cannot be read or is damaged.
+    """
+    live = is_locked(path)
+    record = _read_json(path / RUN_FILE)
+    addresses = _read_json(path / BROKER_FILE) if live and (path / BROKER_FILE).exists() else {}
+    try:
+        attempts = tuple(_attempt(path, entry, live) for entry in record["attempts"])
+        return RunInfo(record["name"], path, live, attempts, addresses.get("door"), addresses.get("stream"))
+    except (KeyError, TypeError, IndexError):
+        raise RunDirectoryError(
+            f"{path / RUN_FILE} is not the description of a run; remove the directory {path}"
+        ) from None
+
+
+def _attempt(path: Path, entry: dict[str, Any], live: bool) -> Attempt:
+    status = entry["status"]
+    if status == "running" and not live:
+        status = "lost"
+    return Attempt(
+        number=entry["attempt"],
+        recording=path / entry["recording"],
+        started=entry["started"],
+        ended=entry.get("ended"),
+        status=status,
+        error=entry.get("error"),
+        info=entry.get("info", {}),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error}") from None
+    return value if isinstance(value, dict) else {}
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a broker holds the run's lock, which ends with the broker's process however that ends."""
+    try:
+        descriptor = os.open(path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+class RunDirectory:
+    """A run's directory in the hands of the broker that serves it: locked, described, given its next attempt.
+
+    Raises:
+        RunIsLiveError: another broker holds it.
+        RunDirectoryError: it cannot be made or written.
+    """
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.path = root / check_run_name(name)
+        self.name = name
+        with _explained(self.path):
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._acquire()
+            self._record = _read_json(self.path / RUN_FILE) or {"name": name, "attempts": []}
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _acquire(self) -> None:
+        # Whoever asks "is it live?" holds the lock for an instant, hence more than one try.
+        deadline = time.monotonic() + _LOCK_PATIENCE
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RunIsLiveError(
+                        f"run {self.name!r} in {self.path.parent} is live already: choose another run name, or wait until it ends"
+                    ) from None
+                time.sleep(0.01)
+            else:
+                return
+
+    def begin_attempt(self, info: dict[str, Any], door: str, stream: str) -> tuple[int, Path]:
+        """Writes down the next attempt and where its broker listens; returns its number and its recording's path."""
+        attempts = self._record["attempts"]
+        number = 1 + max((entry["attempt"] for entry in attempts), default=0)
+        recording = f"recording-{number}.mcap"
+        attempts.append(
+            {"attempt": number, "recording": recording, "started": time.time(), "ended": None, "status": "running"}
+            | {"error": None, "info": info}
+        )
+        self._write(BROKER_FILE, {"door": door, "stream": stream, "pid": os.getpid(), "attempt": number})
+        self._write(RUN_FILE, self._record)
+        return number, self.path / recording
+
+    def end_attempt(self, status: str, error: str | None) -> None:
+        """Writes down how the attempt ended."""
+        self._record["attempts"][-1].update(status=status, error=error, ended=time.time())
+        self._write(RUN_FILE, self._record)
+
+    def release(self) -> None:
+        """Gives the directory back: it is not live any more."""
+        (self.path / BROKER_FILE).unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def _write(self, name: str, value: dict[str, Any]) -> None:
+        temporary = self.path / f".{name}.new"
+        with _explained(self.path):
+            temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
+            temporary.replace(self.path / name)
+
+
+def socket_address(path: Path) -> str:
+    """The address of a Unix socket at ``path``.
+
+    Raises:
+        ConfigurationError: the path is longer than the system allows for a socket.
+    """
+    absolute = path.absolute()
+    length = len(os.fsencode(absolute))
+    if length > _SOCKET_PATH_LIMIT:
+        raise ConfigurationError(
+            f"the path {absolute} has {length} bytes and a socket's may have {_SOCKET_PATH_LIMIT}: "
+            "choose a shorter run name or a shorter runs directory"
+        )
+    return f"ipc://{absolute}"
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {path} cannot be written: {error.strerror}; choose another place with '--runs-dir' or OFFLOOP_RUNS_DIR"
+        ) from None

@@ -1,0 +1,236 @@
+"""The read-only state that callbacks see."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from bus.errors import FieldNotAvailableError, FrozenSnapshotError
+from bus.event import Event
+from bus.time import Time, Timestamp
+from bus.wire import PROTOCOL_VERSION, EventBody
+
+__all__ = ["Snapshot"]
+
+_set = object.__setattr__
+
+
+class Snapshot:
+    """What was so at one event: the training time, the loss, the learning rates, and whatever else was published with it.
+
+    Attribute names are those that callbacks know from a training state (``state.timestamp.batch``, ``state.loss``,
+    ``state.max_duration``); any other published field is an attribute of its own name. A snapshot is read-only, and the same
+    whether it came live or from a recording. A field that it does not carry raises
+    :class:`~bus.errors.FieldNotAvailableError`; an assignment raises :class:`~bus.errors.FrozenSnapshotError`.
+    """
+
+    __slots__ = ("_body", "event", "rank", "run_name")
+
+    event: Event
+    """Which event this is."""
+    run_name: str
+    """The run that it belongs to."""
+    rank: int
+    """The rank of the process that published it."""
+    _body: EventBody
+
+    def __init__(self, event: Event, run_name: str, rank: int, body: EventBody) -> None:
+        _set(self, "event", event)
+        _set(self, "run_name", run_name)
+        _set(self, "rank", rank)
+        _set(self, "_body", body)
+
+    @classmethod
+    def build(
+        cls,
+        event: Event,
+        *,
+        run_name: str = "run",
+        attempt: int = 1,
+        rank: int = 0,
+        seq: int = 1,
+        number: int = 1,
+        time_ns: int = 0,
+        timestamp: Timestamp | None = None,
+        previous_timestamp: Timestamp | None = None,
+        eval_timestamp: Timestamp | None = None,
+        predict_timestamp: Timestamp | None = None,
+        max_duration: Time | str | None = None,
+        **fields: Any,
+    ) -> "Snapshot":
+        """Makes a snapshot by hand, for tests of callbacks.
+
+        ``fields`` are the further fields as they would be published: ``loss=0.5``, ``lr={"SGD": [0.1]}``, ``batch_size=32``.
+        """
+        if eval_timestamp is not None:
+            fields["eval_timestamp"] = list(eval_timestamp.values)
+        if predict_timestamp is not None:
+            fields["predict_timestamp"] = list(predict_timestamp.values)
+        if max_duration is not None:
+            fields["max_duration"] = str(max_duration)
+        values = list((timestamp or Timestamp()).values)
+        previous = None if previous_timestamp is None else list(previous_timestamp.values)
+        body = EventBody(PROTOCOL_VERSION, attempt, seq, number, time_ns, values, previous, fields, {})
+        return cls(Event(event), run_name, rank, body)
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt of the run, from 1."""
+        return self._body.attempt
+
+    @property
+    def seq(self) -> int:
+        """Number of the event in this run, attempt and rank, from 1."""
+        return self._body.seq
+
+    @property
+    def number(self) -> int:
+        """Number of the event among those of its name in this run, attempt and rank, from 1."""
+        return self._body.number
+
+    @property
+    def time_ns(self) -> int:
+        """When it happened, in nanoseconds since 1970 (UTC). Never decreases within a rank."""
+        return self._body.time
+
+    @property
+    def time(self) -> float:
+        """When it happened, in seconds since 1970 (UTC)."""
+        return self._body.time / 1e9
+
+    @property
+    def timestamp(self) -> Timestamp:
+        """Training time at the event."""
+        return Timestamp.from_values(self._body.timestamp)
+
+    @property
+    def previous_timestamp(self) -> Timestamp | None:
+        """Training time before the last batch, epoch or iteration ended; ``None`` before the first."""
+        previous = self._body.previous
+        return None if previous is None else Timestamp.from_values(previous)
+
+    @property
+    def eval_timestamp(self) -> Timestamp:
+        """Time within the current evaluation, or the last one."""
+        return self._training_time("eval_timestamp")
+
+    @property
+    def predict_timestamp(self) -> Timestamp:
+        """Time within the current prediction, or the last one."""
+        return self._training_time("predict_timestamp")
+
+    @property
+    def max_duration(self) -> Time | None:
+        """How long the training is to go on; ``None`` when that was not said."""
+        text = self._get("max_duration", None)
+        return None if text is None else Time.from_timestring(text)
+
+    @property
+    def loss(self) -> float | None:
+        """Training loss of the last batch; ``None`` before the first."""
+        loss: float | None = self._get("loss", None)
+        return loss
+
+    @property
+    def lr(self) -> Mapping[str, list[float]]:
+        """Learning rates: optimizer name to one rate for each parameter group."""
+        return MappingProxyType(self._get("lr", {}))
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples in the current batch; ``None`` before the first."""
+        size: int | None = self._get("batch_size", None)
+        return size
+
+    @property
+    def dataloader_label(self) -> str | None:
+        """Label of the dataloader in use: ``train``, or an evaluator's."""
+        label: str | None = self._get("dataloader_label", None)
+        return label
+
+    @property
+    def dataloader_len(self) -> int | None:
+        """Batches in the dataloader in use, when it has a length."""
+        length: int | None = self._get("dataloader_len", None)
+        return length
+
+    @property
+    def train_metrics(self) -> Mapping[str, Any]:
+        """Training metrics by name."""
+        return MappingProxyType(self._get("train_metrics", {}))
+
+    @property
+    def eval_metrics(self) -> Mapping[str, Mapping[str, Any]]:
+        """Evaluation metrics: evaluator label, then name."""
+        return MappingProxyType(self._get("eval_metrics", {}))
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        size: int = self._get("world_size", 1)
+        return size
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """Every published field by name, as it travelled."""
+        return MappingProxyType({**self._body.context, **self._body.fields})
+
+    def get_elapsed_duration(self) -> Time | None:
+        """Which part of ``max_duration`` is over, in the unit ``dur``: 0 at the start, 1 at the end; ``None`` without one."""
+        max_duration = self.max_duration
+        if max_duration is None:
+            return None
+        elapsed: Time = self.timestamp.get(max_duration.unit) / max_duration
+        return elapsed
+
+    def _get(self, name: str, default: Any) -> Any:
+        body = self._body
+        if name in body.fields:
+            return body.fields[name]
+        return body.context.get(name, default)
+
+    def _training_time(self, name: str) -> Timestamp:
+        values = self._get(name, None)
+        return Timestamp() if values is None else Timestamp.from_values(values)
+
+    def __getattr__(self, name: str) -> Any:
+        body: EventBody = object.__getattribute__(self, "_body")
+        if name in body.fields:
+            return body.fields[name]
+        if name in body.context:
+            return body.context[name]
+        carried = ", ".join(sorted({*body.fields, *body.context})) or "no fields"
+        raise FieldNotAvailableError(
+            f"the {self.event.value} snapshot has no field {name!r}; it carries {carried}; "
+            f"publish it with the event to have it here: publisher.publish(event, {name}=...)"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise FrozenSnapshotError(
+            f"a snapshot is read-only: {name!r} cannot be assigned; what changes the training is an Algorithm in the trainer"
+        )
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise FrozenSnapshotError(f"a snapshot is read-only: {name!r} cannot be deleted")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Snapshot):
+            return NotImplemented
+        return (self.event, self.run_name, self.rank, self._body) == (
+            other.event,
+            other.run_name,
+            other.rank,
+            other._body,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.event, self.run_name, self.rank, self._body.attempt, self._body.seq))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Snapshot, (self.event, self.run_name, self.rank, self._body)
+
+    def __repr__(self) -> str:
+        body = self._body
+        epoch, batch = body.timestamp[1], body.timestamp[2]
+        return (
+            f"<Snapshot {self.event.value} of {self.run_name}, rank {self.rank}, seq {body.seq}: {epoch}ep {batch}ba>"
+        )

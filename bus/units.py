@@ -1,0 +1,264 @@
+"""Time as a number with a unit: how it is written, and how it adds, compares and scales."""
+
+import datetime
+import math
+import operator
+import re
+from collections.abc import Callable
+from enum import Enum
+from numbers import Real
+from typing import Any, TypeAlias
+
+from bus.errors import InvalidTimeError, TimeUnitError
+
+__all__ = ["Time", "TimeInput", "TimeUnit"]
+
+
+class TimeUnit(str, Enum):  # noqa: UP042 - str() of a member is its name, as people know it
+    """What a :class:`Time` counts. Any case, value or name: ``TimeUnit("ep")``, ``TimeUnit("Epoch")``."""
+
+    ITERATION = "iter"
+    EPOCH = "ep"
+    BATCH = "ba"
+    SAMPLE = "sp"
+    TOKEN = "tok"
+    DURATION = "dur"
+    """A share of the whole training: ``0.5dur`` is half of it. The only unit with fractions."""
+    SECOND = "sec"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "TimeUnit":
+        text = str(value).lower()
+        for unit in cls:
+            if text in (unit.value, unit.name.lower()):
+                return unit
+        raise TimeUnitError(f"{value!r} is no unit of time: use {_UNITS}, as in '10ep'")
+
+
+_UNITS = ", ".join(unit.value for unit in TimeUnit)
+_HOW_TO_WRITE = f"write a number and a unit ({_UNITS}) such as '10ep', or hours, minutes, seconds such as '1h30m'"
+_CLOCK_TIME = re.compile(r"(?:([0-9]{1,12})\s*h)?\s*(?:([0-9]{1,12})\s*m)?\s*(?:([0-9]{1,12})\s*s)?", re.IGNORECASE)
+_INTEGER = re.compile(r"[+-]?[0-9]{1,300}")  # float() would round the long ones
+_NUMBER_AND_UNIT = re.compile(rf"(.+?)\s*({'|'.join(unit.value for unit in TimeUnit)})", re.IGNORECASE)
+
+
+class Time:
+    """A whole number of a unit, or a share of the training: ``Time(10, "ep")``, ``Time(0.5, "dur")``. Immutable.
+
+    It adds to, compares with and is divided by times of the same unit, time strings (``"2ep"``) and plain numbers.
+    Times of two units are never equal, and ordering or adding them raises. ``*`` takes a number or a share; ``/`` gives
+    a share when it divides by a time, and a time, rounded towards zero, when it divides by a number.
+
+    Raises :class:`bus.errors.InvalidTimeError` for a value that the unit cannot have and
+    :class:`bus.errors.TimeUnitError` for units that do not go together. Reference: ``composer/core/time.py``.
+    """
+
+    __slots__ = ("_unit", "_value")
+
+    def __init__(self, value: float, unit: TimeUnit | str) -> None:
+        self._unit = TimeUnit(unit)
+        self._value = _checked_value(value, self._unit)
+
+    @property
+    def value(self) -> float:
+        """The number: an int, except for the unit ``dur``."""
+        return self._value
+
+    @property
+    def unit(self) -> TimeUnit:
+        """What the number counts."""
+        return self._unit
+
+    @classmethod
+    def from_input(cls, value: "TimeInput", unit: TimeUnit | str | None = None) -> "Time":
+        """Reads a time from what people pass: a time, a time string, a timedelta, or a number, which ``unit`` is for.
+
+        Raises :class:`bus.errors.InvalidTimeError` for a number without a unit and for everything else."""
+        if isinstance(value, Time):
+            return value
+        if isinstance(value, str):
+            return cls.from_timestring(value)
+        if isinstance(value, datetime.timedelta):
+            return cls.from_timedelta(value)
+        if unit is None or not isinstance(value, _NUMBERS):
+            raise InvalidTimeError(f"{value!r} is no time: {_HOW_TO_WRITE}")
+        return cls(value, unit)
+
+    @classmethod
+    def from_timestring(cls, text: str) -> "Time":
+        """Reads ``10ep``, ``1e3ba``, ``0.25dur``, ``90sec``, ``1h30m``, ...: a number and a unit, or hours, minutes and
+        seconds, each at most once and in this order; in any case, with spaces around either part.
+
+        Raises :class:`bus.errors.InvalidTimeError`, above all for a number without a unit."""
+        stripped = text.strip()
+        clock_time = _CLOCK_TIME.fullmatch(stripped)
+        if clock_time and stripped:
+            hours, minutes, seconds = (int(number or 0) for number in clock_time.groups())
+            return cls(hours * 3600 + minutes * 60 + seconds, TimeUnit.SECOND)
+        parts = _NUMBER_AND_UNIT.fullmatch(stripped)
+        if not parts:
+            raise InvalidTimeError(f"{text!r} is no time: {_HOW_TO_WRITE}")
+        unit = TimeUnit(parts[2])
+        return cls(_parse_number(parts[1], unit, text), unit)
+
+    @classmethod
+    def from_timedelta(cls, duration: datetime.timedelta | str) -> "Time":
+        """A duration in whole seconds, rounded towards zero, from a timedelta or a string such as ``1h30m``."""
+        if isinstance(duration, datetime.timedelta):
+            return cls(int(duration.total_seconds()), TimeUnit.SECOND)
+        time = cls.from_timestring(duration)
+        if time.unit is not TimeUnit.SECOND:
+            raise TimeUnitError(
+                f"{duration!r} is no duration: write hours, minutes, seconds such as '1h30m', or '90sec'"
+            )
+        return time
+
+    def to_timestring(self) -> str:
+        """The string that :meth:`from_timestring` reads back as an equal time."""
+        return f"{self._value}{self._unit.value}"
+
+    def __str__(self) -> str:
+        return self.to_timestring()
+
+    def __repr__(self) -> str:
+        return f"Time({self._value!r}, {self._unit})"
+
+    def __hash__(self) -> int:
+        return hash((self._value, self._unit))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Time, (self._value, self._unit)
+
+    def __int__(self) -> int:
+        return int(self._value)
+
+    def __float__(self) -> float:
+        return float(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal values of the same unit. A number is compared with the value alone; a string that is no time raises, so
+        that a misspelt condition does not just never hold."""
+        if isinstance(other, str):
+            other = Time.from_timestring(other)
+        if isinstance(other, Time):
+            return self._unit is other._unit and self._value == other._value
+        return self._value == other if isinstance(other, _NUMBERS) else NotImplemented
+
+    def __lt__(self, other: "_Operand") -> bool:
+        return self._compare(other, operator.lt)
+
+    def __le__(self, other: "_Operand") -> bool:
+        return self._compare(other, operator.le)
+
+    def __gt__(self, other: "_Operand") -> bool:
+        return self._compare(other, operator.gt)
+
+    def __ge__(self, other: "_Operand") -> bool:
+        return self._compare(other, operator.ge)
+
+    def __add__(self, other: "_Operand") -> "Time":
+        return self._combine(other, "add", operator.add)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: "_Operand") -> "Time":
+        return self._combine(other, "subtract", operator.sub)
+
+    def __rsub__(self, other: "_Operand") -> "Time":
+        return (-self).__add__(other)
+
+    def __neg__(self) -> "Time":
+        return Time(-self._value, self._unit)
+
+    def __pos__(self) -> "Time":
+        return self
+
+    def __mul__(self, other: "_Operand") -> "Time":
+        if isinstance(other, _NUMBERS):
+            return self._rounded(self._value * other)
+        if not isinstance(other, Time | str):
+            return NotImplemented
+        factor = Time.from_input(other)
+        if factor._unit is TimeUnit.DURATION:
+            return self._rounded(self._value * factor._value)
+        if self._unit is TimeUnit.DURATION:
+            return factor._rounded(self._value * factor._value)
+        raise TimeUnitError(
+            f"cannot multiply {self} by {factor}: one of them has to be a number or a share such as '0.5dur'"
+        )
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: "_Operand") -> "Time":
+        if isinstance(other, _NUMBERS):
+            return self._rounded(self._value / other)
+        return self._combine(other, "divide", operator.truediv, TimeUnit.DURATION)
+
+    def __mod__(self, other: "_Operand") -> "Time":
+        return self._combine(other, "divide", operator.mod)
+
+    def _rounded(self, value: float) -> "Time":
+        if self._unit is TimeUnit.DURATION:
+            return Time(value, self._unit)
+        if not math.isfinite(value):
+            raise InvalidTimeError(
+                f"{value} is no time in {self._unit.value}: it takes whole numbers, such as {self!r}"
+            )
+        return Time(int(value), self._unit)
+
+    def _compare(self, other: "_Operand", compare: Callable[[float, float], bool]) -> bool:
+        number = self._number_of(other, "order")
+        return NotImplemented if number is None else compare(self._value, number)
+
+    def _combine(
+        self, other: "_Operand", verb: str, combine: Callable[[float, float], float], unit: TimeUnit | None = None
+    ) -> "Time":
+        number = self._number_of(other, verb)
+        return NotImplemented if number is None else Time(combine(self._value, number), unit or self._unit)
+
+    def _number_of(self, other: "_Operand", verb: str) -> float | None:
+        """The other's value in this unit; None if it is nothing that a time can be read from."""
+        if not isinstance(other, _OPERANDS):
+            return None
+        time = Time.from_input(other, self._unit)
+        if time._unit is not self._unit:
+            raise TimeUnitError(
+                f"cannot {verb} {self} and {time}: {self._unit.value} and {time._unit.value} are different units; "
+                f"use one of {_UNITS} on both sides, such as '10{self._unit.value}'"
+            )
+        return time._value
+
+
+TimeInput: TypeAlias = Time | datetime.timedelta | str | float
+"""What is taken where a time is asked for."""
+_Operand: TypeAlias = Time | str | float
+_NUMBERS = (int, float, Real)  # Real takes in numpy's scalars, but asking for it is slow
+_OPERANDS = (Time, str, *_NUMBERS)
+
+
+def _checked_value(value: float, unit: TimeUnit) -> float:
+    try:
+        # Strings and bytes are refused although float() would read them: text goes through the grammar.
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value) if unit is TimeUnit.DURATION else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        allowed = "a number" if unit is TimeUnit.DURATION else "a whole number"
+        raise InvalidTimeError(
+            f"{value!r} cannot be a time in {unit.value}: it takes {allowed}, as in Time(10, 'ep') or Time(0.5, 'dur') "
+            f"(units: {_UNITS})"
+        ) from None
+
+
+def _parse_number(number: str, unit: TimeUnit, text: str) -> float:
+    if _INTEGER.fullmatch(number):
+        return int(number)
+    try:
+        value = float(number)
+    except ValueError:
+        raise InvalidTimeError(f"{text!r} is no time, as {number!r} is no number: {_HOW_TO_WRITE}") from None
+    if unit is TimeUnit.DURATION:
+        return value
+    if not value.is_integer():
+        raise InvalidTimeError(f"{text!r} is no time, as {unit.value} takes whole numbers: {_HOW_TO_WRITE}")
+    return int(value)

@@ -1,0 +1,230 @@
+"""The protocol's frames as plain functions: bytes in, values out, no sockets. ``docs/protocol.md`` is the specification."""
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgpack
+
+from bus.errors import InvalidRunNameError, ProtocolError
+
+__all__ = [
+    "BEAT",
+    "END",
+    "MAX_FRAME",
+    "PROTOCOL_VERSION",
+    "Control",
+    "EventBody",
+    "Topic",
+    "check_run_name",
+    "decode_body",
+    "decode_control",
+    "decode_event",
+    "encode_beat",
+    "encode_control",
+    "event_encoder",
+    "pack_map",
+    "split_frame",
+]
+
+PROTOCOL_VERSION = 1
+MAX_FRAME = 16 * 1024 * 1024
+MAX_TOPIC = 256
+MAX_DEPTH = 16
+MAX_ELEMENTS = 1 << 20
+
+DELIMITER = b"\0"
+END = "$end"
+BEAT = "$beat"
+
+_EVENT_ELEMENTS = 9
+_ONLY_INT = {int}
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+
+
+class Topic(NamedTuple):
+    """Where a frame belongs: the run, the event's value (or a mark such as ``$end``), and the rank."""
+
+    run: str
+    name: str
+    rank: int
+
+    def encode(self) -> bytes:
+        """The topic as it stands at the front of a frame, with the delimiter."""
+        return f"{self.run}/{self.name}/{self.rank}".encode() + DELIMITER
+
+
+class EventBody(NamedTuple):
+    """One event as it travels, in the order of the table in ``docs/protocol.md``."""
+
+    version: int
+    attempt: int
+    seq: int
+    number: int
+    time: int
+    timestamp: list[int]
+    previous: list[int] | None
+    fields: dict[str, Any]
+    context: dict[str, Any]
+
+
+class Control(NamedTuple):
+    """A message between one peer and the broker."""
+
+    kind: str
+    content: dict[str, Any]
+
+
+def check_run_name(name: str) -> str:
+    """Returns ``name``, or raises :class:`~bus.errors.InvalidRunNameError` when it cannot stand in a topic and a path."""
+    if not isinstance(name, str) or not _RUN_NAME.match(name):
+        raise InvalidRunNameError(
+            f"{name!r} cannot be a run name: use 1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+        )
+    return name
+
+
+def event_encoder(topic: Topic, attempt: int) -> Callable[[int, int, int, Any, Any, dict[str, Any], bytes], bytes]:
+    """Makes the function that turns one event of ``topic`` into a frame.
+
+    All that is the same for every event of a topic is packed once, here; the function takes ``(seq, number, time,
+    timestamp, previous, fields, context)`` where ``context`` is a map that is packed already.
+    """
+    # The array is written in two pieces so that `context` can be appended as bytes: its header and the two constant
+    # elements stand in the prefix, and `pack` gives the next six with a one-byte header that is cut off.
+    constant: bytes = msgpack.packb(PROTOCOL_VERSION) + msgpack.packb(attempt)
+    prefix = topic.encode() + bytes([0x90 | _EVENT_ELEMENTS]) + constant
+    pack = msgpack.Packer().pack
+
+    def encode(
+        seq: int, number: int, time: int, timestamp: Any, previous: Any, fields: dict[str, Any], context: bytes
+    ) -> bytes:
+        packed: bytes = pack((seq, number, time, timestamp, previous, fields))
+        return prefix + packed[1:] + context
+
+    return encode
+
+
+def pack_map(values: dict[str, Any]) -> bytes:
+    """A map as MessagePack: the context of an event."""
+    return bytes(msgpack.packb(values))
+
+
+def encode_control(kind: str, content: dict[str, Any]) -> bytes:
+    """A control message as a frame."""
+    return DELIMITER + bytes(msgpack.packb([PROTOCOL_VERSION, kind, content]))
+
+
+def encode_beat(run: str, attempt: int, time: int, positions: dict[int, tuple[int, dict[str, int]]]) -> bytes:
+    """The broker's sign of life for one run, with the last numbers that it has collected from each rank."""
+    return Topic(run, BEAT, 0).encode() + bytes(msgpack.packb([PROTOCOL_VERSION, attempt, time, positions]))
+
+
+def split_frame(frame: bytes) -> tuple[Topic | None, bytes]:
+    """Splits a frame into topic and body; the topic of a control message is ``None``.
+
+    Raises:
+        ProtocolError: the frame is too large, or its front is not a topic.
+    """
+    if len(frame) > MAX_FRAME:
+        raise ProtocolError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME}")
+    end = frame.find(DELIMITER, 0, MAX_TOPIC + 1)
+    if end < 0:
+        raise ProtocolError(f"a frame of {len(frame)} bytes has no topic in its first {MAX_TOPIC} bytes")
+    if end == 0:
+        return None, frame[1:]
+    return parse_topic(frame[:end]), frame[end + 1 :]
+
+
+def parse_topic(topic: bytes) -> Topic:
+    """Reads ``RUN/NAME/RANK``; raises :class:`~bus.errors.ProtocolError` when it is anything else."""
+    try:
+        run, name, rank = topic.decode().split("/")
+        parsed = Topic(run, name, int(rank))
+    except ValueError:
+        raise ProtocolError(f"{topic[:80]!r} is not a topic of the form RUN/EVENT/RANK") from None
+    if not _RUN_NAME.match(run) or not name or parsed.rank < 0 or not rank.isascii() or not rank.isdigit():
+        raise ProtocolError(f"{topic[:80]!r} is not a topic of the form RUN/EVENT/RANK")
+    return parsed
+
+
+def decode_body(body: bytes) -> list[Any]:
+    """Decodes a body within the protocol's limits: an array with a version first.
+
+    Raises:
+        ProtocolError: the bytes are no such array, or a limit is passed.
+    """
+    if len(body) > MAX_FRAME:
+        raise ProtocolError(f"a body of {len(body)} bytes is over the limit of {MAX_FRAME}")
+    try:
+        array = msgpack.unpackb(
+            body,
+            strict_map_key=False,
+            max_array_len=MAX_ELEMENTS,
+            max_map_len=MAX_ELEMENTS,
+        )
+    # What msgpack raises for hostile bytes ranges from its own errors over ValueError to RecursionError and TypeError
+    # (a map as a key); all of them mean the same to us.
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"a body of {len(body)} bytes is not MessagePack: {error}") from None
+    if not isinstance(array, list) or not array or type(array[0]) is not int:
+        raise ProtocolError("a body is not an array that begins with the protocol version")
+    return array
+
+
+def decode_event(body: bytes) -> EventBody:
+    """Decodes the body of an event or of a ``$end`` mark.
+
+    Raises:
+        ProtocolError: the bytes are no event.
+    """
+    array = decode_body(body)
+    if len(array) < _EVENT_ELEMENTS:
+        raise ProtocolError(f"an event has {len(array)} elements, at least {_EVENT_ELEMENTS} are needed")
+    event = EventBody(*array[:_EVENT_ELEMENTS])
+    if not _well_formed(event):
+        raise ProtocolError("an event's elements do not have the types that the protocol gives them")
+    return event
+
+
+def _well_formed(event: EventBody) -> bool:
+    return (
+        type(event.attempt) is int
+        and type(event.seq) is int
+        and type(event.number) is int
+        and type(event.time) is int
+        and _is_training_time(event.timestamp)
+        and (event.previous is None or _is_training_time(event.previous))
+        and type(event.fields) is dict
+        and type(event.context) is dict
+        and event.attempt >= 1
+        and event.seq >= 1
+        and event.number >= 1
+        and _shallow(event.fields, MAX_DEPTH)
+        and _shallow(event.context, MAX_DEPTH)
+    )
+
+
+def _is_training_time(values: Any) -> bool:
+    return type(values) is list and len(values) >= 14 and set(map(type, values)) == _ONLY_INT
+
+
+def _shallow(container: Any, levels: int) -> bool:
+    """Whether nothing is nested deeper than ``levels``: what is handed on must survive recursive code such as ``repr``."""
+    for value in container.values() if type(container) is dict else container:
+        kind = type(value)
+        if (kind is dict or kind is list) and (levels == 0 or not _shallow(value, levels - 1)):
+            return False
+    return True
+
+
+def decode_control(body: bytes) -> Control:
+    """Decodes the body of a control message.
+
+    Raises:
+        ProtocolError: the bytes are no control message.
+    """
+    array = decode_body(body)
+    if len(array) < 3 or not isinstance(array[1], str) or not isinstance(array[2], dict):
+        raise ProtocolError("a control message is not an array of version, kind and content")
+    return Control(array[1], array[2])

@@ -1,0 +1,5 @@
+"""``python -m consumers``: the same as the command ``consumer``."""
+
+from consumers.cli import main
+
+main()

@@ -1,0 +1,84 @@
+"""The process in which callbacks given to a trainer run: ``python -m consumers.attached``.
+
+On standard input it is told what to do: one line of JSON, ``{"sys_path": [...], "run": "..."}``, then a pickle of
+``{"callbacks": [...], "loggers": [...]}``. The line comes first because unpickling imports the user's modules, for
+which the trainer's ``sys.path`` has to be in place. The pickle comes from the parent process through a pipe of its own;
+nothing else is ever unpickled.
+"""
+
+import json
+import pickle
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+from bus.errors import ConfigurationError, OffloopError
+from bus.subscriber import Subscriber
+from consumers.callback import Callback
+from consumers.callbacks import TrainerMetrics
+from consumers.logger import LoggerDestination
+from consumers.loggers import ConsoleLogger
+from consumers.runner import Runner, wanted_events
+
+__all__ = ["main", "run_attached"]
+
+
+def run_attached(run: str, callbacks: Sequence[Callback], loggers: Sequence[LoggerDestination]) -> int:
+    """Runs a trainer's callbacks until its run ends; returns the exit code, 1 if one of them or a logger failed.
+
+    Loggers get what the trainer itself has to say too; callbacks without a logger log to the console.
+    """
+    made = list(callbacks)
+    if loggers and not any(isinstance(callback, TrainerMetrics) for callback in made):
+        made.insert(0, TrainerMetrics())
+    subscriber = Subscriber(run, events=wanted_events(made))
+    try:
+        statistics = Runner(subscriber, made, list(loggers) or [ConsoleLogger()]).run()
+    finally:
+        subscriber.close()
+    for name, count in statistics.errors.items():
+        if count:
+            print(f"callback {name} raised {count} time{'s' if count > 1 else ''}", file=sys.stderr)
+    return 1 if statistics.failed_destinations or any(statistics.errors.values()) else 0
+
+
+def read_order(stream: BinaryIO) -> dict[str, Any]:
+    """Reads what the trainer sends.
+
+    Raises:
+        ConfigurationError: it cannot be read, or an object in it cannot be made in this process.
+    """
+    try:
+        order: dict[str, Any] = json.loads(stream.readline())
+        sys.path[:] = order["sys_path"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"standard input does not begin with a line of JSON with sys_path and run: {error!r}"
+        ) from None
+    try:
+        order |= pickle.load(stream)
+    except Exception as error:  # unpickling runs the constructors of the user's classes, which may raise anything
+        raise ConfigurationError(
+            f"the callbacks and loggers given to the trainer cannot be made in their own process: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return order
+
+
+def main() -> None:
+    """Entry point."""
+    # Ctrl-C in the terminal reaches the trainer and this process alike: the trainer ends the run, and this process is
+    # to see the end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        order = read_order(sys.stdin.buffer)
+        code = run_attached(order["run"], order["callbacks"], order["loggers"])
+    except OffloopError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 1
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

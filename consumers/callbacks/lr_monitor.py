@@ -1,0 +1,21 @@
+"""Learning rates as metrics."""
+
+from bus.snapshot import Snapshot
+from consumers.callback import Callback
+from consumers.logger import Logger
+
+__all__ = ["LRMonitor"]
+
+
+class LRMonitor(Callback):
+    """Learning rate of every parameter group, after each batch.
+
+    Logs ``lr-OPTIMIZER/groupN`` at ``BATCH_END``: the rate that the next batch will use, because schedulers have
+    stepped by then. Reference: ``composer/callbacks/lr_monitor.py``.
+    """
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        """Logs the rates."""
+        for optimizer, rates in state.lr.items():
+            for group, rate in enumerate(rates):
+                logger.log_metrics({f"lr-{optimizer}/group{group}": rate})

@@ -1,0 +1,122 @@
+"""How fast a run trains."""
+
+from collections import deque
+from typing import Any, Literal, TypeAlias
+
+from bus.errors import ConfigurationError
+from bus.snapshot import Snapshot
+from consumers.callback import Callback
+from consumers.callbacks.peak_flops import peak_flops
+from consumers.logger import Logger
+
+__all__ = ["SpeedMonitor"]
+
+TimeUnitName: TypeAlias = Literal["seconds", "minutes", "hours", "days"]
+
+_SECONDS_IN = {"seconds": 1, "minutes": 60, "hours": 60 * 60, "days": 24 * 60 * 60}
+
+
+class SpeedMonitor(Callback):
+    """Batches, samples, tokens and FLOPs a second over the last batches, and the time spent training and evaluating.
+
+    Logs at ``BATCH_END``, from the training time of the events alone:
+
+    - ``throughput/batches_per_sec`` and ``throughput/samples_per_sec`` once ``window_size`` + 1 batches are over;
+    - ``throughput/tokens_per_sec`` when there are tokens;
+    - ``throughput/flops_per_sec`` when the snapshot has ``flops_per_batch`` (FLOPs of one batch over all ranks), and
+      ``throughput/device/mfu``, the share of the device's peak;
+    - each of them as ``throughput/device/...`` too, divided by the number of ranks;
+    - ``time/train``, ``time/val``, ``time/total`` in ``time_unit``.
+
+    ``gpu_flops_available`` is the device's peak in FLOPs per second; without it the published figure of the device is
+    taken, if it is known. Reference: ``composer/callbacks/speed_monitor.py``.
+    """
+
+    def __init__(
+        self,
+        window_size: int = 100,
+        gpu_flops_available: float | None = None,
+        time_unit: TimeUnitName = "hours",
+    ) -> None:
+        if window_size < 1:
+            raise ConfigurationError(f"window_size counts batches and is at least 1, not {window_size}")
+        if time_unit not in _SECONDS_IN:
+            raise ConfigurationError(f"time_unit {time_unit!r} is not known: use {', '.join(_SECONDS_IN)}")
+        self._gpu_flops_available = gpu_flops_available
+        self._divider = _SECONDS_IN[time_unit]
+        self._samples: deque[int] = deque(maxlen=window_size + 1)
+        self._tokens: deque[int] = deque(maxlen=window_size + 1)
+        self._seconds: deque[float] = deque(maxlen=window_size + 1)
+        self._flops: deque[float] = deque(maxlen=window_size + 1)
+        self._eval_seconds = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The time spent evaluating so far, in seconds. The window is not kept: a resumed run fills it anew."""
+        return {"total_eval_wct": self._eval_seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up the time spent evaluating before."""
+        self._eval_seconds = state["total_eval_wct"]
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        """Takes in the batch and logs."""
+        timestamp = state.timestamp.values
+        train_seconds = timestamp[10] / 1e6
+        self._samples.append(timestamp[3])
+        self._tokens.append(timestamp[4])
+        self._seconds.append(train_seconds)
+        flops = state.fields.get("flops_per_batch")
+        if flops is not None:
+            self._flops.append(flops)
+        elapsed = self._seconds[-1] - self._seconds[0]
+        # A loop that publishes no training time has nothing to divide by.
+        if elapsed > 0:
+            self._log_throughput(elapsed, state, logger)
+            self._log_flops(elapsed, state, logger)
+        logger.log_metrics(
+            {
+                "time/train": train_seconds / self._divider,
+                "time/val": self._eval_seconds / self._divider,
+                "time/total": (train_seconds + self._eval_seconds) / self._divider,
+            }
+        )
+
+    def eval_end(self, state: Snapshot, logger: Logger) -> None:
+        """Adds up the time spent evaluating."""
+        self._eval_seconds += state.eval_timestamp.values[10] / 1e6
+
+    def _log_throughput(self, elapsed: float, state: Snapshot, logger: Logger) -> None:
+        if len(self._seconds) < _full(self._seconds):
+            return
+        batches = (len(self._seconds) - 1) / elapsed
+        samples = (self._samples[-1] - self._samples[0]) / elapsed
+        tokens = (self._tokens[-1] - self._tokens[0]) / elapsed
+        logger.log_metrics(
+            {
+                "throughput/batches_per_sec": batches,
+                "throughput/samples_per_sec": samples,
+                "throughput/device/batches_per_sec": batches / state.world_size,
+                "throughput/device/samples_per_sec": samples / state.world_size,
+            }
+        )
+        if tokens > 0:
+            logger.log_metrics(
+                {
+                    "throughput/tokens_per_sec": tokens,
+                    "throughput/device/tokens_per_sec": tokens / state.world_size,
+                }
+            )
+
+    def _log_flops(self, elapsed: float, state: Snapshot, logger: Logger) -> None:
+        if len(self._flops) < _full(self._flops):
+            return
+        flops = sum(list(self._flops)[1:]) / elapsed
+        per_device = flops / state.world_size
+        logger.log_metrics({"throughput/flops_per_sec": flops, "throughput/device/flops_per_sec": per_device})
+        peak = self._gpu_flops_available or peak_flops(state.fields.get("device_name"), state.fields.get("precision"))
+        if peak:
+            logger.log_metrics({"throughput/device/mfu": per_device / peak})
+
+
+def _full(window: deque[Any]) -> int:
+    return window.maxlen or 0

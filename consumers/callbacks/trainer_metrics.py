@@ -1,0 +1,88 @@
+"""What the trainer itself has to say: losses, metrics, how far it is."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bus.demand import BASE_EVENTS
+from bus.event import Event
+from bus.snapshot import Snapshot
+from bus.time import Timestamp
+from consumers.callback import Callback
+from consumers.logger import Logger
+
+__all__ = ["TrainerMetrics"]
+
+
+class TrainerMetrics(Callback):
+    """Training loss, training and evaluation metrics, how far the run is, and what algorithms logged.
+
+    Names, values and steps are those of a trainer that logs by itself (reference: ``composer/trainer/trainer.py``):
+
+    - ``time/epoch`` at ``EPOCH_START``;
+    - ``time/batch``, ``time/sample``, ``time/batch_in_epoch``, ``time/sample_in_epoch`` (and ``time/token``,
+      ``time/token_in_epoch`` where tokens are counted), ``loss/train/total`` and ``metrics/train/NAME`` of each batch,
+      for the step at which it began: the first batch is step 0;
+    - ``metrics/train/NAME`` once more at ``EPOCH_END``, for the number of batches trained;
+    - ``metrics/LABEL/NAME`` at ``EVAL_END``;
+    - all of ``time/...`` at ``FIT_END``.
+
+    What differs: the ``time/...`` of a batch are logged together with its loss at ``BATCH_END`` and not when it begins,
+    the microbatch size and the hyperparameters of the trainer are not logged (the run's ``run.json`` describes it), and
+    what algorithms log arrives with the next event, under the steps that they gave.
+    """
+
+    def wanted_events(self) -> set[Event]:
+        """The events that are published in any case: any of them may bring what an algorithm logged."""
+        return set(BASE_EVENTS)
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        """Logs what algorithms logged, then what belongs to the event."""
+        for step, metrics in state.fields.get("logged", ()):
+            logger.log_metrics(metrics, step)
+        super().run_event(event, state, logger)
+
+    def epoch_start(self, state: Snapshot, logger: Logger) -> None:
+        """Logs which epoch begins."""
+        logger.log_metrics({"time/epoch": state.timestamp.epoch.value})
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        """Logs the batch under the step at which it began."""
+        # A loop that does not say where the batch began still gets its loss logged, under the step that it is at.
+        began = state.previous_timestamp or state.timestamp
+        step = began.values[2]
+        logger.log_metrics(_times(began, counts_tokens=state.timestamp.token > 0), step)
+        if state.loss is not None:
+            logger.log_metrics({"loss/train/total": state.loss}, step)
+        _log_metrics_of("train", state.train_metrics, step, logger)
+
+    def epoch_end(self, state: Snapshot, logger: Logger) -> None:
+        """Logs the training metrics as they stand after the epoch."""
+        _log_metrics_of("train", state.train_metrics, state.timestamp.values[2], logger)
+
+    def eval_end(self, state: Snapshot, logger: Logger) -> None:
+        """Logs the metrics of the evaluator that is through."""
+        label = state.dataloader_label
+        if label is not None:
+            _log_metrics_of(label, state.eval_metrics.get(label, {}), state.timestamp.values[2], logger)
+
+    def fit_end(self, state: Snapshot, logger: Logger) -> None:
+        """Logs how far the run came."""
+        timestamp = state.timestamp
+        logger.log_metrics(
+            {"time/epoch": timestamp.epoch.value, **_times(timestamp, counts_tokens=timestamp.token > 0)}
+        )
+
+
+def _times(timestamp: Timestamp, counts_tokens: bool) -> dict[str, int]:
+    _, _, batch, sample, token, _, _, batch_in_epoch, sample_in_epoch, token_in_epoch = timestamp.values[:10]
+    times = {
+        "time/batch": batch,
+        "time/sample": sample,
+        "time/batch_in_epoch": batch_in_epoch,
+        "time/sample_in_epoch": sample_in_epoch,
+    }
+    return times | {"time/token": token, "time/token_in_epoch": token_in_epoch} if counts_tokens else times
+
+
+def _log_metrics_of(label: str, metrics: Mapping[str, Any], step: int, logger: Logger) -> None:
+    logger.log_metrics({f"metrics/{label}/{name}": value for name, value in metrics.items()}, step)

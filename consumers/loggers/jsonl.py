@@ -1,0 +1,51 @@
+"""Rows as JSON lines."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bus.snapshot import Snapshot
+from consumers.logger import Row
+from consumers.loggers.files import FileDestination
+
+__all__ = ["JsonlLogger"]
+
+
+class JsonlLogger(FileDestination):
+    """Writes each row as one JSON object in a line, by default to ``metrics.jsonl`` in the run's directory.
+
+    The keys are ``step``, ``time`` (seconds since 1970) and the metrics. The JSON is strict: NaN and infinities are the
+    strings ``NaN``, ``Infinity`` and ``-Infinity``. Hyperparameters are an object with the key ``hyperparameters`` in
+    the place of ``step``. Equal streams give files with equal bytes.
+    """
+
+    name = "jsonl"
+
+    def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
+        """Writes a line for each."""
+        for row in rows:
+            self._write({"step": row.step, "time": row.time, **row.metrics})
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
+        """Writes one line."""
+        self._write({"hyperparameters": dict(hyperparameters), "time": state.time})
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        try:
+            line = json.dumps(entry, allow_nan=False)
+        except ValueError:
+            line = json.dumps(_strict(entry))
+        self.file.write(f"{line}\n")
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _strict(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,63 @@
+"""Fixtures for every test: a fresh place for runs, and no test may leave processes or sockets behind."""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+# Two tests' worth of threads on a small machine only get in each other's way; also for the processes that tests start.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import psutil
+import pytest
+from leaks import LeakWatch, record_sockets
+
+record_sockets()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("leak_grace", "seconds for processes that are just ending when a test is over", default="5")
+
+
+@pytest.fixture(autouse=True)
+def _one_torch_thread() -> None:
+    """Results stay the same from machine to machine; torch itself is only loaded by tests that need it."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _scratch(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The test's own directory, not made yet. Fails the test if it left processes or sockets behind.
+
+    Its name is short because the path of a Unix socket has at most 107 bytes. It is also how processes of this test are
+    recognised: it is in the environment that they inherit."""
+    scratch = Path(tempfile.mkdtemp(prefix="ol-", dir="/tmp"))
+    watch = LeakWatch(scratch.name, grace=float(request.config.getini("leak_grace")))
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OFFLOOP_TEST", scratch.name)
+        yield scratch
+    processes, sockets = watch.processes(), watch.sockets()
+    leaked = [_describe(process) for process in processes] + [f"an open socket: {socket!r}" for socket in sockets]
+    watch.kill(processes)
+    for socket in sockets:
+        socket.close(linger=0)
+    shutil.rmtree(scratch)
+    if leaked:
+        pytest.fail("the test left behind " + "; ".join(leaked), pytrace=False)
+
+
+@pytest.fixture
+def runs_dir(_scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory for runs with a short path, which every command and class uses unless told otherwise."""
+    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(_scratch))
+    return _scratch
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"process {process.pid} ({' '.join(process.cmdline())})"
+    except psutil.NoSuchProcess:
+        return f"process {process.pid}"

@@ -1,0 +1,23 @@
+"""What several test files need and what is no fixture."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+__all__ = ["REFERENCE", "wait_for"]
+
+REFERENCE = Path(__file__).parent / "reference"
+"""Recorded behaviour that the tests hold the project to."""
+
+Value = TypeVar("Value")
+
+
+def wait_for(condition: Callable[[], Value], name: str, timeout: float = 10.0) -> Value:
+    """Asks for a condition until it holds and returns its value; ``name`` says what was waited for if it never does."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout:g} s in vain for {name}; last value: {value!r}")
+        time.sleep(0.005)
+    return value

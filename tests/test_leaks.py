@@ -1,0 +1,63 @@
+"""The fixtures of conftest.py are tests too: they have to notice what is left behind."""
+
+import shutil
+from pathlib import Path
+
+pytest_plugins = ["pytester"]
+
+LEAKING_TESTS = """
+import os, subprocess, sys
+from pathlib import Path
+import zmq
+
+kept = []
+
+def test_child():
+    kept.append(subprocess.Popen(["sleep", "60"]))
+
+def test_orphan():
+    subprocess.run(["sh", "-c", "sleep 61 >/dev/null 2>&1 &"], check=True)
+
+def test_orphan_without_environment(runs_dir):
+    path = {"PATH": os.environ["PATH"]}
+    subprocess.run(["sh", "-c", "sleep 62 >/dev/null 2>&1 &"], check=True, cwd=runs_dir, env=path)
+
+def test_socket():
+    kept.append(zmq.Context.instance().socket(zmq.PUB))
+
+def test_ending():
+    kept.append(subprocess.Popen(["sleep", "0.2"]))
+
+def test_closed():
+    zmq.Context.instance().socket(zmq.PUB).close()
+
+def test_runs_dir(runs_dir):
+    kept.append(runs_dir)
+    assert os.environ["OFFLOOP_RUNS_DIR"] == str(runs_dir)
+    assert not list(runs_dir.iterdir())
+    assert len(str(runs_dir)) < 20
+    (runs_dir / "file").touch()
+
+def test_runs_dir_is_gone():
+    assert not kept[-1].exists()
+"""
+
+
+def test_a_test_that_leaves_something_behind_fails(pytester):
+    for name in ("conftest.py", "leaks.py"):
+        shutil.copy(Path(__file__).parent / name, pytester.path)
+    pytester.makepyfile(LEAKING_TESTS)
+    result = pytester.runpytest_subprocess("-o", "leak_grace=0.7", "-o", "pythonpath=.", "-rE")
+    result.assert_outcomes(passed=8, errors=4)
+    result.stdout.fnmatch_lines(
+        [
+            "*ERROR at teardown of test_child *",
+            "the test left behind process * (sleep 60)",
+            "*ERROR at teardown of test_orphan *",
+            "the test left behind process * (sleep 61)",
+            "*ERROR at teardown of test_orphan_without_environment *",
+            "the test left behind process * (sleep 62)",
+            "*ERROR at teardown of test_socket *",
+            "the test left behind an open socket: *",
+        ]
+    )

@@ -1,0 +1,45 @@
+"""What may change the training: code that runs inside the loop."""
+
+from typing import TYPE_CHECKING, Any
+
+from bus.event import Event
+
+if TYPE_CHECKING:
+    from trainer.logger import Logger
+    from trainer.state import State
+
+__all__ = ["Algorithm"]
+
+
+class Algorithm:
+    """A change to the training that is applied at certain events: it may read and write all of the state.
+
+    The line to callbacks: a callback only looks, gets a copy of the state and runs in another process; an algorithm is
+    part of the training, which waits for it and fails with it. Override both methods::
+
+        class HalveTheRate(Algorithm):
+            def match(self, event, state):
+                return event is Event.EPOCH_END
+
+            def apply(self, event, state, logger):
+                for group in state.optimizers[0].param_groups:
+                    group["lr"] /= 2
+                logger.log_metrics({"rate": group["lr"]})
+
+    Reference: ``composer/core/algorithm.py``.
+    """
+
+    def match(self, event: Event, state: "State") -> bool:
+        """Whether to be applied at this event. Asked at every event, so keep it short."""
+        raise TypeError(f"{type(self).__name__} does not say when it applies: define match(self, event, state)")
+
+    def apply(self, event: Event, state: "State", logger: "Logger") -> int | None:
+        """Changes the state. What is returned is ignored; the reference's algorithms return an exit code here."""
+        raise TypeError(f"{type(self).__name__} does not say what it does: define apply(self, event, state, logger)")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has to be saved so that the algorithm can go on in another process; nothing by default."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` returned."""

@@ -1,0 +1,91 @@
+"""Callbacks and loggers that were handed to a trainer: they run in a consumer process that the trainer starts."""
+
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from bus.errors import ConfigurationError
+from bus.event import Event
+
+__all__ = ["AttachedConsumers", "check_picklable", "events_of"]
+
+_COMMAND = [sys.executable, "-m", "consumers.attached"]
+_PATIENCE = 30.0
+
+
+class AttachedConsumers:
+    """A process that runs callbacks and loggers for one run, as ``consumer`` would.
+
+    It is fed by the stream like any other consumer, lives in a session of its own so that Ctrl-C reaches only the trainer, and
+    ends when the stream has ended and everything is handled. On its standard input it gets one pickle: a dictionary of ``sys_path``,
+    ``callbacks``, ``loggers`` and ``run``, the run's directory.
+    """
+
+    def __init__(
+        self, callbacks: Sequence[Any], loggers: Sequence[Any], run_dir: Path, command: Sequence[str] = _COMMAND
+    ) -> None:
+        payload = {"sys_path": sys.path, "callbacks": callbacks, "loggers": loggers, "run": str(run_dir)}
+        pickled = cloudpickle.dumps(payload)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        assert self._process.stdin is not None  # it is a pipe
+        try:
+            with self._process.stdin as pipe:
+                pipe.write(pickled)
+        except BrokenPipeError:
+            # It ended before it read anything; wait() reports how.
+            return
+
+    def wait(self, patience: float = _PATIENCE) -> None:
+        """Waits until everything is handled, and says in one line on standard error if it is not, or went wrong."""
+        try:
+            code = self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            _say(
+                f"the callbacks' process {self._process.pid} is not through after {patience:g} s and goes on by itself"
+            )
+            # Nobody is going to wait for it any more; being told so keeps Popen from warning about it.
+            self._process.returncode = 0
+            return
+        if code:
+            how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
+            _say(
+                f"the callbacks' process {self._process.pid} {how}: what it logged may be incomplete, the recording is not"
+            )
+
+
+def events_of(callbacks: Iterable[Any]) -> set[Event]:
+    """The events that the callbacks want to see.
+
+    Raises :class:`bus.errors.ConfigurationError` for an object that is no callback."""
+    events: set[Event] = set()
+    for callback in callbacks:
+        wanted_events = getattr(callback, "wanted_events", None)
+        if isinstance(callback, type) or not callable(wanted_events):
+            what = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"
+            raise ConfigurationError(
+                f"callbacks has {what}: give objects whose class extends consumers.Callback, such as "
+                "consumers.SpeedMonitor(); what changes the training goes into algorithms"
+            )
+        events |= {Event(event) for event in wanted_events()}
+    return events
+
+
+def check_picklable(objects: Iterable[Any], argument: str) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` for an object that cannot be sent to another process."""
+    for one in objects:
+        try:
+            cloudpickle.dumps(one)
+        # Objects raise whatever they like while they are pickled.
+        except Exception as error:  # noqa: BLE001
+            raise ConfigurationError(
+                f"{argument} has a {type(one).__name__} that cannot be sent to the consumers' process ({error}): "
+                "open files, connections and the like in its methods, not when it is made"
+            ) from None
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,133 @@
+"""Batches: how many samples and tokens are in one, how one is split, and how its tensors are reached."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from bus.errors import ConfigurationError
+
+__all__ = ["DataSpec", "as_data_spec", "map_tensors"]
+
+
+class DataSpec:
+    """A dataloader together with what the trainer has to know about its batches.
+
+    A bare dataloader does when its batches are tensors, or tuples, lists and mappings of them, whose first dimension
+    counts the samples. Tokens are counted by ``get_num_tokens_in_batch``, by default the elements of a mapping's
+    ``input_ids`` and otherwise none. ``split_batch(batch, size)`` gives a list of batches of at most ``size`` samples.
+    Reference: ``composer/core/data_spec.py``.
+    """
+
+    def __init__(
+        self,
+        dataloader: Iterable[Any],
+        *,
+        get_num_samples_in_batch: Callable[[Any], int] | None = None,
+        get_num_tokens_in_batch: Callable[[Any], int] | None = None,
+        split_batch: Callable[[Any, int], Sequence[Any]] | None = None,
+    ) -> None:
+        self.dataloader = dataloader
+        self.get_num_samples_in_batch = get_num_samples_in_batch or count_samples
+        self.get_num_tokens_in_batch = get_num_tokens_in_batch or count_tokens
+        self.split_batch = split_batch or split_samples
+
+    @property
+    def length(self) -> int | None:
+        """Batches in one pass; ``None`` for a dataloader that cannot say."""
+        # A DataLoader over an IterableDataset has a __len__ that raises.
+        try:
+            return len(self.dataloader)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
+
+def as_data_spec(dataloader: "DataSpec | Iterable[Any]", name: str) -> DataSpec:
+    """The dataloader wrapped, unless it already is.
+
+    Raises :class:`bus.errors.ConfigurationError` for what can be iterated over only once, or not at all."""
+    if isinstance(dataloader, DataSpec):
+        return dataloader
+    if not hasattr(dataloader, "__iter__") or hasattr(dataloader, "__next__"):
+        raise ConfigurationError(
+            f"{name} is a {type(dataloader).__name__}: pass something that each epoch can iterate over anew, "
+            "such as a torch.utils.data.DataLoader or a list of batches"
+        )
+    return DataSpec(dataloader)
+
+
+def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """The batch with each tensor in it replaced by what ``function`` makes of it; what is no tensor stays as it is."""
+    if isinstance(batch, torch.Tensor):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        return {key: map_tensors(value, function) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(value, function) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map_tensors(value, function) for value in batch)
+    return batch
+
+
+def count_samples(batch: Any) -> int:
+    """Samples in a batch: the first dimension of its tensors.
+
+    Raises :class:`bus.errors.ConfigurationError` when there is none or they differ: then a :class:`DataSpec` has to say."""
+    if isinstance(batch, torch.Tensor) and batch.ndim:
+        return batch.shape[0]
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        count = -1
+        for part in batch:
+            if isinstance(part, torch.Tensor):
+                rows = part.shape[0] if part.ndim else 1
+            elif isinstance(part, Mapping | list | tuple) and _holds_tensors(part):
+                rows = count_samples(part)
+            else:
+                continue
+            if rows != count and count >= 0:
+                raise _cannot("count the samples of", batch, f"has tensors of {count} and of {rows} rows")
+            count = rows
+        if count >= 0:
+            return count
+    raise _cannot("count the samples of", batch, "holds no tensor with rows")
+
+
+def count_tokens(batch: Any) -> int:
+    """Elements of ``input_ids`` in a mapping; 0 for any other batch."""
+    if isinstance(batch, Mapping):
+        ids = batch.get("input_ids")
+        return int(ids.numel()) if isinstance(ids, torch.Tensor) else 0
+    return 0
+
+
+def split_samples(batch: Any, size: int) -> list[Any]:
+    """The batch in parts of ``size`` samples, the last one with what remains.
+
+    Raises :class:`bus.errors.ConfigurationError` for a batch with something else than tensors in it."""
+    if isinstance(batch, torch.Tensor):
+        return list(batch.split(size))
+    if isinstance(batch, Mapping):
+        columns = [split_samples(value, size) for value in batch.values()]
+        return [dict(zip(batch, part, strict=True)) for part in zip(*columns, strict=True)]
+    if isinstance(batch, list | tuple) and _holds_tensors(batch):
+        columns = [split_samples(value, size) for value in batch]
+        make = type(batch)._make if hasattr(batch, "_make") else type(batch)
+        return [make(part) for part in zip(*columns, strict=True)]
+    if isinstance(batch, list):
+        return [batch[start : start + size] for start in range(0, len(batch), size)]
+    raise _cannot("split", batch, f"holds a {type(batch).__name__}")
+
+
+def _holds_tensors(batch: Mapping[Any, Any] | Sequence[Any]) -> bool:
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    return any(isinstance(part, torch.Tensor | Mapping | list | tuple) for part in parts)
+
+
+def _cannot(do: str, batch: Any, why: str) -> ConfigurationError:
+    argument = "split_batch" if do == "split" else "get_num_samples_in_batch"
+    return ConfigurationError(
+        f"cannot {do} a batch of type {type(batch).__name__}, which {why}: "
+        f"wrap the dataloader in trainer.DataSpec(dataloader, {argument}=...)"
+    )

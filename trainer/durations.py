@@ -1,0 +1,87 @@
+"""Durations and intervals as users give them, and when something is due that happens every so often. No torch here."""
+
+import math
+
+from bus.errors import ConfigurationError
+from bus.event import Event
+from bus.time import Time, TimeInput, Timestamp, TimeUnit
+
+__all__ = ["Interval", "check_interval", "check_max_duration", "counter_of"]
+
+# Where each unit is counted in Timestamp.values, and how much of that makes one.
+_COUNTERS = {
+    TimeUnit.ITERATION: (0, 1),
+    TimeUnit.EPOCH: (1, 1),
+    TimeUnit.BATCH: (2, 1),
+    TimeUnit.SAMPLE: (3, 1),
+    TimeUnit.TOKEN: (4, 1),
+    TimeUnit.SECOND: (10, 1_000_000),
+}
+_EVENTS = {TimeUnit.EPOCH: Event.EPOCH_END, TimeUnit.ITERATION: Event.ITERATION_END}
+
+
+def counter_of(time: Time) -> tuple[int, int]:
+    """Where a time's unit stands in ``Timestamp.values``, and the time in what is counted there."""
+    index, scale = _COUNTERS[time.unit]
+    return index, int(time.value) * scale
+
+
+def check_max_duration(duration: TimeInput) -> Time:
+    """Reads a duration of training; a plain number counts epochs.
+
+    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for one that would never end."""
+    time = Time.from_input(duration, TimeUnit.EPOCH)
+    if time.unit in (TimeUnit.DURATION, TimeUnit.ITERATION) or time.value < 0:
+        raise ConfigurationError(
+            f"max_duration {str(time)!r} is not allowed: "
+            "use epochs, batches, samples, tokens or a clock time, such as 2ep, 500ba, 10000sp, 1h30m"
+        )
+    return time
+
+
+def check_interval(interval: TimeInput) -> Time:
+    """Reads an interval; a plain number counts epochs, zero means never.
+
+    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for a negative one, or one that is longer
+    than the training."""
+    time = Time.from_input(interval, TimeUnit.EPOCH)
+    if time.value < 0 or (time.unit is TimeUnit.DURATION and time.value > 1):
+        raise ConfigurationError(
+            f"interval {str(time)!r} is not allowed: use 0 for never, or 1ep, 100ba, 0.25dur and the like"
+        )
+    return time
+
+
+class Interval:
+    """Every so many epochs, batches, samples, ...: due at the event at which the count passes the next multiple.
+
+    Epochs and iterations are looked at when they end, everything else after each batch. A share of the training (``0.25dur``) is
+    rounded up to whole units of ``max_duration``, and for one in epochs to whole batches, when their number is known.
+    Reference: ``composer/utils/misc.py``, ``create_interval_scheduler``.
+    """
+
+    def __init__(self, interval: Time, max_duration: Time, batches_per_epoch: int | None) -> None:
+        if interval.unit is TimeUnit.DURATION:
+            interval = _part_of(max_duration, interval.value, batches_per_epoch)
+        self.event = _EVENTS.get(interval.unit, Event.BATCH_END)
+        self._index, self._step = counter_of(interval)
+
+    def is_due(self, event: Event, timestamp: Timestamp, previous: Timestamp | None) -> bool:
+        """Whether it is due at this event, ``previous`` being the timestamp before it."""
+        if event is not self.event or not self._step:
+            return False
+        before = 0 if previous is None else previous.values[self._index]
+        return timestamp.values[self._index] // self._step > before // self._step
+
+    @property
+    def is_never(self) -> bool:
+        """Whether it is an interval of zero, which is never due."""
+        return not self._step
+
+
+def _part_of(whole: Time, share: float, batches_per_epoch: int | None) -> Time:
+    value, unit = whole.value, whole.unit
+    if unit is TimeUnit.EPOCH and batches_per_epoch:
+        value, unit = value * batches_per_epoch, TimeUnit.BATCH
+    # 0.1 * 30 is a little more than 3, and would round up to 4.
+    return Time(math.ceil(round(value * share, 6)), unit)

@@ -1,0 +1,74 @@
+"""What a model is evaluated on."""
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from bus.errors import ConfigurationError
+from bus.time import TimeInput
+from trainer.data import DataSpec, as_data_spec
+from trainer.durations import check_interval
+
+__all__ = ["Evaluator", "as_evaluators"]
+
+
+class Evaluator:
+    """A dataloader to evaluate on, under a label of its own, by the model's metrics or by those named.
+
+    ``eval_interval`` is this evaluator's own, instead of the trainer's. Reference: ``composer/core/evaluator.py``.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        dataloader: DataSpec | Iterable[Any],
+        metric_names: Sequence[str] | None = None,
+        eval_interval: TimeInput | None = None,
+    ) -> None:
+        self.label = label
+        self.spec = as_data_spec(dataloader, f"the dataloader of evaluator {label!r}")
+        self.metric_names = metric_names
+        self.eval_interval = None if eval_interval is None else check_interval(eval_interval)
+
+    @property
+    def dataloader(self) -> Iterable[Any]:
+        """The dataloader."""
+        return self.spec.dataloader
+
+    def choose_metrics(self, model: Any) -> dict[str, Any]:
+        """Copies of the model's metrics that this evaluator uses, by name.
+
+        Raises :class:`bus.errors.ConfigurationError` for a name that the model has no metric of."""
+        available = model.get_metrics(is_train=False)
+        names = available if self.metric_names is None else self.metric_names
+        for name in names:
+            if name not in available:
+                raise ConfigurationError(
+                    f"evaluator {self.label!r} names the metric {name!r}, which the model has not: "
+                    f"it has {', '.join(available) or 'none'}"
+                )
+        return {name: copy.deepcopy(available[name]) for name in names}
+
+
+def as_evaluators(eval_dataloader: Any) -> list[Evaluator]:
+    """The evaluators in what was given as ``eval_dataloader``: none, a dataloader (labelled ``eval``), one evaluator or several.
+
+    Raises :class:`bus.errors.ConfigurationError` for two with one label."""
+    if eval_dataloader is None:
+        return []
+    several = isinstance(eval_dataloader, list | tuple) and any(isinstance(one, _LOADERS) for one in eval_dataloader)
+    given = eval_dataloader if several else [eval_dataloader]
+    evaluators = [one if isinstance(one, Evaluator) else Evaluator("eval", one) for one in given]
+    labels = [evaluator.label for evaluator in evaluators]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigurationError(
+                f"two evaluators have the label {label!r}: give each its own with trainer.Evaluator(label, dataloader)"
+            )
+    return evaluators
+
+
+# A list of anything else is a dataloader itself: a list of batches.
+_LOADERS = (Evaluator, DataSpec, DataLoader)

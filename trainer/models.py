@@ -1,0 +1,127 @@
+"""What the trainer expects of a model, and models made from plain modules."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torchmetrics import Metric
+
+from bus.errors import ConfigurationError
+from trainer.metrics import Accuracy, CrossEntropy
+
+__all__ = ["Classifier", "LanguageModel", "Model", "check_model"]
+
+Metrics = Mapping[str, Metric] | Iterable[Metric] | Metric
+"""Metrics under names of one's own, or under the names of their classes."""
+
+
+class Model(Protocol):
+    """The methods that a model has beside those of ``nn.Module``; the last three are for evaluation only.
+
+    ``loss`` returns a tensor, or several as a tuple, list or mapping, whose sum is trained on (a mapping's entry ``total``
+    instead, if there is one). Reference: ``composer/models/base.py``.
+    """
+
+    def forward(self, batch: Any) -> Any:
+        """The model's outputs for a batch."""
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        """What to minimise."""
+
+    def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
+        """Outputs to measure by the metrics; ``outputs``, when given, are those of :meth:`forward` for this batch."""
+
+    def get_metrics(self, is_train: bool) -> Mapping[str, Metric]:
+        """The metrics of the training or of an evaluation, by name. Each evaluator gets copies."""
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:
+        """Lets a metric take in a batch."""
+
+
+class _Supervised(nn.Module):
+    """A module that is called with the first part of a batch and measured against the second."""
+
+    def __init__(self, module: nn.Module, metrics: Metrics, train_metrics: Metrics | None) -> None:
+        super().__init__()
+        self.module = module
+        self._metrics = {True: _by_name(train_metrics), False: _by_name(metrics)}
+
+    def forward(self, batch: Any) -> Any:
+        """The module's outputs."""
+        return self.module(batch[0])
+
+    def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
+        """The module's outputs, computed unless they are given."""
+        return self(batch) if outputs is None else outputs
+
+    def get_metrics(self, is_train: bool) -> Mapping[str, Metric]:
+        """The metrics given when this was made."""
+        return self._metrics[is_train]
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:
+        """Hands outputs and targets to the metric."""
+        metric.update(outputs, batch[1])
+
+
+class Classifier(_Supervised):
+    """A model from a plain module: batches are pairs of inputs and class numbers, the module gives a score for each class.
+
+    It is evaluated by ``MulticlassAccuracy`` and ``CrossEntropy`` unless ``metrics`` names others; ``train_metrics`` are updated at every
+    training batch and therefore none by default. Reference: ``composer/models/tasks/classification.py``.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        metrics: Metrics | None = None,
+        loss_fn: Callable[[Any, Any], Any] = functional.cross_entropy,
+        train_metrics: Metrics | None = None,
+    ) -> None:
+        default = {"MulticlassAccuracy": Accuracy(), "CrossEntropy": CrossEntropy()}
+        super().__init__(module, default if metrics is None else metrics, train_metrics)
+        self._loss_fn = loss_fn
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        """``loss_fn(outputs, targets)``."""
+        return self._loss_fn(outputs, batch[1])
+
+
+class LanguageModel(_Supervised):
+    """A model from a plain module that predicts tokens: batches are pairs of token numbers and of those that come next, both
+    of shape (rows, length), the module gives scores of shape (rows, length, vocabulary).
+
+    The loss is in bits per token, which is bits per character when the tokens are characters; so is the metric
+    ``BitsPerToken`` that it is evaluated by unless ``metrics`` names others.
+    """
+
+    def __init__(self, module: nn.Module, metrics: Metrics | None = None, train_metrics: Metrics | None = None) -> None:
+        super().__init__(module, {"BitsPerToken": CrossEntropy(base=2)} if metrics is None else metrics, train_metrics)
+
+    def loss(self, outputs: Any, batch: Any) -> torch.Tensor:
+        """Bits per token."""
+        return functional.cross_entropy(outputs.flatten(0, -2), batch[1].flatten()) / math.log(2)
+
+
+def check_model(model: nn.Module, evaluated: bool) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` when the model lacks a method that the trainer is going to call."""
+    needed = ["loss", *(["eval_forward", "get_metrics", "update_metric"] if evaluated else [])]
+    missing = [name for name in needed if not callable(getattr(model, name, None))]
+    if not isinstance(model, nn.Module) or missing:
+        what = f"has no {', '.join(missing)}" if isinstance(model, nn.Module) else "is no torch.nn.Module"
+        raise ConfigurationError(
+            f"model {type(model).__name__} {what}: wrap a plain module in trainer.Classifier(module), "
+            "or see trainer.models.Model for the methods to define"
+        )
+
+
+def _by_name(metrics: Metrics | None) -> dict[str, Metric]:
+    if metrics is None:
+        return {}
+    if isinstance(metrics, Metric):
+        metrics = [metrics]
+    if isinstance(metrics, Mapping):
+        return dict(metrics)
+    return {type(metric).__name__: metric for metric in metrics}

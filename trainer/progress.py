@@ -1,0 +1,143 @@
+"""What a training shows of itself: a bar on a terminal, plain lines elsewhere."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from trainer.device import DeferredScalar
+from trainer.state import State
+
+__all__ = ["Progress", "ProgressBar", "ProgressLines", "make_progress"]
+
+_NEVER = sys.maxsize
+_SECOND = 1_000_000_000
+_BAR_EVERY = _SECOND // 10
+_LINE_EVERY = 5 * _SECOND
+_BAR_WIDTH = 20
+
+
+class Progress:
+    """Shows nothing. The training loop compares its clock with :attr:`next_draw` after each batch, and that is all it costs."""
+
+    next_draw: int = _NEVER
+    """When to call :meth:`draw` next, in nanoseconds of the training's clock."""
+
+    def draw(self) -> None:
+        """Shows how far the training is."""
+
+    def epoch_end(self) -> None:
+        """Shows how an epoch went."""
+
+    def finish(self) -> None:
+        """Shows how the training went."""
+
+    def close(self) -> None:
+        """Leaves the terminal as it was found."""
+
+
+class ProgressLines(Progress):
+    """A line for each epoch and one at the end; within long epochs one every five seconds."""
+
+    _every = _LINE_EVERY
+
+    def __init__(self, state: State, clock: Callable[[], int], stream: TextIO) -> None:
+        self._state = state
+        self._clock = clock
+        self._stream = stream
+        self._began = clock()
+        self._drawn = False
+        self._loss: float | None = None
+        self._next_loss: float | DeferredScalar | None = None
+        self.next_draw = self._began + self._every
+
+    def draw(self) -> None:
+        """Shows how far the training is."""
+        self.next_draw = self._clock() + self._every
+        self._show(self._describe_position())
+
+    def epoch_end(self) -> None:
+        """Writes the line of the epoch."""
+        self.next_draw = self._clock() + self._every
+        self._write_line(f"epoch {self._state.timestamp.values[1]}{self._results()}")
+
+    def finish(self) -> None:
+        """Writes the last line."""
+        _, epochs, batches, samples, *_ = self._state.timestamp.values
+        seconds = (self._clock() - self._began) / _SECOND
+        self._write_line(
+            f"done: {epochs} epochs, {batches} batches, {samples} samples in {seconds:.1f} s{self._results()}"
+        )
+
+    def _show(self, text: str) -> None:
+        self._write_line(text)
+
+    def _write_line(self, line: str) -> None:
+        self._stream.write(f"{line}\n")
+        self._stream.flush()
+
+    def _describe_position(self) -> str:
+        state = self._state
+        epoch, batch = state.timestamp.values[1], state.timestamp.values[7]
+        of = "" if state.dataloader_len is None else f"/{state.dataloader_len}"
+        return f"{self._share():4.0%}  epoch {epoch + 1}, batch {batch}{of}{self._results()}"
+
+    def _share(self) -> float:
+        elapsed = self._state.get_elapsed_duration()
+        return 0.0 if elapsed is None else min(1.0, float(elapsed.value))
+
+    def _results(self) -> str:
+        loss = self._read_loss()
+        texts = [] if loss is None else [f"loss {loss:.4g}"]
+        for label, metrics in self._state.eval_metric_values.items():
+            texts += [f"{label} {name} {_short(value)}" for name, value in metrics.items()]
+        return "".join(f", {text}" for text in texts)
+
+    def _read_loss(self) -> float | None:
+        """The newest loss that is already on the host; asks for the present one, to have it the next time."""
+        if isinstance(self._next_loss, DeferredScalar) and self._next_loss.ready():
+            self._loss = self._next_loss.value()
+        total_loss = self._state.total_loss
+        if total_loss is not None:
+            self._next_loss = self._state.device.read_later(total_loss)
+        if isinstance(self._next_loss, float):
+            self._loss = self._next_loss
+        return self._loss
+
+
+class ProgressBar(ProgressLines):
+    """A bar that is redrawn at most ten times a second, below the lines of the epochs."""
+
+    _every = _BAR_EVERY
+
+    def _show(self, text: str) -> None:
+        filled = round(self._share() * _BAR_WIDTH)
+        bar = "=" * filled + "." * (_BAR_WIDTH - filled)
+        width = shutil.get_terminal_size().columns - 1
+        self._stream.write(f"\r\x1b[K{f'[{bar}] {text}'[:width]}")
+        self._stream.flush()
+        self._drawn = True
+
+    def _write_line(self, line: str) -> None:
+        self.close()
+        super()._write_line(line)
+
+    def close(self) -> None:
+        """Wipes the bar."""
+        if self._drawn:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._drawn = False
+
+
+def make_progress(enabled: bool, state: State, clock: Callable[[], int], stream: TextIO | None = None) -> Progress:
+    """The progress to show on standard error, or on another stream."""
+    if not enabled:
+        return Progress()
+    stream = stream or sys.stderr
+    kind = ProgressBar if stream.isatty() else ProgressLines
+    return kind(state, clock, stream)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,125 @@
+"""Turns the state at an event into what is published of it."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from bus.event import Event
+from bus.publisher import Publisher
+from trainer.device import DeferredMap
+from trainer.logger import Logger
+from trainer.metrics import read_metrics
+from trainer.state import State
+
+__all__ = ["StatePublisher", "StreamPublisher"]
+
+_AFTER_EVALUATION = {Event.EVAL_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END}
+_PAUSES = {Event.EPOCH_END, Event.EPOCH_CHECKPOINT, Event.ITERATION_END, Event.ITERATION_CHECKPOINT, Event.FIT_END}
+_WITH_EVAL_METRICS = _AFTER_EVALUATION | _PAUSES
+_WITH_TRAIN_METRICS = {Event.BATCH_END, Event.BATCH_CHECKPOINT} | _PAUSES
+_WITH_FLOPS = {Event.BATCH_END}
+
+_Values = tuple[int, ...]
+
+
+class StreamPublisher(Protocol):
+    """What is used of :class:`bus.publisher.Publisher`."""
+
+    def send(
+        self, event: Event, timestamp: _Values, previous: _Values | None, fields: dict[str, Any], context: bytes
+    ) -> None:
+        """Publishes an event whose fields are all there."""
+
+    def send_deferred(
+        self, event: Event, timestamp: _Values, previous: _Values | None, fields: dict[str, Any], context: bytes
+    ) -> None:
+        """Publishes an event with fields that are on their way."""
+
+
+class StatePublisher:
+    """Publishes what callbacks may see of the state, at about a microsecond beside the sending.
+
+    What every event carries is kept in one dictionary that is filled anew each time; the context is packed only when
+    something in it changed. The loss is read once for each batch, and only for an event that is published.
+    """
+
+    def __init__(self, state: State, logger: Logger, stream: StreamPublisher) -> None:
+        self._state = state
+        self._logger = logger
+        self._defers = state.device.name == "gpu"
+        self._send = stream.send_deferred if self._defers else stream.send
+        self._read_later: Callable[[Any], Any] = state.device.read_later
+        self._names = optimizer_names(state.optimizers)
+        self._rates: dict[str, list[float]] = {}
+        self._fields: dict[str, Any] = {"loss": None, "lr": self._rates, "batch_size": None}
+        self._loss: Any = None
+        self._context = b""
+        self._with_more = _WITH_EVAL_METRICS | (_WITH_TRAIN_METRICS if state.train_metrics else set())
+        if hasattr(state.model, "flops_per_batch"):
+            self._with_more = self._with_more | _WITH_FLOPS
+
+    def publish(self, event: Event) -> None:
+        """Gathers the fields of an event and sends it."""
+        state, fields = self._state, self._fields
+        if state.context_changed:
+            self._pack_context()
+        if self._defers:
+            # What is sent may be held back for a while: the next event must not write into it.
+            self._rates = fields["lr"] = {}
+        rates = self._rates
+        for name, optimizer in zip(self._names, state.optimizers, strict=False):
+            rates[name] = [
+                rate if (rate := group["lr"]).__class__ is float else float(rate) for group in optimizer.param_groups
+            ]
+        loss = state.total_loss
+        if loss is not self._loss:
+            self._loss = loss
+            fields["loss"] = self._read_later(loss)
+        fields["batch_size"] = state.batch_size
+        if event in self._with_more or self._logger.pending:
+            fields = {**fields, **self._more(event)}
+        previous = state.previous_timestamp
+        self._send(event, state.timestamp.values, None if previous is None else previous.values, fields, self._context)
+
+    def _more(self, event: Event) -> dict[str, Any]:
+        state, more = self._state, {}
+        if event in _WITH_EVAL_METRICS and state.eval_metric_values:
+            more["eval_metrics"] = state.eval_metric_values
+        if event in _WITH_TRAIN_METRICS and state.train_metrics and state.total_loss is not None:
+            more["train_metrics"] = self._read_train_metrics()
+        if event in _WITH_FLOPS and (flops := getattr(state.model, "flops_per_batch", None)) is not None:
+            more["flops_per_batch"] = float(flops(state.batch) if callable(flops) else flops)
+        if self._logger.pending:
+            more["logged"] = self._logger.take()
+        return more
+
+    def _read_train_metrics(self) -> Any:
+        metrics = self._state.train_metrics
+        if not self._defers:
+            return read_metrics(metrics)
+        return DeferredMap({name: self._read_later(metric.compute()) for name, metric in metrics.items()})
+
+    def _pack_context(self) -> None:
+        state = self._state
+        state.context_changed = False
+        self._context = Publisher.pack_context(
+            {
+                "max_duration": None if state.max_duration is None else str(state.max_duration),
+                "dataloader_label": state.dataloader_label,
+                "dataloader_len": state.dataloader_len,
+                "eval_timestamp": state.eval_timestamp.values,
+                "predict_timestamp": state.predict_timestamp.values,
+                "world_size": state.world_size,
+                "device_name": str(state.device.torch_device),
+                "precision": "fp32",
+            }
+        )
+
+
+def optimizer_names(optimizers: list[Any]) -> list[str]:
+    """The names that learning rates go by: class names, a further optimizer of a class with ``-1``, ``-2``, ..."""
+    names: list[str] = []
+    for optimizer in optimizers:
+        name = type(optimizer).__name__
+        count = sum(1 for other in names if other.rsplit("-", 1)[0] == name)
+        names.append(f"{name}-{count}" if count else name)
+    return names
