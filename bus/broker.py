@@ -5,16 +5,16 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import zmq
 
 from bus.clock import wall_clock
-from bus.demand import LEASE_SECONDS, Leases
+from bus.demand import LEASE_SECONDS
 from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError
-from bus.journal import JournalWriter
+from bus.live_run import LiveRank, LiveRun
 from bus.runs import RunDirectory
 from bus.time import Timestamp
 from bus.wire import (
@@ -43,6 +43,7 @@ STREAM_QUEUE = 20_000
 STREAM_LINGER = 1000
 BURST = 1000
 BURIAL_SECONDS = 2.0
+NAMED_REFUSALS = 10
 FIRST_RUN_PATIENCE = 30.0
 
 
@@ -58,50 +59,6 @@ class BrokerStatistics:
     """Events that came a second time and were skipped."""
     refused: int
     """Messages that made no sense or came from strangers."""
-
-
-@dataclass
-class _Rank:
-    """One publisher: its connection, and the last numbers that came from it."""
-
-    identity: bytes
-    rank: int
-    process: int | None
-    """A file descriptor of its process (pidfd), readable once that has ended; ``None`` when it cannot be watched."""
-    seq: int = 0
-    acknowledged: int = 0
-    numbers: dict[str, int] = field(default_factory=dict)
-    time: int = 0
-    ended: bool = False
-    died: float | None = None
-    """When its process was found dead, on the steady clock."""
-
-
-class _Run:
-    """One live run: its directory, its journal, its publishers and what its consumers want."""
-
-    def __init__(self, directory: RunDirectory, attempt: int, recording: Path, world_size: int) -> None:
-        self.directory = directory
-        self.name = directory.name
-        self.attempt = attempt
-        self.journal = JournalWriter(recording, self.name, attempt)
-        self.world_size = world_size
-        self.ranks: dict[int, _Rank] = {}
-        self.leases = Leases()
-        self.demand: frozenset[str] = frozenset()
-        self.status = "finished"
-        self.error: str | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether every rank has ended."""
-        return len(self.ranks) == self.world_size and all(rank.ended for rank in self.ranks.values())
-
-    def note_end(self, rank: _Rank, fields: dict[str, Any]) -> None:
-        rank.ended = True
-        status = str(fields.get("status", "lost"))
-        if status != "finished":
-            self.status, self.error = status, fields.get("error") and str(fields["error"])
 
 
 class Broker:
@@ -128,9 +85,9 @@ class Broker:
         self._directory = directory
         self._until_over = until_over
         self._clock = clock or wall_clock()
-        self._runs: dict[str, _Run] = {}
-        self._topics: dict[tuple[bytes, bytes], tuple[_Run, _Rank, str]] = {}
-        self._collected = self._duplicates = self._refused = 0
+        self._runs: dict[str, LiveRun] = {}
+        self._topics: dict[tuple[bytes, bytes], tuple[LiveRun, LiveRank, str]] = {}
+        self._collected = self._duplicates = self._refused = self._unnamed = 0
         self._served = 0
         self._stopping = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -188,6 +145,7 @@ class Broker:
                 if now >= next_beat:
                     next_beat = now + BEAT_SECONDS
                     self._beat()
+                    self._sum_up_refusals()
         finally:
             self._close()
 
@@ -232,10 +190,10 @@ class Broker:
             return
         self._record(run, rank, name, event, frame, end)
 
-    def _record(self, run: _Run, rank: _Rank, name: str, event: EventBody, frame: bytes, end: int) -> None:
+    def _record(self, run: LiveRun, rank: LiveRank, name: str, event: EventBody, frame: bytes, end: int) -> None:
         rank.seq = event.seq
         rank.time = event.time
-        rank.numbers[name] = event.number
+        rank.base_seq = event.base_seq
         run.journal.append(frame[:end], event.seq, event.time, frame[end + 1 :])
         self._send_out(frame)
         self._collected += 1
@@ -265,7 +223,15 @@ class Broker:
 
     def _refuse(self, identity: bytes, why: str) -> None:
         self._refused += 1
-        _log.warning("skipped a message from %s: %s", identity[:8].hex(), why)
+        self._unnamed += 1
+        # A log that cannot be written as fast as a stranger sends would hold up everybody else.
+        if self._unnamed <= NAMED_REFUSALS:
+            _log.warning("skipped a message from %s: %s", identity[:8].hex(), why)
+
+    def _sum_up_refusals(self) -> None:
+        if self._unnamed > NAMED_REFUSALS:
+            _log.warning("skipped %d more messages", self._unnamed - NAMED_REFUSALS)
+        self._unnamed = 0
 
     # -- control ------------------------------------------------------------------------------------------------------
 
@@ -300,7 +266,7 @@ class Broker:
             raise BrokerError(
                 f"rank {number} of run {name!r} is there already: choose another run name, or wait until it ends"
             )
-        rank = _Rank(identity, number, self._watch(hello))
+        rank = LiveRank(identity, number, self._watch(hello))
         run.ranks[number] = rank
         welcome = {
             "attempt": run.attempt,
@@ -311,13 +277,13 @@ class Broker:
         }
         self._answer(identity, "welcome", welcome)
 
-    def _begin_run(self, name: str, world_size: int, info: dict[str, Any]) -> _Run:
+    def _begin_run(self, name: str, world_size: int, info: dict[str, Any]) -> LiveRun:
         directory = (
             self._directory if self._directory and self._directory.name == name else RunDirectory(self._root, name)
         )
         try:
             attempt, recording = directory.begin_attempt(info, self.door, self.stream)
-            run = self._runs[name] = _Run(directory, attempt, recording, world_size)
+            run = self._runs[name] = LiveRun(directory, attempt, recording, world_size)
         except BaseException:
             directory.release()
             raise
@@ -332,7 +298,7 @@ class Broker:
         self._answer(identity, "leased", {"seconds": LEASE_SECONDS})
         self._push_demand(run, time.monotonic())
 
-    def _push_demand(self, run: _Run, now: float) -> None:
+    def _push_demand(self, run: LiveRun, now: float) -> None:
         demand = run.leases.merged(now)
         if demand != run.demand:
             run.demand = demand
@@ -348,7 +314,7 @@ class Broker:
                 self._acknowledge(run)
             self._push_demand(run, now)
 
-    def _acknowledge(self, run: _Run) -> None:
+    def _acknowledge(self, run: LiveRun) -> None:
         for rank in run.ranks.values():
             if rank.seq > rank.acknowledged:
                 rank.acknowledged = rank.seq
@@ -356,7 +322,7 @@ class Broker:
 
     def _beat(self) -> None:
         for run in self._runs.values():
-            positions = {number: (rank.seq, rank.numbers) for number, rank in run.ranks.items()}
+            positions = {number: (rank.seq, rank.base_seq) for number, rank in run.ranks.items()}
             self._send_out(encode_beat(run.name, run.attempt, self._clock(), positions))
 
     def _watch(self, hello: dict[str, Any]) -> int | None:
@@ -379,26 +345,35 @@ class Broker:
                 if rank.died is not None and not rank.ended and (silent or now - rank.died > BURIAL_SECONDS):
                     self._end_lost(run, rank)
 
-    def _end_lost(self, run: _Run, rank: _Rank) -> None:
+    def _end_lost(self, run: LiveRun, rank: LiveRank) -> None:
         self._unwatch(rank)
-        fields = {"status": "lost", "error": "the trainer's process died", "numbers": dict(rank.numbers)}
+        fields = {"status": "lost", "error": "the trainer's process died"}
         encode = event_encoder(Topic(run.name, END, rank.rank), run.attempt)
         now = max(self._clock(), rank.time)
-        frame = encode(rank.seq + 1, 1, now, Timestamp().values, None, fields, pack_map({"world_size": run.world_size}))
+        frame = encode(
+            rank.seq + 1,
+            rank.base_seq + 1,
+            now,
+            Timestamp().values,
+            None,
+            fields,
+            pack_map({"world_size": run.world_size}),
+        )
         end = frame.index(b"\0")
         self._record(run, rank, END, decode_event(frame[end + 1 :]), frame, end)
 
-    def _unwatch(self, rank: _Rank) -> None:
+    def _unwatch(self, rank: LiveRank) -> None:
         if rank.process is not None:
             self._poller.unregister(rank.process)
             os.close(rank.process)
             rank.process = None
 
-    def _end_run(self, run: _Run) -> None:
+    def _end_run(self, run: LiveRun) -> None:
         run.journal.close()
-        self._acknowledge(run)
         run.directory.end_attempt(run.status, run.error)
         run.directory.release()
+        # The last acknowledgement comes last: a publisher that has it finds the run ended, on disk too.
+        self._acknowledge(run)
         for rank in run.ranks.values():
             self._unwatch(rank)
         del self._runs[run.name]

@@ -72,7 +72,9 @@ def info(run: str, runs_dir: str | None, as_json: bool) -> None:
 
 
 @bus.command()
-@click.option("--listen", default="tcp://127.0.0.1:5570", show_default=True, help="Address; the stream takes the next port.")
+@click.option(
+    "--listen", default="tcp://127.0.0.1:5570", show_default=True, help="Address; the stream takes the next port."
+)
 @_runs_dir_option
 def broker(listen: str, runs_dir: str | None) -> None:
     """Serve any number of runs until Ctrl-C, for trainers started with --broker."""
@@ -145,7 +147,9 @@ def _describe_run(run: RunInfo) -> dict[str, Any]:
         "command": " ".join(map(str, told.get("command", []))),
         "host": told.get("host"),
         "versions": {"python": told.get("python"), **told.get("versions", {})},
-        "git_commit": f"{told['git_commit']}{' with changes' if told.get('git_dirty') else ''}" if told.get("git_commit") else "",
+        "git_commit": f"{told['git_commit']}{' with changes' if told.get('git_dirty') else ''}"
+        if told.get("git_commit")
+        else "",
         "config": told.get("config", {}),
     }
     return {**described, **_describe_recording(run.recording)}

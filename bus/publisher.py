@@ -60,13 +60,13 @@ class PublisherStatistics:
 
 
 class _Lane:
-    """What is kept for one event: its encoder, and how many there were."""
+    """What is kept for one event: its encoder, and whether it counts among the base events (1) or not (0)."""
 
-    __slots__ = ("encode", "number")
+    __slots__ = ("counts", "encode")
 
-    def __init__(self, encode: Callable[..., bytes]) -> None:
+    def __init__(self, encode: Callable[..., bytes], counts: int) -> None:
         self.encode = encode
-        self.number = 0
+        self.counts = counts
 
 
 class Publisher:
@@ -102,11 +102,11 @@ class Publisher:
             raise ConfigurationError(
                 f"backlog_bytes is {backlog_bytes}; it bounds the memory for events on their way: 1 or more"
             )
-        self._base = frozenset(events)
-        self.wanted: set[Event] = set(self._base)
+        self._always = frozenset(events)
+        self.wanted: set[Event] = set(self._always)
         """The events to publish now. It is changed in place, so that a loop can keep it at hand."""
         self._closed = True
-        self._link: BrokerLink = connect(run_name, runs_dir, broker, rank, world_size, info or {}, self._base)
+        self._link: BrokerLink = connect(run_name, runs_dir, broker, rank, world_size, info or {}, self._always)
         self._closed = False
         welcome = self._link.welcome
         self.run_name: str = self._link.run_name
@@ -118,10 +118,10 @@ class Publisher:
         self._topic = Topic(self.run_name, END, rank)
         self._world_size = world_size
         self._clock = clock or wall_clock()
-        self._lanes = {event: _Lane(self._encoder(event.value)) for event in Event}
+        self._lanes = {event: _Lane(self._encoder(event.value), int(event in BASE_EVENTS)) for event in Event}
         self._socket_send = self._link.socket.send
         self._last_time = self._next_poll = 0
-        self._seq = self._acknowledged = self._dropped = 0
+        self._seq = self._base_seq = self._acknowledged = self._dropped = 0
         self._held = HeldEvents()
         self._backlog: deque[bytes] = deque()
         self._backlog_limit = backlog_bytes
@@ -160,12 +160,12 @@ class Publisher:
             now = self._last_time
         lane = self._lanes[event]
         seq = self._seq + 1
-        number = lane.number + 1
-        frame = lane.encode(seq, number, now, timestamp, previous, fields, context)
+        base_seq = self._base_seq + lane.counts
+        frame = lane.encode(seq, base_seq, now, timestamp, previous, fields, context)
         # Numbers are given only now: a field that cannot be packed leaves no hole in them.
         self._last_time = now
         self._seq = seq
-        lane.number = number
+        self._base_seq = base_seq
         if self._backlog:
             self._keep(frame)
         else:
@@ -192,10 +192,10 @@ class Publisher:
         now = self._last_time = max(self._clock(), self._last_time)
         lane = self._lanes[event]
         self._seq = seq = self._seq + 1
-        lane.number = number = lane.number + 1
+        self._base_seq = base_seq = self._base_seq + lane.counts
 
         def encode(complete: dict[str, Any]) -> bytes:
-            return lane.encode(seq, number, now, timestamp, previous, complete, context)
+            return lane.encode(seq, base_seq, now, timestamp, previous, complete, context)
 
         self._held.hold(encode, dict(fields))
         self._release_held(wait=event is Event.FIT_END)
@@ -264,8 +264,8 @@ class Publisher:
 
     def _want(self, names: Any) -> None:
         known = {event for event in Event if event.value in (names if isinstance(names, list) else ())}
-        self.wanted &= self._base | known
-        self.wanted |= self._base | known
+        self.wanted &= self._always | known
+        self.wanted |= self._always | known
 
     def _keep(self, frame: bytes) -> None:
         self._backlog.append(frame)
@@ -314,12 +314,12 @@ class Publisher:
 
     def _end_frame(self, status: str, error: str | None) -> bytes:
         self._seq += 1
-        numbers = {event.value: lane.number for event, lane in self._lanes.items() if lane.number}
-        fields = {"status": status, "error": error, "numbers": numbers}
+        self._base_seq += 1
+        fields = {"status": status, "error": error}
         context = self.pack_context({"world_size": self._world_size})
         now = max(self._clock(), self._last_time)
         zero = Timestamp().values
-        return self._encoder(END)(self._seq, 1, now, zero, None, fields, context)
+        return self._encoder(END)(self._seq, self._base_seq, now, zero, None, fields, context)
 
     def _flush(self) -> None:
         """Waits, within bounds, until the broker has everything on disk; says what is missing if it does not come to that."""

@@ -20,7 +20,7 @@ RUN_FILE = "run.json"
 BROKER_FILE = "broker.json"
 LOCK_FILE = "broker.lock"
 
-_LOCK_PATIENCE = 1.0
+_LOCK_PATIENCE = 0.3
 _SOCKET_PATH_LIMIT = 107
 
 

@@ -48,7 +48,6 @@ class Snapshot:
         attempt: int = 1,
         rank: int = 0,
         seq: int = 1,
-        number: int = 1,
         time_ns: int = 0,
         timestamp: Timestamp | None = None,
         previous_timestamp: Timestamp | None = None,
@@ -69,7 +68,7 @@ class Snapshot:
             fields["max_duration"] = str(max_duration)
         values = list((timestamp or Timestamp()).values)
         previous = None if previous_timestamp is None else list(previous_timestamp.values)
-        body = EventBody(PROTOCOL_VERSION, attempt, seq, number, time_ns, values, previous, fields, {})
+        body = EventBody(PROTOCOL_VERSION, attempt, seq, seq, time_ns, values, previous, fields, {})
         return cls(Event(event), run_name, rank, body)
 
     @property
@@ -81,11 +80,6 @@ class Snapshot:
     def seq(self) -> int:
         """Number of the event in this run, attempt and rank, from 1."""
         return self._body.seq
-
-    @property
-    def number(self) -> int:
-        """Number of the event among those of its name in this run, attempt and rank, from 1."""
-        return self._body.number
 
     @property
     def time_ns(self) -> int:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from bus.demand import BASE_EVENTS
 from bus.errors import ProtocolError
 from bus.event import Event
 from bus.snapshot import Snapshot
-from bus.wire import END, EventBody, Topic, decode_event, parse_topic
+from bus.wire import BEAT, END, EventBody, Topic, decode_event, parse_topic
 
 __all__ = ["Ending", "Gap", "Missing", "StreamOrder"]
 
@@ -28,19 +29,17 @@ class Ending:
 
 
 class Gap(NamedTuple):
-    """Events that were published and never arrived: numbers ``first`` to ``last`` of one event on one rank."""
+    """Events of one rank that were published and that nobody has: numbers ``first`` to ``last``."""
 
     rank: int
-    event: Event
     first: int
     last: int
 
 
 class Missing(NamedTuple):
-    """What a reader of the live stream lacks and has to take from the recording: everything up to that number of that event."""
+    """What a reader of the live stream lacks and has to take from the recording: all of a rank up to that number."""
 
     rank: int
-    event: Event
     number: int
 
 
@@ -49,13 +48,18 @@ class _Place(NamedTuple):
 
     rank: int
     event: Event | None
+    wanted: bool
 
 
 class StreamOrder:
     """Turns frames of one attempt of a run into snapshots: each wanted event once, in order, with gaps noticed.
 
-    It holds the position of a reader: per rank the last number handled, per rank and event the last of its kind. Frames may come from a
-    recording (:meth:`from_record`) and from the live stream (:meth:`from_live`), and may overlap.
+    It holds the position of a reader: the number of the last event of each rank that it has seen. Frames may come from a recording
+    (:meth:`from_record`) and from the live stream (:meth:`from_live`), and may overlap.
+
+    A reader that wants base events alone receives all of those and counts them by ``base_seq``; one that wants others too receives
+    everything and counts by ``seq``. Either way what it receives is numbered without holes, so a loss shows at the very next frame, before
+    anything is given out of order. :attr:`topics` are the subscriptions for that.
     """
 
     def __init__(self, run: str, attempt: int, events: Iterable[Event] | None) -> None:
@@ -65,11 +69,18 @@ class StreamOrder:
         self.gaps: list[Gap] = []
         self.skipped = 0
         """Records that were not messages of the protocol, or of an event that this version does not know."""
+        self._base_only = self.events is not None and self.events <= BASE_EVENTS
         self._places: dict[str, _Place | None] = {}
-        self._last: dict[int, int] = {}
-        self._numbers: dict[tuple[int, Event], int] = {}
+        self._numbers: dict[int, int] = {}
         self._ends: dict[int, Ending] = {}
         self._world_size = 1
+
+    @property
+    def topics(self) -> list[str]:
+        """What to subscribe to on the live stream."""
+        if not self._base_only:
+            return [f"{self.run}/"]
+        return [f"{self.run}/{name}/" for name in (*(event.value for event in BASE_EVENTS), END, BEAT)]
 
     @property
     def ending(self) -> Ending | None:
@@ -80,53 +91,50 @@ class StreamOrder:
 
     def from_record(self, topic: str, body: bytes) -> Snapshot | None:
         """The snapshot in a record, if it is wanted and new. What is missing before it is missing for good: a gap."""
-        place = self._place(topic)
-        if place is None:
+        found = self._next(topic, body)
+        if found is None:
             return None
-        event = self._decode(body)
-        if event is None or event.seq <= self._last.get(place.rank, 0):
-            return None
-        if place.event is not None:
-            expected = self._numbers.get((place.rank, place.event), 0) + 1
-            if event.number > expected:
-                self.gaps.append(Gap(place.rank, place.event, expected, event.number - 1))
-        return self._accept(place, event)
+        place, event, number, expected = found
+        if number > expected:
+            self.gaps.append(Gap(place.rank, expected, number - 1))
+        return self._accept(place, event, number)
 
     def from_live(self, topic: str, body: bytes) -> Snapshot | Missing | None:
         """The snapshot in a live frame, if it is wanted, new and next; what is missing before it, if something is; else ``None``."""
-        place = self._place(topic)
-        if place is None:
+        found = self._next(topic, body)
+        if found is None:
             return None
-        event = self._decode(body)
-        if event is None or event.seq <= self._last.get(place.rank, 0):
-            return None
-        if place.event is None:
-            missing = self.behind(place.rank, event.fields.get("numbers"))
-            if missing is not None:
-                return missing
-        elif event.number > self._numbers.get((place.rank, place.event), 0) + 1:
-            return Missing(place.rank, place.event, event.number)
-        return self._accept(place, event)
+        place, event, number, expected = found
+        return Missing(place.rank, number) if number > expected else self._accept(place, event, number)
 
-    def behind(self, rank: int, numbers: Any) -> Missing | None:
-        """Compares with how many events of each name there were on a rank; what is missing, if something is."""
-        for name, number in numbers.items() if isinstance(numbers, dict) else ():
-            place = self._place(f"{self.run}/{name}/{rank}")
-            if place and place.event and number > self._numbers.get((rank, place.event), 0):
-                return Missing(rank, place.event, number)
+    def behind(self, positions: dict[int, tuple[int, int]]) -> Missing | None:
+        """Compares with the broker's positions, ``{rank: (seq, base_seq)}``; what is missing, if something is."""
+        for rank, (seq, base_seq) in positions.items():
+            number = base_seq if self._base_only else seq
+            if number > self._numbers.get(rank, 0):
+                return Missing(rank, number)
         return None
 
     def has(self, missing: Missing) -> bool:
         """Whether what was missing has been read."""
-        return self._numbers.get((missing.rank, missing.event), 0) >= missing.number
+        return self._numbers.get(missing.rank, 0) >= missing.number
 
-    def _accept(self, place: _Place, event: EventBody) -> Snapshot | None:
-        self._last[place.rank] = event.seq
+    def _next(self, topic: str, body: bytes) -> tuple[_Place, EventBody, int, int] | None:
+        """The event in a frame with its number and the number that is next, unless it is old, or none of ours."""
+        place = self._place(topic)
+        event = self._decode(body) if place is not None else None
+        if place is None or event is None:
+            return None
+        number = event.base_seq if self._base_only else event.seq
+        expected = self._numbers.get(place.rank, 0) + 1
+        return (place, event, number, expected) if number >= expected else None
+
+    def _accept(self, place: _Place, event: EventBody, number: int) -> Snapshot | None:
+        self._numbers[place.rank] = number
         if place.event is None:
             self._note_end(place.rank, event)
             return None
-        self._numbers[place.rank, place.event] = event.number
-        return Snapshot(place.event, self.run, place.rank, event)
+        return Snapshot(place.event, self.run, place.rank, event) if place.wanted else None
 
     def _note_end(self, rank: int, event: EventBody) -> None:
         status, error = event.fields.get("status"), event.fields.get("error")
@@ -158,11 +166,12 @@ class StreamOrder:
         if topic.run != self.run:
             return None
         if topic.name == END:
-            return _Place(topic.rank, None)
+            return _Place(topic.rank, None, False)
         try:
             event = Event(topic.name)
         except ValueError:
             self.skipped += 1
             return None
-        wanted = self.events is None or event in self.events
-        return _Place(topic.rank, event) if wanted else None
+        if self._base_only and event not in BASE_EVENTS:
+            return None
+        return _Place(topic.rank, event, self.events is None or event in self.events)

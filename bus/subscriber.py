@@ -18,7 +18,7 @@ from bus.journal import JournalReader, Record
 from bus.runs import RunInfo, find_run, read_run
 from bus.snapshot import Snapshot
 from bus.stream import Ending, Gap, Missing, StreamOrder
-from bus.wire import BEAT, END, MAX_FRAME, decode_body, encode_control, split_frame
+from bus.wire import BEAT, MAX_FRAME, decode_body, encode_control, split_frame
 
 __all__ = ["Subscriber"]
 
@@ -64,7 +64,7 @@ class Subscriber:
         self._missing: Missing | None = None
         self._catching_up = True
         self._closed = False
-        self._link = _StreamLink(info, self._order.events, name) if info.live and info.stream else None
+        self._link = _StreamLink(info, self._order, name) if info.live and info.stream else None
         self._next_live_check = 0.0
 
     @property
@@ -183,14 +183,12 @@ class Subscriber:
     def _compare(self, body: bytes) -> None:
         try:
             _, attempt, _, positions = decode_body(body)[:4]
-            ranks = positions.items() if attempt == self.attempt else ()
-            missing = [self._order.behind(rank, numbers) for rank, (_, numbers) in ranks]
+            missing = self._order.behind(positions) if attempt == self.attempt else None
         except (ProtocolError, ValueError, TypeError, AttributeError):
             self._order.skipped += 1
             return
-        for lack in missing:
-            if lack is not None:
-                self._fall_back(lack)
+        if missing is not None:
+            self._fall_back(missing)
 
     def _fall_back(self, missing: Missing) -> None:
         self._missing = missing
@@ -227,19 +225,19 @@ class Subscriber:
 class _StreamLink:
     """The connection to a broker's stream, and to its door when events beyond the base set are wanted."""
 
-    def __init__(self, run: RunInfo, events: frozenset[Event] | None, name: str | None) -> None:
+    def __init__(self, run: RunInfo, order: StreamOrder, name: str | None) -> None:
         assert run.stream is not None  # asked by the caller
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RCVHWM, STREAM_QUEUE)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
-        for topic in [f"{run.name}/"] if events is None else _topics(run.name, events):
+        for topic in order.topics:
             self._socket.subscribe(topic)
         self._socket.connect(run.stream)
         self._lease: _Lease | None = None
-        if run.door and events is not None and events - BASE_EVENTS:
-            self._lease = _Lease(self._context, run, events, name)
+        if run.door and order.events is not None and order.events - BASE_EVENTS:
+            self._lease = _Lease(self._context, run, order.events, name)
 
     def receive(self) -> bytes | None:
         """The next frame, if there is one now."""
@@ -278,10 +276,6 @@ class _StreamLink:
         if self._lease is not None:
             self._lease.stop()
         self._context.destroy(linger=0)
-
-
-def _topics(run: str, events: frozenset[Event]) -> list[str]:
-    return [f"{run}/{name}/" for name in (*(event.value for event in events), END, BEAT)]
 
 
 class _Lease:

@@ -37,8 +37,9 @@ class TimeUnit(str, Enum):  # noqa: UP042 - str() of a member is its name, as pe
 
 _UNITS = ", ".join(unit.value for unit in TimeUnit)
 _HOW_TO_WRITE = f"write a number and a unit ({_UNITS}) such as '10ep', or hours, minutes, seconds such as '1h30m'"
-_CLOCK_TIME = re.compile(r"(?:([0-9]{1,12})\s*h)?\s*(?:([0-9]{1,12})\s*m)?\s*(?:([0-9]{1,12})\s*s)?", re.IGNORECASE)
-_INTEGER = re.compile(r"[+-]?[0-9]{1,300}")  # float() would round the long ones
+_LONGEST_TEXT = 64  # texts come from other processes too, and matching takes the square of their length
+_CLOCK_TIME = re.compile(r"(?:([0-9]+)\s*h)?\s*(?:([0-9]+)\s*m)?\s*(?:([0-9]+)\s*s)?", re.IGNORECASE)
+_INTEGER = re.compile(r"[+-]?[0-9]+")  # float() would round the long ones
 _NUMBER_AND_UNIT = re.compile(rf"(.+?)\s*({'|'.join(unit.value for unit in TimeUnit)})", re.IGNORECASE)
 
 
@@ -90,6 +91,8 @@ class Time:
         seconds, each at most once and in this order; in any case, with spaces around either part.
 
         Raises :class:`bus.errors.InvalidTimeError`, above all for a number without a unit."""
+        if len(text) > _LONGEST_TEXT:
+            raise InvalidTimeError(f"{text[:20]!r}... ({len(text)} characters) is no time: {_HOW_TO_WRITE}")
         stripped = text.strip()
         clock_time = _CLOCK_TIME.fullmatch(stripped)
         if clock_time and stripped:

@@ -60,7 +60,7 @@ class EventBody(NamedTuple):
     version: int
     attempt: int
     seq: int
-    number: int
+    base_seq: int
     time: int
     timestamp: list[int]
     previous: list[int] | None
@@ -87,7 +87,7 @@ def check_run_name(name: str) -> str:
 def event_encoder(topic: Topic, attempt: int) -> Callable[[int, int, int, Any, Any, dict[str, Any], bytes], bytes]:
     """Makes the function that turns one event of ``topic`` into a frame.
 
-    All that is the same for every event of a topic is packed once, here; the function takes ``(seq, number, time,
+    All that is the same for every event of a topic is packed once, here; the function takes ``(seq, base_seq, time,
     timestamp, previous, fields, context)`` where ``context`` is a map that is packed already.
     """
     # The array is written in two pieces so that `context` can be appended as bytes: its header and the two constant
@@ -97,9 +97,9 @@ def event_encoder(topic: Topic, attempt: int) -> Callable[[int, int, int, Any, A
     pack = msgpack.Packer().pack
 
     def encode(
-        seq: int, number: int, time: int, timestamp: Any, previous: Any, fields: dict[str, Any], context: bytes
+        seq: int, base_seq: int, time: int, timestamp: Any, previous: Any, fields: dict[str, Any], context: bytes
     ) -> bytes:
-        packed: bytes = pack((seq, number, time, timestamp, previous, fields))
+        packed: bytes = pack((seq, base_seq, time, timestamp, previous, fields))
         return prefix + packed[1:] + context
 
     return encode
@@ -115,8 +115,8 @@ def encode_control(kind: str, content: dict[str, Any]) -> bytes:
     return DELIMITER + bytes(msgpack.packb([PROTOCOL_VERSION, kind, content]))
 
 
-def encode_beat(run: str, attempt: int, time: int, positions: dict[int, tuple[int, dict[str, int]]]) -> bytes:
-    """The broker's sign of life for one run, with the last numbers that it has collected from each rank."""
+def encode_beat(run: str, attempt: int, time: int, positions: dict[int, tuple[int, int]]) -> bytes:
+    """The broker's sign of life for one run, with the last ``seq`` and ``base_seq`` that it has collected from each rank."""
     return Topic(run, BEAT, 0).encode() + bytes(msgpack.packb([PROTOCOL_VERSION, attempt, time, positions]))
 
 
@@ -191,7 +191,7 @@ def _well_formed(event: EventBody) -> bool:
     return (
         type(event.attempt) is int
         and type(event.seq) is int
-        and type(event.number) is int
+        and type(event.base_seq) is int
         and type(event.time) is int
         and _is_training_time(event.timestamp)
         and (event.previous is None or _is_training_time(event.previous))
@@ -199,7 +199,7 @@ def _well_formed(event: EventBody) -> bool:
         and type(event.context) is dict
         and event.attempt >= 1
         and event.seq >= 1
-        and event.number >= 1
+        and 0 <= event.base_seq <= event.seq
         and _shallow(event.fields, MAX_DEPTH)
         and _shallow(event.context, MAX_DEPTH)
     )

@@ -119,7 +119,7 @@ def _report(stream: Stream, statistics: RunnerStatistics) -> int:
         if count:
             _say(f"callback {name} raised {count} time{'s' if count > 1 else ''}")
     for gap in stream.gaps:
-        _say(f"missing: {gap.event.value} {gap.first} to {gap.last} of rank {gap.rank}, which nobody has")
+        _say(f"missing: events {gap.first} to {gap.last} of rank {gap.rank}, which nobody has")
     trouble = bool(statistics.failed_destinations or any(statistics.errors.values()) or stream.gaps)
     handled = f"{statistics.handled} events handled"
     if statistics.interrupted:
@@ -128,7 +128,7 @@ def _report(stream: Stream, statistics: RunnerStatistics) -> int:
     if stream.ending is None or stream.ending.status == "lost":
         return _report_no_end(stream, handled, trouble)
     _say(f"run {stream.run_name} {stream.ending}: {handled}{_damage(stream)}")
-    return EXIT_TROUBLE if trouble or stream.damage else 0
+    return EXIT_LOST if stream.damage else EXIT_TROUBLE if trouble else 0
 
 
 def _report_no_end(stream: Stream, handled: str, trouble: bool) -> int:

@@ -96,7 +96,19 @@ def test_hours_minutes_and_seconds_are_read_in_any_number_and_case(text, seconds
     assert Time.from_timestring(text) == Time(seconds, "sec")
 
 
-@pytest.mark.parametrize("text", ["30m1h", "1h1h", "1.5h", "-1h", "1h30", "1h5ep", "9" * 5000 + "h", "9" * 400 + "ba"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "30m1h",
+        "1h1h",
+        "1.5h",
+        "-1h",
+        "1h30",
+        "1h5ep",
+        pytest.param("1h" + " " * 2**24 + "x", id="16 MiB"),
+        "9" * 65 + "ba",
+    ],
+)
 def test_what_is_no_duration_is_refused(text):
     with pytest.raises(InvalidTimeError):
         Time.from_timestring(text)

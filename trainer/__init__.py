@@ -1,7 +1,8 @@
-"""The training loop: :class:`Trainer`, what it runs (models, algorithms, evaluators) and the tasks of the command ``trainer``.
+"""The training loop: :class:`Trainer`, what it runs (models, algorithms, evaluators) and the tasks of the command
+``trainer``.
 
-Everything here but the command's help needs torch, so names are loaded when they are first used: without torch, importing this
-package works and using it says what to install.
+Everything here but the command's help needs torch, so names are loaded when they are first used: without torch,
+importing this package works and using it says what to install.
 """
 
 from importlib import import_module

@@ -33,7 +33,7 @@ def check_schedulers(schedulers: list[LRScheduler]) -> list[LRScheduler]:
     for scheduler in schedulers:
         if isinstance(scheduler, ReduceLROnPlateau):
             raise ConfigurationError(
-                "schedulers has a ReduceLROnPlateau, which is stepped with a metric: step it in an Algorithm at EVAL_END"
+                "schedulers has a ReduceLROnPlateau, which needs a metric: step it in an Algorithm at EVAL_END"
             )
     return schedulers
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
+import cloudpickle  # type: ignore[import-untyped]
 
 from bus.errors import ConfigurationError
 from bus.event import Event
@@ -20,9 +20,9 @@ _PATIENCE = 30.0
 class AttachedConsumers:
     """A process that runs callbacks and loggers for one run, as ``consumer`` would.
 
-    It is fed by the stream like any other consumer, lives in a session of its own so that Ctrl-C reaches only the trainer, and
-    ends when the stream has ended and everything is handled. On its standard input it gets one pickle: a dictionary of ``sys_path``,
-    ``callbacks``, ``loggers`` and ``run``, the run's directory.
+    It is fed by the stream like any other consumer, lives in a session of its own so that Ctrl-C reaches only the
+    trainer, and ends when the stream has ended and everything is handled. On its standard input it gets one pickle: a
+    dictionary of ``sys_path``, ``callbacks``, ``loggers`` and ``run``, the run's directory.
     """
 
     def __init__(
@@ -44,17 +44,13 @@ class AttachedConsumers:
         try:
             code = self._process.wait(patience)
         except subprocess.TimeoutExpired:
-            _say(
-                f"the callbacks' process {self._process.pid} is not through after {patience:g} s and goes on by itself"
-            )
+            _say(f"the callbacks' process {self._process.pid} goes on by itself: not through after {patience:g} s")
             # Nobody is going to wait for it any more; being told so keeps Popen from warning about it.
             self._process.returncode = 0
             return
         if code:
             how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-            _say(
-                f"the callbacks' process {self._process.pid} {how}: what it logged may be incomplete, the recording is not"
-            )
+            _say(f"the callbacks' process {self._process.pid} {how}: its logs may be incomplete, the recording is not")
 
 
 def events_of(callbacks: Iterable[Any]) -> set[Event]:

@@ -9,6 +9,8 @@ from bus.errors import ConfigurationError
 
 __all__ = ["DataSpec", "as_data_spec", "map_tensors"]
 
+_SEQUENCES = (list, tuple)
+
 
 class DataSpec:
     """A dataloader together with what the trainer has to know about its batches.
@@ -72,34 +74,37 @@ def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 def count_samples(batch: Any) -> int:
     """Samples in a batch: the first dimension of its tensors.
 
-    Raises :class:`bus.errors.ConfigurationError` when there is none or they differ: then a :class:`DataSpec` has to say."""
-    if isinstance(batch, torch.Tensor) and batch.ndim:
-        return batch.shape[0]
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple):
-        count = -1
-        for part in batch:
-            if isinstance(part, torch.Tensor):
-                rows = part.shape[0] if part.ndim else 1
-            elif isinstance(part, Mapping | list | tuple) and _holds_tensors(part):
-                rows = count_samples(part)
-            else:
-                continue
-            if rows != count and count >= 0:
-                raise _cannot("count the samples of", batch, f"has tensors of {count} and of {rows} rows")
-            count = rows
-        if count >= 0:
-            return count
-    raise _cannot("count the samples of", batch, "holds no tensor with rows")
+    Raises :class:`bus.errors.ConfigurationError` when there is none or they differ: then a :class:`DataSpec` has to
+    say."""
+    # Asked for every batch of every training: the common kinds come first.
+    if isinstance(batch, _SEQUENCES):
+        parts = batch
+    elif isinstance(batch, torch.Tensor):
+        parts = (batch,)
+    else:
+        parts = batch.values() if isinstance(batch, Mapping) else ()
+    count = None
+    for part in parts:
+        if isinstance(part, torch.Tensor):
+            rows = part.shape[0] if part.ndim else 1
+        elif isinstance(part, (*_SEQUENCES, Mapping)) and _holds_tensors(part):
+            rows = count_samples(part)
+        else:
+            continue
+        if rows != count and count is not None:
+            raise _cannot("count the samples of", batch, f"has tensors of {count} and of {rows} rows")
+        count = rows
+    if count is None:
+        raise _cannot("count the samples of", batch, "holds no tensor")
+    return count
 
 
 def count_tokens(batch: Any) -> int:
     """Elements of ``input_ids`` in a mapping; 0 for any other batch."""
-    if isinstance(batch, Mapping):
-        ids = batch.get("input_ids")
-        return int(ids.numel()) if isinstance(ids, torch.Tensor) else 0
-    return 0
+    if isinstance(batch, _SEQUENCES) or not isinstance(batch, Mapping):
+        return 0
+    ids = batch.get("input_ids")
+    return int(ids.numel()) if isinstance(ids, torch.Tensor) else 0
 
 
 def split_samples(batch: Any, size: int) -> list[Any]:
@@ -107,7 +112,8 @@ def split_samples(batch: Any, size: int) -> list[Any]:
 
     Raises :class:`bus.errors.ConfigurationError` for a batch with something else than tensors in it."""
     if isinstance(batch, torch.Tensor):
-        return list(batch.split(size))
+        parts: Sequence[torch.Tensor] = batch.split(size)  # type: ignore[no-untyped-call]
+        return list(parts)
     if isinstance(batch, Mapping):
         columns = [split_samples(value, size) for value in batch.values()]
         return [dict(zip(batch, part, strict=True)) for part in zip(*columns, strict=True)]

@@ -73,7 +73,8 @@ class DeferredScalar:
         return self._number is not None or bool(self._copied.query())
 
     def value(self) -> float:
-        """The number. Waits for the GPU when it is not :meth:`ready`, so it is called then only where a stream is drained."""
+        """The number. Waits for the GPU when it is not :meth:`ready`, so it is called then only where a stream is
+        drained."""
         if self._number is None:
             if not self._copied.query():
                 self._copied.synchronize()
@@ -103,9 +104,9 @@ class DeferredMap:
 class PinnedRing:
     """Slots of pinned host memory that scalars are copied into, used in turn.
 
-    Pinned memory is slow to allocate, hence the slots are kept. A slot whose number was never asked for is read before it is used
-    again, so a :class:`DeferredScalar` stays good for as long as somebody holds it; while the number in it has not arrived yet, the
-    ring grows instead of waiting.
+    Pinned memory is slow to allocate, hence the slots are kept. A slot whose number was never asked for is read before
+    it is used again, so a :class:`DeferredScalar` stays good for as long as somebody holds it; while the number in it
+    has not arrived yet, the ring grows instead of waiting.
     """
 
     def __init__(self, allocate: Callable[[int], torch.Tensor], make_event: Callable[[], Any], size: int = 64) -> None:
@@ -158,7 +159,7 @@ def get_device(name: str | Device) -> Device:
         return CpuDevice()
     if not torch.cuda.is_available():
         raise ConfigurationError(
-            "device 'gpu' is not there: torch finds no CUDA device; use device 'cpu' or 'auto', or install torch with CUDA"
+            "device 'gpu' is not there: torch finds no CUDA device; use 'cpu' or 'auto', or install torch with CUDA"
         )
     return GpuDevice()
 

@@ -29,7 +29,8 @@ def counter_of(time: Time) -> tuple[int, int]:
 def check_max_duration(duration: TimeInput) -> Time:
     """Reads a duration of training; a plain number counts epochs.
 
-    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for one that would never end."""
+    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for one that would never
+    end."""
     time = Time.from_input(duration, TimeUnit.EPOCH)
     if time.unit in (TimeUnit.DURATION, TimeUnit.ITERATION) or time.value < 0:
         raise ConfigurationError(
@@ -42,8 +43,8 @@ def check_max_duration(duration: TimeInput) -> Time:
 def check_interval(interval: TimeInput) -> Time:
     """Reads an interval; a plain number counts epochs, zero means never.
 
-    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for a negative one, or one that is longer
-    than the training."""
+    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for a negative one, or one
+    that is longer than the training."""
     time = Time.from_input(interval, TimeUnit.EPOCH)
     if time.value < 0 or (time.unit is TimeUnit.DURATION and time.value > 1):
         raise ConfigurationError(
@@ -55,9 +56,9 @@ def check_interval(interval: TimeInput) -> Time:
 class Interval:
     """Every so many epochs, batches, samples, ...: due at the event at which the count passes the next multiple.
 
-    Epochs and iterations are looked at when they end, everything else after each batch. A share of the training (``0.25dur``) is
-    rounded up to whole units of ``max_duration``, and for one in epochs to whole batches, when their number is known.
-    Reference: ``composer/utils/misc.py``, ``create_interval_scheduler``.
+    Epochs and iterations are looked at when they end, everything else after each batch. A share of the training
+    (``0.25dur``) is rounded up to whole units of ``max_duration``, and for one in epochs to whole batches, when their
+    number is known. Reference: ``composer/utils/misc.py``, ``create_interval_scheduler``.
     """
 
     def __init__(self, interval: Time, max_duration: Time, batches_per_epoch: int | None) -> None:

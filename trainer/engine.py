@@ -12,9 +12,9 @@ __all__ = ["Engine"]
 class Engine:
     """Runs an event: first the algorithms that match it, then the publication of a snapshot, if anybody wants one.
 
-    All algorithms are asked before the first is applied. They are applied in order, except at the events whose name begins with
-    ``after_``, where the order is reversed: what wraps the batch first unwraps it last.
-    Reference: ``composer/core/engine.py``.
+    All algorithms are asked before the first is applied. They are applied in order, except at the events whose name
+    begins with ``after_``, where the order is reversed: what wraps the batch first unwraps it last. Reference:
+    ``composer/core/engine.py``.
     """
 
     def __init__(

@@ -7,9 +7,9 @@ import torch
 from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.time import Time, Timestamp
+from trainer.durations import Interval
 from trainer.engine import Engine
 from trainer.evaluator import Evaluator
-from trainer.durations import Interval
 from trainer.metrics import read_metrics
 from trainer.state import State
 

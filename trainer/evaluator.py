@@ -53,12 +53,14 @@ class Evaluator:
 
 
 def as_evaluators(eval_dataloader: Any) -> list[Evaluator]:
-    """The evaluators in what was given as ``eval_dataloader``: none, a dataloader (labelled ``eval``), one evaluator or several.
+    """The evaluators in what was given as ``eval_dataloader``: none, a dataloader (labelled ``eval``), one evaluator or
+    several.
 
     Raises :class:`bus.errors.ConfigurationError` for two with one label."""
-    if eval_dataloader is None:
+    listed = isinstance(eval_dataloader, list | tuple)
+    if eval_dataloader is None or (listed and not eval_dataloader):
         return []
-    several = isinstance(eval_dataloader, list | tuple) and any(isinstance(one, _LOADERS) for one in eval_dataloader)
+    several = listed and any(isinstance(one, _LOADERS) for one in eval_dataloader)
     given = eval_dataloader if several else [eval_dataloader]
     evaluators = [one if isinstance(one, Evaluator) else Evaluator("eval", one) for one in given]
     labels = [evaluator.label for evaluator in evaluators]

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from trainer.state import State
+from trainer.values import plain
 
 __all__ = ["Logger"]
 
@@ -26,7 +25,7 @@ class Logger:
         A tensor is read at once, which on a GPU waits for it: log numbers where that matters."""
         if step is None:
             step = self._state.timestamp.values[2]
-        self._entries.append([step, {name: _plain(value) for name, value in metrics.items()}])
+        self._entries.append([step, {name: plain(value) for name, value in metrics.items()}])
 
     def take(self) -> list[list[Any]]:
         """Everything logged since the last call, as pairs of step and metrics."""
@@ -37,7 +36,3 @@ class Logger:
     def pending(self) -> bool:
         """Whether there is something to take."""
         return bool(self._entries)
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, torch.Tensor) else value

@@ -17,7 +17,8 @@ __all__ = ["TrainingLoop"]
 
 
 class TrainingLoop:
-    """Trains until ``state.max_duration`` is reached. :class:`bus.event.Event` shows the same loop with the events' places.
+    """Trains until ``state.max_duration`` is reached. :class:`bus.event.Event` shows the same loop with the events'
+    places.
 
     Reference: ``composer/trainer/trainer.py``, ``_train_loop``.
     """
@@ -137,9 +138,10 @@ class TrainingLoop:
         loss = _total(state.loss)
         if share != 1.0:
             loss = loss * share
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         fire(Event.AFTER_BACKWARD)
-        return loss.detach()
+        detached: torch.Tensor = loss.detach()
+        return detached
 
     def _update_train_metrics(self) -> None:
         state = self._state

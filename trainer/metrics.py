@@ -7,6 +7,8 @@ import torch
 from torch.nn import functional
 from torchmetrics import Metric
 
+from trainer.values import plain
+
 __all__ = ["Accuracy", "CrossEntropy", "read_metrics"]
 
 
@@ -57,8 +59,4 @@ def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Computes metrics and reads their values: numbers, or nested lists for those with more than one.
 
     On a GPU this waits for the device, so it has its place at the end of an evaluation."""
-    values = {}
-    for name, metric in metrics.items():
-        value = metric.compute()
-        values[name] = value.tolist() if isinstance(value, torch.Tensor) else value
-    return values
+    return {name: plain(metric.compute()) for name, metric in metrics.items()}

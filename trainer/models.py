@@ -21,8 +21,8 @@ Metrics = Mapping[str, Metric] | Iterable[Metric] | Metric
 class Model(Protocol):
     """The methods that a model has beside those of ``nn.Module``; the last three are for evaluation only.
 
-    ``loss`` returns a tensor, or several as a tuple, list or mapping, whose sum is trained on (a mapping's entry ``total``
-    instead, if there is one). Reference: ``composer/models/base.py``.
+    ``loss`` returns a tensor, or several as a tuple, list or mapping, whose sum is trained on (a mapping's entry
+    ``total`` instead, if there is one). Reference: ``composer/models/base.py``.
     """
 
     def forward(self, batch: Any) -> Any:
@@ -67,10 +67,12 @@ class _Supervised(nn.Module):
 
 
 class Classifier(_Supervised):
-    """A model from a plain module: batches are pairs of inputs and class numbers, the module gives a score for each class.
+    """A model from a plain module: batches are pairs of inputs and class numbers, the module gives a score for each
+    class.
 
-    It is evaluated by ``MulticlassAccuracy`` and ``CrossEntropy`` unless ``metrics`` names others; ``train_metrics`` are updated at every
-    training batch and therefore none by default. Reference: ``composer/models/tasks/classification.py``.
+    It is evaluated by ``MulticlassAccuracy`` and ``CrossEntropy`` unless ``metrics`` names others; ``train_metrics``
+    are updated at every training batch and therefore none by default. Reference:
+    ``composer/models/tasks/classification.py``.
     """
 
     def __init__(
@@ -90,8 +92,8 @@ class Classifier(_Supervised):
 
 
 class LanguageModel(_Supervised):
-    """A model from a plain module that predicts tokens: batches are pairs of token numbers and of those that come next, both
-    of shape (rows, length), the module gives scores of shape (rows, length, vocabulary).
+    """A model from a plain module that predicts tokens: batches are pairs of token numbers and of those that come next,
+    both of shape (rows, length), the module gives scores of shape (rows, length, vocabulary).
 
     The loss is in bits per token, which is bits per character when the tokens are characters; so is the metric
     ``BitsPerToken`` that it is evaluated by unless ``metrics`` names others.

@@ -18,7 +18,8 @@ _BAR_WIDTH = 20
 
 
 class Progress:
-    """Shows nothing. The training loop compares its clock with :attr:`next_draw` after each batch, and that is all it costs."""
+    """Shows nothing. The training loop compares its clock with :attr:`next_draw` after each batch, and that is all it
+    costs."""
 
     next_draw: int = _NEVER
     """When to call :meth:`draw` next, in nanoseconds of the training's clock."""
@@ -65,9 +66,8 @@ class ProgressLines(Progress):
         """Writes the last line."""
         _, epochs, batches, samples, *_ = self._state.timestamp.values
         seconds = (self._clock() - self._began) / _SECOND
-        self._write_line(
-            f"done: {epochs} epochs, {batches} batches, {samples} samples in {seconds:.1f} s{self._results()}"
-        )
+        counts = f"{epochs} epochs, {batches} batches, {samples} samples"
+        self._write_line(f"done: {counts} in {seconds:.1f} s{self._results()}")
 
     def _show(self, text: str) -> None:
         self._write_line(text)

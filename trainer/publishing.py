@@ -81,7 +81,8 @@ class StatePublisher:
         self._send(event, state.timestamp.values, None if previous is None else previous.values, fields, self._context)
 
     def _more(self, event: Event) -> dict[str, Any]:
-        state, more = self._state, {}
+        state = self._state
+        more: dict[str, Any] = {}
         if event in _WITH_EVAL_METRICS and state.eval_metric_values:
             more["eval_metrics"] = state.eval_metric_values
         if event in _WITH_TRAIN_METRICS and state.train_metrics and state.total_loss is not None:

@@ -52,8 +52,8 @@ class State:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        # The model is typed loosely: algorithms may put another one in its place, and the loop calls what a plain module
-        # has not, such as `loss`.
+        # The model is typed loosely: algorithms may put another one in its place, and the loop calls what a plain
+        # module has not, such as `loss`.
         self.model: Any = model
         self.device = device
         self.seed = seed

@@ -40,9 +40,9 @@ class Trainer:
     """Trains a model, evaluates it, and publishes what happens for consumers to watch.
 
     Args:
-        model: an ``nn.Module`` with the methods of :class:`trainer.models.Model`, such as a :class:`trainer.Classifier`.
-        train_dataloader: a dataloader, or a :class:`trainer.DataSpec` that also says how to count and split its batches.
-        eval_dataloader: a dataloader (evaluated under the label ``eval``), a :class:`trainer.Evaluator` or a list of them.
+        model: an ``nn.Module`` with the methods of :class:`trainer.models.Model`, such as :class:`trainer.Classifier`.
+        train_dataloader: a dataloader, or a :class:`trainer.DataSpec` that says how to count and split its batches.
+        eval_dataloader: a dataloader (its label is ``eval``), a :class:`trainer.Evaluator` or a list of them.
         optimizers: one or several torch optimizers of the model's parameters.
         schedulers: one or several torch schedulers, stepped after each epoch, or after each batch with
             ``step_schedulers_every_batch``.
@@ -58,11 +58,12 @@ class Trainer:
         publish: whether there is a stream at all.
         broker: the address of a broker that stands alone; by default one is started.
         progress_bar: whether to show progress on standard error.
-        record: events to record beside the base set, or ``"all"``; the others are recorded only while a consumer wants them.
+        record: events to record beside the base set, or ``"all"``; others are recorded while a consumer wants them.
         clock: nanoseconds since 1970, for tests.
         config: what else to write down about the run in ``run.json``.
 
-    Use it as a context manager, or call :meth:`close` at the end. An exception that ends :meth:`fit` ends the run as failed.
+    Use it as a context manager, or call :meth:`close` at the end. An exception that ends :meth:`fit` ends the run as
+    failed.
 
     Raises:
         ConfigurationError: an argument is not allowed; nothing has been started then.
@@ -208,8 +209,8 @@ class Trainer:
     def fit(self, duration: TimeInput | None = None) -> None:
         """Trains for ``duration``, or until ``max_duration``.
 
-        Raises :class:`bus.errors.ConfigurationError` when there is nothing to train on, with or for, and whatever is raised in the
-        loop, after which the trainer is closed."""
+        Raises :class:`bus.errors.ConfigurationError` when there is nothing to train on, with or for, and whatever is
+        raised in the loop, after which the trainer is closed."""
         data, max_duration = self._check_fit(duration)
         self.state.max_duration = max_duration
         loop = TrainingLoop(
@@ -241,12 +242,10 @@ class Trainer:
             length = check_max_duration(duration)
             max_duration = timestamp.get(length.unit) + length
         if max_duration is None:
-            raise ConfigurationError(
-                "fit() needs to know how long to train: pass max_duration to Trainer(...), such as 5ep"
-            )
+            raise ConfigurationError("fit() needs to know how long to train: pass max_duration='5ep' or the like")
         if timestamp >= max_duration:
             raise ConfigurationError(
-                f"max_duration {str(max_duration)!r} is over before fit() begins: pass a longer one, or fit(duration=...)"
+                f"max_duration {str(max_duration)!r} is over already: pass a longer one, or fit(duration=...)"
             )
         if timestamp.batch_in_epoch != 0:
             raise ConfigurationError("fit() cannot go on in the middle of an epoch: train for whole epochs")
@@ -254,8 +253,8 @@ class Trainer:
         return self._data, max_duration
 
     def close(self) -> None:
-        """Ends the run: sends what is left and waits, for a limited time, until callbacks and loggers have handled everything.
-        Can be called more than once."""
+        """Ends the run: sends what is left and waits, for a limited time, until callbacks and loggers have handled
+        everything. Can be called more than once."""
         self._end("stopped" if self.state.stopped else "finished", None)
 
     def _end(self, status: str, error: str | None) -> None:

@@ -25,12 +25,12 @@ _SAME_ON_ONE_DEVICE = "throughput/device/*_per_sec"
 class ConsoleLogger(LoggerDestination):
     """Prints step, epoch and metrics on standard output, a line a second.
 
-    At most one line for each ``every`` seconds of the run's own time, with the latest value of everything that was logged
-    since the line before; what is left at the end is printed too. ``every=0`` prints a line for every event at which
-    something was logged. On a terminal, long lines are wrapped.
+    At most one line for each ``every`` seconds of the run's own time, with the latest value of everything that was
+    logged since the line before; what is left at the end is printed too. ``every=0`` prints a line for every event at
+    which something was logged. On a terminal, long lines are wrapped.
 
-    ``hide`` are patterns of metrics that are not shown: by default the counters, which step and epoch stand for, and the
-    throughput of a single device.
+    ``hide`` are patterns of metrics that are not shown: by default the counters, which step and epoch stand for, and
+    the throughput of a single device.
     """
 
     def __init__(self, every: float = 1.0, hide: Sequence[str] = (*_COUNTERS, _SAME_ON_ONE_DEVICE)) -> None:

@@ -38,15 +38,12 @@ class FileDestination(LoggerDestination):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = _open(path, "w" if self._overwrite else "x")
-        except FileExistsError:
-            raise ConfigurationError(
-                f"{path} exists: '-o {self.name}.overwrite=true' replaces it, "
-                f"'-o {self.name}.path=FILE' writes elsewhere"
-            ) from None
         except OSError as error:
-            raise ConfigurationError(
-                f"{path} cannot be written: {error.strerror}; '-o {self.name}.path=FILE' writes elsewhere"
-            ) from None
+            if isinstance(error, FileExistsError) and path.exists():
+                problem = f"exists: '-o {self.name}.overwrite=true' replaces it,"
+            else:
+                problem = f"cannot be written: {error.strerror};"
+            raise ConfigurationError(f"{path} {problem} '-o {self.name}.path=FILE' writes elsewhere") from None
 
     @property
     def file(self) -> TextIO:

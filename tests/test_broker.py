@@ -1,0 +1,174 @@
+"""The broker: nothing that a peer sends stops it, and it serves whom it knows."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+import zmq
+from helpers import wait_for
+
+from bus import BrokerError, Event, Publisher, Recording, Subscriber, find_run
+from bus.wire import Topic, decode_control, encode_control, event_encoder, pack_map, split_frame
+
+
+@pytest.fixture
+def standalone(runs_dir):
+    """``bus broker`` at a free port: its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "bus", "broker", "--listen", f"tcp://127.0.0.1:{port}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert "serving at" in process.stdout.readline()
+    yield f"tcp://127.0.0.1:{port}"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert "stopped after" in out
+    assert "Traceback" not in err
+
+
+@pytest.fixture
+def stranger(standalone):
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.connect(standalone)
+    yield socket
+    context.destroy(linger=0)
+
+
+def answer(socket):
+    assert socket.poll(5000), "no answer from the broker"
+    return decode_control(split_frame(socket.recv())[1])
+
+
+def test_one_broker_serves_several_runs_and_keeps_them_apart(standalone, runs_dir):
+    with Publisher("one", broker=standalone) as one, Publisher("two", broker=standalone) as two:
+        follower = Subscriber("two")
+        for batch in range(100):
+            one.publish(Event.BATCH_END, batch=batch)
+            two.publish(Event.BATCH_END, batch=1000 + batch)
+        assert find_run("one").live
+        assert [int(next(iter(follower)).timestamp.batch) for _ in range(100)] == list(range(1000, 1100))
+        follower.close()
+        with pytest.raises(BrokerError, match="rank 0 of run 'one' is there already"):
+            Publisher("one", broker=standalone)
+    for name, first in (("one", 0), ("two", 1000)):
+        recording = Recording(runs_dir / name)
+        assert [int(snapshot.timestamp.batch) for snapshot in recording] == list(range(first, first + 100))
+        assert recording.ending.status == "finished"
+        assert not find_run(name).live
+
+
+def test_several_ranks_of_a_run_share_a_recording(standalone, runs_dir):
+    with (
+        Publisher("r", broker=standalone, world_size=2) as first,
+        Publisher("r", broker=standalone, rank=1, world_size=2) as second,
+    ):
+        follower = Subscriber("r")
+        for batch in range(50):
+            first.publish(Event.BATCH_END, batch=batch)
+            second.publish(Event.BATCH_END, batch=batch)
+    live = list(follower)
+    follower.close()
+    assert live == list(Recording(runs_dir / "r"))
+    for rank in (0, 1):
+        assert [int(snapshot.timestamp.batch) for snapshot in live if snapshot.rank == rank] == list(range(50))
+    assert follower.ending.status == "finished"
+
+
+def test_nonsense_is_skipped_and_the_others_go_on(standalone, stranger, runs_dir):
+    noise = random.Random(7)
+    with Publisher("r", broker=standalone) as publisher:
+        for batch in range(200):
+            publisher.publish(Event.BATCH_END, batch=batch)
+            stranger.send(noise.randbytes(noise.randrange(200)))
+            stranger.send(b"\0" + noise.randbytes(20))
+            stranger.send(b"r/batch_end/0\0" + noise.randbytes(20))
+            stranger.send(encode_control("from the future", {}))
+            stranger.send_multipart([b"a", b"b", b"c"])
+    assert len(list(Recording(runs_dir / "r"))) == 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "reason"),
+    [
+        ("hello", {}, "hello is malformed"),
+        ("hello", {"run": "a/b", "rank": 0, "world_size": 1}, "cannot be a run name"),
+        ("hello", {"run": "r", "rank": 5, "world_size": 1}, "ranks go from 0"),
+        ("hello", {"run": "r", "rank": "x", "world_size": 1}, "hello is malformed"),
+        ("want", {"run": "nobody", "events": []}, "not live here"),
+        ("want", {"events": 3}, "want is malformed"),
+    ],
+)
+def test_bad_requests_are_refused_with_the_reason(stranger, kind, content, reason):
+    stranger.send(encode_control(kind, content))
+    reply = answer(stranger)
+    assert reply.kind == "refused"
+    assert reason in reply.content["reason"]
+
+
+def test_a_stranger_cannot_publish_into_a_run(standalone, stranger, runs_dir):
+    with Publisher("r", broker=standalone) as publisher:
+        publisher.publish(Event.BATCH_END, batch=1)
+        forge = event_encoder(Topic("r", "batch_end", 0), 1)
+        stranger.send(forge(2, 2, 0, [0] * 14, None, {"loss": -1.0}, pack_map({})))
+        stranger.send(encode_control("want", {"run": "r", "events": []}))
+        assert answer(stranger).kind == "leased"
+        publisher.publish(Event.BATCH_END, batch=2)
+    assert [snapshot.loss for snapshot in Recording(runs_dir / "r")] == [None, None]
+
+
+def test_events_that_come_twice_are_recorded_once(standalone, runs_dir):
+    with Publisher("r", broker=standalone) as publisher:
+        encode = publisher._encoder("batch_end")
+        frames = [encode(seq, seq, seq, [0] * 14, None, {}, pack_map({})) for seq in (1, 2, 1, 3, 2)]
+        for frame in frames:
+            publisher._link.socket.send(frame)
+        publisher._seq = publisher._base_seq = 3
+    assert [snapshot.seq for snapshot in Recording(runs_dir / "r")] == [1, 2, 3]
+
+
+def test_a_stopped_broker_finishes_its_records(runs_dir):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bus", "broker", "--listen", address], stdout=subprocess.PIPE, text=True
+    )
+    process.stdout.readline()
+    publisher = Publisher("r", broker=address)
+    publisher.publish(Event.BATCH_END, batch=1)
+    wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 1, "the record")
+    process.terminate()
+    process.communicate(timeout=10)
+    recording = Recording(runs_dir / "r")
+    assert len(list(recording)) == 1
+    assert recording.damage is None
+    assert str(find_run("r").last.error) == "the broker was stopped"
+    publisher._forget()
+    publisher._link.close()
+
+
+def test_a_port_in_use_is_one_line(standalone):
+    done = subprocess.run(
+        [sys.executable, "-m", "bus", "broker", "--listen", standalone],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"error: {standalone} is in use by another program: choose another port with '--listen'\n"
+
+
+def test_a_trainer_that_dies_at_once_leaves_no_broker_behind(runs_dir):
+    script = "import os; from bus import Publisher; publisher = Publisher('r'); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", script], timeout=20, check=False)
+    wait_for(lambda: not find_run("r").live, "the broker to end")
+    assert find_run("r").status == "lost"
+    assert not os.path.exists(runs_dir / "r" / "broker.json")

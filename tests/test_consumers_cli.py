@@ -1,0 +1,249 @@
+"""The command ``consumer`` on runs that are over, on files, and on wrong input."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from consumers_stream import record_run, snapshots_of_training
+
+from consumers import attach, cli
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Consumer:
+    """Runs the command in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object) -> Result:
+        self._monkeypatch.setattr(sys, "argv", ["consumer", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = self._capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Result(ended.value.code, captured.out, captured.err)
+
+
+@pytest.fixture
+def consumer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs_dir: Path, tmp_path: Path
+) -> Consumer:
+    monkeypatch.chdir(tmp_path)
+    return Consumer(monkeypatch, capsys)
+
+
+def last_line(text: str) -> str:
+    return text.splitlines()[-1]
+
+
+def test_with_nothing_else_it_reads_the_newest_recording_and_says_so(consumer: Consumer, runs_dir: Path) -> None:
+    record_run(runs_dir, "digits-1", snapshots_of_training())
+    result = consumer()
+    assert result.code == 0
+    assert "no run is live" in result.err.splitlines()[0]
+    assert "digits-1 (finished)" in result.err.splitlines()[0]
+    assert "'--wait' waits for the next run" in result.err
+    assert last_line(result.err) == "run digits-1 finished: 16 events handled"
+    assert "loss/train/total" in result.out
+    assert "lr-SGD/group0" in result.out
+
+
+def test_a_run_by_name_by_directory_and_by_file_and_a_replay_write_equal_bytes(
+    consumer: Consumer, runs_dir: Path, tmp_path: Path
+) -> None:
+    directory = record_run(runs_dir, "digits-1", snapshots_of_training())
+    recording = directory / "recording-1.mcap"
+    ways = (["--run", "digits-1"], ["--run", directory], ["--run", recording], ["--replay", directory])
+    for number, way in enumerate([*ways, ["--replay", recording]]):
+        arguments = ["--callbacks", "speed,lr", "--log", "jsonl", "-o", f"jsonl.path={tmp_path / str(number)}"]
+        assert consumer(*way, *arguments).code == 0
+    written = [(tmp_path / str(number)).read_bytes() for number in range(5)]
+    assert len(written[0].splitlines()) == 8
+    assert set(written) == {written[0]}
+
+
+def test_files_go_to_the_run_s_directory_and_are_not_overwritten(consumer: Consumer, runs_dir: Path) -> None:
+    directory = record_run(runs_dir, "digits-1", snapshots_of_training())
+    assert consumer("--log", "csv", "--log", "jsonl", "--callbacks", "metrics").code == 0
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert {"step": 8, "metrics/eval/accuracy": 0.75}.items() <= rows[-2].items()
+    assert (directory / "metrics.csv").read_text().startswith("step,time,time/epoch,time/batch")
+    again = consumer("--log", "jsonl")
+    assert again.code == 1
+    assert last_line(again.err).startswith(f"error: {directory / 'metrics.jsonl'} exists: ")
+    assert consumer("--log", "jsonl", "-o", "jsonl.overwrite=true").code == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "code", "line"),
+    [
+        ("finished", None, 0, "run r finished: 8 events handled"),
+        ("stopped", None, 0, "run r stopped: 8 events handled"),
+        ("failed", "ValueError: boom", 0, "run r failed: ValueError: boom: 8 events handled"),
+        ("lost", None, 4, "run r was lost, nothing says how it ended: 8 events handled"),
+        (None, None, 4, "run r was lost, nothing says how it ended: 8 events handled"),
+    ],
+)
+def test_the_last_line_tells_how_the_run_ended(
+    consumer: Consumer, runs_dir: Path, status: str | None, error: str | None, code: int, line: str
+) -> None:
+    record_run(runs_dir, "r", snapshots_of_training(), status, error)
+    result = consumer("--run", "r", "--callbacks", "lr")
+    assert (result.code, last_line(result.err)) == (code, line)
+
+
+def test_a_truncated_recording_gives_what_is_whole_and_says_where_it_ends(consumer: Consumer, runs_dir: Path) -> None:
+    recording = record_run(runs_dir, "r", snapshots_of_training(batches=40)) / "recording-1.mcap"
+    os.truncate(recording, recording.stat().st_size // 2)
+    result = consumer("--replay", recording, "--callbacks", "lr")
+    assert result.code == 4
+    [handled] = re.findall(r"was lost, nothing says how it ended: (\d+) events handled", last_line(result.err))
+    assert 4 <= int(handled) <= 36
+    assert "offset" in last_line(result.err)
+    assert "Traceback" not in result.err
+
+
+def test_a_recording_with_a_bad_place_is_read_around_it(consumer: Consumer, runs_dir: Path) -> None:
+    recording = record_run(runs_dir, "r", snapshots_of_training(batches=40)) / "recording-1.mcap"
+    with recording.open("r+b") as file:
+        file.seek(recording.stat().st_size // 3)
+        file.write(b"spoilt by a bad disk")
+    result = consumer("--replay", recording, "--callbacks", "lr")
+    assert result.code == 4
+    [handled] = re.findall(r"run r finished: (\d+) events handled; .* offset", last_line(result.err))
+    assert 4 <= int(handled) <= 36
+    assert "missing: events" in result.err
+
+
+def test_events_that_nobody_has_are_named(consumer: Consumer, runs_dir: Path) -> None:
+    record_run(runs_dir, "r", snapshots_of_training(), without=(4, 5))
+    result = consumer("--run", "r", "--callbacks", "lr")
+    assert result.code == 1
+    assert "missing: events 4 to 5 of rank 0" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--callbacks", "sped"], 1, "error: there is no callback 'sped': did you mean speed? there are lr, metrics"),
+        (["--log", "tensorboard"], 1, "error: there is no logger 'tensorboard': there are console, csv, jsonl"),
+        (["-o", "speed.window=3"], 1, "error: speed has no option 'window': did you mean window_size?"),
+        (["-o", "speed.window_size=x"], 1, "error: option speed.window_size takes a whole number, not 'x'"),
+        (["--run", "digits"], 1, "error: no run 'digits' in "),
+        (["--replay", "nowhere"], 1, "error: there is no recording nowhere"),
+        (["--replay", "text"], 1, "error: text is not a recording"),
+        (["--replay", "."], 1, "error: . is a directory without a run.json"),
+        (["--replay", "text", "--wait"], 2, "error: --replay reads a file"),
+        (["--callback", "speed"], 2, "error: No such option"),
+        (["--on-error", "panic"], 2, "error: Invalid value for '--on-error'"),
+    ],
+)
+def test_wrong_input_is_one_line_that_says_what_is_allowed(
+    consumer: Consumer, tmp_path: Path, runs_dir: Path, arguments: list[str], code: int, message: str
+) -> None:
+    (tmp_path / "text").write_text("some text that is no recording\n")
+    record_run(runs_dir, "other", [])
+    result = consumer(*arguments)
+    assert result.code == code
+    assert result.out == ""
+    [line] = [line for line in result.err.splitlines() if not line.startswith("no run is live")]
+    assert line.startswith(message)
+
+
+def test_an_unknown_run_is_refused_with_those_that_there_are(consumer: Consumer, runs_dir: Path) -> None:
+    record_run(runs_dir, "digits-7", [])
+    assert "there are digits-7" in consumer("--run", "digits").err
+
+
+def test_a_callback_that_raises_makes_the_exit_code_1_and_is_counted(
+    consumer: Consumer, runs_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from consumers import Callback\n"
+        "class Fragile(Callback):\n"
+        "    def batch_end(self, state, logger):\n"
+        "        logger.log_metrics({'fine': 1})\n"
+        "        raise ValueError('not today')\n"
+    )
+    record_run(runs_dir, "r", snapshots_of_training())
+    result = consumer("--callbacks", "mine.py:Fragile")
+    assert result.code == 1
+    assert result.err.count("Traceback") == 1
+    assert "callback Fragile raised 8 times" in result.err
+    assert "fine" in result.out
+    stopped = consumer("--callbacks", "mine.py:Fragile", "--on-error", "stop")
+    assert stopped.code == 1
+    assert last_line(stopped.err).startswith("error: callback Fragile raised ValueError at batch_end")
+
+
+def test_it_waits_for_the_first_run_and_says_so(
+    consumer: Consumer, runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def a_run_begins_and_ends(_seconds: float) -> None:
+        record_run(runs_dir, "first", snapshots_of_training())
+
+    monkeypatch.setattr(attach.time, "sleep", a_run_begins_and_ends)
+    result = consumer()
+    assert result.err.splitlines()[0] == f"waiting for a run in {runs_dir} ... (Ctrl-C ends)"
+    assert last_line(result.err) == "run first finished: 16 events handled"
+
+
+@pytest.mark.parametrize("arguments", [["--wait"], ["--wait", "--run", "next"]])
+def test_asked_to_wait_it_leaves_old_runs_alone(
+    consumer: Consumer, runs_dir: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    def the_next_run(_seconds: float) -> None:
+        record_run(runs_dir, "next", snapshots_of_training())
+
+    record_run(runs_dir, "old", [])
+    monkeypatch.setattr(attach.time, "sleep", the_next_run)
+    result = consumer(*arguments)
+    assert "waiting for" in result.err
+    assert last_line(result.err) == "run next finished: 16 events handled"
+
+
+def test_ctrl_c_ends_the_wait(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(attach.time, "sleep", interrupted)
+    assert consumer().code == 130
+
+
+def test_the_list_shows_callbacks_and_loggers_with_their_options(consumer: Consumer) -> None:
+    result = consumer("--list")
+    lines = result.out.splitlines()
+    assert result.code == 0
+    assert [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "] == [
+        *("lr", "metrics", "speed"),
+        *("console", "csv", "jsonl"),
+    ]
+    assert "  lr        Learning rate of every parameter group, after each batch." in lines
+    assert "            -o speed.window_size=100 (a whole number)" in lines
+    assert "            -o jsonl.overwrite=false (true or false)" in lines
+    assert "            -o speed.gpu_flops_available=none (a number or none)" in lines
+
+
+def test_every_option_has_help() -> None:
+    assert all(getattr(parameter, "help", None) for parameter in cli.consumer.params)
+    assert cli.consumer.help
+
+
+def test_it_runs_as_a_module_and_leaves_a_pipe_that_nobody_reads_without_a_word(runs_dir: Path) -> None:
+    record_run(runs_dir, "r", snapshots_of_training(batches=2000))
+    command = f"{sys.executable} -m consumers --run r -o console.every=0 | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.startswith("step")
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr

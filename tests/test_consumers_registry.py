@@ -1,0 +1,187 @@
+"""Names and options as people write them on a command line."""
+
+import enum
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from bus.errors import ConfigurationError
+from consumers import Callback, ConsoleLogger, JsonlLogger, LRMonitor, SpeedMonitor, TrainerMetrics, registry
+from consumers.options import Option, convert_options, options_of
+from consumers.registry import CALLBACKS, LOGGERS, create_selected
+
+PLUGIN = '''
+from consumers import Callback
+
+class Peaks(Callback):
+    """Finds peaks.
+
+    At length.
+    """
+
+    def __init__(self, height, *, name="peak"):
+        self.height = height
+        self.name = name
+
+class Unrelated:
+    pass
+'''
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with a callback in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*registry.sys.path])
+    path = tmp_path / "plugin_under_test.py"
+    path.write_text(PLUGIN)
+    return path
+
+
+def test_short_names_make_the_callbacks_and_loggers_in_the_order_given_each_once() -> None:
+    callbacks, loggers = create_selected(["speed", "metrics", "lr", "speed"], ["jsonl", "console"], [])
+    assert [type(callback) for callback in callbacks] == [SpeedMonitor, TrainerMetrics, LRMonitor]
+    assert [type(logger) for logger in loggers] == [JsonlLogger, ConsoleLogger]
+
+
+def test_options_reach_the_constructor_as_values_of_its_types(tmp_path: Path) -> None:
+    texts = ["speed.window_size=1", "speed.gpu_flops_available=1e12", "speed.time_unit=seconds"]
+    [speed], _ = create_selected(["speed"], [], texts)
+    assert vars(speed)["_gpu_flops_available"] == 1e12
+    assert vars(speed)["_divider"] == 1
+    assert vars(speed)["_samples"].maxlen == 2
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "options", "message"),
+    [
+        (["sped"], [], r"there is no callback 'sped': did you mean speed\? there are lr, metrics, speed; others as"),
+        (["zzz"], [], r"there is no callback 'zzz': there are lr, metrics, speed"),
+        (["speed"], ["speed.windowsize=3"], r"speed has no option 'windowsize': did you mean window_size\? it has gpu"),
+        (["lr"], ["lr.x=3"], "lr has no option 'x': it has none"),
+        (["speed"], ["speed.window_size=many"], "option speed.window_size takes a whole number, not 'many'"),
+        (["speed"], ["speed.window_size=0"], "callback speed: window_size counts batches and is at least 1, not 0"),
+        (["speed"], ["speed.time_unit=weeks"], "takes seconds or minutes or hours or days, not 'weeks'"),
+        (["speed"], ["sped.window_size=3"], r"option for 'sped', which is not chosen: did you mean speed\? chosen are"),
+        (["speed"], ["window_size=3"], r"'window_size=3' is no option: write NAME.OPTION=VALUE"),
+        (["speed"], ["speed.window_size"], "is no option: write NAME.OPTION=VALUE"),
+        (["no.such.module:Thing"], [], "cannot be imported from no.such.module: ModuleNotFoundError"),
+        (["nowhere.py:Thing"], [], "there is no file nowhere.py"),
+        (["json:JSONDecoder"], [], "has to be a subclass of consumers.Callback"),
+        (["consumers:SpeedMonitors"], [], r"there is no 'SpeedMonitors' in consumers: did you mean SpeedMonitor"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_with_what_is(callbacks: list[str], options: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        create_selected(callbacks, ["console"], options)
+
+
+def test_an_unknown_logger_is_refused_with_what_there_is() -> None:
+    with pytest.raises(ConfigurationError, match=r"there is no logger 'json': did you mean jsonl.*console, csv, jsonl"):
+        create_selected([], ["json"], [])
+
+
+@pytest.mark.parametrize("name", ["plugin_under_test.py:Peaks", "plugin_under_test:Peaks"])
+def test_a_class_is_found_in_a_file_and_in_a_module_of_the_current_directory(plugin: Path, name: str) -> None:
+    [peaks], _ = create_selected([name], [], ["Peaks.height=2.5", f"{name}.name=summit"])
+    assert isinstance(peaks, Callback)
+    assert (vars(peaks)["height"], vars(peaks)["name"]) == (2.5, "summit")
+
+
+def test_an_option_that_has_to_be_given_is_asked_for(plugin: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"needs '-o plugin_under_test.py:Peaks.height=...'"):
+        create_selected([f"{plugin.name}:Peaks"], [], [])
+
+
+def test_a_file_with_a_mistake_is_named_with_the_mistake(plugin: Path) -> None:
+    plugin.write_text("class Peaks(:\n")
+    with pytest.raises(ConfigurationError, match=r"plugin_under_test.py: SyntaxError"):
+        create_selected([f"{plugin.name}:Peaks"], [], [])
+
+
+def test_plug_ins_are_listed_and_a_broken_one_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = EntryPoints(
+        EntryPoint(name, value, "offloop.callbacks")
+        for name, value in [("mine", "consumers:LRMonitor"), ("broken", "no_such_module:X"), ("lr", "json:X")]
+    )
+    monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
+    assert CALLBACKS.find("mine") is CALLBACKS.find("lr") is LRMonitor
+    entries = {entry.name: entry.summary for entry in CALLBACKS.entries()}
+    assert list(entries) == ["broken", "lr", "metrics", "mine", "speed"]
+    assert entries["mine"] == "Learning rate of every parameter group, after each batch."
+    assert "cannot be used: " in entries["broken"]
+    assert "ModuleNotFoundError" in entries["broken"]
+    assert LOGGERS.names() == ["console", "csv", "jsonl"]
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+class Colour(enum.Enum):
+    RED = "r"
+
+
+class Typed:
+    def __init__(
+        self,
+        flag: bool = False,
+        count: int | None = None,
+        share: float = 0.5,
+        name: str = "x",
+        path: Path | None = None,
+        mode: Literal["a", "b"] = "a",
+        sizes: list[int] = [],  # noqa: B006  as people write it
+        names: Sequence[str] = ("x", "y"),
+        colour: Colour = Colour.RED,
+        either: int | str = 1,
+        untyped=None,  # type: ignore[no-untyped-def]
+        inferred=3,  # type: ignore[no-untyped-def]
+        **further: Any,
+    ) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("flag", "yes", True),
+        ("flag", "False", False),
+        ("count", "none", None),
+        ("count", "7", 7),
+        ("share", "1e-3", 0.001),
+        ("name", "1", "1"),
+        ("path", "a/b", Path("a/b")),
+        ("mode", "b", "b"),
+        ("sizes", "1,2, 3", [1, 2, 3]),
+        ("names", "a,b", ("a", "b")),
+        ("names", "", ()),
+        ("colour", "RED", Colour.RED),
+        ("colour", "r", Colour.RED),
+        ("either", "5", 5),
+        ("either", "five", "five"),
+        ("untyped", "2.5", 2.5),
+        ("untyped", "some text", "some text"),
+        ("inferred", "4", 4),
+    ],
+)
+def test_texts_become_values_of_the_annotated_type(name: str, text: str, value: Any) -> None:
+    converted = convert_options("typed", options_of(Typed), {name: text})
+    assert converted == {name: value}
+    assert type(converted[name]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("flag", "maybe"), ("count", "1.5"), ("share", "half"), ("mode", "c"), ("sizes", "1,x")]
+)
+def test_texts_of_another_type_are_refused(name: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"option typed\.{name} takes .*, not '{text}'"):
+        convert_options("typed", options_of(Typed), {name: text})
+
+
+def test_options_show_their_default_as_it_would_be_written() -> None:
+    shown = [str(option) for option in options_of(Typed)]
+    assert {"flag=false", "count=none", "share=0.5", "sizes=", "names=x,y"} <= set(shown)
+    assert not any(option.startswith("further") for option in shown)
+    assert str(Option("needed", int)) == "needed=..."

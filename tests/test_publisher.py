@@ -1,0 +1,288 @@
+"""Publishing: complete, in order, bounded, and never in the way of the training. Brokers here are real processes."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import wait_for
+
+from bus import (
+    BASE_EVENTS,
+    BrokerError,
+    ClosedError,
+    ConfigurationError,
+    Event,
+    InvalidRunNameError,
+    Publisher,
+    Recording,
+    RunDirectoryError,
+    RunIsLiveError,
+    find_run,
+)
+
+
+def read_back(publisher):
+    recording = Recording(publisher.recording)
+    return list(recording), recording.ending
+
+
+def broker_pid(publisher):
+    return json.loads((publisher.run_dir / "broker.json").read_text())["pid"]
+
+
+def test_a_plain_loop_is_recorded_as_it_was(runs_dir):
+    with Publisher("my-run") as publisher:
+        for batch in range(1, 101):
+            publisher.publish(
+                Event.BATCH_END, epoch=0, batch=batch, loss=1 / batch, lr=[0.1, 0.01], note="x", max_duration="100ba"
+            )
+    snapshots, ending = read_back(publisher)
+    assert [int(snapshot.timestamp.batch) for snapshot in snapshots] == list(range(1, 101))
+    assert [snapshot.seq for snapshot in snapshots] == list(range(1, 101))
+    last = snapshots[-1]
+    assert (last.loss, last.lr["optimizer"], last.note, str(last.max_duration)) == (0.01, [0.1, 0.01], "x", "100ba")
+    assert int(last.previous_timestamp.batch) == 99
+    assert ending.status == "finished"
+    assert publisher.statistics().acknowledged == 101
+    assert publisher.statistics().dropped == 0
+
+
+def test_event_times_never_go_back(runs_dir):
+    times = iter([100, 200, 150, 120, 300, 250])
+    with Publisher("r", clock=lambda: next(times, 260)) as publisher:
+        for _ in range(6):
+            publisher.publish(Event.BATCH_END)
+    assert [snapshot.time_ns for snapshot in read_back(publisher)[0]] == [100, 200, 200, 200, 300, 300]
+
+
+def test_unwanted_events_are_not_published(runs_dir):
+    with Publisher("r") as publisher:
+        assert Event.BEFORE_FORWARD not in publisher.wanted
+        publisher.publish(Event.BEFORE_FORWARD)
+        publisher.publish("EPOCH_END")
+    assert [snapshot.event for snapshot in read_back(publisher)[0]] == [Event.EPOCH_END]
+
+
+def test_the_base_set_has_one_event_a_batch():
+    per_batch = {event for event in BASE_EVENTS if "batch" in event.value}
+    assert per_batch == {Event.BATCH_END}
+
+
+def test_values_on_their_way_hold_events_back_in_order_and_are_never_waited_for(runs_dir):
+    class Loss:
+        def __init__(self):
+            self.there = False
+            self.reads_too_early = 0
+
+        def ready(self):
+            return self.there
+
+        def value(self):
+            self.reads_too_early += not self.there
+            return 0.25
+
+    loss = Loss()
+    with Publisher("r") as publisher:
+        publisher.publish(Event.BATCH_END, batch=1, loss=loss)
+        publisher.publish(Event.EPOCH_END, batch=1)
+        assert publisher.statistics().held == 2
+        loss.there = True
+        publisher.publish(Event.BATCH_END, batch=2, loss=1.0)
+        assert publisher.statistics().held == 0
+        late = Loss()
+        publisher.publish(Event.BATCH_END, batch=3, loss=late)
+        assert late.reads_too_early == 0
+    snapshots, _ = read_back(publisher)
+    assert [(snapshot.event.value, snapshot.loss) for snapshot in snapshots] == [
+        ("batch_end", 0.25),
+        ("epoch_end", None),
+        ("batch_end", 1.0),
+        ("batch_end", 0.25),
+    ]
+    assert loss.reads_too_early == 0
+    assert late.reads_too_early == 1  # closing drains
+
+
+def test_an_exception_ends_the_run_as_failed_with_its_text(runs_dir):
+    with pytest.raises(ZeroDivisionError), Publisher("r") as publisher:
+        publisher.publish(Event.FIT_START)
+        _ = 1 / 0
+    assert str(read_back(publisher)[1]) == "failed: ZeroDivisionError: division by zero"
+    assert find_run("r").last.error == "ZeroDivisionError: division by zero"
+
+
+def test_closing_twice_is_fine_and_publishing_afterwards_is_refused(runs_dir):
+    publisher = Publisher("r")
+    publisher.close()
+    publisher.close()
+    assert publisher.wanted == set()
+    with pytest.raises(ClosedError, match="closed"):
+        publisher.publish(Event.BATCH_END)
+
+
+def test_a_publisher_that_is_dropped_ends_its_stream(runs_dir):
+    publisher = Publisher("r")
+    recording = publisher.recording
+    publisher.publish(Event.FIT_START)
+    del publisher
+    gc.collect()
+    wait_for(lambda: find_run("r").status == "finished", "the run to be over")
+    assert len(list(Recording(recording))) == 1
+
+
+@pytest.mark.parametrize(
+    ("last_line", "status", "code"),
+    [("pass", "finished", 0), ("raise ValueError('boom')", "failed", 1), ("import os; os._exit(3)", "lost", 3)],
+)
+def test_a_program_that_ends_without_close_leaves_a_whole_record(runs_dir, last_line, status, code):
+    script = f"""
+import time
+from bus import Event, Publisher
+publisher = Publisher("r")
+for batch in range(500):
+    publisher.publish(Event.BATCH_END, batch=batch)
+while publisher.statistics().acknowledged < 500:
+    time.sleep(0.01)
+    publisher.poll()
+{last_line}
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == code, done.stderr
+    run = wait_for(lambda: (found := find_run("r")) and not found.live and found, "the broker to finish the record")
+    recording = Recording(run.path)
+    assert len(list(recording)) == 500
+    assert recording.ending.status == status == run.status
+
+
+def test_a_value_that_cannot_be_sent_is_named_and_leaves_no_hole(runs_dir):
+    with Publisher("r") as publisher:
+        publisher.publish(Event.BATCH_END, batch=1)
+        with pytest.raises(ConfigurationError, match="batch_end cannot be sent"):
+            publisher.publish(Event.BATCH_END, batch=2, thing=object())
+        publisher.publish(Event.BATCH_END, batch=3)
+    assert [(snapshot.seq, snapshot.timestamp.batch) for snapshot in read_back(publisher)[0]] == [(1, 1), (2, 3)]
+
+
+def test_a_second_start_is_a_new_attempt_and_both_are_kept(runs_dir):
+    for loss in (1.0, 2.0):
+        with Publisher("r") as publisher:
+            publisher.publish(Event.BATCH_END, loss=loss)
+    assert publisher.attempt == 2
+    assert [snapshot.loss for snapshot in Recording(runs_dir / "r")] == [2.0]
+    assert [snapshot.loss for snapshot in Recording(runs_dir / "r", attempt=1)] == [1.0]
+
+
+def test_a_live_run_cannot_be_started_again(runs_dir):
+    with Publisher("r") as publisher:
+        with pytest.raises(RunIsLiveError, match="'r' .* is live already: choose another"):
+            Publisher("r")
+        publisher.publish(Event.FIT_START)
+    assert len(read_back(publisher)[0]) == 1
+
+
+def test_names_places_and_paths_that_cannot_be(runs_dir, tmp_path):
+    with pytest.raises(InvalidRunNameError):
+        Publisher("a/b")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match="cannot be written.*--runs-dir"):
+        Publisher("r", runs_dir=tmp_path / "file")
+    with pytest.raises(ConfigurationError, match="socket's may have 107"):
+        Publisher("r", runs_dir=tmp_path / ("x" * 100))
+    with pytest.raises(ConfigurationError, match="rank is 2"):
+        Publisher("r", rank=2, world_size=2)
+
+
+def test_no_broker_at_the_named_address_is_told(runs_dir, monkeypatch):
+    monkeypatch.setattr("bus.link.WELCOME_PATIENCE", 0.2)
+    with pytest.raises(BrokerError, match=r"no broker answers at tcp://127.0.0.1:1.*bus broker"):
+        Publisher("r", broker="tcp://127.0.0.1:1")
+    with pytest.raises(ConfigurationError, match="not an address"):
+        Publisher("r", broker="nonsense")
+
+
+def test_the_training_goes_on_when_the_broker_is_killed(runs_dir, caplog):
+    publisher = Publisher("r")
+    publisher.publish(Event.BATCH_END, batch=1)
+    pid = broker_pid(publisher)
+    os.kill(pid, signal.SIGKILL)
+    longest = 0
+    batch = 1
+    deadline = time.monotonic() + 10
+    while publisher.wanted and time.monotonic() < deadline:
+        batch += 1
+        begin = time.monotonic_ns()
+        publisher.publish(Event.BATCH_END, batch=batch) if publisher.wanted else None
+        longest = max(longest, time.monotonic_ns() - begin)
+        time.sleep(0.001)
+    assert publisher.wanted == set()
+    assert "was killed by signal 9: the training goes on" in caplog.text
+    publisher.close()
+
+
+def test_a_broker_that_stands_still_delays_nothing_and_gets_everything_later(runs_dir):
+    with Publisher("r") as publisher:
+        publisher.publish(Event.FIT_START)
+        pid = broker_pid(publisher)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            for batch in range(60_000):
+                publisher.publish(Event.BATCH_END, batch=batch)
+            assert publisher.statistics().backlog > 0
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    statistics = publisher.statistics()
+    assert statistics.dropped == 0
+    assert statistics.backlog_bytes_high > 0
+    assert [snapshot.seq for snapshot in read_back(publisher)[0]] == list(range(1, 60_002))
+
+
+def test_what_is_kept_for_a_broker_that_stands_still_is_bounded_and_the_loss_is_counted(runs_dir, caplog):
+    with Publisher("r", backlog_bytes=100_000) as publisher:
+        pid = broker_pid(publisher)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            for batch in range(40_000):
+                publisher.publish(Event.BATCH_END, batch=batch)
+            assert publisher.statistics().backlog_bytes <= 100_000
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    dropped = publisher.statistics().dropped
+    assert dropped > 0
+    recording = Recording(publisher.recording)
+    assert len(list(recording)) == 40_000 - dropped
+    (gap,) = recording.gaps
+    assert gap.last - gap.first + 1 == dropped
+    assert f"{dropped} events of run r were dropped" in caplog.text
+
+
+def test_a_forked_child_publishes_nothing_and_ends_nothing(runs_dir):
+    with Publisher("r") as publisher:
+        publisher.publish(Event.BATCH_END, batch=1)
+        child = os.fork()
+        if child == 0:
+            ok = not publisher.wanted
+            publisher.close()
+            os._exit(0 if ok else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        publisher.publish(Event.BATCH_END, batch=2)
+    snapshots, ending = read_back(publisher)
+    assert [int(snapshot.timestamp.batch) for snapshot in snapshots] == [1, 2]
+    assert ending.status == "finished"
+
+
+def test_the_run_says_what_it_is(runs_dir):
+    with Publisher("r", info={"config": {"lr": 0.1}}) as publisher:
+        assert find_run("r").live
+    run = find_run("r")
+    assert not run.live
+    assert run.status == "finished"
+    assert run.last.info["config"] == {"lr": 0.1}
+    assert run.last.info["pid"] == os.getpid()
+    assert run.last.info["versions"]["offloop"]
+    assert publisher.run_dir == runs_dir / "r"
+    assert (runs_dir / "r").stat().st_mode & 0o777 == 0o700

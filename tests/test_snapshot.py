@@ -1,0 +1,78 @@
+"""Snapshots read like the state that callbacks know, and cannot be changed."""
+
+import copy
+import datetime
+import pickle
+
+import pytest
+
+from bus import Event, FieldNotAvailableError, FrozenSnapshotError, Snapshot, Time, Timestamp
+
+
+def snapshot(**fields):
+    return Snapshot.build(Event.BATCH_END, timestamp=Timestamp(epoch=1, batch=12, sample=96), **fields)
+
+
+def test_the_names_of_the_training_state_are_there():
+    state = snapshot(
+        loss=0.5, lr={"SGD": [0.1]}, batch_size=8, dataloader_label="train", dataloader_len=9, max_duration="4ep", time_ns=2_500_000_000
+    )
+    assert int(state.timestamp.batch) == 12
+    assert state.loss == 0.5
+    assert state.lr["SGD"] == [0.1]
+    assert (state.batch_size, state.dataloader_label, state.dataloader_len) == (8, "train", 9)
+    assert state.max_duration == Time(4, "ep")
+    assert state.get_elapsed_duration() == Time(0.25, "dur")
+    assert state.time == 2.5
+
+
+def test_what_was_not_published_is_empty_where_it_has_a_meaning():
+    state = Snapshot.build(Event.INIT)
+    assert state.loss is None
+    assert state.max_duration is None
+    assert state.get_elapsed_duration() is None
+    assert state.previous_timestamp is None
+    assert dict(state.lr) == {}
+    assert state.eval_timestamp == Timestamp()
+    assert state.world_size == 1
+
+
+def test_elapsed_duration_in_seconds_follows_the_wall_clock_time():
+    state = Snapshot.build(
+        Event.BATCH_END, timestamp=Timestamp(total_wct=datetime.timedelta(seconds=30)), max_duration="1m"
+    )
+    assert state.get_elapsed_duration() == Time(0.5, "dur")
+
+
+def test_any_published_field_is_an_attribute():
+    assert snapshot(perplexity=3.5).perplexity == 3.5
+    assert snapshot(perplexity=3.5).fields["perplexity"] == 3.5
+
+
+def test_a_missing_field_says_what_is_there_and_how_to_get_it():
+    with pytest.raises(FieldNotAvailableError, match=r"batch_end snapshot has no field 'grad_norm'.*loss.*grad_norm=") as error:
+        _ = snapshot(loss=1.0).grad_norm
+    assert isinstance(error.value, AttributeError)
+    assert not hasattr(snapshot(), "grad_norm")
+
+
+@pytest.mark.parametrize("name", ["loss", "timestamp", "event", "anything"])
+def test_assignment_and_deletion_are_refused(name):
+    with pytest.raises(FrozenSnapshotError, match=name):
+        setattr(snapshot(loss=1.0), name, 3)
+    with pytest.raises(FrozenSnapshotError, match=name):
+        delattr(snapshot(loss=1.0), name)
+
+
+def test_maps_in_a_snapshot_cannot_be_changed():
+    with pytest.raises(TypeError):
+        snapshot(eval_metrics={"eval": {"Accuracy": 1.0}}).eval_metrics["other"] = {}
+    with pytest.raises(TypeError):
+        snapshot(loss=1.0).fields["loss"] = 2.0
+
+
+def test_copies_and_pickles_are_equal():
+    state = snapshot(loss=1.0)
+    assert copy.deepcopy(state) == state == pickle.loads(pickle.dumps(state))
+    assert state != snapshot(loss=2.0)
+    assert len({state, copy.copy(state)}) == 1
