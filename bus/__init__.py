@@ -1,4 +1,5 @@
-"""The stream of a training run: events, training time, snapshots, and the publisher, broker, subscriber and recording that carry them.
+"""The stream of a training run: events, training time, snapshots, and the publisher, broker, subscriber and recording
+that carry them.
 
 Needs no torch. The other packages build on this one: ``trainer`` publishes, ``consumers`` subscribe.
 """

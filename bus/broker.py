@@ -64,8 +64,9 @@ class BrokerStatistics:
 class Broker:
     """Serves runs at one address: ``door`` for publishers and leases, ``stream`` for the events themselves.
 
-    Nothing that a peer sends stops it: what makes no sense is counted and named in the log. Each event is journaled and sent out once, in the
-    order in which it came. :meth:`serve` runs until :meth:`stop`, or, with ``until_over``, until the runs that came have ended.
+    Nothing that a peer sends stops it: what makes no sense is counted and named in the log. Each event is journaled
+    and sent out once, in the order in which it came. :meth:`serve` runs until :meth:`stop`, or, with ``until_over``,
+    until the runs that came have ended.
 
     Raises:
         BrokerError: the address cannot be listened at.
@@ -203,7 +204,8 @@ class Broker:
                 self._end_run(run)
 
     def _send_out(self, frame: bytes) -> None:
-        # PUB never blocks: what a slow consumer cannot take is dropped for it, and it reads that part from the recording.
+        # PUB never blocks: what a slow consumer cannot take is dropped for it, and it reads that part from the
+        # recording.
         self._stream_socket.send(frame, zmq.NOBLOCK)
 
     def _take_other(self, identity: bytes, frame: bytes) -> None:

@@ -1,8 +1,7 @@
 """The broker that a publisher starts for itself: ``python -m bus.broker_process RUNS_DIR RUN_NAME``.
 
-It locks the run's directory, listens inside it, says so in one line of JSON on standard output, and serves until the run is over. It has
-no terminal: what it has to say later goes into ``broker.log`` in the run's directory.
-"""
+It locks the run's directory, listens inside it, says so in one line of JSON on standard output, and serves until the
+run is over. It has no terminal: what it has to say later goes into ``broker.log`` in the run's directory."""
 
 import json
 import logging

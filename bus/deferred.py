@@ -19,7 +19,8 @@ class Deferred(Protocol):
 
 
 class HeldEvents:
-    """A queue of events in order, each released once the values in its fields are there and all before it are released."""
+    """A queue of events in order, each released once the values in its fields are there and all before it are
+    released."""
 
     def __init__(self) -> None:
         self._queue: deque[tuple[Callable[[dict[str, Any]], bytes], dict[str, Any]]] = deque()
@@ -32,7 +33,8 @@ class HeldEvents:
         self._queue.append((encode, fields))
 
     def release(self, *, wait: bool) -> list[bytes]:
-        """The frames of the events at the front whose values are there; with ``wait`` of all of them, waiting for their values."""
+        """The frames of the events at the front whose values are there; with ``wait`` of all of them, waiting for
+        their values."""
         frames: list[bytes] = []
         while self._queue:
             encode, fields = self._queue[0]

@@ -33,12 +33,14 @@ _INNER_EVENTS = {
 }
 
 BASE_EVENTS: frozenset[Event] = frozenset(Event) - _INNER_EVENTS
-"""The events that are always published and recorded, so that whoever comes late still has a complete history. The others
-fire several times a batch, or once in each batch beside BATCH_END: they are published while somebody wants them."""
+"""The events that are always published and recorded, so that whoever comes late still has a complete history. The
+others fire several times a batch, or once in each batch beside BATCH_END: they are published while somebody wants
+them."""
 
 
 class Leases:
-    """What the consumers of a run want, each for as long as it keeps saying so. Times are seconds of one steady clock."""
+    """What the consumers of a run want, each for as long as it keeps saying so. Times are seconds of one steady
+    clock."""
 
     def __init__(self) -> None:
         self._leases: dict[bytes, tuple[float, frozenset[str]]] = {}

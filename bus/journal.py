@@ -1,4 +1,5 @@
-"""The record of a run: written by the broker, read by everyone. The format is MCAP; ``docs/protocol.md`` says how it is used."""
+"""The record of a run: written by the broker, read by everyone. The format is MCAP; ``docs/protocol.md`` says how it
+is used."""
 
 import os
 import struct
@@ -87,9 +88,9 @@ class Record(NamedTuple):
 class JournalReader:
     """Reads a recording from its front, also one that is still being written or that was cut off.
 
-    :meth:`read` gives what is there and can be called again later for what came after. A chunk is given when all its bytes are
-    there and its checksum holds; ``position`` is the offset up to which the file has been read, ``damage`` names what was
-    skipped because it is damaged, and ``cut`` the record within which the file ends, if it does.
+    :meth:`read` gives what is there and can be called again later for what came after. A chunk is given when all its
+    bytes are there and its checksum holds; ``position`` is the offset up to which the file has been read, ``damage``
+    names what was skipped because it is damaged, and ``cut`` the record within which the file ends, if it does.
 
     Raises:
         RecordingError: the file is missing, cannot be opened, or is not a recording.

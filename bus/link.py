@@ -66,7 +66,8 @@ class BrokerLink:
             if message.kind == "refused":
                 raise _refusal(message.content)
         raise BrokerError(
-            f"no broker answers at {address}: start one with 'bus broker --listen ADDRESS', or name none to have one started"
+            f"no broker answers at {address}: start one with 'bus broker --listen ADDRESS', "
+            "or name none to have one started"
         )
 
     def receive(self) -> Control | None:

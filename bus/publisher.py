@@ -72,12 +72,14 @@ class _Lane:
 class Publisher:
     """Publishes one rank's events to the broker of a run, and starts that broker when none is named.
 
-    Publishing is bounded in time and memory: an event is encoded and handed to a socket that does not wait. While the broker does not
-    read, events are kept (``backlog_bytes``, 64 MiB by default) and sent later; past that bound the oldest are dropped and counted.
+    Publishing is bounded in time and memory: an event is encoded and handed to a socket that does not wait. While the
+    broker does not read, events are kept (``backlog_bytes``, 64 MiB by default) and sent later; past that bound the
+    oldest are dropped and counted.
 
-    ``run_name`` defaults to a new name; ``broker`` is the address of a broker that stands alone (``tcp://127.0.0.1:5570``), by default
-    one is started in the run's directory. ``events`` are published in any case, further ones while a consumer wants them; the live set is
-    :attr:`wanted`. ``info`` goes into ``run.json``. ``clock`` gives nanoseconds since 1970.
+    ``run_name`` defaults to a new name; ``broker`` is the address of a broker that stands alone
+    (``tcp://127.0.0.1:5570``), by default one is started in the run's directory. ``events`` are published in any
+    case, further ones while a consumer wants them; the live set is :attr:`wanted`. ``info`` goes into ``run.json``.
+    ``clock`` gives nanoseconds since 1970.
 
     Raises:
         RunIsLiveError: the run has a live publisher already.
@@ -147,11 +149,11 @@ class Publisher:
         fields: dict[str, Any],
         context: bytes,
     ) -> None:
-        """Publishes an event without asking whether it is wanted: the fast way, for loops that look into :attr:`wanted` themselves.
+        """Publishes an event without asking whether it is wanted: the fast way, for loops that look into
+        :attr:`wanted` themselves.
 
-        ``timestamp`` and ``previous`` are the 14 values of a :class:`~bus.time.Timestamp`; ``fields`` is not kept, so the
-        caller may use it again; ``context`` comes from :meth:`pack_context`.
-        """
+        ``timestamp`` and ``previous`` are the 14 values of a :class:`~bus.time.Timestamp`; ``fields`` is not kept, so
+        the caller may use it again; ``context`` comes from :meth:`pack_context`."""
         if self._held:
             self.send_deferred(event, timestamp, previous, fields, context)
             return
@@ -186,9 +188,8 @@ class Publisher:
     ) -> None:
         """As :meth:`send`, with :class:`Deferred` values among the fields.
 
-        The event, and every one after it, is held back in order until the values are there; that is looked up at later events and never
-        waited for before the end.
-        """
+        The event, and every one after it, is held back in order until the values are there; that is looked up at
+        later events and never waited for before the end."""
         now = self._last_time = max(self._clock(), self._last_time)
         lane = self._lanes[event]
         self._seq = seq = self._seq + 1
@@ -205,9 +206,9 @@ class Publisher:
     def publish(self, event: Event | str, **fields: Any) -> None:
         """Publishes an event of a loop of your own, if anybody wants it.
 
-        ``epoch``, ``batch``, ``sample``, ``token``, ``batch_in_epoch`` and the like, and ``total_wct`` (a timedelta), say where the
-        training stands. ``lr`` is a list of rates, or a map of optimizer name to rates; ``loss`` a number or whatever ``float``
-        takes. Anything else becomes a field of the snapshot, if MessagePack can hold it.
+        ``epoch``, ``batch``, ``sample``, ``token``, ``batch_in_epoch`` and the like, and ``total_wct`` (a timedelta),
+        say where the training stands. ``lr`` is a list of rates, or a map of optimizer name to rates; ``loss`` a
+        number or whatever ``float`` takes. Anything else becomes a field of the snapshot, if MessagePack can hold it.
 
         Raises:
             ConfigurationError: no such event, or a value that cannot be sent.
@@ -301,8 +302,8 @@ class Publisher:
             self._shut()
 
     def close(self, status: str = "finished", error: str | None = None) -> None:
-        """Ends the stream: sends what is left and how the run ended (``finished``, ``failed`` or ``stopped``), and waits, at most
-        five seconds, until the broker has it on disk. Can be called more than once."""
+        """Ends the stream: sends what is left and how the run ended (``finished``, ``failed`` or ``stopped``), and
+        waits, at most five seconds, until the broker has it on disk. Can be called more than once."""
         if self._closed:
             return
         if status not in ("finished", "failed", "stopped"):
@@ -322,7 +323,8 @@ class Publisher:
         return self._encoder(END)(self._seq, self._base_seq, now, zero, None, fields, context)
 
     def _flush(self) -> None:
-        """Waits, within bounds, until the broker has everything on disk; says what is missing if it does not come to that."""
+        """Waits, within bounds, until the broker has everything on disk; says what is missing if it does not come to
+        that."""
         deadline = time.monotonic() + _FLUSH_PATIENCE
         while True:
             # Asked first: what a broker said before it ended is still to be read afterwards.

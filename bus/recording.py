@@ -17,8 +17,9 @@ __all__ = ["Recording"]
 class Recording:
     """The recorded stream of one attempt of a run; iterate over it for its snapshots.
 
-    ``path`` is a recording, or a run's directory (then ``attempt`` chooses one; the newest by default). The file may belong to
-    a run that still goes on, or be cut off: everything whole in it is read, and ``damage`` says what was not.
+    ``path`` is a recording, or a run's directory (then ``attempt`` chooses one; the newest by default). The file may
+    belong to a run that still goes on, or be cut off: everything whole in it is read, and ``damage`` says what was
+    not.
 
     Raises:
         RecordingError: there is no such file, or it is not a recording.
@@ -49,7 +50,8 @@ class Recording:
         return self.snapshots()
 
     def snapshots(self, events: Iterable[Event] | None = None) -> Iterator[Snapshot]:
-        """The snapshots of the given events, in the order in which the broker sent them out; all when ``events`` is ``None``."""
+        """The snapshots of the given events, in the order in which the broker sent them out; all when ``events`` is
+        ``None``."""
         order = StreamOrder(self.run_name, self.attempt, events)
         from_record = order.from_record
         with JournalReader(self.path) as reader:

@@ -120,7 +120,8 @@ def find_run(name: str | os.PathLike[str], where: str | os.PathLike[str] | None 
     known = [run.name for run in list_runs(root)]
     exist = f"there are {', '.join(known[:5])}{' and more' if len(known) > 5 else ''}" if known else "there is none yet"
     raise RunNotFoundError(
-        f"no run {str(name)!r} in {root}: {exist}; 'bus runs' lists them, '--runs-dir' or OFFLOOP_RUNS_DIR looks elsewhere"
+        f"no run {str(name)!r} in {root}: {exist}; 'bus runs' lists them, "
+        "'--runs-dir' or OFFLOOP_RUNS_DIR looks elsewhere"
     )
 
 
@@ -212,7 +213,8 @@ class RunDirectory:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise RunIsLiveError(
-                        f"run {self.name!r} in {self.path.parent} is live already: choose another run name, or wait until it ends"
+                        f"run {self.name!r} in {self.path.parent} is live already: "
+                        "choose another run name, or wait until it ends"
                     ) from None
                 time.sleep(0.01)
             else:
@@ -270,5 +272,6 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunDirectoryError(
-            f"the run directory {path} cannot be written: {error.strerror}; choose another place with '--runs-dir' or OFFLOOP_RUNS_DIR"
+            f"the run directory {path} cannot be written: {error.strerror}; "
+            "choose another place with '--runs-dir' or OFFLOOP_RUNS_DIR"
         ) from None

@@ -15,13 +15,13 @@ _set = object.__setattr__
 
 
 class Snapshot:
-    """What was so at one event: the training time, the loss, the learning rates, and whatever else was published with it.
+    """What was so at one event: the training time, the loss, the learning rates, and whatever else was published with
+    it.
 
     Attribute names are those that callbacks know from a training state (``state.timestamp.batch``, ``state.loss``,
-    ``state.max_duration``); any other published field is an attribute of its own name. A snapshot is read-only, and the same
-    whether it came live or from a recording. A field that it does not carry raises
-    :class:`~bus.errors.FieldNotAvailableError`; an assignment raises :class:`~bus.errors.FrozenSnapshotError`.
-    """
+    ``state.max_duration``); any other published field is an attribute of its own name. A snapshot is read-only, and
+    the same whether it came live or from a recording. A field that it does not carry raises
+    :class:`~bus.errors.FieldNotAvailableError`; an assignment raises :class:`~bus.errors.FrozenSnapshotError`."""
 
     __slots__ = ("_body", "event", "rank", "run_name")
 
@@ -58,8 +58,8 @@ class Snapshot:
     ) -> "Snapshot":
         """Makes a snapshot by hand, for tests of callbacks.
 
-        ``fields`` are the further fields as they would be published: ``loss=0.5``, ``lr={"SGD": [0.1]}``, ``batch_size=32``.
-        """
+        ``fields`` are the further fields as they would be published: ``loss=0.5``, ``lr={"SGD": [0.1]}``,
+        ``batch_size=32``."""
         if eval_timestamp is not None:
             fields["eval_timestamp"] = list(eval_timestamp.values)
         if predict_timestamp is not None:
@@ -169,7 +169,8 @@ class Snapshot:
         return MappingProxyType({**self._body.context, **self._body.fields})
 
     def get_elapsed_duration(self) -> Time | None:
-        """Which part of ``max_duration`` is over, in the unit ``dur``: 0 at the start, 1 at the end; ``None`` without one."""
+        """Which part of ``max_duration`` is over, in the unit ``dur``: 0 at the start, 1 at the end; ``None`` without
+        one."""
         max_duration = self.max_duration
         if max_duration is None:
             return None
@@ -200,7 +201,8 @@ class Snapshot:
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise FrozenSnapshotError(
-            f"a snapshot is read-only: {name!r} cannot be assigned; what changes the training is an Algorithm in the trainer"
+            f"a snapshot is read-only: {name!r} cannot be assigned; "
+            "what changes the training is an Algorithm in the trainer"
         )
 
     def __delattr__(self, name: str) -> NoReturn:

@@ -20,7 +20,8 @@ class Ending:
     """How a run ended, or this reading of it."""
 
     status: str
-    """``finished``, ``stopped`` (on request), ``failed`` (an exception ended it), or ``lost`` (it ended without a word)."""
+    """``finished``, ``stopped`` (on request), ``failed`` (an exception ended it), or ``lost`` (it ended without a
+    word)."""
     error: str | None = None
     """The text of the failure."""
 
@@ -54,13 +55,13 @@ class _Place(NamedTuple):
 class StreamOrder:
     """Turns frames of one attempt of a run into snapshots: each wanted event once, in order, with gaps noticed.
 
-    It holds the position of a reader: the number of the last event of each rank that it has seen. Frames may come from a recording
-    (:meth:`from_record`) and from the live stream (:meth:`from_live`), and may overlap.
+    It holds the position of a reader: the number of the last event of each rank that it has seen. Frames may come
+    from a recording (:meth:`from_record`) and from the live stream (:meth:`from_live`), and may overlap.
 
-    A reader that wants base events alone receives all of those and counts them by ``base_seq``; one that wants others too receives
-    everything and counts by ``seq``. Either way what it receives is numbered without holes, so a loss shows at the very next frame, before
-    anything is given out of order. :attr:`topics` are the subscriptions for that.
-    """
+    A reader that wants base events alone receives all of those and counts them by ``base_seq``; one that wants others
+    too receives everything and counts by ``seq``. Either way what it receives is numbered without holes, so a loss
+    shows at the very next frame, before anything is given out of order. :attr:`topics` are the subscriptions for
+    that."""
 
     def __init__(self, run: str, attempt: int, events: Iterable[Event] | None) -> None:
         self.run = run
@@ -100,7 +101,8 @@ class StreamOrder:
         return self._accept(place, event, number)
 
     def from_live(self, topic: str, body: bytes) -> Snapshot | Missing | None:
-        """The snapshot in a live frame, if it is wanted, new and next; what is missing before it, if something is; else ``None``."""
+        """The snapshot in a live frame, if it is wanted, new and next; what is missing before it, if something is;
+        else ``None``."""
         found = self._next(topic, body)
         if found is None:
             return None

@@ -29,13 +29,15 @@ LIVE_CHECK_SECONDS = 0.5
 
 
 class Subscriber:
-    """The events of a run from its first to its last, whenever one subscribes: iterate, with ``for`` or ``async for``, over snapshots.
+    """The events of a run from its first to its last, whenever one subscribes: iterate, with ``for`` or ``async
+    for``, over snapshots.
 
-    History is read from the recording, what follows comes from the broker's stream; where that misses something, it is read from the recording
-    again, so every wanted event comes once and in order. The iteration ends when the run has ended, and :attr:`ending` says how.
+    History is read from the recording, what follows comes from the broker's stream; where that misses something, it
+    is read from the recording again, so every wanted event comes once and in order. The iteration ends when the run
+    has ended, and :attr:`ending` says how.
 
-    ``run`` is a run's name or directory; ``events`` are those to receive, all by default. Events beyond the base set are published from
-    the moment a subscriber asks for them by name. ``name`` tells the broker who asks.
+    ``run`` is a run's name or directory; ``events`` are those to receive, all by default. Events beyond the base set
+    are published from the moment a subscriber asks for them by name. ``name`` tells the broker who asks.
 
     Raises:
         RunNotFoundError: there is no such run.
@@ -109,8 +111,8 @@ class Subscriber:
                 await asyncio.sleep(0)
 
     def _advance(self) -> float | None:
-        """Takes one step: from the recording while something is missing, else from the live stream. Returns how long to wait before the next
-        one, in seconds, or ``None`` when the run has ended and everything has been given."""
+        """Takes one step: from the recording while something is missing, else from the live stream. Returns how long
+        to wait before the next one, in seconds, or ``None`` when the run has ended and everything has been given."""
         if self._closed:
             raise ClosedError(f"the subscriber of run {self.run_name!r} is closed")
         if self.ending is not None:
@@ -279,7 +281,8 @@ class _StreamLink:
 
 
 class _Lease:
-    """Tells the broker once a second what is wanted, on a thread of its own: a slow callback must not let the lease run out."""
+    """Tells the broker once a second what is wanted, on a thread of its own: a slow callback must not let the lease
+    run out."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", run: RunInfo, events: frozenset[Event], name: str | None

@@ -12,8 +12,8 @@ __all__ = ["run_command"]
 
 
 def run_command(command: click.Command) -> NoReturn:
-    """Runs a click command as a program: one line on standard error and exit code 1 for an error that the user can mend,
-    2 for wrong usage, 130 after Ctrl-C; a traceback only for a defect of ours."""
+    """Runs a click command as a program: one line on standard error and exit code 1 for an error that the user can
+    mend, 2 for wrong usage, 130 after Ctrl-C; a traceback only for a defect of ours."""
     try:
         code = command.main(standalone_mode=False)
     except click.UsageError as error:
@@ -26,8 +26,8 @@ def run_command(command: click.Command) -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         _fail("interrupted", 130)
     except BrokenPipeError:
-        # The reader of our output went away (`consumer | head`): there is nobody to tell, and Python's own flush at exit
-        # would complain about it once more.
+        # The reader of our output went away (`consumer | head`): there is nobody to tell, and Python's own flush at
+        # exit would complain about it once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     sys.exit(code if isinstance(code, int) else 0)

@@ -1,4 +1,5 @@
-"""The protocol's frames as plain functions: bytes in, values out, no sockets. ``docs/protocol.md`` is the specification."""
+"""The protocol's frames as plain functions: bytes in, values out, no sockets. ``docs/protocol.md`` is the
+specification."""
 
 import re
 from collections.abc import Callable
@@ -76,10 +77,12 @@ class Control(NamedTuple):
 
 
 def check_run_name(name: str) -> str:
-    """Returns ``name``, or raises :class:`~bus.errors.InvalidRunNameError` when it cannot stand in a topic and a path."""
+    """Returns ``name``, or raises :class:`~bus.errors.InvalidRunNameError` when it cannot stand in a topic and a
+    path."""
     if not isinstance(name, str) or not _RUN_NAME.match(name):
         raise InvalidRunNameError(
-            f"{name!r} cannot be a run name: use 1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+            f"{name!r} cannot be a run name: use 1 to 100 letters, digits, '.', '_' or '-', "
+            "beginning with a letter or digit"
         )
     return name
 
@@ -116,7 +119,8 @@ def encode_control(kind: str, content: dict[str, Any]) -> bytes:
 
 
 def encode_beat(run: str, attempt: int, time: int, positions: dict[int, tuple[int, int]]) -> bytes:
-    """The broker's sign of life for one run, with the last ``seq`` and ``base_seq`` that it has collected from each rank."""
+    """The broker's sign of life for one run, with the last ``seq`` and ``base_seq`` that it has collected from each
+    rank."""
     return Topic(run, BEAT, 0).encode() + bytes(msgpack.packb([PROTOCOL_VERSION, attempt, time, positions]))
 
 
@@ -210,7 +214,8 @@ def _is_training_time(values: Any) -> bool:
 
 
 def _shallow(container: Any, levels: int) -> bool:
-    """Whether nothing is nested deeper than ``levels``: what is handed on must survive recursive code such as ``repr``."""
+    """Whether nothing is nested deeper than ``levels``: what is handed on must survive recursive code such as
+    ``repr``."""
     for value in container.values() if type(container) is dict else container:
         kind = type(value)
         if (kind is dict or kind is list) and (levels == 0 or not _shallow(value, levels - 1)):

@@ -1,5 +1,6 @@
 """What goes in comes out again, and nothing else gets through."""
 
+import contextlib
 import math
 
 import msgpack
@@ -61,10 +62,8 @@ def test_a_control_message_comes_out_as_it_went_in(kind, content):
 @given(st.binary(max_size=400))
 def test_arbitrary_bytes_raise_nothing_but_our_error(data):
     for decode in (split_frame, decode_body, decode_event, decode_control):
-        try:
+        with contextlib.suppress(ProtocolError):
             decode(data)
-        except ProtocolError as error:
-            assert str(error)
 
 
 @given(st.integers(0, 200), st.integers(0, 255))
@@ -73,12 +72,10 @@ def test_a_spoilt_event_is_an_event_or_our_error(position, byte):
         event_encoder(Topic("r", "batch_end", 0), 1)(1, 1, 0, [0] * 14, None, {"a": [1]}, pack_map({"b": "c"}))
     )
     frame[position % len(frame)] = byte
-    try:
+    with contextlib.suppress(ProtocolError):
         topic, body = split_frame(bytes(frame))
         if topic is not None:
             decode_event(body)
-    except ProtocolError:
-        pass
 
 
 def test_further_elements_and_keys_are_ignored():

@@ -1,0 +1,219 @@
+"""What the stream costs the training: microseconds for an event, and training speed against a bare PyTorch loop.
+
+The figures do not show what a GPU would: everything here runs on a CPU with one torch thread, where the host's time
+is the training's time. They are medians, and ratios of medians taken in turn in one run, because a machine's speed
+drifts."""
+
+import contextlib
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import msgpack
+import torch
+import zmq
+from common import Report, arguments, consumer_process, microseconds, scratch, wait_until
+from torch.utils.data import DataLoader, TensorDataset
+
+from bus import Event
+from trainer import Classifier, Trainer
+
+SLEEPER = Path(__file__).with_name("sleeper.py")
+FOLLOWER = """
+import sys
+from bus import Event, Subscriber
+print("ready", flush=True)
+for snapshot in Subscriber(sys.argv[1], events=map(Event, sys.argv[2:])):
+    pass
+"""
+MODELS = {"tiny": (32, 64, 64, 10), "medium": (512, 1024, 1024, 10)}
+ROWS = {"tiny": 32, "medium": 128}
+
+
+def make(size: str, batches: int) -> tuple[torch.nn.Module, DataLoader]:
+    """A fresh model and its data: so many batches of random rows."""
+    torch.manual_seed(0)
+    widths, rows = MODELS[size], ROWS[size]
+    layers: list[torch.nn.Module] = []
+    for wide, narrow in itertools.pairwise(widths):
+        layers += [torch.nn.Linear(wide, narrow), torch.nn.ReLU()]
+    data = TensorDataset(torch.randn(batches * rows, widths[0]), torch.randint(0, widths[-1], (batches * rows,)))
+    return torch.nn.Sequential(*layers[:-1]), DataLoader(data, batch_size=rows)
+
+
+def bare_loop(size: str, batches: int) -> float:
+    """Batches a second of a plain loop that reads its loss every batch."""
+    model, loader = make(size, batches)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loss_function = torch.nn.CrossEntropyLoss()
+    losses = []
+    begin = time.perf_counter()
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        loss = loss_function(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return batches / (time.perf_counter() - begin)
+
+
+def make_trainer(size: str, batches: int, runs_dir: Path, **options: object) -> Trainer:
+    """A trainer on the same job as :func:`bare_loop`."""
+    model, loader = make(size, batches)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return Trainer(
+        Classifier(model, num_classes=10),
+        loader,
+        optimizers=optimizer,
+        max_duration=f"{batches}ba",
+        runs_dir=runs_dir,
+        progress_bar=False,
+        device="cpu",
+        seed=0,
+        **options,
+    )
+
+
+def trainer_loop(size: str, batches: int, runs_dir: Path, callbacks: str | None) -> float:
+    """Batches a second of the trainer; ``callbacks`` run in a ``consumer`` process attached to it, ``None`` trains
+    without a stream."""
+    trainer = make_trainer(size, batches, runs_dir, publish=callbacks is not None)
+    with contextlib.ExitStack() as stack:
+        if callbacks is not None:
+            options = ("--run", trainer.state.run_name, "--runs-dir", str(runs_dir), "--callbacks", callbacks)
+            consumer = stack.enter_context(consumer_process(*options))
+            assert consumer.stderr is not None
+            while "attached" not in consumer.stderr.readline():
+                assert consumer.poll() is None, "the consumer ended"
+        begin = time.perf_counter()
+        trainer.fit()
+        speed = batches / (time.perf_counter() - begin)
+    trainer.close()
+    return speed
+
+
+def measure_events(report: Report, runs_dir: Path, quick: bool) -> None:
+    """Microseconds for an event that nobody wants, and for one that is published."""
+    calls, bursts = (50, 5) if quick else (100, 200)
+    trainer = make_trainer("tiny", 5, runs_dir)
+    trainer.fit()
+    run_event = trainer.engine.run_event
+    unwanted, wanted = Event.BEFORE_LOSS, Event.BATCH_END
+    report.add("unwanted event", microseconds(lambda: run_event(unwanted), 20 * calls, bursts // 4 + 1), "us", 0.25)
+    with raw_sender(trainer) as send_raw:
+        published, raw = in_turn(lambda: run_event(wanted), send_raw, calls, bursts)
+    report.add("published base event, 0 consumers", published, "us", 3)
+    report.add("raw pack and send of the same", raw, "us")
+    report.add("published / raw, 0 consumers", published / raw, "x", 2.5)
+    for count in (1, 4 if quick else 32):
+        with followers(trainer, count), raw_sender(trainer) as send_raw:
+            published, raw = in_turn(lambda: run_event(wanted), send_raw, calls, bursts)
+        report.add(f"published base event, {count} consumers", published, "us", 3)
+        report.add(f"published / raw, {count} consumers", published / raw, "x", 2.5)
+    trainer.close()
+
+
+def in_turn(first: object, second: object, calls: int, bursts: int) -> tuple[float, float]:
+    """Medians of two functions whose bursts take turns."""
+    pairs = [(microseconds(first, calls, 1), microseconds(second, calls, 1)) for _ in range(bursts)]
+    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
+
+
+@contextlib.contextmanager
+def raw_sender(trainer: Trainer) -> Iterator[object]:
+    """The least that sending a snapshot takes: one ``pack`` of its values and one ``send`` to a process that reads."""
+    reader = (
+        "import sys, zmq; s = zmq.Context().socket(zmq.ROUTER); s.bind(sys.argv[1]); print('ready', flush=True)\n"
+        "while True: s.recv_multipart()"
+    )
+    address = f"ipc://{trainer.publisher.run_dir}/raw.sock"
+    process = subprocess.Popen([sys.executable, "-c", reader, address], stdout=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.SNDHWM, 1_000_000)
+    socket.connect(address)
+    *_, last = recorded(trainer)
+    training_time = last.timestamp.values
+    values = (1, last.attempt, last.seq, last.seq, last.time_ns, training_time, training_time, dict(last.fields))
+    pack, send = msgpack.Packer().pack, socket.send
+    try:
+        yield lambda: send(pack(values), zmq.NOBLOCK)
+    finally:
+        context.destroy(linger=0)
+        process.kill()
+        process.communicate()
+
+
+def recorded(trainer: Trainer) -> list:
+    """The BATCH_END snapshots recorded so far, once there is one."""
+    from bus import Recording
+
+    found: list = []
+
+    def there() -> bool:
+        found[:] = Recording(trainer.publisher.recording).snapshots([Event.BATCH_END])
+        return bool(found)
+
+    wait_until(there, "the first event to be recorded")
+    return found
+
+
+@contextlib.contextmanager
+def followers(trainer: Trainer, count: int) -> Iterator[None]:
+    """So many processes, each subscribed to every base event of the run."""
+    command = [sys.executable, "-c", FOLLOWER, str(trainer.publisher.run_dir), "batch_end", "eval_end"]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    for process in processes:
+        process.stdout.readline()
+    time.sleep(1)  # let them read the history, which is not what is measured
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def measure_training(report: Report, runs_dir: Path, quick: bool) -> None:
+    """Training speed against the bare loop, for both sizes."""
+    goals = {"tiny": 0.90, "medium": 0.98}
+    for size, batches, rounds in (("tiny", 2500, 9), ("medium", 150, 9)):
+        if quick:
+            batches, rounds = 60, 1
+        bare_loop(size, batches)
+        speeds: dict[str, list[float]] = {"bare": [], "alone": [], "speed,lr": [], "sleeping": []}
+        for _ in range(rounds):
+            speeds["bare"].append(bare_loop(size, batches))
+            speeds["alone"].append(trainer_loop(size, batches, runs_dir, None))
+            speeds["speed,lr"].append(trainer_loop(size, batches, runs_dir, "speed,lr"))
+            speeds["sleeping"].append(trainer_loop(size, batches, runs_dir, f"{SLEEPER}:Sleeper"))
+        median = {name: statistics.median(values) for name, values in speeds.items()}
+        report.add(f"{size}: bare loop", median["bare"], "batches/s")
+        report.add(f"{size}: trainer without stream / bare", median["alone"] / median["bare"], "x")
+        ratio = median["speed,lr"] / median["bare"]
+        report.add(f"{size}: trainer with speed,lr / bare", ratio, "x", goals[size], at_least=True)
+        ratio = median["sleeping"] / median["speed,lr"]
+        report.add(f"{size}: callback that sleeps 50 ms / speed,lr", ratio, "x", 0.98, at_least=True)
+
+
+def main() -> None:
+    """Measures and prints."""
+    options = arguments(__doc__ or "")
+    torch.set_num_threads(1)
+    report = Report("hot loop")
+    with scratch() as runs_dir:
+        measure_events(report, runs_dir, options.quick)
+        measure_training(report, runs_dir, options.quick)
+    report.show(options.json)
+
+
+if __name__ == "__main__":
+    main()

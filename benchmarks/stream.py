@@ -1,0 +1,137 @@
+"""What the stream carries: events a second through a journaling broker, latency, and replay speed.
+
+Publisher, broker and subscriber are three processes on one machine; with fewer cores than processes they share them, so
+the throughput is that of all three together.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+from common import Report, arguments, scratch, wait_until
+
+from bus import Event, Publisher, Recording, Subscriber
+
+COUNTER = """
+import sys
+from bus import Subscriber
+with Subscriber(sys.argv[1]) as subscriber:
+    print("ready", flush=True)
+    print(sum(1 for _ in subscriber), subscriber.gaps, flush=True)
+"""
+TIMESTAMP = (0, 3, 1000, 32000, 0, 3, 0, 100, 3200, 0, 12345678, 12345678, 345678, 1234)
+FIELDS = {"loss": 0.3, "lr": {"SGD": [0.1]}, "batch_size": 32}
+CONTEXT = Publisher.pack_context(
+    {"max_duration": "5ep", "dataloader_label": "train", "dataloader_len": 45, "world_size": 1}
+)
+
+
+def publish(publisher: Publisher, loss: float) -> None:
+    """One event as a trainer publishes it."""
+    FIELDS["loss"] = loss
+    publisher.send(Event.BATCH_END, TIMESTAMP, TIMESTAMP, FIELDS, CONTEXT)
+
+
+def throughput(runs_dir: Path, events: int, followed: bool) -> float:
+    """Events a second from the first publish until all are on disk, and with a subscriber also received."""
+    with Publisher("flood" if followed else "record", runs_dir=runs_dir) as publisher:
+        if followed:
+            command = [sys.executable, "-c", COUNTER, str(publisher.run_dir)]
+            follower = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            follower.stdout.readline()
+        begin = time.perf_counter()
+        for index in range(events):
+            publish(publisher, 1 / (index + 1))
+        while publisher.statistics().acknowledged < events:
+            publisher.poll()
+            time.sleep(0.0005)
+        recorded = time.perf_counter() - begin
+        if publisher.statistics().dropped:
+            raise SystemExit("events were dropped")
+    if not followed:
+        return events / recorded
+    out, _ = follower.communicate(timeout=120)
+    if out != f"{events} ()\n":
+        raise SystemExit(f"the subscriber got {out!r} of {events} events")
+    return events / (time.perf_counter() - begin)
+
+
+def latency(runs_dir: Path, events: int, rate: int) -> list[float]:
+    """Microseconds from publish to the loop of a subscriber, at so many events a second."""
+    sender = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+from stream import Publisher, publish
+publisher = Publisher("pace", runs_dir=sys.argv[1], clock=time.monotonic_ns)
+print("ready", flush=True)
+sys.stdin.readline()
+next_time = time.monotonic()
+for index in range(int(sys.argv[3])):
+    next_time += 1 / int(sys.argv[4])
+    while time.monotonic() < next_time:
+        time.sleep(max(0, next_time - time.monotonic()))
+    publish(publisher, 0.5)
+publisher.close()
+"""
+    command = [sys.executable, "-c", sender, str(runs_dir), str(Path(__file__).parent), str(events), str(rate)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    delays = []
+    with Subscriber("pace", runs_dir=runs_dir) as subscriber:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        for snapshot in subscriber:
+            delays.append((time.monotonic_ns() - snapshot.time_ns) / 1000)
+    process.communicate(timeout=60)
+    return delays[events // 20 :]
+
+
+def replay(path: Path) -> float:
+    """Snapshots a second out of a recording."""
+    begin = time.perf_counter()
+    recording = Recording(path)
+    count = 0
+    for _ in recording:
+        count += 1
+    return count / (time.perf_counter() - begin)
+
+
+def consumer_replay(path: Path, events: int) -> float:
+    """Events a second of ``consumer --replay`` with speed and lr, start of the process included."""
+    command = [sys.executable, "-m", "consumers", "--replay", str(path), "--callbacks", "speed,lr"]
+    begin = time.perf_counter()
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    return events / (time.perf_counter() - begin)
+
+
+def main() -> None:
+    """Measures and prints."""
+    options = arguments(__doc__ or "")
+    events, rounds = (2_000, 1) if options.quick else (200_000, 5)
+    report = Report("stream")
+    recorded: list[float] = []
+    followed: list[float] = []
+    replays: deque[float] = deque()
+    for _ in range(rounds):
+        with scratch() as runs_dir:
+            recorded.append(throughput(runs_dir, events, followed=False))
+            followed.append(throughput(runs_dir, events, followed=True))
+            replays.append(replay(runs_dir / "record"))
+            wait_until(lambda: (runs_dir / "record" / "run.json").exists(), "the record")
+            by_consumer = consumer_replay(runs_dir / "record", events)
+    report.add("publish, journal", statistics.median(recorded), "events/s", 50_000, at_least=True)
+    report.add("publish, journal, receive", statistics.median(followed), "events/s", 50_000, at_least=True)
+    with scratch() as runs_dir:
+        delays = sorted(latency(runs_dir, 400 if options.quick else 20_000, 2000))
+    report.add("publish to subscriber at 2,000/s, median", delays[len(delays) // 2], "us")
+    report.add("publish to subscriber at 2,000/s, 99 %", delays[int(len(delays) * 0.99)], "us")
+    report.add("replay", statistics.median(replays), "events/s", 100_000, at_least=True)
+    report.add("consumer --replay, speed,lr", by_consumer, "events/s")
+    report.show(options.json)
+
+
+if __name__ == "__main__":
+    main()
