@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bus.broker import Broker
 from bus.errors import OffloopError
-from bus.runs import RunDirectory, socket_address
+from bus.runs import SOCKET_FILES, RunDirectory, socket_address
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     directory = None
     try:
         directory = RunDirectory(root, name)
-        door, stream = socket_address(directory.path / "broker.sock"), socket_address(directory.path / "stream.sock")
+        door, stream = (socket_address(directory.path / name) for name in SOCKET_FILES)
         broker = Broker(door, stream, root, directory=directory, until_over=True)
     except OffloopError as error:
         if directory is not None:

@@ -17,7 +17,7 @@ import zmq
 from bus import errors
 from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError
 from bus.event import Event
-from bus.runs import new_run_name, runs_dir, socket_address
+from bus.runs import SOCKET_FILES, new_run_name, runs_dir, socket_address
 from bus.wire import Control, check_run_name, decode_control, encode_control, split_frame
 
 __all__ = ["BrokerLink", "connect", "describe_process"]
@@ -128,7 +128,7 @@ def connect(
     if broker is not None:
         return BrokerLink(broker, hello)
     root = runs_dir(where).absolute()
-    address = socket_address(root / name / "broker.sock")
+    address = socket_address(root / name / SOCKET_FILES[0])
     process = _start_broker(root, name)
     try:
         return BrokerLink(address, hello, process)

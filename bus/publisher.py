@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -120,6 +121,7 @@ class Publisher:
         self._topic = Topic(self.run_name, END, rank)
         self._world_size = world_size
         self._clock = clock or wall_clock()
+        self._began = self._clock()
         self._lanes = {event: _Lane(self._encoder(event.value), int(event in BASE_EVENTS)) for event in Event}
         self._socket_send = self._link.socket.send
         self._last_time = self._next_poll = 0
@@ -206,12 +208,15 @@ class Publisher:
     def publish(self, event: Event | str, **fields: Any) -> None:
         """Publishes an event of a loop of your own, if anybody wants it.
 
-        ``epoch``, ``batch``, ``sample``, ``token``, ``batch_in_epoch`` and the like, and ``total_wct`` (a timedelta),
-        say where the training stands. ``lr`` is a list of rates, or a map of optimizer name to rates; ``loss`` a
-        number or whatever ``float`` takes. Anything else becomes a field of the snapshot, if MessagePack can hold it.
+        ``epoch``, ``batch``, ``sample``, ``token``, ``batch_in_epoch`` and the like say where the training stands;
+        ``total_wct`` (a timedelta) is the time spent training, by default what has passed since this publisher was
+        made. ``lr`` is a list of rates, or a map of optimizer name to rates; ``loss`` a number, whatever ``float``
+        takes, or a :class:`~bus.deferred.Deferred`. Anything else becomes a field of the snapshot, if MessagePack can
+        hold it.
 
         Raises:
-            ConfigurationError: no such event, or a value that cannot be sent.
+            ConfigurationError: no such event, or a value that cannot be sent, such as a loss on a GPU: reading it
+                would make the loop wait, and whether it may is yours to say.
             ClosedError: the publisher is closed.
         """
         event = Event(event)
@@ -221,16 +226,23 @@ class Publisher:
             )
         if event not in self.wanted:
             return
+        fields.setdefault("total_wct", timedelta(microseconds=(self._clock() - self._began) // 1000))
         timestamp = Timestamp(**{name: fields.pop(name) for name in _TRAINING_TIME if name in fields}).values
         context = self._pack_plain_context({name: fields.pop(name) for name in _CONTEXT_NAMES if name in fields})
+        loss = fields.get("loss")
+        if getattr(loss, "is_cuda", False):
+            raise ConfigurationError(
+                "the loss is on a GPU: make gpu = trainer.GpuDevice() once and publish gpu.read_later(loss), "
+                "or float(loss) if the loop may wait for it"
+            )
         try:
             if "lr" in fields and not isinstance(fields["lr"], dict):
                 fields["lr"] = {"optimizer": [float(rate) for rate in fields["lr"]]}
-            if isinstance(fields.get("loss"), Deferred):
+            if isinstance(loss, Deferred):
                 self.send_deferred(event, timestamp, self._previous, fields, context)
             else:
-                if fields.get("loss") is not None:
-                    fields["loss"] = float(fields["loss"])
+                if loss is not None:
+                    fields["loss"] = float(loss)
                 self.send(event, timestamp, self._previous, fields, context)
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigurationError(

@@ -19,6 +19,7 @@ __all__ = ["Attempt", "RunDirectory", "RunInfo", "find_run", "list_runs", "new_r
 RUN_FILE = "run.json"
 BROKER_FILE = "broker.json"
 LOCK_FILE = "broker.lock"
+SOCKET_FILES = ("broker.sock", "stream.sock")
 
 _LOCK_PATIENCE = 0.3
 _SOCKET_PATH_LIMIT = 107
@@ -240,7 +241,8 @@ class RunDirectory:
 
     def release(self) -> None:
         """Gives the directory back: it is not live any more."""
-        (self.path / BROKER_FILE).unlink(missing_ok=True)
+        for name in (BROKER_FILE, *SOCKET_FILES):
+            (self.path / name).unlink(missing_ok=True)
         os.close(self._lock)
 
     def _write(self, name: str, value: dict[str, Any]) -> None:

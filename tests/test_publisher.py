@@ -54,8 +54,9 @@ def test_a_plain_loop_is_recorded_as_it_was(runs_dir):
 
 def test_event_times_never_go_back(runs_dir):
     times = iter([100, 200, 150, 120, 300, 250])
-    with Publisher("r", clock=lambda: next(times, 260)) as publisher:
-        for _ in range(6):
+    now = 0
+    with Publisher("r", clock=lambda: now) as publisher:
+        for now in times:  # noqa: B007  the clock reads it
             publisher.publish(Event.BATCH_END)
     assert [snapshot.time_ns for snapshot in read_back(publisher)[0]] == [100, 200, 200, 200, 300, 300]
 
@@ -172,6 +173,25 @@ def test_a_value_that_cannot_be_sent_is_named_and_leaves_no_hole(runs_dir):
             publisher.publish(Event.BATCH_END, batch=2, thing=object())
         publisher.publish(Event.BATCH_END, batch=3)
     assert [(snapshot.seq, snapshot.timestamp.batch) for snapshot in read_back(publisher)[0]] == [(1, 1), (2, 3)]
+
+
+def test_time_passes_in_a_plain_loop_that_does_not_tell_it(runs_dir):
+    now = 5_000_000_000
+    with Publisher("r", clock=lambda: now) as publisher:
+        for now in (6_000_000_000, 8_500_000_000):  # noqa: B007  the clock reads it
+            publisher.publish(Event.BATCH_END)
+    assert [snapshot.timestamp.total_wct.total_seconds() for snapshot in read_back(publisher)[0]] == [1, 3.5]
+
+
+def test_a_loss_on_a_gpu_is_not_read_behind_the_users_back(runs_dir):
+    class Loss:
+        is_cuda = True
+
+        def __float__(self):
+            raise AssertionError("read: the host would have waited for the GPU")
+
+    with Publisher("r") as publisher, pytest.raises(ConfigurationError, match=r"on a GPU.*read_later"):
+        publisher.publish(Event.BATCH_END, loss=Loss())
 
 
 def test_a_second_start_is_a_new_attempt_and_both_are_kept(runs_dir):
