@@ -9,8 +9,8 @@ PYTEST ?=
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Only errors on the terminal, everything in the log.
-PIP := $(BIN)/python -m pip -qq --log $(VENV)/setup.log --disable-pip-version-check install --constraint constraints.txt
+LOG := $(VENV)/setup.log
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
 .PHONY: help setup demo test check bench
 
@@ -26,10 +26,10 @@ setup: $(READY)
 # pip and setuptools come first: dependency groups need a newer pip than older Pythons bring, and with setuptools in the
 # environment the build takes the pinned one.
 $(READY): pyproject.toml constraints.txt
-	@echo "setting up $(VENV): some minutes the first time (log: $(VENV)/setup.log)"
+	@echo "setting up $(VENV): some minutes the first time (progress: $(LOG))"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) pip setuptools
-	@PYTHONWARNINGS='ignore:Editable installation' $(PIP) --no-build-isolation --editable '.[demo]' --group dev
+	@{ $(PIP) pip setuptools && $(PIP) --no-build-isolation --editable '.[demo]' --group dev; } >$(LOG) 2>&1 \
+		|| { tail -n 20 $(LOG); echo "the setup failed: its whole output is in $(LOG)"; exit 1; } >&2
 	@touch $@
 
 demo: $(READY)

@@ -69,7 +69,7 @@ def make_trainer(size: str, batches: int, runs_dir: Path, **options: object) -> 
     model, loader = make(size, batches)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     return Trainer(
-        Classifier(model, num_classes=10),
+        Classifier(model),
         loader,
         optimizers=optimizer,
         max_duration=f"{batches}ba",

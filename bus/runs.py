@@ -132,21 +132,23 @@ def read_run(path: Path) -> RunInfo:
     Raises:
         RunDirectoryError: its ``run.json`` is missing, cannot be read or is damaged.
     """
-    live = is_locked(path)
+    locked = is_locked(path)
     record = _read_json(path / RUN_FILE)
-    addresses = _read_json(path / BROKER_FILE) if live and (path / BROKER_FILE).exists() else {}
+    broker = _read_json(path / BROKER_FILE) if locked else {}
     try:
-        attempts = tuple(_attempt(path, entry, live) for entry in record["attempts"])
-        return RunInfo(record["name"], path, live, attempts, addresses.get("door"), addresses.get("stream"))
+        attempts = tuple(_attempt(path, entry, locked) for entry in record["attempts"])
+        # A broker that is just about to begin the next attempt does not serve the one before.
+        live = broker.get("attempt") == attempts[-1].number
+        return RunInfo(record["name"], path, live, attempts, broker.get("door"), broker.get("stream"))
     except (KeyError, TypeError, IndexError):
         raise RunDirectoryError(
             f"{path / RUN_FILE} is not the description of a run; remove the directory {path}"
         ) from None
 
 
-def _attempt(path: Path, entry: dict[str, Any], live: bool) -> Attempt:
+def _attempt(path: Path, entry: dict[str, Any], locked: bool) -> Attempt:
     status = entry["status"]
-    if status == "running" and not live:
+    if status == "running" and not locked:
         status = "lost"
     return Attempt(
         number=entry["attempt"],

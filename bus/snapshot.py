@@ -89,7 +89,7 @@ class Snapshot:
     @property
     def time(self) -> float:
         """When it happened, in seconds since 1970 (UTC)."""
-        return self._body.time / 1e9
+        return self._body.time / 10**9  # of two integers the quotient is rounded once, of floats twice
 
     @property
     def timestamp(self) -> Timestamp:

@@ -66,7 +66,7 @@ class Subscriber:
         self._missing: Missing | None = None
         self._catching_up = True
         self._closed = False
-        self._link = _StreamLink(info, self._order, name) if info.live and info.stream else None
+        self._link = _StreamLink(info, self._order, name) if info.live else None
         self._next_live_check = 0.0
 
     @property

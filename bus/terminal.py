@@ -1,6 +1,5 @@
 """What the commands ``bus``, ``trainer`` and ``consumer`` share: how they end and how they report errors."""
 
-import os
 import sys
 from typing import NoReturn
 
@@ -25,11 +24,6 @@ def run_command(command: click.Command) -> NoReturn:
         _fail(str(error), 1)
     except (KeyboardInterrupt, click.Abort):
         _fail("interrupted", 130)
-    except BrokenPipeError:
-        # The reader of our output went away (`consumer | head`): there is nobody to tell, and Python's own flush at
-        # exit would complain about it once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -2,11 +2,11 @@
 
     from consumers import Callback
 
-    class Peak(Callback):
+    class Perplexity(Callback):
         def batch_end(self, state, logger):
-            logger.log_metrics({"peak": max(state.loss, 0.0)})
+            logger.log_metrics({"perplexity": math.exp(state.loss)})
 
-Run them with the command ``consumer``, hand them to a ``Trainer``, or use :class:`Runner`.
+Run callbacks with the command ``consumer``, hand them to a ``Trainer``, or use :class:`Runner`.
 """
 
 from consumers.callback import Callback

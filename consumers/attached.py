@@ -37,10 +37,9 @@ def run_attached(run: str, callbacks: Sequence[Callback], loggers: Sequence[Logg
         statistics = Runner(subscriber, made, list(loggers) or [ConsoleLogger()]).run()
     finally:
         subscriber.close()
-    for name, count in statistics.errors.items():
-        if count:
-            print(f"callback {name} raised {count} time{'s' if count > 1 else ''}", file=sys.stderr)
-    return 1 if statistics.failed_destinations or any(statistics.errors.values()) else 0
+    for problem in statistics.problems:
+        print(problem, file=sys.stderr)
+    return 1 if statistics.problems else 0
 
 
 def read_order(stream: BinaryIO) -> dict[str, Any]:

@@ -96,6 +96,8 @@ def consumer(
         stream = attach(find_or_wait(run, runs_dir, wait, _say), events)
     else:
         stream = attach(newest_or_wait(runs_dir, wait, _say), events)
+    if isinstance(stream, Subscriber):
+        _say(f"attached to run {stream.run_name}, which is live; Ctrl-C leaves it")
     try:
         statistics = Runner(stream, made, destinations, on_error).run()
     finally:
@@ -115,26 +117,24 @@ def _say(message: str) -> None:
 
 def _report(stream: Stream, statistics: RunnerStatistics) -> int:
     """Says how it went, in the last lines on standard error; returns the exit code."""
-    for name, count in statistics.errors.items():
-        if count:
-            _say(f"callback {name} raised {count} time{'s' if count > 1 else ''}")
-    for gap in stream.gaps:
-        _say(f"missing: events {gap.first} to {gap.last} of rank {gap.rank}, which nobody has")
-    trouble = bool(statistics.failed_destinations or any(statistics.errors.values()) or stream.gaps)
+    missing = [f"missing: events {gap.first} to {gap.last} of rank {gap.rank}, which nobody has" for gap in stream.gaps]
+    problems = [*statistics.problems, *missing]
+    for problem in problems:
+        _say(problem)
     handled = f"{statistics.handled} events handled"
     if statistics.interrupted:
         _say(f"run {stream.run_name} was left on request: {handled}")
-        return EXIT_TROUBLE if trouble else 0
+        return EXIT_TROUBLE if problems else 0
     if stream.ending is None or stream.ending.status == "lost":
-        return _report_no_end(stream, handled, trouble)
+        return _report_no_end(stream, handled, EXIT_TROUBLE if problems else 0)
     _say(f"run {stream.run_name} {stream.ending}: {handled}{_damage(stream)}")
-    return EXIT_LOST if stream.damage else EXIT_TROUBLE if trouble else 0
+    return EXIT_LOST if stream.damage else EXIT_TROUBLE if problems else 0
 
 
-def _report_no_end(stream: Stream, handled: str, trouble: bool) -> int:
+def _report_no_end(stream: Stream, handled: str, code: int) -> int:
     if _is_live(stream):
         _say(f"run {stream.run_name} is still live: {handled}, which is what is recorded so far")
-        return EXIT_TROUBLE if trouble else 0
+        return code
     _say(f"run {stream.run_name} was lost, nothing says how it ended: {handled}{_damage(stream)}")
     return EXIT_LOST
 

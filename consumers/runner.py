@@ -49,6 +49,15 @@ class RunnerStatistics:
     interrupted: bool
     """Whether SIGINT or SIGTERM ended it."""
 
+    @property
+    def problems(self) -> list[str]:
+        """What went wrong, a line for each callback and destination that failed; empty when all went well."""
+        raised = [(name, count) for name, count in self.errors.items() if count]
+        return [
+            *(f"callback {name} raised {count} time{'s' if count > 1 else ''}" for name, count in raised),
+            *(f"destination {name} failed and lacks what came after" for name in self.failed_destinations),
+        ]
+
 
 def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
     """Every event that at least one of the callbacks wants."""
@@ -124,6 +133,10 @@ class Runner:
             ConfigurationError: a destination cannot be opened.
             CallbackError: a callback raised and ``on_error`` is ``stop``.
         """
+        if _loop_is_running():
+            raise ConfigurationError(
+                "an event loop runs here already: write 'await runner.run_async()' instead of run()"
+            )
         return asyncio.run(self.run_async())
 
     async def run_async(self) -> RunnerStatistics:
@@ -300,6 +313,14 @@ class Runner:
         finally:
             for number, handler in taken.items():
                 signal.signal(number, handler)
+
+
+def _loop_is_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _place(stream: Any) -> RunPlace:

@@ -1,6 +1,7 @@
 """A training run and, in another process, callbacks that watch it: what `make demo` shows.
 
     python examples/demo.py
+    python examples/demo.py --max-duration 3ep       # further options go to the trainer
 
 Two programs run side by side, as they would in two terminals. The trainer knows nothing of the consumer; what it sends
 is recorded in any case, so the same callbacks can be run over the recording afterwards.
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from bus.runs import find_run, new_run_name
 
-TRAINER = ["trainer", "digits", "--max-duration", "20ep"]
+TRAINER = ["trainer", "digits", *(sys.argv[1:] or ["--max-duration", "20ep"])]
 CONSUMER = ["consumer", "--callbacks", "speed,lr"]
 COLOURS = {"trainer": "36", "consumer": "33"}
 PATIENCE = 30.0  # seconds for a program that should end by itself

@@ -24,7 +24,13 @@ with Publisher("my-run") as publisher:
         loss = sum(error**2 for error in errors) / batch_size
         slope -= lr * sum(2 * error * x for error, x in zip(errors, points, strict=True)) / batch_size
         publisher.publish(
-            Event.BATCH_END, epoch=0, batch=batch, sample=batch * batch_size, loss=loss, lr=[lr], max_duration=f"{batches}ba"
+            Event.BATCH_END,
+            epoch=0,
+            batch=batch,
+            sample=batch * batch_size,
+            loss=loss,
+            lr=[lr],
+            max_duration=f"{batches}ba",
         )
         time.sleep(0.002)
     publisher.publish(Event.FIT_END, batch=batches, sample=batches * batch_size)

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from consumers_stream import record_run, snapshots_of_training
 
+import consumers
 from bus.errors import ConfigurationError
 from consumers import Callback, JsonlLogger, LRMonitor, SpeedMonitor, TrainerMetrics
 from consumers.attached import read_order, run_attached
 
+LOGGER_NAMES = ["ConsoleLogger", "JsonlLogger", "CsvLogger"]
 USER_MODULE = """
 from consumers import Callback, LoggerDestination
 
@@ -48,6 +50,12 @@ def test_classes_of_the_user_s_own_modules_arrive_through_the_pipe(
     assert done.returncode == 0, done.stderr.decode()
     assert b"doubled" in done.stdout
     assert b"loss/train/total" not in done.stdout
+
+
+@pytest.mark.parametrize("name", ["SpeedMonitor", "LRMonitor", "TrainerMetrics", *LOGGER_NAMES])
+def test_what_comes_with_offloop_can_be_sent(name: str) -> None:
+    made = getattr(consumers, name)()
+    assert type(pickle.loads(pickle.dumps(made))) is type(made)
 
 
 def test_loggers_get_what_the_trainer_says_too(runs_dir: Path) -> None:

@@ -255,6 +255,19 @@ def test_trainer_metrics_passes_on_what_algorithms_logged_under_their_steps() ->
     assert calls_of(TrainerMetrics(), [snapshot]) == [[3, "EVAL_START", {"a": 1.5}], [4, "EVAL_START", {"a": 2.5}]]
 
 
+def test_trainer_metrics_logs_lists_and_maps_number_by_number() -> None:
+    metrics = {"recall": [0.5, 1.0], "by_kind": {"cat": 1, "dog": {"big": 2}}, "loss": 0.25, "unknown": None}
+    snapshot = Snapshot.build(Event.EPOCH_END, train_metrics=metrics)
+    [[_, _, logged]] = calls_of(TrainerMetrics(), [snapshot])
+    assert logged == {
+        "metrics/train/recall/0": 0.5,
+        "metrics/train/recall/1": 1.0,
+        "metrics/train/by_kind/cat": 1,
+        "metrics/train/by_kind/dog/big": 2,
+        "metrics/train/loss": 0.25,
+    }
+
+
 def test_trainer_metrics_counts_tokens_where_there_are_tokens() -> None:
     began = Timestamp(batch=1, token=70, token_in_epoch=70)
     snapshot = Snapshot.build(Event.BATCH_END, timestamp=began.advance_batch(8, 70, 1000), previous_timestamp=began)

@@ -1,5 +1,7 @@
 """The command ``consumer`` on runs that are over, on files, and on wrong input."""
 
+import contextlib
+import fcntl
 import json
 import os
 import re
@@ -101,6 +103,15 @@ def test_the_last_line_tells_how_the_run_ended(
     record_run(runs_dir, "r", snapshots_of_training(), status, error)
     result = consumer("--run", "r", "--callbacks", "lr")
     assert (result.code, last_line(result.err)) == (code, line)
+
+
+def test_a_replay_of_a_live_run_gives_what_is_recorded_so_far(consumer: Consumer, runs_dir: Path) -> None:
+    directory = record_run(runs_dir, "r", snapshots_of_training(), status=None)
+    with (directory / "broker.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = consumer("--replay", directory, "--callbacks", "lr")
+    expected = "run r is still live: 8 events handled, which is what is recorded so far"
+    assert (result.code, last_line(result.err)) == (0, expected)
 
 
 def test_a_truncated_recording_gives_what_is_whole_and_says_where_it_ends(consumer: Consumer, runs_dir: Path) -> None:
@@ -211,6 +222,21 @@ def test_asked_to_wait_it_leaves_old_runs_alone(
     result = consumer(*arguments)
     assert "waiting for" in result.err
     assert last_line(result.err) == "run next finished: 16 events handled"
+
+
+def test_of_several_live_runs_it_takes_the_newest_and_names_the_others(runs_dir: Path) -> None:
+    said: list[str] = []
+    with contextlib.ExitStack() as locks:
+        for started, name in enumerate(["older", "newest", "over"]):
+            description = record_run(runs_dir, name, []) / "run.json"
+            record = json.loads(description.read_text())
+            record["attempts"][0]["started"] = started
+            description.write_text(json.dumps(record))
+            if name != "over":
+                lock = locks.enter_context((runs_dir / name / "broker.lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        assert attach.newest_or_wait(runs_dir, wait=False, say=said.append).name == "newest"
+    assert said == ["attaching to newest, the newest live run; also live: older ('--run NAME' chooses)"]
 
 
 def test_ctrl_c_ends_the_wait(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:

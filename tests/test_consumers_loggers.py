@@ -203,13 +203,15 @@ def test_console_prints_a_line_a_second_of_the_run_s_own_time_and_the_last_row(
     assert len({len(line) for line in lines}) == 1
 
 
-def test_console_shows_what_was_logged_between_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    log(ConsoleLogger(every=0.5), {"a": 1}, {"rare": 7}, {"a": 3}, {"a": 4})
+def test_console_shows_what_was_logged_between_two_lines_in_an_order_that_stays(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log(ConsoleLogger(every=0.75), {"a": 1, "b": 1}, {"a": 2, "b": 2}, {"rare": 7}, {"a": 4, "b": 4}, {"a": 5, "b": 5})
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
-        ["step", "1", "epoch", "0", "a", "1"],
-        ["step", "3", "epoch", "0", "rare", "7", "a", "3"],
-        ["step", "4", "epoch", "1", "a", "4"],
+        ["step", "1", "epoch", "0", "a", "1", "b", "1"],
+        ["step", "4", "epoch", "1", "rare", "7", "a", "4", "b", "4"],
+        ["step", "5", "epoch", "1", "a", "5", "b", "5"],
     ]
 
 

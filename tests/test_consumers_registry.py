@@ -137,6 +137,7 @@ class Typed:
         names: Sequence[str] = ("x", "y"),
         colour: Colour = Colour.RED,
         either: int | str = 1,
+        maybe: str | None = None,
         untyped=None,  # type: ignore[no-untyped-def]
         inferred=3,  # type: ignore[no-untyped-def]
         **further: Any,
@@ -161,6 +162,8 @@ class Typed:
         ("colour", "r", Colour.RED),
         ("either", "5", 5),
         ("either", "five", "five"),
+        ("maybe", "none", None),
+        ("maybe", "some", "some"),
         ("untyped", "2.5", 2.5),
         ("untyped", "some text", "some text"),
         ("inferred", "4", 4),

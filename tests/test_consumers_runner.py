@@ -143,6 +143,14 @@ def test_stopping_at_an_error_finishes_the_event_closes_everything_and_raises() 
     assert calls == ["batch_end a", "batch_end b", "close a", "close b", "post_close a", "post_close b"]
 
 
+def test_an_error_while_closing_is_counted_and_stops_nothing() -> None:
+    calls: list[str] = []
+    callbacks = [Witness("a", calls, raises_at="close"), Witness("b", calls)]
+    statistics = Runner([batch_end(1)], callbacks, on_error="stop").run()
+    assert statistics.problems == ["callback Witness raised 1 time"]
+    assert calls[-2:] == ["close b", "post_close b"]
+
+
 def test_an_unknown_error_policy_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="continue, disable, stop"):
         Runner([], [], on_error="ignore")  # type: ignore[arg-type]
@@ -189,6 +197,7 @@ def test_a_destination_that_fails_is_given_nothing_more_and_the_others_go_on(
     statistics = Runner([batch_end(n) for n in range(1, 5)], [Logs()], [full, collector]).run()
     assert (len(full.rows), len(collector.rows)) == (2, 4)
     assert statistics.failed_destinations == ("Full",)
+    assert statistics.problems == ["destination Full failed and lacks what came after"]
     assert "no space left on device" in capsys.readouterr().err
 
 
@@ -226,6 +235,14 @@ def test_it_runs_within_a_loop_that_runs_already() -> None:
         return (await Runner([batch_end(1)], [Witness("a", calls)]).run_async()).handled
 
     assert asyncio.run(notebook()) == 1
+
+
+def test_run_within_a_loop_that_runs_already_says_what_to_write() -> None:
+    async def notebook() -> None:
+        Runner([], []).run()
+
+    with pytest.raises(ConfigurationError, match=r"await runner\.run_async"):
+        asyncio.run(notebook())
 
 
 def test_tasks_that_a_callback_starts_run_while_a_long_recording_is_read() -> None:

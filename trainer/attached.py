@@ -1,5 +1,7 @@
 """Callbacks and loggers that were handed to a trainer: they run in a consumer process that the trainer starts."""
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -21,20 +23,26 @@ class AttachedConsumers:
     """A process that runs callbacks and loggers for one run, as ``consumer`` would.
 
     It is fed by the stream like any other consumer, lives in a session of its own so that Ctrl-C reaches only the
-    trainer, and ends when the stream has ended and everything is handled. On its standard input it gets one pickle: a
-    dictionary of ``sys_path``, ``callbacks``, ``loggers`` and ``run``, the run's directory.
+    trainer, and ends when the stream has ended and everything is handled. What to run goes through a pipe: a line of
+    JSON with ``sys_path`` and ``run``, then a pickle of ``callbacks`` and ``loggers``, whose classes may come from the
+    user's script itself.
     """
 
     def __init__(
         self, callbacks: Sequence[Any], loggers: Sequence[Any], run_dir: Path, command: Sequence[str] = _COMMAND
     ) -> None:
-        payload = {"sys_path": sys.path, "callbacks": callbacks, "loggers": loggers, "run": str(run_dir)}
-        pickled = cloudpickle.dumps(payload)
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        # The line comes first because unpickling imports the user's modules, which needs the path.
+        line = json.dumps({"sys_path": sys.path, "run": str(run_dir)}).encode() + b"\n"
+        pickled = cloudpickle.dumps({"callbacks": list(callbacks), "loggers": list(loggers)})
+        # Our own packages have to be found also where they are not installed, but only on this process's path.
+        path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, start_new_session=True, env={**os.environ, "PYTHONPATH": path}
+        )
         assert self._process.stdin is not None  # it is a pipe
         try:
             with self._process.stdin as pipe:
-                pipe.write(pickled)
+                pipe.write(line + pickled)
         except BrokenPipeError:
             # It ended before it read anything; wait() reports how.
             return

@@ -77,6 +77,7 @@ def count_samples(batch: Any) -> int:
     Raises :class:`bus.errors.ConfigurationError` when there is none or they differ: then a :class:`DataSpec` has to
     say."""
     # Asked for every batch of every training: the common kinds come first.
+    parts: Iterable[Any]
     if isinstance(batch, _SEQUENCES):
         parts = batch
     elif isinstance(batch, torch.Tensor):
@@ -123,7 +124,7 @@ def split_samples(batch: Any, size: int) -> list[Any]:
         return [make(part) for part in zip(*columns, strict=True)]
     if isinstance(batch, list):
         return [batch[start : start + size] for start in range(0, len(batch), size)]
-    raise _cannot("split", batch, f"holds a {type(batch).__name__}")
+    raise _cannot("split", batch, "has no samples")
 
 
 def _holds_tensors(batch: Mapping[Any, Any] | Sequence[Any]) -> bool:

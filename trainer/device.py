@@ -16,6 +16,8 @@ class Device(Protocol):
 
     name: str
     """``cpu`` or ``gpu``."""
+    model_name: str
+    """What it is sold as, where that is known."""
     torch_device: torch.device
 
     def batch_to_device(self, batch: Any) -> Any:
@@ -29,6 +31,7 @@ class CpuDevice:
     """Trains on the host: tensors are where they are needed, and reading one is no synchronisation."""
 
     name = "cpu"
+    model_name = "cpu"
     torch_device = torch.device("cpu")
 
     def batch_to_device(self, batch: Any) -> Any:
@@ -37,7 +40,8 @@ class CpuDevice:
 
     def read_later(self, scalar: torch.Tensor) -> float:
         """The value, at once."""
-        return float(scalar.item())
+        number: float = scalar.item()
+        return number
 
 
 class GpuDevice:
@@ -47,6 +51,7 @@ class GpuDevice:
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self.model_name = torch.cuda.get_device_name(self.torch_device)
         self._ring = PinnedRing(_pinned_scalars, torch.cuda.Event)
 
     def batch_to_device(self, batch: Any) -> Any:

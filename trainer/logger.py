@@ -17,7 +17,8 @@ class Logger:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._entries: list[list[Any]] = []
+        self.entries: list[list[Any]] = []
+        """What has been logged and not published yet, as pairs of step and metrics; always the same list."""
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Logs numbers by name at a step, by default the number of batches so far.
@@ -25,14 +26,10 @@ class Logger:
         A tensor is read at once, which on a GPU waits for it: log numbers where that matters."""
         if step is None:
             step = self._state.timestamp.values[2]
-        self._entries.append([step, {name: plain(value) for name, value in metrics.items()}])
+        self.entries.append([step, {name: plain(value) for name, value in metrics.items()}])
 
     def take(self) -> list[list[Any]]:
         """Everything logged since the last call, as pairs of step and metrics."""
-        entries, self._entries = self._entries, []
+        entries = list(self.entries)
+        self.entries.clear()
         return entries
-
-    @property
-    def pending(self) -> bool:
-        """Whether there is something to take."""
-        return bool(self._entries)

@@ -15,6 +15,17 @@ from trainer.state import State
 
 __all__ = ["TrainingLoop"]
 
+# Looked up once: in Python 3.11 finding a member of an enum takes longer than running an event that nobody wants.
+FIT_START, FIT_END = Event.FIT_START, Event.FIT_END
+ITERATION_START = Event.ITERATION_START
+EPOCH_START, EPOCH_END, EPOCH_CHECKPOINT = Event.EPOCH_START, Event.EPOCH_END, Event.EPOCH_CHECKPOINT
+BEFORE_DATALOADER, AFTER_DATALOADER = Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER
+BATCH_START, BATCH_END, BATCH_CHECKPOINT = Event.BATCH_START, Event.BATCH_END, Event.BATCH_CHECKPOINT
+BEFORE_TRAIN_BATCH, AFTER_TRAIN_BATCH = Event.BEFORE_TRAIN_BATCH, Event.AFTER_TRAIN_BATCH
+BEFORE_FORWARD, AFTER_FORWARD = Event.BEFORE_FORWARD, Event.AFTER_FORWARD
+BEFORE_LOSS, AFTER_LOSS = Event.BEFORE_LOSS, Event.AFTER_LOSS
+BEFORE_BACKWARD, AFTER_BACKWARD = Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD
+
 
 class TrainingLoop:
     """Trains until ``state.max_duration`` is reached. :class:`bus.event.Event` shows the same loop with the events'
@@ -52,21 +63,21 @@ class TrainingLoop:
         state, fire, progress = self._state, self._engine.run_event, self._progress
         state.model.train()
         self._batch_began = self._clock() // 1000
-        fire(Event.FIT_START)
+        fire(FIT_START)
         while not state.reached_max_duration():
             if state.timestamp.epoch_in_iteration == 0:
-                fire(Event.ITERATION_START)
-            fire(Event.EPOCH_START)
+                fire(ITERATION_START)
+            fire(EPOCH_START)
             for state.batch in self._fetch_batches():
-                fire(Event.AFTER_DATALOADER)
-                fire(Event.BATCH_START)
+                fire(AFTER_DATALOADER)
+                fire(BATCH_START)
                 self._train_batch()
                 if self._step_schedulers_every_batch:
                     self._step_schedulers()
                 now = self._advance_batch()
-                fire(Event.BATCH_END)
-                self._evaluate_if_due(Event.BATCH_END)
-                fire(Event.BATCH_CHECKPOINT)
+                fire(BATCH_END)
+                self._evaluate_if_due(BATCH_END)
+                fire(BATCH_CHECKPOINT)
                 if now >= progress.next_draw:
                     progress.draw()
                 if state.reached_max_duration():
@@ -78,30 +89,30 @@ class TrainingLoop:
                 if not self._step_schedulers_every_batch:
                     self._step_schedulers()
                 self._advance_epoch()
-                fire(Event.EPOCH_END)
-                self._evaluate_if_due(Event.EPOCH_END)
-                fire(Event.EPOCH_CHECKPOINT)
+                fire(EPOCH_END)
+                self._evaluate_if_due(EPOCH_END)
+                fire(EPOCH_CHECKPOINT)
                 progress.epoch_end()
-        fire(Event.FIT_END)
+        fire(FIT_END)
         self._evaluation.run_last()
 
     def _fetch_batches(self) -> Iterator[Any]:
         state, data, fire = self._state, self._data, self._engine.run_event
         batches = iter(data.dataloader)
-        fire(Event.BEFORE_DATALOADER)
+        fire(BEFORE_DATALOADER)
         for batch in batches:
             if self._moves_batches:
                 batch = state.device.batch_to_device(batch)
             state.batch_size = data.get_num_samples_in_batch(batch)
             self._tokens = data.get_num_tokens_in_batch(batch)
             yield batch
-            fire(Event.BEFORE_DATALOADER)
+            fire(BEFORE_DATALOADER)
         if state.timestamp.batch_in_epoch == 0:
             raise ConfigurationError("train_dataloader gave no batch: it is empty, or can be iterated over only once")
 
     def _train_batch(self) -> None:
         state, fire = self._state, self._engine.run_event
-        fire(Event.BEFORE_TRAIN_BATCH)
+        fire(BEFORE_TRAIN_BATCH)
         for optimizer in state.optimizers:
             optimizer.zero_grad()
         for metric in state.train_metrics.values():
@@ -110,7 +121,7 @@ class TrainingLoop:
             state.total_loss = self._forward_and_backward(1.0)
         else:
             state.total_loss = self._train_microbatches(self._microbatch_size)
-        fire(Event.AFTER_TRAIN_BATCH)
+        fire(AFTER_TRAIN_BATCH)
         for optimizer in state.optimizers:
             optimizer.step()
 
@@ -126,20 +137,20 @@ class TrainingLoop:
 
     def _forward_and_backward(self, share: float) -> torch.Tensor:
         state, fire = self._state, self._engine.run_event
-        fire(Event.BEFORE_FORWARD)
+        fire(BEFORE_FORWARD)
         state.outputs = state.model(state.batch)
-        fire(Event.AFTER_FORWARD)
-        fire(Event.BEFORE_LOSS)
+        fire(AFTER_FORWARD)
+        fire(BEFORE_LOSS)
         state.loss = state.model.loss(state.outputs, state.batch)
-        fire(Event.AFTER_LOSS)
+        fire(AFTER_LOSS)
         if state.train_metrics:
             self._update_train_metrics()
-        fire(Event.BEFORE_BACKWARD)
+        fire(BEFORE_BACKWARD)
         loss = _total(state.loss)
         if share != 1.0:
             loss = loss * share
         loss.backward()
-        fire(Event.AFTER_BACKWARD)
+        fire(AFTER_BACKWARD)
         detached: torch.Tensor = loss.detach()
         return detached
 

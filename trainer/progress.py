@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from bus.time import TimeUnit
 from trainer.device import DeferredScalar
 from trainer.state import State
 
@@ -83,8 +84,14 @@ class ProgressLines(Progress):
         return f"{self._share():4.0%}  epoch {epoch + 1}, batch {batch}{of}{self._results()}"
 
     def _share(self) -> float:
-        elapsed = self._state.get_elapsed_duration()
-        return 0.0 if elapsed is None else min(1.0, float(elapsed.value))
+        state, elapsed = self._state, self._state.get_elapsed_duration()
+        if elapsed is None or state.max_duration is None:
+            return 0.0
+        share = elapsed.value
+        if state.max_duration.unit is TimeUnit.EPOCH and state.dataloader_len:
+            # The batches of an epoch count for nothing in training time; for people they do.
+            share += state.timestamp.values[7] / state.dataloader_len / state.max_duration.value
+        return min(1.0, share)
 
     def _results(self) -> str:
         loss = self._read_loss()

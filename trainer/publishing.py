@@ -45,10 +45,12 @@ class StatePublisher:
     def __init__(self, state: State, logger: Logger, stream: StreamPublisher) -> None:
         self._state = state
         self._logger = logger
+        self._logged = logger.entries
         self._defers = state.device.name == "gpu"
         self._send = stream.send_deferred if self._defers else stream.send
         self._read_later: Callable[[Any], Any] = state.device.read_later
-        self._names = optimizer_names(state.optimizers)
+        self._optimizers: list[Any] = []
+        self._named_optimizers: list[tuple[str, Any]] = []
         self._rates: dict[str, list[float]] = {}
         self._fields: dict[str, Any] = {"loss": None, "lr": self._rates, "batch_size": None}
         self._loss: Any = None
@@ -65,8 +67,10 @@ class StatePublisher:
         if self._defers:
             # What is sent may be held back for a while: the next event must not write into it.
             self._rates = fields["lr"] = {}
+        if state.optimizers != self._optimizers:
+            self._name_optimizers()
         rates = self._rates
-        for name, optimizer in zip(self._names, state.optimizers, strict=False):
+        for name, optimizer in self._named_optimizers:
             rates[name] = [
                 rate if (rate := group["lr"]).__class__ is float else float(rate) for group in optimizer.param_groups
             ]
@@ -75,10 +79,15 @@ class StatePublisher:
             self._loss = loss
             fields["loss"] = self._read_later(loss)
         fields["batch_size"] = state.batch_size
-        if event in self._with_more or self._logger.pending:
+        if event in self._with_more or self._logged:
             fields = {**fields, **self._more(event)}
         previous = state.previous_timestamp
         self._send(event, state.timestamp.values, None if previous is None else previous.values, fields, self._context)
+
+    def _name_optimizers(self) -> None:
+        self._optimizers = list(self._state.optimizers)
+        self._named_optimizers = list(zip(optimizer_names(self._optimizers), self._optimizers, strict=True))
+        self._rates.clear()
 
     def _more(self, event: Event) -> dict[str, Any]:
         state = self._state
@@ -89,7 +98,7 @@ class StatePublisher:
             more["train_metrics"] = self._read_train_metrics()
         if event in _WITH_FLOPS and (flops := getattr(state.model, "flops_per_batch", None)) is not None:
             more["flops_per_batch"] = float(flops(state.batch) if callable(flops) else flops)
-        if self._logger.pending:
+        if self._logged:
             more["logged"] = self._logger.take()
         return more
 
@@ -110,7 +119,7 @@ class StatePublisher:
                 "eval_timestamp": state.eval_timestamp.values,
                 "predict_timestamp": state.predict_timestamp.values,
                 "world_size": state.world_size,
-                "device_name": str(state.device.torch_device),
+                "device_name": state.device.model_name,
                 "precision": "fp32",
             }
         )

@@ -26,6 +26,8 @@ class TrainerMetrics(Callback):
     - ``metrics/LABEL/NAME`` at ``EVAL_END``;
     - all of ``time/...`` at ``FIT_END``.
 
+    A value that is a list or a map is logged in numbers, as ``NAME/0`` or ``NAME/KEY``; ``None`` is left out.
+
     What differs: the ``time/...`` of a batch are logged together with its loss at ``BATCH_END`` and not when it begins,
     the microbatch size and the hyperparameters of the trainer are not logged (the run's ``run.json`` describes it), and
     what algorithms log arrives with the next event, under the steps that they gave.
@@ -38,7 +40,7 @@ class TrainerMetrics(Callback):
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         """Logs what algorithms logged, then what belongs to the event."""
         for step, metrics in state.fields.get("logged", ()):
-            logger.log_metrics(metrics, step)
+            logger.log_metrics(_flat(metrics), step)
         super().run_event(event, state, logger)
 
     def epoch_start(self, state: Snapshot, logger: Logger) -> None:
@@ -85,4 +87,15 @@ def _times(timestamp: Timestamp, counts_tokens: bool) -> dict[str, int]:
 
 
 def _log_metrics_of(label: str, metrics: Mapping[str, Any], step: int, logger: Logger) -> None:
-    logger.log_metrics({f"metrics/{label}/{name}": value for name, value in metrics.items()}, step)
+    logger.log_metrics({f"metrics/{label}/{name}": value for name, value in _flat(metrics).items()}, step)
+
+
+def _flat(values: Mapping[Any, Any]) -> dict[str, float | str]:
+    flat: dict[str, float | str] = {}
+    for name, value in values.items():
+        if isinstance(value, float | int | str):
+            flat[str(name)] = value
+        elif isinstance(value, Mapping | list):
+            parts = value if isinstance(value, Mapping) else dict(enumerate(value))
+            flat |= {f"{name}/{part}": number for part, number in _flat(parts).items()}
+    return flat

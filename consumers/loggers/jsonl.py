@@ -11,6 +11,8 @@ from consumers.loggers.files import FileDestination
 
 __all__ = ["JsonlLogger"]
 
+_encode = json.JSONEncoder(allow_nan=False).encode
+
 
 class JsonlLogger(FileDestination):
     """Writes each row as one JSON object in a line, by default to ``metrics.jsonl`` in the run's directory.
@@ -33,9 +35,9 @@ class JsonlLogger(FileDestination):
 
     def _write(self, entry: dict[str, Any]) -> None:
         try:
-            line = json.dumps(entry, allow_nan=False)
+            line = _encode(entry)
         except ValueError:
-            line = json.dumps(_strict(entry))
+            line = _encode(_strict(entry))
         self.file.write(f"{line}\n")
 
 

@@ -1,0 +1,82 @@
+"""Batches of any shape: counted, split and moved."""
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from training import gold_trainer
+
+from bus.errors import ConfigurationError
+from trainer import DataSpec
+from trainer.data import as_data_spec, count_samples, count_tokens, map_tensors, split_samples
+from trainer.device import CpuDevice
+
+Pair = namedtuple("Pair", "x y")
+X, Y = torch.arange(12).view(6, 2), torch.arange(6)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [X, (X, Y), [X, Y], {"x": X, "y": Y}, Pair(X, Y), [X, (Y, Y)], {"x": {"a": X}, "names": ["a"] * 6}, (X, None)],
+    ids=["tensor", "tuple", "list", "dict", "namedtuple", "nested", "with text", "with none"],
+)
+def test_samples_are_counted_in_the_first_dimension(batch: Any) -> None:
+    assert count_samples(batch) == 6
+
+
+@pytest.mark.parametrize(
+    ("batch", "why"),
+    [
+        ((X, Y[:3]), "has tensors of 6 and of 3 rows"),
+        (["a", "b"], "holds no tensor"),
+        ({}, "holds no tensor"),
+        ("text", "holds no tensor"),
+    ],
+)
+def test_batches_that_cannot_be_counted_say_what_to_do(batch: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{why}: wrap the dataloader in trainer.DataSpec"):
+        count_samples(batch)
+
+
+def test_tokens_are_those_of_input_ids() -> None:
+    assert count_tokens({"input_ids": X}) == 12
+    assert count_tokens({"x": X}) == count_tokens((X, Y)) == count_tokens(X) == 0
+
+
+def test_batches_are_split_with_the_rest_last() -> None:
+    parts = split_samples({"x": X, "pair": Pair(X, Y), "names": list("abcdef")}, 4)
+    assert [count_samples(part["x"]) for part in parts] == [4, 2]
+    assert [part["names"] for part in parts] == [list("abcd"), list("ef")]
+    assert isinstance(parts[0]["pair"], Pair)
+    assert torch.equal(torch.cat([part["pair"].y for part in parts]), Y)
+    assert [part[1].tolist() for part in split_samples([X, Y], 4)] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_what_cannot_be_split_says_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot split .* type int, .* split_batch=\.\.\.\)"):
+        split_samples({"x": X, "n": 3}, 4)
+
+
+def test_every_tensor_of_a_batch_is_reached() -> None:
+    doubled = map_tensors({"x": X, "pair": Pair(X, [Y, "text", None])}, lambda tensor: tensor * 2)
+    assert torch.equal(doubled["x"], X * 2)
+    assert isinstance(doubled["pair"], Pair)
+    assert torch.equal(doubled["pair"].y[0], Y * 2)
+    assert doubled["pair"].y[1:] == ["text", None]
+    assert CpuDevice().batch_to_device(X) is X
+
+
+def test_a_data_spec_counts_and_splits_in_its_own_way() -> None:
+    batches = ["abcdef", "gh"]
+    spec = DataSpec(batches, get_num_samples_in_batch=len, get_num_tokens_in_batch=lambda batch: 2 * len(batch))
+    assert as_data_spec(spec, "train_dataloader") is spec
+    assert spec.length == 2
+    assert [spec.get_num_samples_in_batch(batch) for batch in batches] == [6, 2]
+    assert spec.get_num_tokens_in_batch("gh") == 4
+
+
+@pytest.mark.parametrize("dataloader", [3, iter([X]), (batch for batch in [X])])
+def test_what_cannot_be_iterated_over_again_is_no_dataloader(dataloader: Any) -> None:
+    with pytest.raises(ConfigurationError, match="train_dataloader is a .* that each epoch can iterate over anew"):
+        gold_trainer(train_dataloader=dataloader)

@@ -1,0 +1,95 @@
+"""What a training shows of itself on standard error."""
+
+import io
+import re
+
+import pytest
+import torch
+from gold import GoldMLP, gold_loader
+from training import Act, FakeClock, gold_trainer
+
+from bus.event import Event
+from trainer import State
+from trainer.device import CpuDevice
+from trainer.progress import Progress, ProgressBar, ProgressLines, make_progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def make_state() -> State:
+    state = State(model=GoldMLP(), device=CpuDevice(), seed=1, run_name="r")
+    state.max_duration = "4ba"
+    state.total_loss = torch.tensor(1.25)
+    return state
+
+
+def test_a_run_prints_a_line_for_each_epoch_and_one_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with gold_trainer(progress_bar=True, eval_dataloader=gold_loader("eval_a", 12, 5)) as trainer:
+        trainer.fit()
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == ""
+    assert len(lines) == 3
+    assert re.fullmatch(r"epoch 1, loss 1\.39\d*, eval MulticlassAccuracy [\d.]+, eval CrossEntropy [\d.]+", lines[0])
+    assert re.match(r"done: 2 epochs, 8 batches, 48 samples in [\d.]+ s, loss 1\.38\d*, eval ", lines[2])
+
+
+def test_without_a_bar_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with gold_trainer(progress_bar=False) as trainer:
+        trainer.fit()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_long_epochs_get_a_line_every_five_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = FakeClock(0)
+
+    def tick(event: Event, state: State, logger: object) -> None:
+        clock.seconds += 1
+
+    act = Act(tick, Event.BATCH_START)
+    with gold_trainer(72, clock=clock, algorithms=act, max_duration="1ep", progress_bar=True) as trainer:
+        trainer.fit()
+    batches = re.findall(r"^ *(\d+)%  epoch 1, batch (\d+)/12, loss ", capsys.readouterr().err, re.MULTILINE)
+    assert batches == [("42", "5"), ("83", "10")]
+
+
+def test_a_terminal_gets_a_bar_that_is_redrawn_in_place_and_wiped() -> None:
+    clock, terminal = FakeClock(0), Terminal()
+    state = make_state()
+    progress = make_progress(True, state, clock, terminal)
+    assert isinstance(progress, ProgressBar)
+    assert progress.next_draw == 100_000_000
+    state.timestamp = state.timestamp.advance_batch(6, 0, 10)
+    progress.draw()
+    assert terminal.getvalue() == "\r\x1b[K[=====...............]  25%  epoch 1, batch 1, loss 1.25"
+    clock.seconds = 2
+    progress.draw()
+    assert progress.next_draw == 2_100_000_000
+    progress.close()
+    progress.close()
+    assert terminal.getvalue().endswith("loss 1.25\r\x1b[K")
+    assert "\n" not in terminal.getvalue()
+
+
+def test_the_bar_makes_room_for_the_line_of_an_epoch() -> None:
+    terminal = Terminal()
+    progress = make_progress(True, make_state(), FakeClock(0), terminal)
+    progress.draw()
+    progress.epoch_end()
+    assert terminal.getvalue().endswith("\r\x1b[Kepoch 0, loss 1.25\n")
+
+
+def test_the_bar_is_no_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    terminal = Terminal()
+    make_progress(True, make_state(), FakeClock(0), terminal).draw()
+    assert len(terminal.getvalue().removeprefix("\r\x1b[K")) == 29
+
+
+def test_elsewhere_there_are_lines_and_on_demand_nothing() -> None:
+    state = make_state()
+    assert type(make_progress(True, state, FakeClock(0), io.StringIO())) is ProgressLines
+    assert type(make_progress(False, state, FakeClock(0), Terminal())) is Progress

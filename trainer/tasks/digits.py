@@ -1,0 +1,65 @@
+"""The task ``digits``: real handwritten digits, a minute of work at most."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainer.models import Classifier
+
+__all__ = ["digits"]
+
+_HELD_OUT = 360
+_SPLIT_SEED = 0
+
+
+def digits(*, batch_size: int = 32, lr: float = 0.003) -> dict[str, Any]:
+    """A small convolutional network on scikit-learn's handwritten digits.
+
+    1,797 images of 8 x 8 pixels, of which 360 are held out for the evaluation; always the same ones. Five epochs take a
+    few seconds and get more than 97 % of them right.
+
+    batch_size: images in a batch.
+    lr: learning rate that AdamW starts with; it falls by a fifth with each epoch.
+    """
+    train, held_out = _load()
+    model = Classifier(make_network())
+    train_dataloader = DataLoader(train, batch_size=batch_size, shuffle=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    return {
+        "model": model,
+        "train_dataloader": train_dataloader,
+        "eval_dataloader": DataLoader(held_out, batch_size=_HELD_OUT),
+        "optimizers": optimizer,
+        "schedulers": ExponentialLR(optimizer, gamma=0.8),
+        "max_duration": "5ep",
+    }
+
+
+def make_network() -> nn.Module:
+    """Scores for ten digits from images of shape (rows, 1, 8, 8)."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.25),
+        nn.Linear(64 * 4 * 4, 10),
+    )
+
+
+def _load() -> tuple[TensorDataset, TensorDataset]:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
+    targets = torch.tensor(data.target, dtype=torch.int64)
+    order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(_SPLIT_SEED))
+    train, held_out = order[_HELD_OUT:], order[:_HELD_OUT]
+    return TensorDataset(images[train], targets[train]), TensorDataset(images[held_out], targets[held_out])
