@@ -1,0 +1,70 @@
+"""The command ``bus``: what people see of their runs."""
+
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from bus import Event, Publisher
+from bus.cli import bus
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(bus, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def two_runs(runs_dir):
+    for name, batches in (("first", 3), ("second", 5)):
+        with Publisher(name, info={"config": {"lr": 0.1}}) as publisher:
+            for batch in range(1, batches + 1):
+                publisher.publish(Event.BATCH_END, epoch=1, batch=batch, sample=batch * 10)
+            publisher.publish(Event.FIT_END, epoch=1, batch=batches)
+    return runs_dir
+
+
+def test_runs_are_listed_the_newest_first(two_runs):
+    lines = invoke("runs").splitlines()
+    assert lines[0].split() == ["RUN", "STATUS", "STARTED", "LASTED", "RECORDING"]
+    assert [line.split()[:2] for line in lines[1:]] == [["second", "finished"], ["first", "finished"]]
+    assert lines[1].endswith(str(two_runs / "second" / "recording-1.mcap"))
+
+
+def test_live_runs_are_told_from_ended_ones(two_runs):
+    with Publisher("third"):
+        assert [line.split()[:2] for line in invoke("runs", "--live").splitlines()[1:]] == [["third", "live"]]
+        assert [run["status"] for run in json.loads(invoke("runs", "--json"))] == ["live", "finished", "finished"]
+    assert "no live runs" in invoke("runs", "--live")
+
+
+def test_without_runs_it_says_how_to_make_one(runs_dir):
+    assert invoke("runs") == f"no runs in {runs_dir}; 'trainer digits' makes one\n"
+
+
+def test_info_describes_a_run_by_name_by_folder_and_by_recording(two_runs):
+    by_name = invoke("info", "second")
+    assert by_name == invoke("info", two_runs / "second")
+    described = {line.split("  ")[0]: line.split("  ")[-1].strip() for line in by_name.splitlines()}
+    assert described["status"] == "finished"
+    assert described["events"] == "batch_end 5, fit_end 1"
+    assert described["config"] == "lr 0.1"
+    assert "offloop" in described["versions"]
+    file = json.loads(invoke("info", "--json", two_runs / "second" / "recording-1.mcap"))
+    assert file["run"] == "second"
+    assert file["reached"] == "1ep 5ba 0sp"
+    assert file["events"] == {"batch_end": 5, "fit_end": 1}
+
+
+def test_info_names_damage(two_runs):
+    path = two_runs / "first" / "recording-1.mcap"
+    path.write_bytes(path.read_bytes()[:300])
+    assert "ends within" in invoke("info", "first")
+
+
+def test_every_command_has_help():
+    for command in bus.commands.values():
+        assert command.help
+        assert all(option.help for option in command.params if isinstance(option, click.Option))
