@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -101,39 +101,42 @@ def trainer_loop(size: str, batches: int, runs_dir: Path, callbacks: str | None)
 
 def measure_events(report: Report, runs_dir: Path, quick: bool) -> None:
     """Microseconds for an event that nobody wants, and for one that is published."""
-    calls, bursts = (50, 5) if quick else (100, 200)
+    calls, bursts = (50, 5) if quick else (1000, 60)
     trainer = make_trainer("tiny", 5, runs_dir)
     trainer.fit()
     run_event = trainer.engine.run_event
     unwanted, wanted = Event.BEFORE_LOSS, Event.BATCH_END
-    report.add("unwanted event", microseconds(lambda: run_event(unwanted), 20 * calls, bursts // 4 + 1), "us", 0.25)
+    report.add("unwanted event", microseconds(lambda: run_event(unwanted), 10 * calls, bursts), "us", 0.25)
     with raw_sender(trainer) as send_raw:
-        published, raw = in_turn(lambda: run_event(wanted), send_raw, calls, bursts)
+        published, raw = in_turn(lambda: run_event(wanted), send_raw, calls, bursts, 0)
     report.add("published base event, 0 consumers", published, "us", 3)
     report.add("raw pack and send of the same", raw, "us")
     report.add("published / raw, 0 consumers", published / raw, "x", 2.5)
     for count in (1, 4 if quick else 32):
         with followers(trainer, count), raw_sender(trainer) as send_raw:
-            published, raw = in_turn(lambda: run_event(wanted), send_raw, calls, bursts)
+            published, raw = in_turn(lambda: run_event(wanted), send_raw, calls, bursts, count)
         report.add(f"published base event, {count} consumers", published, "us", 3)
         report.add(f"published / raw, {count} consumers", published / raw, "x", 2.5)
     trainer.close()
 
 
-def in_turn(first: object, second: object, calls: int, bursts: int) -> tuple[float, float]:
-    """Medians of two functions whose bursts take turns."""
-    pairs = [(microseconds(first, calls, 1), microseconds(second, calls, 1)) for _ in range(bursts)]
+def in_turn(
+    first: Callable[[], object], second: Callable[[], object], calls: int, bursts: int, consumers: int
+) -> tuple[float, float]:
+    """Medians of two functions whose bursts take turns, with pauses in which so many consumers can keep up."""
+    pause = 0.02 + calls * consumers * 15e-6
+    pairs = [(microseconds(first, calls, 1, pause), microseconds(second, calls, 1, 0.02)) for _ in range(bursts)]
     return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
 
 
 @contextlib.contextmanager
-def raw_sender(trainer: Trainer) -> Iterator[object]:
+def raw_sender(trainer: Trainer) -> Iterator[Callable[[], object]]:
     """The least that sending a snapshot takes: one ``pack`` of its values and one ``send`` to a process that reads."""
     reader = (
         "import sys, zmq; s = zmq.Context().socket(zmq.ROUTER); s.bind(sys.argv[1]); print('ready', flush=True)\n"
         "while True: s.recv_multipart()"
     )
-    address = f"ipc://{trainer.publisher.run_dir}/raw.sock"
+    address = f"ipc://{trainer.recording.parent}/raw.sock"
     process = subprocess.Popen([sys.executable, "-c", reader, address], stdout=subprocess.PIPE, text=True)
     process.stdout.readline()
     context = zmq.Context()
@@ -159,7 +162,7 @@ def recorded(trainer: Trainer) -> list:
     found: list = []
 
     def there() -> bool:
-        found[:] = Recording(trainer.publisher.recording).snapshots([Event.BATCH_END])
+        found[:] = Recording(trainer.recording).snapshots([Event.BATCH_END])
         return bool(found)
 
     wait_until(there, "the first event to be recorded")
@@ -169,7 +172,7 @@ def recorded(trainer: Trainer) -> list:
 @contextlib.contextmanager
 def followers(trainer: Trainer, count: int) -> Iterator[None]:
     """So many processes, each subscribed to every base event of the run."""
-    command = [sys.executable, "-c", FOLLOWER, str(trainer.publisher.run_dir), "batch_end", "eval_end"]
+    command = [sys.executable, "-c", FOLLOWER, str(trainer.recording.parent), "batch_end", "eval_end"]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     for process in processes:
         process.stdout.readline()
@@ -208,7 +211,7 @@ def main() -> None:
     """Measures and prints."""
     options = arguments(__doc__ or "")
     torch.set_num_threads(1)
-    report = Report("hot loop")
+    report = Report("hot loop", options.quick)
     with scratch() as runs_dir:
         measure_events(report, runs_dir, options.quick)
         measure_training(report, runs_dir, options.quick)

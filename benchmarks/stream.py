@@ -111,7 +111,7 @@ def main() -> None:
     """Measures and prints."""
     options = arguments(__doc__ or "")
     events, rounds = (2_000, 1) if options.quick else (200_000, 5)
-    report = Report("stream")
+    report = Report("stream", options.quick)
     recorded: list[float] = []
     followed: list[float] = []
     replays: deque[float] = deque()

@@ -148,6 +148,14 @@ def test_stopping_and_interrupting_end_the_run_as_stopped(runs_dir: Path) -> Non
     assert ending_of(runs_dir / "interrupted") == ("stopped", None)
 
 
+def test_a_trainer_that_is_dropped_ends_its_stream(runs_dir: Path) -> None:
+    trainer = gold_trainer(publish=True, run_name="dropped")
+    trainer.fit()
+    assert read_run(runs_dir / "dropped").live
+    del trainer
+    assert ending_of(runs_dir / "dropped") == ("finished", None)
+
+
 def ending_of(run: Path) -> tuple[str, str | None]:
     recording = Recording(run)
     list(recording)

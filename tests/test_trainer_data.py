@@ -64,7 +64,8 @@ def test_every_tensor_of_a_batch_is_reached() -> None:
     assert isinstance(doubled["pair"], Pair)
     assert torch.equal(doubled["pair"].y[0], Y * 2)
     assert doubled["pair"].y[1:] == ["text", None]
-    assert CpuDevice().batch_to_device(X) is X
+    batch = {"x": X}
+    assert CpuDevice().batch_to_device(batch) is batch
 
 
 def test_a_data_spec_counts_and_splits_in_its_own_way() -> None:
@@ -78,5 +79,5 @@ def test_a_data_spec_counts_and_splits_in_its_own_way() -> None:
 
 @pytest.mark.parametrize("dataloader", [3, iter([X]), (batch for batch in [X])])
 def test_what_cannot_be_iterated_over_again_is_no_dataloader(dataloader: Any) -> None:
-    with pytest.raises(ConfigurationError, match="train_dataloader is a .* that each epoch can iterate over anew"):
+    with pytest.raises(ConfigurationError, match=r"train_dataloader is a .* that each epoch can iterate over anew"):
         gold_trainer(train_dataloader=dataloader)

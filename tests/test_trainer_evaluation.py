@@ -1,6 +1,7 @@
 """When evaluators run, and what they measure."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -49,14 +50,14 @@ def test_the_matrix_is_there() -> None:
 
 @pytest.mark.parametrize("interval", ["-1ep", "1.5dur", "2", "often", "1.5ba"])
 def test_intervals_that_mean_nothing_are_refused(interval: str) -> None:
-    with pytest.raises((ConfigurationError, InvalidTimeError), match="interval|time"):
+    with pytest.raises((ConfigurationError, InvalidTimeError), match=r"interval|time"):
         check_interval(interval)
 
 
 def test_a_share_of_an_unknown_number_of_batches_is_rounded_up_to_epochs() -> None:
     interval = Interval(Time(0.3, "dur"), Time(5, "ep"), None)
     ends = [Timestamp(epoch=epoch) for epoch in range(6)]
-    due = [after.epoch for before, after in zip(ends, ends[1:], strict=False) if _due(interval, before, after)]
+    due = [after.epoch for before, after in pairwise(ends) if _due(interval, before, after)]
     assert due == [2, 4]
 
 
@@ -65,9 +66,9 @@ def _due(interval: Interval, before: Timestamp, after: Timestamp) -> bool:
 
 
 def test_a_share_that_is_a_whole_number_is_not_rounded_up() -> None:
-    # 0.1 x 30 is 3.0000000000000004 in floating point.
-    interval = Interval(Time(0.1, "dur"), Time(30, "ba"), None)
-    assert interval.is_due(Event.BATCH_END, Timestamp(batch=3), Timestamp(batch=2))
+    # 0.07 x 100 is 7.000000000000001 in floating point.
+    interval = Interval(Time(0.07, "dur"), Time(100, "ba"), None)
+    assert interval.is_due(Event.BATCH_END, Timestamp(batch=7), Timestamp(batch=6))
 
 
 def test_metrics_are_those_of_the_whole_evaluator() -> None:

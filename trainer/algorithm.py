@@ -1,5 +1,6 @@
 """What may change the training: code that runs inside the loop."""
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from bus.event import Event
@@ -11,11 +12,11 @@ if TYPE_CHECKING:
 __all__ = ["Algorithm"]
 
 
-class Algorithm:
+class Algorithm(ABC):
     """A change to the training that is applied at certain events: it may read and write all of the state.
 
     The line to callbacks: a callback only looks, gets a copy of the state and runs in another process; an algorithm is
-    part of the training, which waits for it and fails with it. Override both methods::
+    part of the training, which waits for it and fails with it. Define both methods::
 
         class HalveTheRate(Algorithm):
             def match(self, event, state):
@@ -29,17 +30,17 @@ class Algorithm:
     Reference: ``composer/core/algorithm.py``.
     """
 
+    @abstractmethod
     def match(self, event: Event, state: "State") -> bool:
         """Whether to be applied at this event. Asked at every event, so keep it short."""
-        raise TypeError(f"{type(self).__name__} does not say when it applies: define match(self, event, state)")
 
+    @abstractmethod
     def apply(self, event: Event, state: "State", logger: "Logger") -> int | None:
         """Changes the state. What is returned is ignored; the reference's algorithms return an exit code here."""
-        raise TypeError(f"{type(self).__name__} does not say what it does: define apply(self, event, state, logger)")
 
     def state_dict(self) -> dict[str, Any]:
         """What has to be saved so that the algorithm can go on in another process; nothing by default."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most algorithms have nothing to take over
         """Takes over what :meth:`state_dict` returned."""

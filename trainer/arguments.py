@@ -1,7 +1,7 @@
 """Checks what was passed to a trainer, before anything is started."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -10,10 +10,8 @@ from bus.event import Event
 
 __all__ = ["check_microbatch_size", "check_record", "check_schedulers", "several"]
 
-One = TypeVar("One")
 
-
-def several(given: One | Sequence[One] | None, kind: type[One], argument: str) -> list[One]:
+def several(given: Any, kind: type[Any], argument: str) -> list[Any]:
     """What was given as one object, as several, or not at all, as a list.
 
     Raises :class:`bus.errors.ConfigurationError` for an object of another kind."""

@@ -54,7 +54,6 @@ class TrainingLoop:
         self._clock = clock
         self._microbatch_size = microbatch_size
         self._step_schedulers_every_batch = step_schedulers_every_batch
-        self._moves_batches = state.device.name != "cpu"
         self._tokens = 0
         self._batch_began = 0
 
@@ -101,8 +100,7 @@ class TrainingLoop:
         batches = iter(data.dataloader)
         fire(BEFORE_DATALOADER)
         for batch in batches:
-            if self._moves_batches:
-                batch = state.device.batch_to_device(batch)
+            batch = state.device.batch_to_device(batch)
             state.batch_size = data.get_num_samples_in_batch(batch)
             self._tokens = data.get_num_tokens_in_batch(batch)
             yield batch

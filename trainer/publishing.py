@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from bus.demand import BASE_EVENTS
 from bus.event import Event
 from bus.publisher import Publisher
+from bus.time import Timestamp
 from trainer.device import DeferredMap
 from trainer.logger import Logger
 from trainer.metrics import read_metrics
@@ -79,7 +81,7 @@ class StatePublisher:
             self._loss = loss
             fields["loss"] = self._read_later(loss)
         fields["batch_size"] = state.batch_size
-        if event in self._with_more or self._logged:
+        if event in self._with_more or (self._logged and event in BASE_EVENTS):
             fields = {**fields, **self._more(event)}
         previous = state.previous_timestamp
         self._send(event, state.timestamp.values, None if previous is None else previous.values, fields, self._context)
@@ -98,7 +100,8 @@ class StatePublisher:
             more["train_metrics"] = self._read_train_metrics()
         if event in _WITH_FLOPS and (flops := getattr(state.model, "flops_per_batch", None)) is not None:
             more["flops_per_batch"] = float(flops(state.batch) if callable(flops) else flops)
-        if self._logged:
+        # Only with events that every consumer gets: which others are published depends on who is attached.
+        if self._logged and event in BASE_EVENTS:
             more["logged"] = self._logger.take()
         return more
 
@@ -116,13 +119,18 @@ class StatePublisher:
                 "max_duration": None if state.max_duration is None else str(state.max_duration),
                 "dataloader_label": state.dataloader_label,
                 "dataloader_len": state.dataloader_len,
-                "eval_timestamp": state.eval_timestamp.values,
-                "predict_timestamp": state.predict_timestamp.values,
+                "eval_timestamp": _unless_zero(state.eval_timestamp),
+                "predict_timestamp": _unless_zero(state.predict_timestamp),
                 "world_size": state.world_size,
                 "device_name": state.device.model_name,
                 "precision": "fp32",
             }
         )
+
+
+def _unless_zero(timestamp: Timestamp) -> _Values | None:
+    values = timestamp.values
+    return values if any(values) else None
 
 
 def optimizer_names(optimizers: list[Any]) -> list[str]:

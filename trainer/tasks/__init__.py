@@ -132,14 +132,17 @@ def _explained(error: ModuleNotFoundError) -> Exception:
 
 def _describe(name: str, function: Callable[..., Any]) -> Task:
     text = inspect.cleandoc(function.__doc__ or "")
-    helps = {option: " ".join(help_text.split()) for option, help_text in _OPTION_HELP.findall(text)}
-    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    named = inspect.signature(function, eval_str=True).parameters
+    parameters = named.values()
+    # Prose may well have a word and a colon at the front of a line: only lines about a parameter are taken out.
+    helps = {option: " ".join(help_text.split()) for option, help_text in _OPTION_HELP.findall(text) if option in named}
+    text = _OPTION_HELP.sub(lambda match: "" if match[1] in named else match[0], text).strip()
     options = tuple(
         _option(name, parameter, helps)
         for parameter in parameters
         if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     )
-    return Task(name, function, _OPTION_HELP.sub("", text).strip(), options)
+    return Task(name, function, text, options)
 
 
 def _option(task: str, parameter: inspect.Parameter, helps: Mapping[str, str]) -> TaskOption:

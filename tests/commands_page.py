@@ -1,0 +1,36 @@
+"""Writes ``docs/commands.md`` from the commands' own help: ``python tests/commands_page.py``."""
+
+from pathlib import Path
+
+import click
+
+from bus.cli import bus
+from consumers.cli import consumer
+from trainer.cli import trainer
+
+PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
+
+
+def page() -> str:
+    """The page as it should be."""
+    parts = ["# Commands\n\nWritten by `python tests/commands_page.py` from the commands themselves.\n"]
+    for command in (trainer, consumer, bus):
+        parts += _help(command, None)
+    return "\n".join(parts)
+
+
+def _help(command: click.Command, parent: click.Context | None) -> list[str]:
+    name = command.name if parent is None else f"{parent.command_path} {command.name}"
+    # A fixed width, so that the page does not depend on the terminal that it was written in.
+    settings = {**command.context_settings, "terminal_width": 100, "max_content_width": 100}
+    context = click.Context(command, parent=parent, info_name=command.name, **settings)
+    parts = [f"## {name}\n\n```\n{command.get_help(context)}\n```\n"]
+    for child in command.list_commands(context) if isinstance(command, click.Group) else ():
+        found = command.get_command(context, child)
+        assert found is not None
+        parts += _help(found, context)
+    return parts
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
