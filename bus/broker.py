@@ -18,6 +18,7 @@ from bus.live_run import LiveRank, LiveRun
 from bus.runs import RunDirectory
 from bus.time import Timestamp
 from bus.wire import (
+    BUNDLE,
     END,
     MAX_FRAME,
     Control,
@@ -38,7 +39,7 @@ _log = logging.getLogger("offloop.broker")
 
 FLUSH_SECONDS = 0.2
 BEAT_SECONDS = 0.5
-RECEIVE_QUEUE = 10_000
+RECEIVE_QUEUE = 1000
 STREAM_QUEUE = 20_000
 STREAM_LINGER = 1000
 BURST = 1000
@@ -159,28 +160,49 @@ class Broker:
 
     def _collect(self) -> None:
         receive = self._door_socket.recv
-        more = self._door_socket.getsockopt
         for _ in range(BURST):
             try:
                 identity = receive(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            frame = receive(zmq.NOBLOCK) if more(zmq.RCVMORE) else b""
-            if more(zmq.RCVMORE):
-                while more(zmq.RCVMORE):
-                    receive(zmq.NOBLOCK)
+            # As a Frame it says itself whether more follow, which costs less than asking the socket.
+            frame = self._door_socket.recv(zmq.NOBLOCK, copy=False)
+            if frame.more:
+                while frame.more:
+                    frame = self._door_socket.recv(zmq.NOBLOCK, copy=False)
                 self._refuse(identity, "a message of several frames")
                 continue
-            try:
+            self._take_message(identity, frame.bytes)
+
+    def _take_message(self, identity: bytes, frame: bytes) -> None:
+        try:
+            if not frame.startswith(b"\0"):
                 self._take(identity, frame)
-            except ProtocolError as error:
-                self._refuse(identity, str(error))
+                return
+            message = decode_control(split_frame(frame)[1])
+            if message.kind != BUNDLE:
+                self._take_control(identity, message)
+                return
+            frames = message.content.get("frames")
+        except ProtocolError as error:
+            self._refuse(identity, str(error))
+            return
+        for event in frames if isinstance(frames, list) else (None,):
+            self._take_bundled(identity, event)
+
+    def _take_bundled(self, identity: bytes, frame: Any) -> None:
+        try:
+            if not isinstance(frame, bytes) or frame.startswith(b"\0"):
+                raise ProtocolError("a bundle holds something else than frames of events")
+            self._take(identity, frame)
+        except ProtocolError as error:
+            self._refuse(identity, str(error))
 
     def _take(self, identity: bytes, frame: bytes) -> None:
         end = frame.find(b"\0", 0, 257)
         place = self._topics.get((identity, frame[:end]))
         if place is None:
-            self._take_other(identity, frame)
+            self._take_first(identity, frame)
             return
         run, rank, name = place
         event = decode_event(frame[end + 1 :])
@@ -208,12 +230,11 @@ class Broker:
         # recording.
         self._stream_socket.send(frame, zmq.NOBLOCK)
 
-    def _take_other(self, identity: bytes, frame: bytes) -> None:
-        """A control message, or the first event of a topic."""
-        topic, body = split_frame(frame)
+    def _take_first(self, identity: bytes, frame: bytes) -> None:
+        """The first event of a topic."""
+        topic, _ = split_frame(frame)
         if topic is None:
-            self._take_control(identity, decode_control(body))
-            return
+            raise ProtocolError("a control message among events")
         run = self._runs.get(topic.run)
         rank = run.ranks.get(topic.rank) if run else None
         if run is None or rank is None or rank.identity != identity:

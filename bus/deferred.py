@@ -1,10 +1,13 @@
 """Events that wait for a value which is on its way, such as a loss that is being copied from a GPU."""
 
+import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["Deferred", "HeldEvents"]
+__all__ = ["Deferred", "HeldEvent", "HeldEvents"]
+
+_log = logging.getLogger("offloop")
 
 
 @runtime_checkable
@@ -18,29 +21,50 @@ class Deferred(Protocol):
         """The value; may wait, and is asked only once ready, or when the stream is drained."""
 
 
+class HeldEvent(NamedTuple):
+    """What :func:`bus.wire.event_encoder` makes a frame of, kept until its fields are complete."""
+
+    encode: Callable[..., bytes]
+    seq: int
+    base_seq: int
+    time: int
+    timestamp: tuple[int, ...]
+    previous: tuple[int, ...] | None
+    fields: dict[str, Any]
+    context: bytes
+
+    def to_frame(self) -> bytes:
+        """The frame; without the fields if they cannot be packed, because the event has its number already."""
+        try:
+            return self.encode(*self[1:])
+        except (TypeError, ValueError, OverflowError) as error:
+            _log.warning("the fields of event %d cannot be sent and are left out: %s", self.seq, error)
+            return self.encode(*self._replace(fields={"not_sent": str(error)})[1:])
+
+
 class HeldEvents:
-    """A queue of events in order, each released once the values in its fields are there and all before it are
-    released."""
+    """A queue of events in order, each of which becomes a frame once its values are there, and after all before it."""
 
     def __init__(self) -> None:
-        self._queue: deque[tuple[Callable[[dict[str, Any]], bytes], dict[str, Any]]] = deque()
+        self._events: deque[HeldEvent] = deque()
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._events)
 
-    def hold(self, encode: Callable[[dict[str, Any]], bytes], fields: dict[str, Any]) -> None:
-        """Puts an event at the end; ``encode`` makes its frame from its fields once they are all there."""
-        self._queue.append((encode, fields))
+    def append(self, event: HeldEvent) -> None:
+        """Puts an event at the end."""
+        self._events.append(event)
 
-    def release(self, *, wait: bool) -> list[bytes]:
-        """The frames of the events at the front whose values are there; with ``wait`` of all of them, waiting for
+    def take(self, *, wait: bool) -> list[bytes]:
+        """The frames of the events at the front whose values are there; with ``wait`` those of all events, waiting for
         their values."""
         frames: list[bytes] = []
-        while self._queue:
-            encode, fields = self._queue[0]
-            late = {name: value for name, value in fields.items() if isinstance(value, Deferred)}
+        while self._events:
+            event = self._events[0]
+            late = {name: value for name, value in event.fields.items() if isinstance(value, Deferred)}
             if not wait and not all(value.ready() for value in late.values()):
                 break
-            frames.append(encode({**fields, **{name: value.value() for name, value in late.items()}}))
-            self._queue.popleft()
+            complete = {**event.fields, **{name: value.value() for name, value in late.items()}}
+            frames.append(event._replace(fields=complete).to_frame())
+            self._events.popleft()
         return frames

@@ -25,7 +25,7 @@ __all__ = ["BrokerLink", "connect", "describe_process"]
 START_PATIENCE = 20.0
 WELCOME_PATIENCE = 10.0
 EXIT_PATIENCE = 3.0
-SEND_QUEUE = 10_000
+SEND_QUEUE = 1000
 
 
 class BrokerLink:

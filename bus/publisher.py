@@ -6,7 +6,6 @@ import os
 import sys
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,14 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import zmq
-
 from bus.clock import wall_clock
-from bus.deferred import Deferred, HeldEvents
+from bus.deferred import Deferred, HeldEvent, HeldEvents
 from bus.demand import BASE_EVENTS
 from bus.errors import ClosedError, ConfigurationError
 from bus.event import Event
 from bus.link import BrokerLink, connect
+from bus.outbox import Outbox
 from bus.time import Timestamp
 from bus.wire import END, Topic, event_encoder, pack_map
 
@@ -29,7 +27,8 @@ __all__ = ["BASE_EVENTS", "Deferred", "Publisher", "PublisherStatistics"]
 
 _log = logging.getLogger("offloop")
 
-_POLL_EVERY = 50_000_000
+_EXCHANGE_EVERY = 50_000_000
+_FLUSH_MASK = 0xFF
 _BACKLOG_BYTES = 64 * 1024 * 1024
 _FLUSH_PATIENCE = 5.0
 _CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
@@ -51,7 +50,7 @@ class PublisherStatistics:
     held: int
     """Events held back now for a value that is on its way."""
     backlog: int
-    """Events kept now because the broker does not read fast enough."""
+    """Events kept now, to be sent together or because the broker does not read fast enough."""
     backlog_bytes: int
     """Their size."""
     backlog_bytes_high: int
@@ -61,13 +60,15 @@ class PublisherStatistics:
 
 
 class _Lane:
-    """What is kept for one event: its encoder, and whether it counts among the base events (1) or not (0)."""
+    """What is kept for one event: its encoder, whether it counts among the base events (1) or not (0), and whether it
+    is sent at once."""
 
-    __slots__ = ("counts", "encode")
+    __slots__ = ("counts", "encode", "is_urgent")
 
-    def __init__(self, encode: Callable[..., bytes], counts: int) -> None:
+    def __init__(self, event: Event, encode: Callable[..., bytes]) -> None:
         self.encode = encode
-        self.counts = counts
+        self.counts = int(event in BASE_EVENTS)
+        self.is_urgent = event in BASE_EVENTS and event is not Event.BATCH_END
 
 
 class Publisher:
@@ -75,7 +76,9 @@ class Publisher:
 
     Publishing is bounded in time and memory: an event is encoded and handed to a socket that does not wait. While the
     broker does not read, events are kept (``backlog_bytes``, 64 MiB by default) and sent later; past that bound the
-    oldest are dropped and counted.
+    oldest are dropped and counted. In a loop that is faster than ``max_delay`` (in seconds) the events of batches are
+    sent in bursts, each at most that much later, or with the next event: waking other processes costs the loop more
+    than the sending. All other events are sent at once.
 
     ``run_name`` defaults to a new name; ``broker`` is the address of a broker that stands alone
     (``tcp://127.0.0.1:5570``), by default one is started in the run's directory. ``events`` are published in any
@@ -88,6 +91,8 @@ class Publisher:
         BrokerError: the broker did not start, or refused.
     """
 
+    _closed = True  # until the broker has said welcome
+
     def __init__(
         self,
         run_name: str | None = None,
@@ -99,8 +104,11 @@ class Publisher:
         info: dict[str, Any] | None = None,
         events: Iterable[Event] = BASE_EVENTS,
         clock: Callable[[], int] | None = None,
+        max_delay: float = 0.05,
         backlog_bytes: int = _BACKLOG_BYTES,
     ) -> None:
+        if not 0 <= max_delay <= 1:
+            raise ConfigurationError(f"max_delay is {max_delay}; it is in seconds: 0 to 1, 0 sends every event at once")
         if backlog_bytes < 1:
             raise ConfigurationError(
                 f"backlog_bytes is {backlog_bytes}; it bounds the memory for events on their way: 1 or more"
@@ -108,7 +116,6 @@ class Publisher:
         self._always = frozenset(events)
         self.wanted: set[Event] = set(self._always)
         """The events to publish now. It is changed in place, so that a loop can keep it at hand."""
-        self._closed = True
         self._link: BrokerLink = connect(run_name, runs_dir, broker, rank, world_size, info or {}, self._always)
         self._closed = False
         welcome = self._link.welcome
@@ -122,14 +129,12 @@ class Publisher:
         self._world_size = world_size
         self._clock = clock or wall_clock()
         self._began = self._clock()
-        self._lanes = {event: _Lane(self._encoder(event.value), int(event in BASE_EVENTS)) for event in Event}
-        self._socket_send = self._link.socket.send
-        self._last_time = self._next_poll = 0
-        self._seq = self._base_seq = self._acknowledged = self._dropped = 0
+        self._lanes = {event: _Lane(event, self._encoder(event.value)) for event in Event}
+        self._outbox = Outbox(self._link.socket.send, backlog_bytes)
         self._held = HeldEvents()
-        self._backlog: deque[bytes] = deque()
-        self._backlog_limit = backlog_bytes
-        self._backlog_bytes = self._backlog_high = 0
+        self._max_delay = round(max_delay * 1e9)
+        self._last_time = self._flush_at = self._next_exchange = 0
+        self._seq = self._base_seq = self._acknowledged = 0
         self._context: tuple[dict[str, Any], bytes] = ({}, b"")
         self._previous: tuple[int, ...] | None = None
         self._want(welcome.get("events"))
@@ -150,60 +155,33 @@ class Publisher:
         previous: tuple[int, ...] | None,
         fields: dict[str, Any],
         context: bytes,
+        has_deferred: bool = False,
     ) -> None:
         """Publishes an event without asking whether it is wanted: the fast way, for loops that look into
         :attr:`wanted` themselves.
 
-        ``timestamp`` and ``previous`` are the 14 values of a :class:`~bus.time.Timestamp`; ``fields`` is not kept, so
-        the caller may use it again; ``context`` comes from :meth:`pack_context`."""
-        if self._held:
-            self.send_deferred(event, timestamp, previous, fields, context)
-            return
+        ``timestamp`` and ``previous`` are the 14 values of a :class:`~bus.time.Timestamp`; ``context`` comes from
+        :meth:`pack_context`.
+
+        With ``has_deferred`` there may be :class:`Deferred` values among the fields. The event, and every one after
+        it, is then held back in order until they are there; that is looked up at later events, and waited for only at
+        FIT_END and :meth:`close`. ``fields`` may be kept until then."""
         now = self._clock()
         if now < self._last_time:
             now = self._last_time
         lane = self._lanes[event]
         seq = self._seq + 1
         base_seq = self._base_seq + lane.counts
-        frame = lane.encode(seq, base_seq, now, timestamp, previous, fields, context)
+        if has_deferred or self._held:
+            self._held.append(HeldEvent(lane.encode, seq, base_seq, now, timestamp, previous, fields, context))
+        else:
+            self._outbox.put(lane.encode(seq, base_seq, now, timestamp, previous, fields, context))
         # Numbers are given only now: a field that cannot be packed leaves no hole in them.
         self._last_time = now
         self._seq = seq
         self._base_seq = base_seq
-        if self._backlog:
-            self._keep(frame)
-        else:
-            try:
-                self._socket_send(frame, zmq.NOBLOCK)
-            except zmq.Again:
-                self._keep(frame)
-        if now >= self._next_poll:
-            self.poll()
-
-    def send_deferred(
-        self,
-        event: Event,
-        timestamp: tuple[int, ...],
-        previous: tuple[int, ...] | None,
-        fields: dict[str, Any],
-        context: bytes,
-    ) -> None:
-        """As :meth:`send`, with :class:`Deferred` values among the fields.
-
-        The event, and every one after it, is held back in order until the values are there; that is looked up at
-        later events and never waited for before the end."""
-        now = self._last_time = max(self._clock(), self._last_time)
-        lane = self._lanes[event]
-        self._seq = seq = self._seq + 1
-        self._base_seq = base_seq = self._base_seq + lane.counts
-
-        def encode(complete: dict[str, Any]) -> bytes:
-            return lane.encode(seq, base_seq, now, timestamp, previous, complete, context)
-
-        self._held.hold(encode, dict(fields))
-        self._release_held(wait=event is Event.FIT_END)
-        if now >= self._next_poll:
-            self.poll()
+        if now >= self._flush_at or lane.is_urgent or not seq & _FLUSH_MASK:
+            self._flush(wait=event is Event.FIT_END)
 
     def publish(self, event: Event | str, **fields: Any) -> None:
         """Publishes an event of a loop of your own, if anybody wants it.
@@ -235,15 +213,13 @@ class Publisher:
                 "the loss is on a GPU: make gpu = trainer.GpuDevice() once and publish gpu.read_later(loss), "
                 "or float(loss) if the loop may wait for it"
             )
+        has_deferred = isinstance(loss, Deferred)
         try:
             if "lr" in fields and not isinstance(fields["lr"], dict):
                 fields["lr"] = {"optimizer": [float(rate) for rate in fields["lr"]]}
-            if isinstance(loss, Deferred):
-                self.send_deferred(event, timestamp, self._previous, fields, context)
-            else:
-                if loss is not None:
-                    fields["loss"] = float(loss)
-                self.send(event, timestamp, self._previous, fields, context)
+            if loss is not None and not has_deferred:
+                fields["loss"] = float(loss)
+            self.send(event, timestamp, self._previous, fields, context, has_deferred)
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigurationError(
                 f"a field of {event.value} cannot be sent ({error}): use numbers, text, bytes, lists, maps and None"
@@ -259,13 +235,22 @@ class Publisher:
         return self._context[1]
 
     def poll(self) -> None:
-        """Reads what the broker said and sends what was kept, without waiting. :meth:`send` does it every 50 ms."""
-        if self._closed:
-            return
-        self._next_poll = self._last_time + _POLL_EVERY
-        self._release_held(wait=False)
-        self._exchange()
-        self._look_after_broker()
+        """Sends what waits and reads what the broker said, without waiting. :meth:`send` does it by itself; this is for
+        loops that pause."""
+        if not self._closed:
+            self._next_exchange = 0
+            self._flush(wait=False)
+
+    def _flush(self, *, wait: bool) -> None:
+        self._flush_at = self._last_time + self._max_delay
+        if self._held:
+            for frame in self._held.take(wait=wait):
+                self._outbox.put(frame)
+        self._outbox.send()
+        if self._last_time >= self._next_exchange:
+            self._next_exchange = self._last_time + _EXCHANGE_EVERY
+            self._exchange()
+            self._look_after_broker()
 
     def _exchange(self) -> None:
         while (message := self._link.receive()) is not None:
@@ -273,36 +258,12 @@ class Publisher:
                 self._acknowledged = max(self._acknowledged, int(message.content.get("seq", 0)))
             elif message.kind == "demand":
                 self._want(message.content.get("events"))
-        self._send_backlog()
+        self._outbox.send()
 
     def _want(self, names: Any) -> None:
         known = {event for event in Event if event.value in (names if isinstance(names, list) else ())}
         self.wanted &= self._always | known
         self.wanted |= self._always | known
-
-    def _keep(self, frame: bytes) -> None:
-        self._backlog.append(frame)
-        self._backlog_bytes += len(frame)
-        while self._backlog_bytes > self._backlog_limit:
-            self._backlog_bytes -= len(self._backlog.popleft())
-            self._dropped += 1
-        self._backlog_high = max(self._backlog_high, self._backlog_bytes)
-
-    def _send_backlog(self) -> None:
-        backlog = self._backlog
-        try:
-            while backlog:
-                self._socket_send(backlog[0], zmq.NOBLOCK)
-                self._backlog_bytes -= len(backlog.popleft())
-        except zmq.Again:
-            # The broker still does not read: the next poll tries again.
-            return
-
-    def _release_held(self, *, wait: bool) -> None:
-        if self._held:
-            for frame in self._held.release(wait=wait):
-                self._keep(frame)
-            self._send_backlog()
 
     def _look_after_broker(self) -> None:
         how = self._link.broker_ended()
@@ -320,9 +281,9 @@ class Publisher:
             return
         if status not in ("finished", "failed", "stopped"):
             raise ConfigurationError(f"a run cannot end {status!r}: use 'finished', 'failed' or 'stopped'")
-        self._release_held(wait=True)
-        self._keep(self._end_frame(status, error))
-        self._flush()
+        self._flush(wait=True)
+        self._outbox.put(self._end_frame(status, error))
+        self._settle()
         self._shut()
 
     def _end_frame(self, status: str, error: str | None) -> bytes:
@@ -334,7 +295,7 @@ class Publisher:
         zero = Timestamp().values
         return self._encoder(END)(self._seq, self._base_seq, now, zero, None, fields, context)
 
-    def _flush(self) -> None:
+    def _settle(self) -> None:
         """Waits, within bounds, until the broker has everything on disk; says what is missing if it does not come to
         that."""
         deadline = time.monotonic() + _FLUSH_PATIENCE
@@ -355,12 +316,13 @@ class Publisher:
     def _shut(self) -> None:
         self._closed = True
         self.wanted.clear()
-        self._backlog.clear()
+        self._outbox.clear()
         _open_publishers.discard(self)
         self._link.close()
-        if self._dropped:
+        if self._outbox.dropped:
             _log.warning(
-                "%d events of run %s were dropped: the broker did not read them in time", self._dropped, self.run_name
+                "%d events of run %s were dropped: the broker did not read them in time",
+                *(self._outbox.dropped, self.run_name),
             )
 
     def statistics(self) -> PublisherStatistics:
@@ -369,10 +331,10 @@ class Publisher:
             published=self._seq,
             acknowledged=self._acknowledged,
             held=len(self._held),
-            backlog=len(self._backlog),
-            backlog_bytes=self._backlog_bytes,
-            backlog_bytes_high=self._backlog_high,
-            dropped=self._dropped,
+            backlog=len(self._outbox),
+            backlog_bytes=self._outbox.size,
+            backlog_bytes_high=self._outbox.size_high,
+            dropped=self._outbox.dropped,
         )
 
     def __enter__(self) -> "Publisher":

@@ -52,6 +52,7 @@ def test_one_broker_serves_several_runs_and_keeps_them_apart(standalone, runs_di
         for batch in range(100):
             one.publish(Event.BATCH_END, batch=batch)
             two.publish(Event.BATCH_END, batch=1000 + batch)
+        two.poll()
         assert find_run("one").live
         assert [int(next(iter(follower)).timestamp.batch) for _ in range(100)] == list(range(1000, 1100))
         follower.close()
@@ -91,6 +92,8 @@ def test_nonsense_is_skipped_and_the_others_go_on(standalone, stranger, runs_dir
             stranger.send(b"r/batch_end/0\0" + noise.randbytes(20))
             stranger.send(encode_control("from the future", {}))
             stranger.send_multipart([b"a", b"b", b"c"])
+            stranger.send(encode_control("events", {"frames": [b"x", encode_control("hello", {}), 3]}))
+            stranger.send(encode_control("events", {"frames": "no list"}))
     assert len(list(Recording(runs_dir / "r"))) == 200
 
 

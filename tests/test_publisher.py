@@ -69,6 +69,28 @@ def test_unwanted_events_are_not_published(runs_dir):
     assert [snapshot.event for snapshot in read_back(publisher)[0]] == [Event.EPOCH_END]
 
 
+def test_a_fast_loop_sends_in_bursts_within_the_delay_and_all_else_at_once(runs_dir):
+    now = 0
+    with Publisher("r", clock=lambda: now, max_delay=0.05) as publisher:
+        publisher.publish(Event.BATCH_END, batch=1)
+        assert publisher.statistics().backlog == 0
+        for now in range(1_000_000, 50_000_000, 7_000_000):  # noqa: B007  the clock reads it
+            publisher.publish(Event.BATCH_END, batch=2)
+        assert publisher.statistics().backlog == 7
+        now = 51_000_000
+        publisher.publish(Event.BATCH_END, batch=3)
+        assert publisher.statistics().backlog == 0
+        publisher.publish(Event.BATCH_END, batch=4)
+        publisher.publish(Event.EPOCH_END, batch=4)
+        assert publisher.statistics().backlog == 0
+        publisher.publish(Event.BATCH_END, batch=5)
+        publisher.poll()
+        assert publisher.statistics().backlog == 0
+    assert len(read_back(publisher)[0]) == 12
+    with pytest.raises(ConfigurationError, match="max_delay is 7"):
+        Publisher("s", max_delay=7)
+
+
 def test_the_base_set_has_one_event_a_batch():
     per_batch = {event for event in BASE_EVENTS if "batch" in event.value}
     assert per_batch == {Event.BATCH_END}
@@ -94,6 +116,7 @@ def test_values_on_their_way_hold_events_back_in_order_and_are_never_waited_for(
         assert publisher.statistics().held == 2
         loss.there = True
         publisher.publish(Event.BATCH_END, batch=2, loss=1.0)
+        publisher.poll()
         assert publisher.statistics().held == 0
         late = Loss()
         publisher.publish(Event.BATCH_END, batch=3, loss=late)
@@ -250,29 +273,31 @@ def test_the_training_goes_on_when_the_broker_is_killed(runs_dir, caplog):
     publisher.close()
 
 
-def test_a_broker_that_stands_still_delays_nothing_and_gets_everything_later(runs_dir):
+def test_a_broker_that_stands_still_delays_nothing_and_gets_everything_later(runs_dir, monkeypatch):
+    monkeypatch.setattr("bus.link.SEND_QUEUE", 10)
     with Publisher("r") as publisher:
         publisher.publish(Event.FIT_START)
         pid = broker_pid(publisher)
         os.kill(pid, signal.SIGSTOP)
         try:
-            for batch in range(60_000):
+            for batch in range(100_000):
                 publisher.publish(Event.BATCH_END, batch=batch)
-            assert publisher.statistics().backlog > 0
+            assert publisher.statistics().backlog > 1000
         finally:
             os.kill(pid, signal.SIGCONT)
     statistics = publisher.statistics()
     assert statistics.dropped == 0
     assert statistics.backlog_bytes_high > 0
-    assert [snapshot.seq for snapshot in read_back(publisher)[0]] == list(range(1, 60_002))
+    assert [snapshot.seq for snapshot in read_back(publisher)[0]] == list(range(1, 100_002))
 
 
-def test_what_is_kept_for_a_broker_that_stands_still_is_bounded_and_the_loss_is_counted(runs_dir, caplog):
+def test_what_is_kept_for_a_broker_that_stands_still_is_bounded_and_the_loss_is_counted(runs_dir, caplog, monkeypatch):
+    monkeypatch.setattr("bus.link.SEND_QUEUE", 10)
     with Publisher("r", backlog_bytes=100_000) as publisher:
         pid = broker_pid(publisher)
         os.kill(pid, signal.SIGSTOP)
         try:
-            for batch in range(40_000):
+            for batch in range(60_000):
                 publisher.publish(Event.BATCH_END, batch=batch)
             assert publisher.statistics().backlog_bytes <= 100_000
         finally:
@@ -280,7 +305,7 @@ def test_what_is_kept_for_a_broker_that_stands_still_is_bounded_and_the_loss_is_
     dropped = publisher.statistics().dropped
     assert dropped > 0
     recording = Recording(publisher.recording)
-    assert len(list(recording)) == 40_000 - dropped
+    assert len(list(recording)) == 60_000 - dropped
     (gap,) = recording.gaps
     assert gap.last - gap.first + 1 == dropped
     assert f"{dropped} events of run r were dropped" in caplog.text

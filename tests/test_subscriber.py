@@ -19,6 +19,7 @@ from bus.subscriber import _StreamLink
 def publish(publisher, first, last, event=Event.BATCH_END):
     for batch in range(first, last + 1):
         publisher.publish(event, batch=batch, loss=1 / batch)
+    publisher.poll()  # the last ones may be waiting for company
 
 
 def batches(snapshots):

@@ -17,6 +17,7 @@ from bus.wire import (
     decode_control,
     decode_event,
     encode_beat,
+    encode_bundle,
     encode_control,
     event_encoder,
     pack_map,
@@ -139,6 +140,13 @@ def test_names_that_can_be_run_names(name):
 def test_names_that_cannot(name):
     with pytest.raises(InvalidRunNameError, match="cannot be a run name"):
         check_run_name(name)
+
+
+@given(st.lists(st.binary(max_size=50), max_size=5))
+def test_a_bundle_holds_its_frames(frames):
+    topic, body = split_frame(encode_bundle(frames))
+    assert topic is None
+    assert decode_control(body) == ("events", {"frames": frames})
 
 
 def test_a_beat_names_every_position():

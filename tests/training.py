@@ -57,16 +57,19 @@ class FakeClock:
 
 
 class FakeStream:
-    """Keeps what is sent, as it was when it was sent."""
+    """Keeps what is sent."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[Event, dict[str, Any], bytes]] = []
 
-    def send(self, event: Event, timestamp: Any, previous: Any, fields: dict[str, Any], context: bytes) -> None:
-        self.sent.append((event, {**fields, "lr": dict(fields["lr"])}, context))
-
-    def send_deferred(
-        self, event: Event, timestamp: Any, previous: Any, fields: dict[str, Any], context: bytes
+    def send(
+        self,
+        event: Event,
+        timestamp: Any,
+        previous: Any,
+        fields: dict[str, Any],
+        context: bytes,
+        has_deferred: bool = False,
     ) -> None:
-        # Not copied: an event that is held back must not change under the stream's hands.
+        # Not copied: an event that waits to be sent must not change under the stream's hands.
         self.sent.append((event, fields, context))

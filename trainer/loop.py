@@ -129,7 +129,7 @@ class TrainingLoop:
         losses = []
         for state.batch in data.split_batch(batch, size):
             state.batch_size = data.get_num_samples_in_batch(state.batch)
-            losses.append(self._forward_and_backward(state.batch_size / rows))
+            losses.append(self._forward_and_backward(state.batch_size / rows).detach())
         state.batch, state.batch_size = batch, rows
         return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
@@ -144,13 +144,13 @@ class TrainingLoop:
         if state.train_metrics:
             self._update_train_metrics()
         fire(BEFORE_BACKWARD)
-        loss = _total(state.loss)
+        loss: torch.Tensor = _total(state.loss)
         if share != 1.0:
             loss = loss * share
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         fire(AFTER_BACKWARD)
-        detached: torch.Tensor = loss.detach()
-        return detached
+        # Not detached, which would cost as much as publishing it: what it still holds of the graph goes with the next.
+        return loss
 
     def _update_train_metrics(self) -> None:
         state = self._state

@@ -27,21 +27,22 @@ class StreamPublisher(Protocol):
     """What is used of :class:`bus.publisher.Publisher`."""
 
     def send(
-        self, event: Event, timestamp: _Values, previous: _Values | None, fields: dict[str, Any], context: bytes
+        self,
+        event: Event,
+        timestamp: _Values,
+        previous: _Values | None,
+        fields: dict[str, Any],
+        context: bytes,
+        has_deferred: bool = False,
     ) -> None:
-        """Publishes an event whose fields are all there."""
-
-    def send_deferred(
-        self, event: Event, timestamp: _Values, previous: _Values | None, fields: dict[str, Any], context: bytes
-    ) -> None:
-        """Publishes an event with fields that are on their way."""
+        """Publishes an event, with ``has_deferred`` one with fields that may be on their way."""
 
 
 class StatePublisher:
     """Publishes what callbacks may see of the state, at about a microsecond beside the sending.
 
-    What every event carries is kept in one dictionary that is filled anew each time; the context is packed only when
-    something in it changed. The loss is read once for each batch, and only for an event that is published.
+    The context is packed only when something in it changed. The loss is read once for each batch, and only for an event
+    that is published.
     """
 
     def __init__(self, state: State, logger: Logger, stream: StreamPublisher) -> None:
@@ -49,13 +50,12 @@ class StatePublisher:
         self._logger = logger
         self._logged = logger.entries
         self._defers = state.device.name == "gpu"
-        self._send = stream.send_deferred if self._defers else stream.send
+        self._send = stream.send
         self._read_later: Callable[[Any], Any] = state.device.read_later
         self._optimizers: list[Any] = []
         self._named_optimizers: list[tuple[str, Any]] = []
-        self._rates: dict[str, list[float]] = {}
-        self._fields: dict[str, Any] = {"loss": None, "lr": self._rates, "batch_size": None}
         self._loss: Any = None
+        self._loss_value: Any = None
         self._context = b""
         self._with_more = _WITH_EVAL_METRICS | (_WITH_TRAIN_METRICS if state.train_metrics else set())
         if hasattr(state.model, "flops_per_batch"):
@@ -63,33 +63,41 @@ class StatePublisher:
 
     def publish(self, event: Event) -> None:
         """Gathers the fields of an event and sends it."""
-        state, fields = self._state, self._fields
+        state = self._state
         if state.context_changed:
             self._pack_context()
-        if self._defers:
-            # What is sent may be held back for a while: the next event must not write into it.
-            self._rates = fields["lr"] = {}
         if state.optimizers != self._optimizers:
             self._name_optimizers()
-        rates = self._rates
-        for name, optimizer in self._named_optimizers:
-            rates[name] = [
-                rate if (rate := group["lr"]).__class__ is float else float(rate) for group in optimizer.param_groups
-            ]
         loss = state.total_loss
         if loss is not self._loss:
             self._loss = loss
-            fields["loss"] = self._read_later(loss)
-        fields["batch_size"] = state.batch_size
+            self._loss_value = self._read_later(loss)
+        fields = {
+            "loss": self._loss_value,
+            "lr": {
+                name: [
+                    rate if (rate := group["lr"]).__class__ is float else float(rate)
+                    for group in optimizer.param_groups
+                ]
+                for name, optimizer in self._named_optimizers
+            },
+            "batch_size": state.batch_size,
+        }
         if event in self._with_more or (self._logged and event in BASE_EVENTS):
-            fields = {**fields, **self._more(event)}
+            fields.update(self._more(event))
         previous = state.previous_timestamp
-        self._send(event, state.timestamp.values, None if previous is None else previous.values, fields, self._context)
+        self._send(
+            event,
+            state.timestamp.values,
+            None if previous is None else previous.values,
+            fields,
+            self._context,
+            self._defers,
+        )
 
     def _name_optimizers(self) -> None:
         self._optimizers = list(self._state.optimizers)
         self._named_optimizers = list(zip(optimizer_names(self._optimizers), self._optimizers, strict=True))
-        self._rates.clear()
 
     def _more(self, event: Event) -> dict[str, Any]:
         state = self._state

@@ -29,7 +29,7 @@ class State:
         batch: the batch in use; during the forward and backward passes, the microbatch.
         batch_size: samples in it.
         outputs, loss: of the last microbatch, on the device.
-        total_loss: of the last batch, detached, on the device: the sum over microbatches of loss x (rows / batch rows).
+        total_loss: of the last batch, on the device: the sum over microbatches of loss x (rows / batch rows).
         train_metrics: metric objects of the training by name.
         eval_metrics: metric objects by evaluator label and name.
         eval_metric_values: what they said at the end of the last evaluation, as plain numbers.
