@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,10 +106,18 @@ def test_the_last_line_tells_how_the_run_ended(
     assert (result.code, last_line(result.err)) == (code, line)
 
 
-def test_a_replay_of_a_live_run_gives_what_is_recorded_so_far(consumer: Consumer, runs_dir: Path) -> None:
-    directory = record_run(runs_dir, "r", snapshots_of_training(), status=None)
+@contextlib.contextmanager
+def served(directory: Path) -> Iterator[None]:
+    """What a broker leaves in the directory of the run that it serves."""
+    (directory / "broker.json").write_text('{"attempt": 1, "door": "ipc://nowhere", "stream": "ipc://nowhere"}')
     with (directory / "broker.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_replay_of_a_live_run_gives_what_is_recorded_so_far(consumer: Consumer, runs_dir: Path) -> None:
+    directory = record_run(runs_dir, "r", snapshots_of_training(), status=None)
+    with served(directory):
         result = consumer("--replay", directory, "--callbacks", "lr")
     expected = "run r is still live: 8 events handled, which is what is recorded so far"
     assert (result.code, last_line(result.err)) == (0, expected)
@@ -233,8 +242,7 @@ def test_of_several_live_runs_it_takes_the_newest_and_names_the_others(runs_dir:
             record["attempts"][0]["started"] = started
             description.write_text(json.dumps(record))
             if name != "over":
-                lock = locks.enter_context((runs_dir / name / "broker.lock").open("w"))
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                locks.enter_context(served(runs_dir / name))
         assert attach.newest_or_wait(runs_dir, wait=False, say=said.append).name == "newest"
     assert said == ["attaching to newest, the newest live run; also live: older ('--run NAME' chooses)"]
 

@@ -154,7 +154,7 @@ def test_publishing_from_a_gpu_never_waits_and_keeps_what_each_event_held() -> N
     stream = FakeStream()
     publisher = StatePublisher(state, Logger(state), stream)
     for batch in range(3):
-        state.total_loss = torch.tensor(float(batch))
+        state.batch_loss = torch.tensor(float(batch))
         state.train_metrics["mean"].reset()
         state.train_metrics["mean"].update(10.0 * batch)
         optimizer.param_groups[0]["lr"] = 0.5**batch
@@ -182,7 +182,7 @@ def test_progress_shows_the_last_loss_that_has_arrived() -> None:
     state = State(model=GoldMLP(), device=gpu, seed=1, run_name="r")
     progress = ProgressLines(state, lambda: 0, Lines())  # type: ignore[arg-type]
     for loss in (1.0, 2.0, 3.0):
-        state.total_loss = torch.tensor(loss)
+        state.batch_loss = torch.tensor(loss)
         progress.draw()
         gpu.run()
     assert ["loss" in line for line in Lines.written] == [False, True, True]

@@ -116,11 +116,11 @@ def test_the_loss_is_read_once_a_batch_and_only_for_an_event_that_is_published()
     device = CountingDevice()
     state = make_state(device=device)
     publisher, stream = publisher_of(state)
-    state.total_loss = torch.tensor(0.5)
+    state.batch_loss = torch.tensor(0.5)
     assert device.reads == 0
     for event in (Event.BATCH_END, Event.EPOCH_END, Event.FIT_END):
         publisher.publish(event)
-    state.total_loss = torch.tensor(0.25)
+    state.batch_loss = torch.tensor(0.25)
     publisher.publish(Event.BATCH_END)
     assert [fields["loss"] for _, fields, _ in stream.sent] == [0.5, 0.5, 0.5, 0.25]
     assert device.reads == 2

@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
 def make_state() -> State:
     state = State(model=GoldMLP(), device=CpuDevice(), seed=1, run_name="r")
     state.max_duration = "4ba"
-    state.total_loss = torch.tensor(1.25)
+    state.batch_loss = torch.tensor(1.25)
     return state
 
 

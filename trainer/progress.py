@@ -104,9 +104,9 @@ class ProgressLines(Progress):
         """The newest loss that is already on the host; asks for the present one, to have it the next time."""
         if isinstance(self._next_loss, DeferredScalar) and self._next_loss.ready():
             self._loss = self._next_loss.value()
-        total_loss = self._state.total_loss
-        if total_loss is not None:
-            self._next_loss = self._state.device.read_later(total_loss)
+        batch_loss = self._state.batch_loss
+        if batch_loss is not None:
+            self._next_loss = self._state.device.read_later(batch_loss)
         if isinstance(self._next_loss, float):
             self._loss = self._next_loss
         return self._loss

@@ -68,7 +68,7 @@ class StatePublisher:
             self._pack_context()
         if state.optimizers != self._optimizers:
             self._name_optimizers()
-        loss = state.total_loss
+        loss = state.batch_loss
         if loss is not self._loss:
             self._loss = loss
             self._loss_value = self._read_later(loss)
@@ -104,7 +104,7 @@ class StatePublisher:
         more: dict[str, Any] = {}
         if event in _WITH_EVAL_METRICS and state.eval_metric_values:
             more["eval_metrics"] = state.eval_metric_values
-        if event in _WITH_TRAIN_METRICS and state.train_metrics and state.total_loss is not None:
+        if event in _WITH_TRAIN_METRICS and state.train_metrics and state.batch_loss is not None:
             more["train_metrics"] = self._read_train_metrics()
         if event in _WITH_FLOPS and (flops := getattr(state.model, "flops_per_batch", None)) is not None:
             more["flops_per_batch"] = float(flops(state.batch) if callable(flops) else flops)

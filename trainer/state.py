@@ -29,7 +29,7 @@ class State:
         batch: the batch in use; during the forward and backward passes, the microbatch.
         batch_size: samples in it.
         outputs, loss: of the last microbatch, on the device.
-        total_loss: of the last batch, on the device: the sum over microbatches of loss x (rows / batch rows).
+        batch_loss: of the last batch, on the device: the sum over microbatches of loss x (rows / batch rows).
         train_metrics: metric objects of the training by name.
         eval_metrics: metric objects by evaluator label and name.
         eval_metric_values: what they said at the end of the last evaluation, as plain numbers.
@@ -72,7 +72,7 @@ class State:
         self.batch_size: int | None = None
         self.outputs: Any = None
         self.loss: Any = None
-        self.total_loss: torch.Tensor | None = None
+        self.batch_loss: torch.Tensor | None = None
         self.train_metrics: dict[str, Any] = {}
         self.eval_metrics: dict[str, dict[str, Any]] = {}
         self.eval_metric_values: dict[str, dict[str, Any]] = {}
@@ -97,6 +97,11 @@ class State:
         self._max_duration = None if duration is None else check_max_duration(duration)
         self._limit = (0, 0) if self._max_duration is None else counter_of(self._max_duration)
         self.context_changed = True
+
+    @property
+    def total_loss(self) -> torch.Tensor | None:
+        """The loss of the last batch, detached, on the device; ``None`` before the first."""
+        return None if self.batch_loss is None else self.batch_loss.detach()
 
     @property
     def dataloader(self) -> Any:

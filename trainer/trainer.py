@@ -59,6 +59,7 @@ class Trainer:
         broker: the address of a broker that stands alone; by default one is started.
         progress_bar: whether to show progress on standard error.
         record: events to record beside the base set, or ``"all"``; others are recorded while a consumer wants them.
+        max_delay: seconds by which the events of batches may be late in a fast loop, see :class:`bus.Publisher`.
         clock: nanoseconds since 1970, for tests.
         config: what else to write down about the run in ``run.json``.
 
@@ -96,6 +97,7 @@ class Trainer:
         broker: str | None = None,
         progress_bar: bool = True,
         record: str | Iterable[Event | str] | None = None,
+        max_delay: float = 0.05,
         clock: Callable[[], int] | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
@@ -128,7 +130,7 @@ class Trainer:
         self.logger = Logger(self.state)
         try:
             if publish:
-                self._publisher = self._start_stream(runs_dir, broker, events, config or {})
+                self._publisher = self._start_stream(runs_dir, broker, max_delay, events, config or {})
                 if callbacks or loggers:
                     self._attached = AttachedConsumers(callbacks, loggers, self._publisher.run_dir)
             self.engine = self._make_engine()
@@ -149,7 +151,12 @@ class Trainer:
                 metric.to(state.device.torch_device)
 
     def _start_stream(
-        self, runs_dir: str | os.PathLike[str] | None, broker: str | None, events: set[Event], config: Mapping[str, Any]
+        self,
+        runs_dir: str | os.PathLike[str] | None,
+        broker: str | None,
+        max_delay: float,
+        events: set[Event],
+        config: Mapping[str, Any],
     ) -> Publisher:
         state = self.state
         return Publisher(
@@ -161,6 +168,7 @@ class Trainer:
             info={**self._describe(), "config": dict(config)},
             events=BASE_EVENTS | events,
             clock=self._clock,
+            max_delay=max_delay,
         )
 
     def _describe(self) -> dict[str, Any]:
