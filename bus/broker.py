@@ -1,10 +1,11 @@
 """The broker: it collects the events of publishers, writes them to the journal and fans them out to consumers."""
 
+import contextlib
 import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import zmq
 
 from bus.clock import wall_clock
 from bus.demand import LEASE_SECONDS
-from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError
+from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError, RunDirectoryError
 from bus.live_run import LiveRank, LiveRun
 from bus.runs import RunDirectory
 from bus.time import Timestamp
@@ -217,7 +218,11 @@ class Broker:
         rank.seq = event.seq
         rank.time = event.time
         rank.base_seq = event.base_seq
-        run.journal.append(frame[:end], event.seq, event.time, frame[end + 1 :])
+        if run.recording_error is None:
+            try:
+                run.journal.append(frame[:end], event.seq, event.time, frame[end + 1 :])
+            except OSError as error:
+                self._stop_recording(run, error)
         self._send_out(frame)
         self._collected += 1
         if name == END:
@@ -333,13 +338,29 @@ class Broker:
     def _flush(self, now: float) -> None:
         for run in self._runs.values():
             if any(rank.seq > rank.acknowledged for rank in run.ranks.values()):
-                run.journal.flush()
+                with self._recording(run):
+                    run.journal.flush()
                 self._acknowledge(run)
             self._push_demand(run, now)
 
+    @contextlib.contextmanager
+    def _recording(self, run: LiveRun) -> Iterator[None]:
+        """A disk that is full or gone ends the record, but neither the broker nor the live stream."""
+        try:
+            yield
+        except (OSError, RunDirectoryError) as error:
+            self._stop_recording(run, error)
+
+    def _stop_recording(self, run: LiveRun, error: Exception) -> None:
+        if run.recording_error is None:
+            run.recording_error = str(error)
+            _log.error("run %s is not recorded any more: %s", run.name, error)
+            for rank in run.ranks.values():
+                self._answer(rank.identity, "trouble", {"reason": str(error), "seq": rank.acknowledged})
+
     def _acknowledge(self, run: LiveRun) -> None:
         for rank in run.ranks.values():
-            if rank.seq > rank.acknowledged:
+            if rank.seq > rank.acknowledged and run.recording_error is None:
                 rank.acknowledged = rank.seq
                 self._answer(rank.identity, "ack", {"seq": rank.seq})
 
@@ -392,8 +413,10 @@ class Broker:
             rank.process = None
 
     def _end_run(self, run: LiveRun) -> None:
-        run.journal.close()
-        run.directory.end_attempt(run.status, run.error)
+        with self._recording(run):
+            run.journal.close()
+        with self._recording(run):
+            run.directory.end_attempt(run.status, run.error)
         run.directory.release()
         # The last acknowledgement comes last: a publisher that has it finds the run ended, on disk too.
         self._acknowledge(run)

@@ -3,6 +3,7 @@
 It locks the run's directory, listens inside it, says so in one line of JSON on standard output, and serves until the
 run is over. It has no terminal: what it has to say later goes into ``broker.log`` in the run's directory."""
 
+import contextlib
 import json
 import logging
 import os
@@ -28,13 +29,21 @@ def main() -> None:
             directory.release()
         _say({"error": type(error).__name__, "message": str(error)})
         sys.exit(1)
-    log = logging.FileHandler(directory.path / "broker.log", delay=True)
+    log = _LogFile(directory.path / "broker.log", delay=True)
     log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger("offloop").addHandler(log)
     signal.signal(signal.SIGTERM, lambda *_: broker.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _say({"ready": door})
     broker.serve()
+
+
+class _LogFile(logging.FileHandler):
+    """A log that cannot be written is no reason to end: the broker has nobody else to tell."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):
+            super().emit(record)
 
 
 def _say(answer: dict[str, str]) -> None:

@@ -69,6 +69,8 @@ class JournalWriter:
     def flush(self) -> None:
         """Ends the chunk in progress, so that readers see everything appended so far."""
         self._mcap.flush()
+        if not os.path.exists(self.path):
+            raise RunDirectoryError(f"the recording {self.path} is gone")
 
     def close(self) -> None:
         """Writes the index and the footer, and closes the file."""

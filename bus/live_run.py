@@ -42,6 +42,8 @@ class LiveRun:
         self.demand: frozenset[str] = frozenset()
         self.status = "finished"
         self.error: str | None = None
+        self.recording_error: str | None = None
+        """Why nothing is recorded any more; ``None`` while all is well."""
 
     @property
     def over(self) -> bool:

@@ -135,6 +135,7 @@ class Publisher:
         self._max_delay = round(max_delay * 1e9)
         self._last_time = self._flush_at = self._next_exchange = 0
         self._seq = self._base_seq = self._acknowledged = 0
+        self._trouble: str | None = None
         self._context: tuple[dict[str, Any], bytes] = ({}, b"")
         self._previous: tuple[int, ...] | None = None
         self._want(welcome.get("events"))
@@ -258,6 +259,12 @@ class Publisher:
                 self._acknowledged = max(self._acknowledged, int(message.content.get("seq", 0)))
             elif message.kind == "demand":
                 self._want(message.content.get("events"))
+            elif message.kind == "trouble":
+                self._trouble = str(message.content.get("reason"))
+                _log.warning(
+                    "run %s goes on, but nothing after event %d is recorded: %s",
+                    *(self.run_name, self._acknowledged, self._trouble),
+                )
         self._outbox.send()
 
     def _want(self, names: Any) -> None:
@@ -304,7 +311,7 @@ class Publisher:
             over = self._link.broker_ended() is not None or time.monotonic() > deadline
             self._link.socket.poll(20)
             self._exchange()
-            if self._acknowledged >= self._seq:
+            if self._acknowledged >= self._seq or self._trouble is not None:
                 return
             if over:
                 break

@@ -2,10 +2,12 @@
 
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 import zmq
@@ -155,6 +157,23 @@ def test_a_stopped_broker_finishes_its_records(runs_dir):
     assert str(find_run("r").last.error) == "the broker was stopped"
     publisher._forget()
     publisher._link.close()
+
+
+def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_dir, caplog):
+    publisher = Publisher("r")
+    follower = Subscriber("r")
+    following = iter(follower)
+    publisher.publish(Event.EPOCH_START)
+    assert next(following).seq == 1
+    shutil.rmtree(runs_dir / "r")
+    publisher.publish(Event.EPOCH_END)
+    assert next(following).seq == 2
+    wait_for(lambda: publisher.poll() or "nothing after event" in caplog.text, "the warning")
+    follower.close()
+    begin = time.monotonic()
+    publisher.close()
+    assert time.monotonic() - begin < 4
+    assert "goes on, but nothing after event 1 is recorded" in caplog.text
 
 
 def test_a_port_in_use_is_one_line(standalone):
