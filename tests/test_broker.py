@@ -165,6 +165,7 @@ def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_d
     following = iter(follower)
     publisher.publish(Event.EPOCH_START)
     assert next(following).seq == 1
+    wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 1, "the record")
     shutil.rmtree(runs_dir / "r")
     publisher.publish(Event.EPOCH_END)
     assert next(following).seq == 2
