@@ -44,6 +44,7 @@ RECEIVE_QUEUE = 1000
 STREAM_QUEUE = 20_000
 STREAM_LINGER = 1000
 BURST = 1000
+QUIET_SECONDS = 0.2
 BURIAL_SECONDS = 2.0
 NAMED_REFUSALS = 10
 FIRST_RUN_PATIENCE = 30.0
@@ -91,6 +92,8 @@ class Broker:
         self._runs: dict[str, LiveRun] = {}
         self._topics: dict[tuple[bytes, bytes], tuple[LiveRun, LiveRank, str]] = {}
         self._collected = self._duplicates = self._refused = self._unnamed = 0
+        self._turned_away: set[bytes] = set()
+        self._heard = 0.0
         self._served = 0
         self._stopping = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -141,6 +144,8 @@ class Broker:
                 if self._door_socket in ready:
                     self._collect()
                 now = time.monotonic()
+                if self._door_socket in ready:
+                    self._heard = now
                 self._bury(ready, now)
                 if now >= next_flush:
                     next_flush = now + FLUSH_SECONDS
@@ -226,7 +231,9 @@ class Broker:
         self._send_out(frame)
         self._collected += 1
         if name == END:
-            run.note_end(rank, event.fields)
+            self._unwatch(rank)
+            self._topics = {key: place for key, place in self._topics.items() if place[1] is not rank}
+            run.note_end(rank, event.fields, time.monotonic())
             if run.over:
                 self._end_run(run)
 
@@ -243,11 +250,20 @@ class Broker:
         run = self._runs.get(topic.run)
         rank = run.ranks.get(topic.rank) if run else None
         if run is None or rank is None or rank.identity != identity:
+            self._turn_away(identity)
             raise ProtocolError(f"an event of {topic.run}/{topic.rank} from somebody who did not say hello for it")
         if rank.ended:
             raise ProtocolError(f"an event of {topic.run}/{topic.rank} after its end")
         self._topics[identity, frame[: frame.find(b"\0")]] = (run, rank, topic.name)
         self._take(identity, frame)
+
+    def _turn_away(self, identity: bytes) -> None:
+        """Tells a publisher that we do not know, once: it may have known a broker that listened here before."""
+        if identity not in self._turned_away:
+            if len(self._turned_away) >= BURST:
+                self._turned_away.clear()
+            self._turned_away.add(identity)
+            self._answer(identity, "refused", {"reason": "this broker does not know the run", "error": "BrokerError"})
 
     def _refuse(self, identity: bytes, why: str) -> None:
         self._refused += 1
@@ -271,7 +287,7 @@ class Broker:
                 self._lease(identity, message.content)
             else:
                 self._refuse(identity, f"a control message of the unknown kind {message.kind[:40]!r}")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             self._answer(
                 identity, "refused", {"reason": f"{message.kind} is malformed ({error})", "error": "ProtocolError"}
             )
@@ -289,12 +305,13 @@ class Broker:
         name, number, world_size = str(hello["run"]), int(hello["rank"]), int(hello["world_size"])
         if not 0 <= number < world_size:
             raise ConfigurationError(f"rank {number} of {world_size}: ranks go from 0 to world_size - 1")
-        run = self._runs.get(name) or self._begin_run(name, world_size, dict(hello.get("info", {})))
-        if number in run.ranks:
+        pid, info = int(hello.get("pid", 0)), dict(hello.get("info", {}))
+        run = self._runs.get(name) or self._begin_run(name, world_size, info)
+        if number in run.ranks or number >= run.world_size:
             raise BrokerError(
                 f"rank {number} of run {name!r} is there already: choose another run name, or wait until it ends"
             )
-        rank = LiveRank(identity, number, self._watch(hello))
+        rank = LiveRank(identity, number, self._watch(pid) if hello.get("host") == socket.gethostname() else None)
         run.ranks[number] = rank
         welcome = {
             "attempt": run.attempt,
@@ -310,11 +327,13 @@ class Broker:
             self._directory if self._directory and self._directory.name == name else RunDirectory(self._root, name)
         )
         try:
-            attempt, recording = directory.begin_attempt(info, self.door, self.stream)
-            run = self._runs[name] = LiveRun(directory, attempt, recording, world_size)
+            # The recording first: whoever finds the run live may open it at once.
+            run = LiveRun(directory, *directory.next_attempt(), world_size)
+            directory.begin_attempt(info, self.door, self.stream)
         except BaseException:
             directory.release()
             raise
+        self._runs[name] = run
         self._served += 1
         return run
 
@@ -337,11 +356,14 @@ class Broker:
 
     def _flush(self, now: float) -> None:
         for run in self._runs.values():
-            if any(rank.seq > rank.acknowledged for rank in run.ranks.values()):
+            if run.recording_error is None and any(rank.seq > rank.acknowledged for rank in run.ranks.values()):
                 with self._recording(run):
                     run.journal.flush()
                 self._acknowledge(run)
             self._push_demand(run, now)
+        for run in [run for run in self._runs.values() if run.is_abandoned(now)]:
+            run.status, run.error = "lost", f"only {len(run.ranks)} of {run.world_size} ranks ever came"
+            self._end_run(run)
 
     @contextlib.contextmanager
     def _recording(self, run: LiveRun) -> Iterator[None]:
@@ -369,25 +391,27 @@ class Broker:
             positions = {number: (rank.seq, rank.base_seq) for number, rank in run.ranks.items()}
             self._send_out(encode_beat(run.name, run.attempt, self._clock(), positions))
 
-    def _watch(self, hello: dict[str, Any]) -> int | None:
-        if hello.get("host") != socket.gethostname() or not hasattr(os, "pidfd_open"):
-            return None
+    def _watch(self, pid: int) -> int | None:
+        """A file descriptor that becomes readable when a process of this machine ends, if the system has such."""
         try:
-            descriptor = os.pidfd_open(int(hello["pid"]))
-        except OSError:
+            descriptor = os.pidfd_open(pid)
+        except (AttributeError, OSError, OverflowError):
             return None
         self._poller.register(descriptor, zmq.POLLIN)
         return descriptor
 
     def _bury(self, ready: dict[Any, int], now: float) -> None:
-        """Ends the streams of publishers that died without a word, once all that they had sent is collected."""
+        """Ends the streams of publishers that died without a word, once all that they had sent is collected.
+
+        The news of a death can be faster than the last message, so nothing must have come for a while."""
         for run in list(self._runs.values()):
             for rank in run.ranks.values():
                 if rank.process in ready and rank.died is None:
                     rank.died = now
-                silent = self._door_socket not in ready
-                if rank.died is not None and not rank.ended and (silent or now - rank.died > BURIAL_SECONDS):
-                    self._end_lost(run, rank)
+                if rank.died is not None and not rank.ended:
+                    quiet = now - max(rank.died, self._heard)
+                    if quiet > QUIET_SECONDS or now - rank.died > BURIAL_SECONDS:
+                        self._end_lost(run, rank)
 
     def _end_lost(self, run: LiveRun, rank: LiveRank) -> None:
         self._unwatch(rank)

@@ -60,11 +60,22 @@ class HeldEvents:
         their values."""
         frames: list[bytes] = []
         while self._events:
-            event = self._events[0]
-            late = {name: value for name, value in event.fields.items() if isinstance(value, Deferred)}
-            if not wait and not all(value.ready() for value in late.values()):
+            fields = _complete(self._events[0], wait)
+            if fields is None:
                 break
-            complete = {**event.fields, **{name: value.value() for name, value in late.items()}}
-            frames.append(event._replace(fields=complete).to_frame())
-            self._events.popleft()
+            frames.append(self._events.popleft()._replace(fields=fields).to_frame())
         return frames
+
+
+def _complete(event: HeldEvent, wait: bool) -> dict[str, Any] | None:
+    """The fields with their values, or ``None`` while one is on its way."""
+    late = {name: value for name, value in event.fields.items() if isinstance(value, Deferred)}
+    try:
+        if not wait and not all(value.ready() for value in late.values()):
+            return None
+        return {**event.fields, **{name: value.value() for name, value in late.items()}}
+    # A device that has failed raises whatever it likes for everything that is still to come from it; the run's end, and
+    # the error that caused it, must get out all the same.
+    except Exception as error:  # noqa: BLE001
+        _log.warning("event %d is sent without %s: %s", event.seq, ", ".join(late), error)
+        return {**event.fields, **dict.fromkeys(late), "not_sent": str(error)}

@@ -20,7 +20,7 @@ from bus.event import Event
 from bus.runs import SOCKET_FILES, new_run_name, runs_dir, socket_address
 from bus.wire import Control, check_run_name, decode_control, encode_control, split_frame
 
-__all__ = ["BrokerLink", "connect", "describe_process"]
+__all__ = ["BrokerLink", "connect", "describe_process", "python_path"]
 
 START_PATIENCE = 20.0
 WELCOME_PATIENCE = 10.0
@@ -44,14 +44,14 @@ class BrokerLink:
         try:
             self.socket.connect(address)
         except zmq.ZMQError as error:
-            self.close()
+            self._context.destroy(linger=0)
             raise ConfigurationError(
                 f"{address!r} is not an address of a broker ({error.strerror}): use one like tcp://127.0.0.1:5570"
             ) from None
         try:
             self.welcome = self._greet(address, hello)
         except BaseException:
-            self.close()
+            self._context.destroy(linger=0)
             raise
 
     def _greet(self, address: str, hello: dict[str, Any]) -> dict[str, Any]:
@@ -93,8 +93,6 @@ class BrokerLink:
         self._context.destroy(linger=0)
         if self.process is None:
             return
-        if self.process.stdout:
-            self.process.stdout.close()
         try:
             self.process.wait(EXIT_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -128,8 +126,18 @@ def connect(
         "info": {**describe_process(), **info},
         "events": sorted(event.value for event in events),
     }
+    try:
+        encode_control("hello", hello)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigurationError(
+            f"what is to be written down about the run cannot be ({error}): use numbers, text, lists, maps and None"
+        ) from None
     if broker is not None:
         return BrokerLink(broker, hello)
+    if world_size > 1:
+        raise ConfigurationError(
+            f"a run of {world_size} ranks needs a broker that stands alone: start 'bus broker' and name it with broker="
+        )
     root = runs_dir(where).absolute()
     address = socket_address(root / name / SOCKET_FILES[0])
     process = _start_broker(root, name)
@@ -144,31 +152,47 @@ def connect(
 def _start_broker(root: Path, name: str) -> "subprocess.Popen[bytes]":
     # A session of its own: Ctrl-C in the terminal ends the trainer, and the broker then finishes the record.
     process = subprocess.Popen(
-        [sys.executable, "-m", "bus.broker_process", str(root), name],
+        # -P: what lies in the current folder must not take the place of a package.
+        [sys.executable, "-P", "-m", "bus.broker_process", str(root), name],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         start_new_session=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
-        },
+        env={**os.environ, "PYTHONPATH": python_path()},
     )
-    assert process.stdout is not None  # it is a pipe
+    try:
+        answer = _first_words(process)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None  # asked for above
+            pipe.close()
+    if "error" in answer:
+        process.wait()
+        raise _named_error(answer["error"], answer["message"])
+    return process
+
+
+def python_path() -> str:
+    """``PYTHONPATH`` for a process of ours, which has to find our packages also where they are not installed."""
+    return os.pathsep.join(part for part in (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")) if part)
+
+
+def _first_words(process: "subprocess.Popen[bytes]") -> dict[str, str]:
+    """The line in which a new broker says that it is ready, or why it cannot be."""
+    assert process.stdout is not None and process.stderr is not None  # noqa: PT018  they are pipes
     readable, _, _ = select.select([process.stdout], [], [], START_PATIENCE)
     line = process.stdout.readline() if readable else b""
     try:
-        answer = json.loads(line)
+        answer: dict[str, str] = json.loads(line)
     except ValueError:
         process.kill()
-        process.wait()
-        process.stdout.close()
-        raise BrokerError(f"the broker of run {name!r} did not start; run 'bus broker' to see why") from None
-    if "error" in answer:
-        process.wait()
-        process.stdout.close()
-        raise _named_error(answer["error"], answer["message"])
-    return process
+        *_, why = ["it said nothing", *process.stderr.read().decode(errors="replace").strip().splitlines()]
+        raise BrokerError(f"the broker did not start: {why}") from None
+    return answer
 
 
 def _refusal(content: dict[str, Any]) -> OffloopError:

@@ -10,6 +10,8 @@ from bus.runs import RunDirectory
 
 __all__ = ["LiveRank", "LiveRun"]
 
+JOIN_SECONDS = 30.0
+
 
 @dataclass
 class LiveRank:
@@ -42,6 +44,7 @@ class LiveRun:
         self.demand: frozenset[str] = frozenset()
         self.status = "finished"
         self.error: str | None = None
+        self.last_end: float | None = None
         self.recording_error: str | None = None
         """Why nothing is recorded any more; ``None`` while all is well."""
 
@@ -50,8 +53,18 @@ class LiveRun:
         """Whether every rank has ended."""
         return len(self.ranks) == self.world_size and all(rank.ended for rank in self.ranks.values())
 
-    def note_end(self, rank: LiveRank, fields: dict[str, Any]) -> None:
+    def is_abandoned(self, now: float) -> bool:
+        """Whether every rank that came has ended, and the others have had their time to come."""
+        return (
+            self.last_end is not None
+            and now - self.last_end > JOIN_SECONDS
+            and all(rank.ended for rank in self.ranks.values())
+        )
+
+    def note_end(self, rank: LiveRank, fields: dict[str, Any], now: float) -> None:
+        """Notes that a rank's stream has ended, and how."""
         rank.ended = True
+        self.last_end = now
         status = str(fields.get("status", "lost"))
         if status != "finished":
             self.status, self.error = status, fields.get("error") and str(fields["error"])

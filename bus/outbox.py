@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import zmq
 
-from bus.wire import encode_bundle
+from bus.errors import ConfigurationError
+from bus.wire import MAX_FRAME, encode_bundle
 
 __all__ = ["Outbox"]
 
@@ -35,9 +36,16 @@ class Outbox:
         return len(self._frames) + self._message_frames
 
     def put(self, frame: bytes) -> None:
-        """Puts a frame at the end."""
+        """Puts a frame at the end.
+
+        Raises:
+            ConfigurationError: it is larger than the protocol allows.
+        """
+        size = len(frame)
+        if size > MAX_FRAME:
+            raise ConfigurationError(f"an event of {size:,} bytes cannot be sent: at most {MAX_FRAME:,} are allowed")
         self._frames.append(frame)
-        self.size += len(frame)
+        self.size += size
         while self.size > self._limit and self._frames:
             self.size -= len(self._frames.popleft())
             self.dropped += 1

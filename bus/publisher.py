@@ -21,7 +21,7 @@ from bus.event import Event
 from bus.link import BrokerLink, connect
 from bus.outbox import Outbox
 from bus.time import Timestamp
-from bus.wire import END, Topic, event_encoder, pack_map
+from bus.wire import END, MAX_DEPTH, Topic, event_encoder, is_shallow, pack_map
 
 __all__ = ["BASE_EVENTS", "Deferred", "Publisher", "PublisherStatistics"]
 
@@ -92,6 +92,7 @@ class Publisher:
     """
 
     _closed = True  # until the broker has said welcome
+    _lost = False
 
     def __init__(
         self,
@@ -189,9 +190,9 @@ class Publisher:
 
         ``epoch``, ``batch``, ``sample``, ``token``, ``batch_in_epoch`` and the like say where the training stands;
         ``total_wct`` (a timedelta) is the time spent training, by default what has passed since this publisher was
-        made. ``lr`` is a list of rates, or a map of optimizer name to rates; ``loss`` a number, whatever ``float``
-        takes, or a :class:`~bus.deferred.Deferred`. Anything else becomes a field of the snapshot, if MessagePack can
-        hold it.
+        made. ``lr`` is a rate or a list of rates, or a map of optimizer name to rates; ``loss`` a number, whatever
+        ``float`` takes, or a :class:`~bus.deferred.Deferred`. Anything else becomes a field of the snapshot, if
+        MessagePack can hold it.
 
         Raises:
             ConfigurationError: no such event, or a value that cannot be sent, such as a loss on a GPU: reading it
@@ -199,15 +200,13 @@ class Publisher:
             ClosedError: the publisher is closed.
         """
         event = Event(event)
-        if self._closed:
+        if self._closed and not self._lost:
             raise ClosedError(
                 f"the publisher of run {self.run_name!r} is closed: publish before close(), or make a new one"
             )
         if event not in self.wanted:
             return
         fields.setdefault("total_wct", timedelta(microseconds=(self._clock() - self._began) // 1000))
-        timestamp = Timestamp(**{name: fields.pop(name) for name in _TRAINING_TIME if name in fields}).values
-        context = self._pack_plain_context({name: fields.pop(name) for name in _CONTEXT_NAMES if name in fields})
         loss = fields.get("loss")
         if getattr(loss, "is_cuda", False):
             raise ConfigurationError(
@@ -216,12 +215,17 @@ class Publisher:
             )
         has_deferred = isinstance(loss, Deferred)
         try:
+            timestamp = Timestamp(**{name: fields.pop(name) for name in _TRAINING_TIME if name in fields}).values
+            context = self._pack_plain_context({name: fields.pop(name) for name in _CONTEXT_NAMES if name in fields})
             if "lr" in fields and not isinstance(fields["lr"], dict):
-                fields["lr"] = {"optimizer": [float(rate) for rate in fields["lr"]]}
+                rates = fields["lr"] if isinstance(fields["lr"], list | tuple) else [fields["lr"]]
+                fields["lr"] = {"optimizer": [float(rate) for rate in rates]}
+            if not is_shallow(fields):
+                raise ValueError(f"lists and maps are nested deeper than {MAX_DEPTH}")
             if loss is not None and not has_deferred:
                 fields["loss"] = float(loss)
             self.send(event, timestamp, self._previous, fields, context, has_deferred)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ConfigurationError(
                 f"a field of {event.value} cannot be sent ({error}): use numbers, text, bytes, lists, maps and None"
             ) from None
@@ -259,6 +263,9 @@ class Publisher:
                 self._acknowledged = max(self._acknowledged, int(message.content.get("seq", 0)))
             elif message.kind == "demand":
                 self._want(message.content.get("events"))
+            elif message.kind == "refused":
+                self._give_up(f"refuses events: {message.content.get('reason')}")
+                return
             elif message.kind == "trouble":
                 self._trouble = str(message.content.get("reason"))
                 _log.warning(
@@ -274,12 +281,17 @@ class Publisher:
 
     def _look_after_broker(self) -> None:
         how = self._link.broker_ended()
-        if how is not None:
-            _log.warning(
-                "the broker of run %s %s: the training goes on, nothing after event %d is recorded",
-                *(self.run_name, how, self._acknowledged),
-            )
-            self._shut()
+        if how is not None and not self._closed:
+            self._give_up(how)
+
+    def _give_up(self, why: str) -> None:
+        """The stream has ended without us: the training goes on, and what it publishes goes nowhere."""
+        _log.warning(
+            "the broker of run %s %s: the training goes on, nothing after event %d is recorded",
+            *(self.run_name, why, self._acknowledged),
+        )
+        self._lost = True
+        self._shut()
 
     def close(self, status: str = "finished", error: str | None = None) -> None:
         """Ends the stream: sends what is left and how the run ended (``finished``, ``failed`` or ``stopped``), and
@@ -288,10 +300,13 @@ class Publisher:
             return
         if status not in ("finished", "failed", "stopped"):
             raise ConfigurationError(f"a run cannot end {status!r}: use 'finished', 'failed' or 'stopped'")
-        self._flush(wait=True)
-        self._outbox.put(self._end_frame(status, error))
-        self._settle()
-        self._shut()
+        try:
+            self._flush(wait=True)
+            if not self._closed:
+                self._outbox.put(self._end_frame(status, error))
+                self._settle()
+        finally:
+            self._shut()
 
     def _end_frame(self, status: str, error: str | None) -> bytes:
         self._seq += 1
@@ -311,7 +326,7 @@ class Publisher:
             over = self._link.broker_ended() is not None or time.monotonic() > deadline
             self._link.socket.poll(20)
             self._exchange()
-            if self._acknowledged >= self._seq or self._trouble is not None:
+            if self._acknowledged >= self._seq or self._trouble is not None or self._closed:
                 return
             if over:
                 break
@@ -321,6 +336,8 @@ class Publisher:
         )
 
     def _shut(self) -> None:
+        if self._closed:
+            return
         self._closed = True
         self.wanted.clear()
         self._outbox.clear()
@@ -368,6 +385,8 @@ def ending_for(error: BaseException | None) -> tuple[str, str | None]:
         return "finished", None
     if isinstance(error, KeyboardInterrupt):
         return "stopped", None
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return "finished", None
     return "failed", f"{type(error).__name__}: {error}"
 
 

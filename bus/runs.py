@@ -3,9 +3,11 @@
 import contextlib
 import fcntl
 import json
+import logging
 import os
+import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +17,8 @@ from bus.errors import ConfigurationError, RunDirectoryError, RunIsLiveError, Ru
 from bus.wire import check_run_name
 
 __all__ = ["Attempt", "RunDirectory", "RunInfo", "find_run", "list_runs", "new_run_name", "runs_dir"]
+
+_log = logging.getLogger("offloop")
 
 RUN_FILE = "run.json"
 BROKER_FILE = "broker.json"
@@ -85,27 +89,35 @@ def runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
 
 
 def new_run_name(prefix: str, where: str | os.PathLike[str] | None = None) -> str:
-    """A name that no run has yet: the prefix and the local time."""
-    base = check_run_name(f"{prefix}-{datetime.now():%Y%m%d-%H%M%S}")
-    name, count = base, 1
-    while (runs_dir(where) / name).exists():
-        count += 1
-        name = f"{base}-{count}"
-    return name
+    """A name that no run has yet: the prefix, the local time, and something random, because many a script starts
+    several runs at once."""
+    while True:
+        name = check_run_name(f"{prefix}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
+        if not (runs_dir(where) / name).exists():
+            return name
 
 
 def list_runs(where: str | os.PathLike[str] | None = None) -> list[RunInfo]:
     """Every run in a runs directory, the newest first; empty when the directory does not exist.
 
     Raises:
-        RunDirectoryError: the directory, or a ``run.json`` in it, cannot be read.
+        RunDirectoryError: the directory cannot be read. A run that cannot be read is named in the log and left out.
     """
     root = runs_dir(where)
     try:
         paths = [path.parent for path in root.glob(f"*/{RUN_FILE}")]
     except OSError as error:
         raise RunDirectoryError(f"the runs directory {root} cannot be read: {error.strerror}") from None
-    return sorted((read_run(path) for path in paths), key=lambda run: run.started, reverse=True)
+    return sorted(_readable(paths), key=lambda run: run.started, reverse=True)
+
+
+def _readable(paths: Iterable[Path]) -> Iterator[RunInfo]:
+    for path in paths:
+        try:
+            yield read_run(path)
+        except RunDirectoryError as error:
+            # One damaged run must not hide the others.
+            _log.warning("%s", error)
 
 
 def find_run(name: str | os.PathLike[str], where: str | os.PathLike[str] | None = None) -> RunInfo:
@@ -140,9 +152,10 @@ def read_run(path: Path) -> RunInfo:
         # A broker that is just about to begin the next attempt does not serve the one before.
         live = broker.get("attempt") == attempts[-1].number
         return RunInfo(record["name"], path, live, attempts, broker.get("door"), broker.get("stream"))
-    except (KeyError, TypeError, IndexError):
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         raise RunDirectoryError(
-            f"{path / RUN_FILE} is not the description of a run; remove the directory {path}"
+            f"{path / RUN_FILE} is missing or damaged; the recordings beside it can still be read: "
+            f"consumer --replay {path}/recording-1.mcap"
         ) from None
 
 
@@ -151,13 +164,13 @@ def _attempt(path: Path, entry: dict[str, Any], locked: bool) -> Attempt:
     if status == "running" and not locked:
         status = "lost"
     return Attempt(
-        number=entry["attempt"],
+        number=int(entry["attempt"]),
         recording=path / entry["recording"],
-        started=entry["started"],
-        ended=entry.get("ended"),
-        status=status,
+        started=float(entry["started"]),
+        ended=None if entry.get("ended") is None else float(entry["ended"]),
+        status=str(status),
         error=entry.get("error"),
-        info=entry.get("info", {}),
+        info=dict(entry.get("info", {})),
     )
 
 
@@ -202,7 +215,8 @@ class RunDirectory:
             self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._acquire()
-            self._record = _read_json(self.path / RUN_FILE) or {"name": name, "attempts": []}
+            # The directory's name is the run's, also after somebody has moved it.
+            self._record = {"attempts": [], **_read_json(self.path / RUN_FILE), "name": name}
         except BaseException:
             os.close(self._lock)
             raise
@@ -223,18 +237,20 @@ class RunDirectory:
             else:
                 return
 
-    def begin_attempt(self, info: dict[str, Any], door: str, stream: str) -> tuple[int, Path]:
-        """Writes down the next attempt and where its broker listens; returns its number and its recording's path."""
-        attempts = self._record["attempts"]
-        number = 1 + max((entry["attempt"] for entry in attempts), default=0)
-        recording = f"recording-{number}.mcap"
-        attempts.append(
-            {"attempt": number, "recording": recording, "started": time.time(), "ended": None, "status": "running"}
-            | {"error": None, "info": info}
+    def next_attempt(self) -> tuple[int, Path]:
+        """The number of the next attempt, and where its recording goes."""
+        number = 1 + max((entry["attempt"] for entry in self._record["attempts"]), default=0)
+        return number, self.path / f"recording-{number}.mcap"
+
+    def begin_attempt(self, info: dict[str, Any], door: str, stream: str) -> None:
+        """Writes down that the next attempt has begun, and where its broker listens; its recording has to be there."""
+        number, recording = self.next_attempt()
+        self._record["attempts"].append(
+            {"attempt": number, "recording": recording.name, "started": time.time(), "ended": None}
+            | {"status": "running", "error": None, "info": info}
         )
         self._write(BROKER_FILE, {"door": door, "stream": stream, "pid": os.getpid(), "attempt": number})
         self._write(RUN_FILE, self._record)
-        return number, self.path / recording
 
     def end_attempt(self, status: str, error: str | None) -> None:
         """Writes down how the attempt ended."""
@@ -243,9 +259,13 @@ class RunDirectory:
 
     def release(self) -> None:
         """Gives the directory back: it is not live any more."""
+        if self._lock < 0:
+            return
         for name in (BROKER_FILE, *SOCKET_FILES):
-            (self.path / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (self.path / name).unlink()
         os.close(self._lock)
+        self._lock = -1
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
         temporary = self.path / f".{name}.new"

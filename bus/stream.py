@@ -121,6 +121,11 @@ class StreamOrder:
         """Whether what was missing has been read."""
         return self._numbers.get(missing.rank, 0) >= missing.number
 
+    def give_up(self, missing: Missing) -> None:
+        """Takes what is missing as missing for good: a gap."""
+        self.gaps.append(Gap(missing.rank, self._numbers.get(missing.rank, 0) + 1, missing.number))
+        self._numbers[missing.rank] = missing.number
+
     def _next(self, topic: str, body: bytes) -> tuple[_Place, EventBody, int, int] | None:
         """The event in a frame with its number and the number that is next, unless it is old, or none of ours."""
         place = self._place(topic)

@@ -26,6 +26,7 @@ STREAM_QUEUE = 20_000
 BURST = 1000
 DISK_SECONDS = 0.02
 LIVE_CHECK_SECONDS = 0.5
+GIVE_UP_SECONDS = 5.0
 
 
 class Subscriber:
@@ -67,7 +68,7 @@ class Subscriber:
         self._catching_up = True
         self._closed = False
         self._link = _StreamLink(info, self._order, name) if info.live else None
-        self._next_live_check = 0.0
+        self._next_live_check = self._give_up_at = 0.0
 
     @property
     def live(self) -> bool:
@@ -128,14 +129,23 @@ class Subscriber:
             self._take_records(records)
             return 0.0
         self._chunks = self._reader.read()
-        if self._missing is not None and not self._order.has(self._missing) and self._is_live():
-            # It is on its way to the disk: the broker flushes several times a second.
-            return DISK_SECONDS
+        if self._missing is not None and not self._order.has(self._missing) and self._link is not None:
+            return self._await_missing(self._missing)
         self._missing = None
         if self._link is None:
             self._end_of_recording()
         else:
             self._catching_up = False
+        return 0.0
+
+    def _await_missing(self, missing: Missing) -> float:
+        """What is missing is on its way to the disk: the broker flushes several times a second."""
+        if not self._is_live():
+            return 0.0  # the broker wrote its last between our look at the file and now
+        if time.monotonic() < self._give_up_at:
+            return DISK_SECONDS
+        # The broker lives, but its disk does not take the record: better to go on with a named gap than to stand still.
+        self._order.give_up(missing)
         return 0.0
 
     def _take_records(self, records: list[Record]) -> None:
@@ -194,6 +204,7 @@ class Subscriber:
 
     def _fall_back(self, missing: Missing) -> None:
         self._missing = missing
+        self._give_up_at = time.monotonic() + GIVE_UP_SECONDS
         self._catching_up = True
 
     def _is_live(self) -> bool:

@@ -13,6 +13,7 @@ __all__ = [
     "BEAT",
     "BUNDLE",
     "END",
+    "MAX_DEPTH",
     "MAX_FRAME",
     "PROTOCOL_VERSION",
     "Control",
@@ -26,6 +27,7 @@ __all__ = [
     "encode_bundle",
     "encode_control",
     "event_encoder",
+    "is_shallow",
     "pack_map",
     "split_frame",
 ]
@@ -35,6 +37,7 @@ MAX_FRAME = 16 * 1024 * 1024
 MAX_TOPIC = 256
 MAX_DEPTH = 16
 MAX_ELEMENTS = 1 << 20
+MAX_TIME = (1 << 63) - 1
 
 DELIMITER = b"\0"
 END = "$end"
@@ -197,13 +200,14 @@ def decode_event(body: bytes) -> EventBody:
     well_formed = (
         type(attempt) is type(seq) is type(base_seq) is type(time) is int
         and attempt >= 1
+        and 0 <= time <= MAX_TIME
         and 0 <= base_seq <= seq
         and seq >= 1
         and _is_training_time(timestamp)
         and (previous is None or _is_training_time(previous))
         and type(fields) is type(context) is dict
-        and _shallow(fields, MAX_DEPTH)
-        and _shallow(context, MAX_DEPTH)
+        and is_shallow(fields)
+        and is_shallow(context)
     )
     if not well_formed:
         raise ProtocolError("an event's elements do not have the types that the protocol gives them")
@@ -218,12 +222,11 @@ def _is_training_time(values: Any) -> bool:
         return False
 
 
-def _shallow(container: Any, levels: int) -> bool:
+def is_shallow(container: Any, levels: int = MAX_DEPTH) -> bool:
     """Whether nothing is nested deeper than ``levels``: what is handed on must survive recursive code such as
     ``repr``."""
-    for value in container.values() if type(container) is dict else container:
-        kind = type(value)
-        if (kind is dict or kind is list) and (levels == 0 or not _shallow(value, levels - 1)):
+    for value in container.values() if isinstance(container, dict) else container:
+        if isinstance(value, dict | list | tuple) and (levels == 0 or not is_shallow(value, levels - 1)):
             return False
     return True
 

@@ -7,6 +7,7 @@ nothing else is ever unpickled.
 """
 
 import json
+import os
 import pickle
 import signal
 import sys
@@ -75,6 +76,10 @@ def main() -> None:
         code = run_attached(order["run"], order["callbacks"], order["loggers"])
     except OffloopError as error:
         print(f"error: {error}", file=sys.stderr)
+        code = 1
+    except BrokenPipeError:
+        # Whoever read our output is gone; nothing may be flushed to it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     sys.exit(code)
 

@@ -1,5 +1,7 @@
 """The broker: nothing that a peer sends stops it, and it serves whom it knows."""
 
+import json
+import math
 import os
 import random
 import shutil
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 import zmq
 from helpers import wait_for
@@ -106,6 +109,8 @@ def test_nonsense_is_skipped_and_the_others_go_on(standalone, stranger, runs_dir
         ("hello", {"run": "a/b", "rank": 0, "world_size": 1}, "cannot be a run name"),
         ("hello", {"run": "r", "rank": 5, "world_size": 1}, "ranks go from 0"),
         ("hello", {"run": "r", "rank": "x", "world_size": 1}, "hello is malformed"),
+        ("hello", {"run": "r", "rank": math.inf, "world_size": 1}, "hello is malformed"),
+        ("hello", {"run": "r", "rank": 0, "world_size": 1, "pid": "me"}, "hello is malformed"),
         ("want", {"run": "nobody", "events": []}, "not live here"),
         ("want", {"events": 3}, "want is malformed"),
     ],
@@ -122,6 +127,7 @@ def test_a_stranger_cannot_publish_into_a_run(standalone, stranger, runs_dir):
         publisher.publish(Event.BATCH_END, batch=1)
         forge = event_encoder(Topic("r", "batch_end", 0), 1)
         stranger.send(forge(2, 2, 0, [0] * 14, None, {"loss": -1.0}, pack_map({})))
+        assert answer(stranger) == ("refused", {"reason": "this broker does not know the run", "error": "BrokerError"})
         stranger.send(encode_control("want", {"run": "r", "events": []}))
         assert answer(stranger).kind == "leased"
         publisher.publish(Event.BATCH_END, batch=2)
@@ -136,6 +142,71 @@ def test_events_that_come_twice_are_recorded_once(standalone, runs_dir):
             publisher._link.socket.send(frame)
         publisher._seq = publisher._base_seq = 3
     assert [snapshot.seq for snapshot in Recording(runs_dir / "r")] == [1, 2, 3]
+
+
+def test_odd_values_in_a_greeting_and_an_event_do_no_harm(standalone, stranger, runs_dir):
+    stranger.send(
+        encode_control("hello", {"run": "odd", "rank": 0, "world_size": 1, "pid": 2**40, "host": socket.gethostname()})
+    )
+    assert answer(stranger).kind == "welcome"
+    stranger.send(event_encoder(Topic("odd", "batch_end", 0), 1)(1, 1, -1, [0] * 14, None, {}, pack_map({})))
+    stranger.send(event_encoder(Topic("odd", "batch_end", 0), 1)(1, 1, 5, [0] * 14, None, {}, pack_map({})))
+    assert answer(stranger) == ("ack", {"seq": 1})
+
+
+def test_a_rank_that_ended_early_costs_nothing_while_the_others_go_on(standalone, runs_dir):
+    script = f"from bus import Publisher; Publisher('r', broker={standalone!r}, rank=1, world_size=2).close()"
+    with Publisher("r", broker=standalone, world_size=2) as publisher:
+        subprocess.run([sys.executable, "-c", script], timeout=20, check=True)
+        publisher.publish(Event.FIT_START)
+        broker = psutil.Process(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"])
+        busy = sum(broker.cpu_times()[:2])
+        begin = time.monotonic()
+        wait_for(lambda: time.monotonic() - begin > 1, "a second to pass")
+        assert sum(broker.cpu_times()[:2]) - busy < 0.5
+    assert find_run("r").status == "finished"
+
+
+def test_what_a_killed_trainer_had_sent_is_recorded_also_when_the_broker_was_behind(runs_dir):
+    script = """
+import os, time
+from bus import Event, Publisher
+publisher = Publisher("r")
+print("ready", flush=True)
+input()
+for batch in range(200):
+    publisher.publish(Event.EPOCH_END, batch=batch)
+time.sleep(0.3)  # for ZeroMQ's own thread to hand them to the system
+os.kill(os.getpid(), 9)
+"""
+    trainer = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    trainer.stdout.readline()
+    broker = json.loads((runs_dir / "r" / "broker.json").read_text())["pid"]
+    os.kill(broker, signal.SIGSTOP)
+    trainer.communicate("go\n", timeout=20)
+    os.kill(broker, signal.SIGCONT)
+    wait_for(lambda: not find_run("r").live, "the broker to end")
+    assert len(list(Recording(runs_dir / "r"))) == 200
+
+
+def test_a_restarted_broker_is_noticed(runs_dir, caplog):
+    command = [sys.executable, "-m", "bus", "broker", "--listen"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    first = subprocess.Popen([*command, address], stdout=subprocess.PIPE, text=True)
+    first.stdout.readline()
+    publisher = Publisher("r", broker=address)
+    first.kill()
+    first.communicate()
+    second = subprocess.Popen([*command, address], stdout=subprocess.PIPE, text=True)
+    second.stdout.readline()
+    wait_for(lambda: publisher.publish(Event.EPOCH_END) or publisher.poll() or not publisher.wanted, "the news")
+    assert "refuses events: this broker does not know the run: the training goes on" in caplog.text
+    publisher.publish(Event.EPOCH_END)
+    publisher.close()
+    second.terminate()
+    second.communicate()
 
 
 def test_a_stopped_broker_finishes_its_records(runs_dir):

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bus import Event, Publisher
+from bus import Event, Publisher, RunDirectoryError, find_run
 from bus.cli import bus
 
 
@@ -56,6 +56,15 @@ def test_info_describes_a_run_by_name_by_folder_and_by_recording(two_runs):
     assert file["run"] == "second"
     assert file["reached"] == "1ep 5ba 0sp"
     assert file["events"] == {"batch_end": 5, "fit_end": 1}
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"name": "first", "attempts": [{"started": "x"}]}'])
+def test_one_damaged_run_does_not_hide_the_others(two_runs, content, caplog):
+    (two_runs / "first" / "run.json").write_text(content)
+    assert [line.split()[0] for line in invoke("runs").splitlines()[1:]] == ["second"]
+    assert "first" in caplog.text
+    with pytest.raises(RunDirectoryError, match=r"run.json"):
+        find_run("first")
 
 
 def test_info_names_damage(two_runs):

@@ -206,6 +206,83 @@ def test_time_passes_in_a_plain_loop_that_does_not_tell_it(runs_dir):
     assert [snapshot.timestamp.total_wct.total_seconds() for snapshot in read_back(publisher)[0]] == [1, 3.5]
 
 
+def test_a_device_that_failed_does_not_keep_the_run_from_ending_with_its_error(runs_dir, caplog):
+    class Loss:
+        def ready(self):
+            raise RuntimeError("device-side assert")
+
+        value = ready
+
+    publisher = Publisher("r")
+
+    def train():
+        with publisher:
+            publisher.publish(Event.BATCH_END, batch=1, loss=Loss())
+            raise RuntimeError("the original error")
+
+    with pytest.raises(RuntimeError, match="the original error"):
+        train()
+    snapshots, ending = read_back(publisher)
+    assert str(ending) == "failed: RuntimeError: the original error"
+    assert (snapshots[0].loss, snapshots[0].not_sent) == (None, "device-side assert")
+    assert "event 1 is sent without loss" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"total_wct": 3.0},
+        {"dataloader_label": {1}},
+        {"lr": "fast"},
+        {"deep": [[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]},
+        {"large": b"x" * (17 << 20)},
+    ],
+)
+def test_values_that_cannot_be_sent_are_refused_where_they_are_given(runs_dir, fields):
+    with Publisher("r") as publisher:
+        with pytest.raises(ConfigurationError, match="cannot be sent"):
+            publisher.publish(Event.BATCH_END, **fields)
+        publisher.publish(Event.BATCH_END, lr=0.5)
+    assert [(snapshot.seq, snapshot.lr["optimizer"]) for snapshot in read_back(publisher)[0]] == [(1, [0.5])]
+
+
+def test_a_start_that_fails_leaves_nothing_behind_and_the_name_free(runs_dir):
+    with pytest.raises(ConfigurationError, match="cannot be"):
+        Publisher("r", info={"config": object()})
+    with pytest.raises(ConfigurationError, match="2 ranks needs a broker that stands alone"):
+        Publisher("r", world_size=2)
+    Publisher("r").close()
+
+
+def test_a_module_in_the_current_folder_does_not_take_the_place_of_a_package(runs_dir, tmp_path, monkeypatch):
+    (tmp_path / "zmq.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    Publisher("r").close()
+    assert find_run("r").status == "finished"
+
+
+def test_a_moved_run_goes_on_under_its_new_name(runs_dir):
+    Publisher("a").close()
+    (runs_dir / "a").rename(runs_dir / "b")
+    with Publisher("b") as publisher:
+        publisher.publish(Event.FIT_START)
+    assert publisher.attempt == 2
+    assert find_run("b").name == "b"
+    assert [snapshot.run_name for snapshot in Recording(runs_dir / "b")] == ["b"]
+
+
+def test_leaving_with_code_0_is_finishing(runs_dir):
+    publisher = Publisher("r")
+
+    def leave():
+        with publisher:
+            sys.exit(0)
+
+    with pytest.raises(SystemExit):
+        leave()
+    assert find_run("r").status == "finished"
+
+
 def test_a_loss_on_a_gpu_is_not_read_behind_the_users_back(runs_dir):
     class Loss:
         is_cuda = True
@@ -265,11 +342,12 @@ def test_the_training_goes_on_when_the_broker_is_killed(runs_dir, caplog):
     while publisher.wanted and time.monotonic() < deadline:
         batch += 1
         begin = time.monotonic_ns()
-        publisher.publish(Event.BATCH_END, batch=batch) if publisher.wanted else None
+        publisher.publish(Event.BATCH_END, batch=batch)
         longest = max(longest, time.monotonic_ns() - begin)
         time.sleep(0.001)
     assert publisher.wanted == set()
     assert "was killed by signal 9: the training goes on" in caplog.text
+    publisher.publish(Event.BATCH_END, batch=batch + 1)
     publisher.close()
 
 

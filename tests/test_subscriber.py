@@ -13,6 +13,7 @@ import pytest
 from helpers import wait_for
 
 from bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
+from bus.stream import Missing
 from bus.subscriber import _StreamLink
 
 
@@ -199,6 +200,53 @@ time.sleep(60)
     assert str(collector.subscriber.ending) == "lost: the trainer's process died"
     wait_for(lambda: not find_run("r").live, "the broker to end")
     assert find_run("r").status == "lost"
+
+
+def test_what_the_broker_wrote_last_is_read_also_when_it_ends_between_two_looks(runs_dir):
+    publisher = Publisher("r")
+    subscriber = Subscriber("r")
+    publisher.publish(Event.EPOCH_START)
+    following = iter(subscriber)
+    assert next(following).seq == 1
+    subscriber._fall_back(Missing(0, 2))
+    still_live = subscriber._is_live
+
+    def end_just_now():
+        publisher.publish(Event.EPOCH_END)
+        publisher.close()
+        subscriber._next_live_check = 0
+        return still_live()
+
+    subscriber._is_live = end_just_now
+    assert [snapshot.seq for snapshot in following] == [2]
+    assert subscriber.ending.status == "finished"
+    subscriber.close()
+
+
+def test_a_follower_of_a_run_whose_disk_is_full_goes_on_live_with_a_named_gap(runs_dir, monkeypatch):
+    monkeypatch.setattr("bus.subscriber.GIVE_UP_SECONDS", 0.3)
+    publisher = Publisher("r")
+    publisher.publish(Event.EPOCH_START)
+    wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 1, "the record")
+    recording = runs_dir / "r" / "recording-1.mcap"
+    saved = recording.read_bytes()
+    recording.unlink()
+    publisher.publish(Event.EPOCH_END)
+    wait_for(lambda: publisher.poll() or publisher._trouble, "the broker to notice")
+    recording.write_bytes(saved)
+    late = Collector()
+    wait_for(lambda: len(late.got) == 1, "the history")
+
+    def one_more():
+        publisher.publish(Event.EPOCH_START)
+        return len(late.got) > 2
+
+    wait_for(one_more, "live events after the gap")
+    publisher.close()
+    late.join(10)
+    (gap,) = late.subscriber.gaps
+    assert gap.first == 2
+    assert [snapshot.seq for snapshot in late.got] == [1, *range(gap.last + 1, late.got[-1].seq + 1)]
 
 
 def test_an_unknown_run_is_refused_with_those_that_exist(runs_dir):

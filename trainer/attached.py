@@ -12,10 +12,12 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from bus.errors import ConfigurationError
 from bus.event import Event
+from bus.link import python_path
 
 __all__ = ["AttachedConsumers", "check_picklable", "events_of"]
 
-_COMMAND = [sys.executable, "-m", "consumers.attached"]
+# -P: what lies in the current folder must not take the place of a package.
+_COMMAND = [sys.executable, "-P", "-m", "consumers.attached"]
 _PATIENCE = 30.0
 
 
@@ -34,10 +36,8 @@ class AttachedConsumers:
         # The line comes first because unpickling imports the user's modules, which needs the path.
         line = json.dumps({"sys_path": sys.path, "run": str(run_dir)}).encode() + b"\n"
         pickled = cloudpickle.dumps({"callbacks": list(callbacks), "loggers": list(loggers)})
-        # Our own packages have to be found also where they are not installed, but only on this process's path.
-        path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, start_new_session=True, env={**os.environ, "PYTHONPATH": path}
+            command, stdin=subprocess.PIPE, start_new_session=True, env={**os.environ, "PYTHONPATH": python_path()}
         )
         assert self._process.stdin is not None  # it is a pipe
         try:

@@ -1,9 +1,11 @@
 """The command ``trainer``. It starts without torch, to be able to say that torch is missing."""
 
+import contextlib
 import inspect
 import re
 import shlex
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -142,14 +144,29 @@ def run_task(task: Task, values: Mapping[str, Any]) -> None:
     options = {option.name: given[option.name] for option in task.options if given[option.name] is not None}
     arguments = {**task.arguments(**options), **_settings(task, options, given)}
     _check_arguments(task, arguments, inspect.signature(Trainer).parameters)
-    with Trainer(**arguments) as made:
-        recording = None if made.recording is None else _short(made.recording)
-        click.echo(f"run {made.run_name}: {_where_to_watch(recording, given['runs_dir'])}")
-        try:
+    recording = None
+    try:
+        with _terminated_like_interrupted(), Trainer(**arguments) as made:
+            recording = None if made.recording is None else _short(made.recording)
+            click.echo(f"run {made.run_name}: {_where_to_watch(recording, given['runs_dir'])}")
             made.fit()
-        finally:
-            if recording:
-                click.echo(f"recording: {recording}")
+    finally:
+        if recording:
+            click.echo(f"recording: {recording}")
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM ends the training as Ctrl-C does: stopped, with a whole record, and every consumer told."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _settings(task: Task, options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -270,10 +270,12 @@ class Trainer:
             return
         self._closed = True
         self._progress.close()
-        if self._publisher is not None:
-            self._publisher.close(status, error)
-        if self._attached is not None:
-            self._attached.wait()
+        try:
+            if self._publisher is not None:
+                self._publisher.close(status, error)
+        finally:
+            if self._attached is not None:
+                self._attached.wait()
 
     def __enter__(self) -> "Trainer":
         return self
