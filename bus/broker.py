@@ -440,7 +440,7 @@ class Broker:
         with self._recording(run):
             run.journal.close()
         with self._recording(run):
-            run.directory.end_attempt(run.status, run.error)
+            run.directory.end_attempt(run.status, run.error or _incomplete(run))
         run.directory.release()
         # The last acknowledgement comes last: a publisher that has it finds the run ended, on disk too.
         self._acknowledge(run)
@@ -456,3 +456,7 @@ class Broker:
         if self._directory is not None and self._served == 0:
             self._directory.release()
         self._context.destroy()
+
+
+def _incomplete(run: LiveRun) -> str | None:
+    return run.recording_error and f"the recording is incomplete: {run.recording_error}"

@@ -184,7 +184,7 @@ class JournalReader:
             elif opcode in (_OP_DATA_END, _OP_FOOTER):
                 self.finished = True
         except (struct.error, zstandard.ZstdError, UnicodeDecodeError, KeyError, _DamageError) as error:
-            self._damaged(f"a record of {len(content)} bytes cannot be read ({error})")
+            self._damaged(f"a record of {len(content)} bytes cannot be read ({error!r})")
         return []
 
     def _chunk(self, content: bytes) -> bytes:

@@ -349,6 +349,11 @@ class Publisher:
                 *(self._outbox.dropped, self.run_name),
             )
 
+    @property
+    def recorded_all(self) -> bool:
+        """Whether the broker has everything that was published so far on disk."""
+        return not self._lost and self._trouble is None and self._acknowledged >= self._seq
+
     def statistics(self) -> PublisherStatistics:
         """How the sending end is doing."""
         return PublisherStatistics(

@@ -104,6 +104,8 @@ def list_runs(where: str | os.PathLike[str] | None = None) -> list[RunInfo]:
         RunDirectoryError: the directory cannot be read. A run that cannot be read is named in the log and left out.
     """
     root = runs_dir(where)
+    if root.exists() and not root.is_dir():
+        raise RunDirectoryError(f"{root} is a file; runs live in a directory: choose another with '--runs-dir'")
     try:
         paths = [path.parent for path in root.glob(f"*/{RUN_FILE}")]
     except OSError as error:

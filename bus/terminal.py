@@ -23,7 +23,10 @@ def run_command(command: click.Command) -> NoReturn:
     except OffloopError as error:
         _fail(str(error), 1)
     except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted", 130)
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except OSError as error:
+        _fail(str(error), 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

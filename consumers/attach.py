@@ -16,6 +16,9 @@ __all__ = ["Stream", "attach", "find_or_wait", "newest_or_wait"]
 
 Stream: TypeAlias = Subscriber | Recording
 
+GRACE_SECONDS = 5.0
+"""How long a run may take to become live after the consumer of it was started: a trainer imports torch first."""
+
 _POLL = 0.2
 
 
@@ -45,8 +48,8 @@ def find_or_wait(name: str, where: str | os.PathLike[str] | None, wait: bool, sa
 
 
 def newest_or_wait(where: str | os.PathLike[str] | None, wait: bool, say: Callable[[str], None]) -> RunInfo:
-    """The newest live run; else the newest that has ended, unless ``wait`` asks for the next one; else waits for the
-    first.
+    """The newest live run; else the next one, which has a few seconds to come; else the newest that has ended. With
+    ``wait``, or when there is none at all, waits for the next one however long it takes.
 
     Says on ``say`` what it chose or waits for, and which other runs are live.
     """
@@ -58,21 +61,30 @@ def newest_or_wait(where: str | os.PathLike[str] | None, wait: bool, say: Callab
     if known and not wait:
         newest = known[0]
         say(
-            f"no run is live in {runs_dir(where)}: reading the recording of the newest, {newest.name} "
-            f"({newest.status}); '--wait' waits for the next run, '--run NAME' reads another"
+            f"no run is live in {runs_dir(where)}: waiting {GRACE_SECONDS:g} s for one to start, then reading the "
+            f"newest recording, of {newest.name} ({newest.status}); "
+            "'--wait' waits for the next run however long it takes, '--run NAME' reads at once"
         )
-        return newest
+        return _wait_for_new(where, {_identity(run) for run in known}, GRACE_SECONDS) or newest
     say(f"waiting for a run in {runs_dir(where)} ... (Ctrl-C ends)")
-    return _wait_for_new(where, {_identity(run) for run in known})
-
-
-def _wait_for_new(where: str | os.PathLike[str] | None, known: set[tuple[Path, int]]) -> RunInfo:
     while True:
+        found = _wait_for_new(where, {_identity(run) for run in known}, _POLL)
+        if found is not None:
+            return found
+
+
+def _wait_for_new(
+    where: str | os.PathLike[str] | None, known: set[tuple[Path, int]], patience: float
+) -> RunInfo | None:
+    """The next run, if one comes in so many seconds."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
         for run in list_runs(where):
             # A short run can begin and end between two looks.
             if run.live or _identity(run) not in known:
                 return run
         time.sleep(_POLL)
+    return None
 
 
 def _identity(run: RunInfo) -> tuple[Path, int]:

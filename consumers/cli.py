@@ -63,6 +63,7 @@ def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[s
     show_default=True,
     help="What a callback that raises gets: further events, none, or the end of the consumer.",
 )
+@click.version_option(package_name="offloop", prog_name="consumer")
 @click.option("--list", "show_list", is_flag=True, help="Shows callbacks and loggers with their options, and exits.")
 def consumer(
     callbacks: list[str],
@@ -135,7 +136,8 @@ def _report_no_end(stream: Stream, handled: str, code: int) -> int:
     if _is_live(stream):
         _say(f"run {stream.run_name} is still live: {handled}, which is what is recorded so far")
         return code
-    _say(f"run {stream.run_name} was lost, nothing says how it ended: {handled}{_damage(stream)}")
+    why = stream.ending.error if stream.ending is not None and stream.ending.error else "nothing says how it ended"
+    _say(f"run {stream.run_name} was lost, {why}: {handled}{_damage(stream)}")
     return EXIT_LOST
 
 

@@ -5,6 +5,7 @@ receive -> run callbacks -> gather what they logged -> hand it to the destinatio
 
 import asyncio
 import contextlib
+import difflib
 import inspect
 import signal
 import sys
@@ -60,8 +61,34 @@ class RunnerStatistics:
 
 
 def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
-    """Every event that at least one of the callbacks wants."""
-    return {event for callback in callbacks for event in callback.wanted_events()}
+    """Every event that at least one of the callbacks wants.
+
+    Raises:
+        ConfigurationError: one of them handles nothing at all, which is a slip of the pen.
+    """
+    events: set[Event] = set()
+    for callback in callbacks:
+        wanted = callback.wanted_events()
+        if not wanted and not _overrides(callback, "close", "post_close"):
+            raise ConfigurationError(
+                f"callback {type(callback).__name__} handles no event: its methods are named after events, "
+                f"such as batch_end{_misspelt(callback)}"
+            )
+        events |= wanted
+    return events
+
+
+def _overrides(callback: Callback, *names: str) -> bool:
+    return any(getattr(type(callback), name, None) is not getattr(Callback, name) for name in names)
+
+
+def _misspelt(callback: Callback) -> str:
+    methods = {event.value for event in Event}
+    for name in vars(type(callback)):
+        close = difflib.get_close_matches(name, methods, n=1, cutoff=0.75)
+        if close:
+            return f"; did you mean {close[0]} for {name}?"
+    return ""
 
 
 class _Member:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ import pytest
 from leaks import LeakWatch, record_sockets
 
 record_sockets()
+# Also where the tests were started in the background, by something that ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

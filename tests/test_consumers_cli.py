@@ -43,6 +43,7 @@ def consumer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs_dir: Path, tmp_path: Path
 ) -> Consumer:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(attach, "GRACE_SECONDS", 0.1)
     return Consumer(monkeypatch, capsys)
 
 
@@ -56,7 +57,7 @@ def test_with_nothing_else_it_reads_the_newest_recording_and_says_so(consumer: C
     assert result.code == 0
     assert "no run is live" in result.err.splitlines()[0]
     assert "digits-1 (finished)" in result.err.splitlines()[0]
-    assert "'--wait' waits for the next run" in result.err
+    assert "waiting 0.1 s for one to start" in result.err
     assert last_line(result.err) == "run digits-1 finished: 16 events handled"
     assert "loss/train/total" in result.out
     assert "lr-SGD/group0" in result.out
@@ -231,6 +232,36 @@ def test_asked_to_wait_it_leaves_old_runs_alone(
     result = consumer(*arguments)
     assert "waiting for" in result.err
     assert last_line(result.err) == "run next finished: 16 events handled"
+
+
+def test_a_run_that_starts_a_moment_later_is_preferred_to_an_old_recording(
+    consumer: Consumer, runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_run(runs_dir, "old", snapshots_of_training())
+    monkeypatch.setattr(attach, "GRACE_SECONDS", 10)
+    waited = []
+
+    def start_meanwhile(seconds: float) -> None:
+        waited.append(seconds)
+        record_run(runs_dir, "new", snapshots_of_training())
+
+    monkeypatch.setattr(attach.time, "sleep", start_meanwhile)
+    result = consumer()
+    assert last_line(result.err) == "run new finished: 16 events handled"
+    assert len(waited) == 1
+
+
+def test_a_callback_that_handles_nothing_is_a_slip_of_the_pen(
+    consumer: Consumer, runs_dir: Path, tmp_path: Path
+) -> None:
+    record_run(runs_dir, "r", snapshots_of_training())
+    (tmp_path / "slip.py").write_text(
+        "from consumers import Callback\nclass Slip(Callback):\n    def batch_ended(self, state, logger): ...\n"
+    )
+    result = consumer("--callbacks", "slip.py:Slip")
+    assert result.code == 1
+    assert "Slip handles no event" in result.err
+    assert "did you mean batch_end for batch_ended?" in result.err
 
 
 def test_of_several_live_runs_it_takes_the_newest_and_names_the_others(runs_dir: Path) -> None:

@@ -132,7 +132,7 @@ def test_a_task_of_one_s_own_is_trained_recorded_and_announced(run: Run, runs_di
         f"run {info.name}: recording to {recording}; watch it with: consumer --callbacks speed,lr",
         f"recording: {recording}",
     ]
-    assert done.err.splitlines()[-1].startswith("done: 1 epochs, 5 batches, 30 samples")
+    assert done.err.splitlines()[-1].startswith("done: 1 ep, 5 ba, 30 sp")
     assert info.status == "finished"
     assert info.last.info["seed"] == 7
     assert info.last.info["config"]["task"] == "fruit:small"
@@ -206,7 +206,7 @@ def test_an_interrupted_run_says_where_its_recording_is(
     ended = run("fruit:small", "--batch-size=6", "--slope=0.5", "--gentle")
     [info] = list_runs(runs_dir)
     assert ended.code == 130
-    assert ended.err.strip() == "error: interrupted"
+    assert ended.err.strip() == "interrupted"
     assert f"recording: {info.recording}" in ended.out
     assert info.status == "stopped"
 

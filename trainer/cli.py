@@ -77,7 +77,12 @@ def _interval(_context: click.Context, _parameter: click.Parameter, value: str |
 
 
 def _duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Any:
-    return None if value is None else check_max_duration(value)
+    if value is None:
+        return None
+    duration = check_max_duration(value)
+    if duration.value == 0:
+        raise ConfigurationError(f"--max-duration {value} is over at once: use 1ep or more")
+    return duration
 
 
 _COMMON = [
@@ -152,7 +157,11 @@ def run_task(task: Task, values: Mapping[str, Any]) -> None:
             made.fit()
     finally:
         if recording:
-            click.echo(f"recording: {recording}")
+            click.echo(f"recording: {recording}{_what_is_missing(made)}")
+
+
+def _what_is_missing(trainer: Any) -> str:
+    return "" if trainer.recorded_all else ", INCOMPLETE: not all that was published could be recorded"
 
 
 @contextlib.contextmanager
@@ -189,6 +198,10 @@ def _check_arguments(task: Task, arguments: Mapping[str, Any], allowed: Mapping[
             raise ConfigurationError(f"task {task.name!r} returned {name!r}, which Trainer does not take: {hint}")
     if "model" not in arguments:
         raise ConfigurationError(f"task {task.name!r} returned no model: return a dict of arguments for Trainer")
+    if arguments.get("max_duration") is None:
+        raise ConfigurationError(
+            f"task {task.name!r} does not say how long to train: add --max-duration 5ep or the like"
+        )
 
 
 def _where_to_watch(recording: str | None, runs_dir: Path | None) -> str:

@@ -16,6 +16,7 @@ _SECOND = 1_000_000_000
 _BAR_EVERY = _SECOND // 10
 _LINE_EVERY = 5 * _SECOND
 _BAR_WIDTH = 20
+_GAP = "  "
 
 
 class Progress:
@@ -56,32 +57,36 @@ class ProgressLines(Progress):
     def draw(self) -> None:
         """Shows how far the training is."""
         self.next_draw = self._clock() + self._every
-        self._show(self._describe_position())
+        self._show([*self._position(), *self._results()])
 
     def epoch_end(self) -> None:
         """Writes the line of the epoch."""
         self.next_draw = self._clock() + self._every
-        self._write_line(f"epoch {self._state.timestamp.values[1]}{self._results()}")
+        self._write_line(_joined([f"epoch {self._state.timestamp.values[1]:>3}", *self._results()]))
 
     def finish(self) -> None:
         """Writes the last line."""
         _, epochs, batches, samples, *_ = self._state.timestamp.values
         seconds = (self._clock() - self._began) / _SECOND
-        counts = f"{epochs} epochs, {batches} batches, {samples} samples"
-        self._write_line(f"done: {counts} in {seconds:.1f} s{self._results()}")
+        counts = f"{epochs} ep, {batches} ba, {samples} sp in {seconds:.1f} s"
+        self._write_line(_joined([f"done: {counts}", *self._results()]))
 
-    def _show(self, text: str) -> None:
-        self._write_line(text)
+    def _show(self, parts: list[str]) -> None:
+        self._write_line(_joined(parts))
 
     def _write_line(self, line: str) -> None:
         self._stream.write(f"{line}\n")
         self._stream.flush()
 
-    def _describe_position(self) -> str:
-        state = self._state
-        epoch, batch = state.timestamp.values[1], state.timestamp.values[7]
-        of = "" if state.dataloader_len is None else f"/{state.dataloader_len}"
-        return f"{self._share():4.0%}  epoch {epoch + 1}, batch {batch}{of}{self._results()}"
+    def _position(self) -> list[str]:
+        """The parts of a line that say how far the training is, the most important first."""
+        state, share = self._state, self._share()
+        epoch, batch = state.timestamp.values[1], state.timestamp.values[2]
+        parts = [f"{share:4.0%}", f"epoch {epoch + 1}", f"batch {batch}"]
+        if share > 0:
+            passed = (self._clock() - self._began) / _SECOND
+            parts.append(f"{_duration(passed * (1 - share) / share)} left")
+        return parts
 
     def _share(self) -> float:
         state, elapsed = self._state, self._state.get_elapsed_duration()
@@ -93,12 +98,15 @@ class ProgressLines(Progress):
             share += state.timestamp.values[7] / state.dataloader_len / state.max_duration.value
         return min(1.0, share)
 
-    def _results(self) -> str:
+    def _results(self) -> list[str]:
         loss = self._read_loss()
-        texts = [] if loss is None else [f"loss {loss:.4g}"]
-        for label, metrics in self._state.eval_metric_values.items():
-            texts += [f"{label} {name} {_short(value)}" for name, value in metrics.items()]
-        return "".join(f", {text}" for text in texts)
+        parts = [] if loss is None else [f"loss {loss:<8.4g}"]
+        labels = self._state.eval_metric_values
+        for label, metrics in labels.items():
+            # With one evaluator there is nothing to tell apart.
+            prefix = f"{label} " if len(labels) > 1 else ""
+            parts += [f"{prefix}{name} {_short(value)}" for name, value in metrics.items()]
+        return parts
 
     def _read_loss(self) -> float | None:
         """The newest loss that is already on the host; asks for the present one, to have it the next time."""
@@ -117,17 +125,16 @@ class ProgressBar(ProgressLines):
 
     _every = _BAR_EVERY
 
-    def _show(self, text: str) -> None:
+    def _show(self, parts: list[str]) -> None:
         filled = round(self._share() * _BAR_WIDTH)
         bar = "=" * filled + "." * (_BAR_WIDTH - filled)
-        width = shutil.get_terminal_size().columns - 1
-        self._stream.write(f"\r\x1b[K{f'[{bar}] {text}'[:width]}")
+        self._stream.write(f"\r\x1b[K{_fitted([f'[{bar}]', *parts])}")
         self._stream.flush()
         self._drawn = True
 
     def _write_line(self, line: str) -> None:
         self.close()
-        super()._write_line(line)
+        super()._write_line(_fitted(line.split(_GAP)))
 
     def close(self) -> None:
         """Wipes the bar."""
@@ -144,6 +151,24 @@ def make_progress(enabled: bool, state: State, clock: Callable[[], int], stream:
     stream = stream or sys.stderr
     kind = ProgressBar if stream.isatty() else ProgressLines
     return kind(state, clock, stream)
+
+
+def _joined(parts: list[str]) -> str:
+    return _GAP.join(parts).rstrip()
+
+
+def _fitted(parts: list[str]) -> str:
+    """As many of the parts as fit on a line of the terminal, the first ones first, none cut."""
+    width = shutil.get_terminal_size().columns - 1
+    while len(parts) > 1 and len(_joined(parts)) > width:
+        parts = parts[:-1]
+    return _joined(parts)[:width]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
 
 
 def _short(value: Any) -> str:

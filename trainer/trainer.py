@@ -210,6 +210,11 @@ class Trainer:
         return None if self._publisher is None else self._publisher.run_dir
 
     @property
+    def recorded_all(self) -> bool:
+        """Whether everything that was published so far is on disk; without a stream there is nothing to record."""
+        return self._publisher is None or self._publisher.recorded_all
+
+    @property
     def recording(self) -> Path | None:
         """The file that the stream is recorded in; ``None`` without a stream."""
         return None if self._publisher is None else self._publisher.recording

@@ -18,7 +18,7 @@ _VALUE_WIDTH = 9
 _BIGGEST_WHOLE = 10**_VALUE_WIDTH
 
 
-_COUNTERS = ("time/epoch", "time/batch*", "time/sample*", "time/token*")
+_TIMES = ("time/*",)
 _SAME_ON_ONE_DEVICE = "throughput/device/*_per_sec"
 
 
@@ -29,11 +29,11 @@ class ConsoleLogger(LoggerDestination):
     logged since the line before; what is left at the end is printed too. ``every=0`` prints a line for every event at
     which something was logged. On a terminal, long lines are wrapped.
 
-    ``hide`` are patterns of metrics that are not shown: by default the counters, which step and epoch stand for, and
-    the throughput of a single device.
+    ``hide`` are patterns of metrics that are not shown: by default times (in hours, and counted in batches and samples,
+    for which step and epoch stand) and the throughput of a single device. ``hide=`` shows everything.
     """
 
-    def __init__(self, every: float = 1.0, hide: Sequence[str] = (*_COUNTERS, _SAME_ON_ONE_DEVICE)) -> None:
+    def __init__(self, every: float = 1.0, hide: Sequence[str] = (*_TIMES, _SAME_ON_ONE_DEVICE)) -> None:
         if not every >= 0:
             raise ConfigurationError(f"every is a number of seconds, 0 or more, not {every}")
         self._every = every
@@ -41,6 +41,7 @@ class ConsoleLogger(LoggerDestination):
         self._shown: dict[str, bool] = {}
         self._next = float("-inf")
         self._metrics: dict[str, LogValue] = {}
+        self._order: dict[str, int] = {}
         self._step = 0
         self._epoch = 0
 
@@ -49,10 +50,9 @@ class ConsoleLogger(LoggerDestination):
         metrics = {name: value for row in rows for name, value in row.metrics.items() if self._is_shown(name)}
         if not metrics:
             return
-        for name in metrics:
-            # Taken out first, so that metrics stand in the order in which they were logged last and lines stay alike.
-            self._metrics.pop(name, None)
         self._metrics |= metrics
+        for name in metrics:
+            self._order.setdefault(name, len(self._order))
         self._step = max(row.step for row in rows)
         self._epoch = state.timestamp.values[1]
         if state.time >= self._next:
@@ -76,7 +76,9 @@ class ConsoleLogger(LoggerDestination):
 
     def _print_line(self) -> None:
         cells = [f"step {self._step:>6}", f"epoch {self._epoch:>3}"]
-        cells += (f"{name} {format_value(value):>{_VALUE_WIDTH}}" for name, value in self._metrics.items())
+        # Metrics keep the order in which they first came, so that lines stay alike.
+        named = sorted(self._metrics, key=self._order.__getitem__)
+        cells += (f"{name} {format_value(self._metrics[name]):>{_VALUE_WIDTH}}" for name in named)
         self._metrics = {}
         print(_wrapped(cells) if sys.stdout.isatty() else _GAP.join(cells), flush=True)
 

@@ -32,7 +32,7 @@ from typing import Any
 from bus.errors import ConfigurationError
 from trainer import missing_extra
 
-__all__ = ["BUILT_IN", "Task", "TaskOption", "find_task"]
+__all__ = ["BUILT_IN", "Task", "TaskOption", "check_batch_size", "find_task"]
 
 BUILT_IN = {
     "chars": ("trainer.tasks.chars:chars", "A small GPT on the characters of Python's own standard library."),
@@ -77,6 +77,12 @@ class Task:
                 f"task {self.name!r} returned a {type(returned).__name__}: return a dict of arguments for Trainer"
             )
         return dict(returned)
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` for a batch without samples."""
+    if batch_size < 1:
+        raise ConfigurationError(f"batch_size {batch_size} is not allowed: use 1 or more")
 
 
 def find_task(name: str) -> Task:

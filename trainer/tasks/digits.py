@@ -8,6 +8,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainer.models import Classifier
+from trainer.tasks import check_batch_size
 
 __all__ = ["digits"]
 
@@ -26,6 +27,7 @@ def digits(*, batch_size: int = 32, lr: float = 0.003) -> dict[str, Any]:
     """
     # Convolutions this small gain nothing from threads: those wait for each other and take the cores from everybody.
     torch.set_num_threads(1)
+    check_batch_size(batch_size)
     train, held_out = _load()
     model = Classifier(make_network())
     train_dataloader = DataLoader(train, batch_size=batch_size, shuffle=True)
