@@ -2,11 +2,11 @@
 
 __all__ = ["peak_flops"]
 
-# Teraflops per second, dense: where a datasheet gives only the figure "with sparsity", half of it. 16 bits stands for
-# float16 and bfloat16, which are equally fast on all of these. From NVIDIA's datasheets "B200 (HGX B200)", "H200 Tensor
-# Core GPU", "H100 Tensor Core GPU" (SXM, PCIe and NVL), "A100 Tensor Core GPU", "A30", "A10", "L40S", "L4", "V100" and
-# "T4". The first entry whose words all occur in the device's name is taken, so the special ones stand before the
-# general.
+# Teraflops per second, dense: where a datasheet gives only the figure "with sparsity", half of it. 16 stands for
+# float16 and bfloat16, which are equally fast where there are both. From NVIDIA's datasheets "B200 (HGX B200)", "H200
+# Tensor Core GPU", "H100 Tensor Core GPU" (SXM, PCIe and NVL), "A100 Tensor Core GPU", "A30", "A10", "L40S", "L4",
+# "V100" and "T4". The first entry whose words all occur in the device's name is taken, so the special ones stand
+# before the general.
 _TERAFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
     ("B200", {"fp32": 75, "tf32": 1125, "16": 2250, "fp8": 4500}),
     ("H200", {"fp32": 67, "tf32": 494.5, "16": 989.5, "fp8": 1979}),
@@ -18,9 +18,9 @@ _TERAFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
     ("A10", {"fp32": 31.2, "tf32": 62.5, "16": 125}),
     ("L40S", {"fp32": 91.6, "tf32": 183, "16": 362, "fp8": 733}),
     ("L4", {"fp32": 30.3, "tf32": 60, "16": 121, "fp8": 242.5}),
-    ("V100 SXM2", {"fp32": 15.7, "16": 125}),
-    ("V100 PCIe", {"fp32": 14, "16": 112}),
-    ("T4", {"fp32": 8.1, "16": 65}),
+    ("V100 SXM2", {"fp32": 15.7, "fp16": 125}),
+    ("V100 PCIe", {"fp32": 14, "fp16": 112}),
+    ("T4", {"fp32": 8.1, "fp16": 65}),
 )
 _KIND = {"fp16": "16", "bf16": "16"}
 
@@ -38,6 +38,6 @@ def peak_flops(device_name: str | None, precision: str | None) -> float | None:
     words = set(device_name.lower().replace("-", " ").split())
     for model, teraflops in _TERAFLOPS:
         if words.issuperset(model.lower().split()):
-            figure = teraflops.get(_KIND.get(kind, kind))
+            figure = teraflops.get(kind, teraflops.get(_KIND.get(kind, kind)))
             return None if figure is None else figure * 1e12
     return None
