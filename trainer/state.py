@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bus.time import Time, TimeInput, Timestamp, TimeUnit
+from trainer.batch import BatchKey, batch_get, batch_set
 from trainer.durations import check_max_duration, counter_of
 
 if TYPE_CHECKING:
@@ -149,6 +150,18 @@ class State:
     def predict_timestamp(self, timestamp: Timestamp) -> None:
         self._predict_timestamp = timestamp
         self.context_changed = True
+
+    def batch_get_item(self, key: BatchKey) -> Any:
+        """A part of the batch: an index (0 for inputs and 1 for targets in a pair), a name in a mapping, a sequence of
+        these for a nested part, or a pair of functions ``(get, set)``.
+
+        Raises :class:`bus.errors.ConfigurationError` when the batch has no such part."""
+        return batch_get(self.batch, key)
+
+    def batch_set_item(self, key: BatchKey, value: Any) -> None:
+        """Puts a value in place of a part of the batch; :attr:`batch` is a new batch afterwards where the old one
+        cannot be written to, such as a tuple."""
+        self.batch = batch_set(self.batch, key, value)
 
     def reached_max_duration(self) -> bool:
         """Whether the training is to end here."""

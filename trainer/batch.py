@@ -1,0 +1,63 @@
+"""Parts of a batch: how algorithms reach inputs and targets whatever the batch is made of."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bus.errors import ConfigurationError
+
+__all__ = ["BatchKey", "batch_get", "batch_set"]
+
+Getter = Callable[[Any], Any]
+Setter = Callable[[Any, Any], Any]
+BatchKey = int | str | list[int | str] | tuple[Getter, Setter]
+"""An index, a name, a path of these, or functions ``get(batch)`` and ``set(batch, value)``, which returns the batch."""
+
+
+def batch_get(batch: Any, key: BatchKey) -> Any:
+    """The part of the batch that the key names.
+
+    Raises :class:`bus.errors.ConfigurationError` when there is none."""
+    if isinstance(key, tuple):
+        return key[0](batch)
+    for step in key if isinstance(key, list) else [key]:
+        batch = _step(batch, step, key)
+    return batch
+
+
+def batch_set(batch: Any, key: BatchKey, value: Any) -> Any:
+    """The batch with a value in place of the part that the key names: the same object where it can be written to,
+    otherwise a copy.
+
+    Raises :class:`bus.errors.ConfigurationError` when there is no such part."""
+    if isinstance(key, tuple):
+        return key[1](batch, value)
+    steps = key if isinstance(key, list) else [key]
+    part = _step(batch, steps[0], key)
+    if len(steps) > 1:
+        value = batch_set(part, steps[1:], value)
+    if isinstance(batch, tuple):
+        position = int(steps[0])
+        parts = [*batch]
+        parts[position] = value
+        return type(batch)._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
+    batch[steps[0]] = value
+    return batch
+
+
+def _step(batch: Any, step: int | str, key: BatchKey) -> Any:
+    if isinstance(batch, Mapping | list | tuple):
+        try:
+            return batch[step]  # type: ignore[index]
+        except (KeyError, IndexError, TypeError):
+            pass
+    has = (
+        f"the keys {list(batch)}"
+        if isinstance(batch, Mapping)
+        else f"{len(batch)} parts"
+        if isinstance(batch, list | tuple)
+        else "no parts"
+    )
+    raise ConfigurationError(
+        f"the batch has no part {key!r}: it is a {type(batch).__name__} with {has}; "
+        "name another key, or give a pair of functions (get, set)"
+    )
