@@ -9,8 +9,10 @@
     |   +-- RunIsLiveError          a second broker or trainer wants a run that has one
     |   +-- RunDirectoryError       the directory cannot be made, read or written
     +-- RecordingError              a file that is no recording, or one that cannot be read
+    +-- CheckpointError             a checkpoint that is not there, damaged, or of another training
     +-- ProtocolError               bytes that are not a message of ours
     +-- BrokerError                 the broker cannot be started or reached, or it refused
+    +-- RankError                   another process of the same training is gone
     +-- ClosedError                 something was used after its close()
     +-- FieldNotAvailableError      a snapshot has no such field               (also an AttributeError)
     +-- FrozenSnapshotError         an assignment to a snapshot                (also an AttributeError)
@@ -21,6 +23,7 @@ Messages name the value, what is allowed and what to do next, in one line: the c
 
 __all__ = [
     "BrokerError",
+    "CheckpointError",
     "ClosedError",
     "ConfigurationError",
     "FieldNotAvailableError",
@@ -29,6 +32,7 @@ __all__ = [
     "InvalidTimeError",
     "OffloopError",
     "ProtocolError",
+    "RankError",
     "RecordingError",
     "RunDirectoryError",
     "RunError",
@@ -74,12 +78,20 @@ class RecordingError(OffloopError):
     """A file is no recording, or cannot be read at all."""
 
 
+class CheckpointError(OffloopError):
+    """A checkpoint is not there, is damaged, cannot be written, or is one of another training."""
+
+
 class ProtocolError(OffloopError):
     """Bytes from the wire or a recording are not a message of the protocol."""
 
 
 class BrokerError(OffloopError):
     """The broker could not be started or reached, or it refused a request."""
+
+
+class RankError(OffloopError):
+    """The processes of a training did not come together, or one of them is gone."""
 
 
 class ClosedError(OffloopError):

@@ -33,6 +33,7 @@ class BrokerLink:
 
     def __init__(self, address: str, hello: dict[str, Any], process: "subprocess.Popen[bytes] | None" = None) -> None:
         self.run_name: str = hello["run"]
+        self.address = address
         self.process = process
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
@@ -134,9 +135,10 @@ def connect(
         ) from None
     if broker is not None:
         return BrokerLink(broker, hello)
-    if world_size > 1:
+    if rank > 0:
         raise ConfigurationError(
-            f"a run of {world_size} ranks needs a broker that stands alone: start 'bus broker' and name it with broker="
+            f"rank {rank} needs the address of its run's broker: rank 0 starts one and has it as Publisher.address, "
+            "or start 'bus broker' for all of them; name it with broker="
         )
     root = runs_dir(where).absolute()
     address = socket_address(root / name / SOCKET_FILES[0])

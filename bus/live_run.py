@@ -7,6 +7,7 @@ from typing import Any
 from bus.demand import Leases
 from bus.journal import JournalWriter
 from bus.runs import RunDirectory
+from bus.stream import SEVERITY
 
 __all__ = ["LiveRank", "LiveRun"]
 
@@ -66,5 +67,5 @@ class LiveRun:
         rank.ended = True
         self.last_end = now
         status = str(fields.get("status", "lost"))
-        if status != "finished":
+        if status in SEVERITY and SEVERITY.index(status) > SEVERITY.index(self.status):
             self.status, self.error = status, fields.get("error") and str(fields["error"])

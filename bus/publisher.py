@@ -126,6 +126,8 @@ class Publisher:
         self.recording: Path = self.run_dir / welcome["recording"]
         """Where the broker records this attempt."""
         self.attempt: int = welcome["attempt"]
+        self.address = self._link.address
+        """Where the run's broker is: further ranks join it there."""
         self._topic = Topic(self.run_name, END, rank)
         self._world_size = world_size
         self._clock = clock or wall_clock()

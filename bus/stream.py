@@ -12,7 +12,8 @@ from bus.wire import BEAT, END, EventBody, Topic, decode_event, parse_topic
 
 __all__ = ["Ending", "Gap", "Missing", "StreamOrder"]
 
-_SEVERITY = ("finished", "stopped", "failed", "lost")
+SEVERITY = ("finished", "stopped", "failed", "lost")
+"""How a rank can end; of several ranks the one that comes last here tells how the run ended."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class StreamOrder:
         """How the run ended, once every rank has ended: the worst of the ranks' endings."""
         if not self._ends or len(self._ends) < self._world_size:
             return None
-        return max(self._ends.values(), key=lambda ending: _SEVERITY.index(ending.status))
+        return max(self._ends.values(), key=lambda ending: SEVERITY.index(ending.status))
 
     def from_record(self, topic: str, body: bytes) -> Snapshot | None:
         """The snapshot in a record, if it is wanted and new. What is missing before it is missing for good: a gap."""
@@ -145,7 +146,7 @@ class StreamOrder:
 
     def _note_end(self, rank: int, event: EventBody) -> None:
         status, error = event.fields.get("status"), event.fields.get("error")
-        self._ends[rank] = Ending(status if status in _SEVERITY else "lost", None if error is None else str(error))
+        self._ends[rank] = Ending(status if status in SEVERITY else "lost", None if error is None else str(error))
         world_size = event.context.get("world_size", 1)
         self._world_size = world_size if isinstance(world_size, int) else 1
 

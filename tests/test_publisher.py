@@ -249,8 +249,8 @@ def test_values_that_cannot_be_sent_are_refused_where_they_are_given(runs_dir, f
 def test_a_start_that_fails_leaves_nothing_behind_and_the_name_free(runs_dir):
     with pytest.raises(ConfigurationError, match="cannot be"):
         Publisher("r", info={"config": object()})
-    with pytest.raises(ConfigurationError, match="2 ranks needs a broker that stands alone"):
-        Publisher("r", world_size=2)
+    with pytest.raises(ConfigurationError, match="rank 1 needs the address of its run's broker"):
+        Publisher("r", rank=1, world_size=2)
     Publisher("r").close()
 
 

@@ -28,7 +28,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"device": "tpu"}, r"device 'tpu' is unknown: use auto, cpu or gpu"),
     ({"seed": -1}, r"seed -1 is not allowed"),
     ({"seed": "x"}, r"seed 'x' is not allowed"),
-    ({"device_train_microbatch_size": "auto"}, r"device_train_microbatch_size 'auto' is not allowed: use a number"),
+    ({"device_train_microbatch_size": "all"}, r"device_train_microbatch_size 'all' is not allowed: use a number"),
     ({"device_train_microbatch_size": 0}, r"device_train_microbatch_size 0 is not allowed"),
     ({"record": ["batch_strat"]}, r"'batch_strat' is no event: did you mean"),
     ({"record": 5}, r"record 5 is not allowed: use 'all' or a list of events"),

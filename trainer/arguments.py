@@ -1,14 +1,19 @@
 """Checks what was passed to a trainer, before anything is started."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bus.errors import ConfigurationError
 from bus.event import Event
 
-__all__ = ["check_microbatch_size", "check_record", "check_schedulers", "several"]
+__all__ = ["OptimizerFactory", "Optimizers", "check_record", "check_schedulers", "make_optimizers", "several"]
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+OptimizerFactory = Callable[[Any], Optimizers]
+"""Makes optimizers from a model."""
 
 
 def several(given: Any, kind: type[Any], argument: str) -> list[Any]:
@@ -26,14 +31,31 @@ def several(given: Any, kind: type[Any], argument: str) -> list[Any]:
     return items
 
 
-def check_schedulers(schedulers: list[LRScheduler]) -> list[LRScheduler]:
-    """The schedulers, or :class:`bus.errors.ConfigurationError` for one that cannot be stepped without a metric."""
-    for scheduler in schedulers:
+def make_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers in what was given, or made by what was given.
+
+    Raises :class:`bus.errors.ConfigurationError` for anything else."""
+    return several(optimizers, torch.optim.Optimizer, "optimizers")
+
+
+def check_schedulers(schedulers: Any) -> list[Any]:
+    """The schedulers in what was given.
+
+    Raises :class:`bus.errors.ConfigurationError` for what is none, and for one that cannot be stepped without a
+    metric."""
+    items = several(schedulers, object, "schedulers")
+    for scheduler in items:
         if isinstance(scheduler, ReduceLROnPlateau):
             raise ConfigurationError(
                 "schedulers has a ReduceLROnPlateau, which needs a metric: step it in an Algorithm at EVAL_END"
             )
-    return schedulers
+        if isinstance(scheduler, type) or not (isinstance(scheduler, LRScheduler) or callable(scheduler)):
+            what = f"the class {scheduler.__name__}" if isinstance(scheduler, type) else f"a {type(scheduler).__name__}"
+            raise ConfigurationError(
+                f"schedulers has {what}: give a torch LRScheduler, an object of trainer.schedulers, "
+                "or a function (state, ssr)"
+            )
+    return items
 
 
 def check_record(record: str | Iterable[Event | str] | None) -> set[Event]:
@@ -45,12 +67,3 @@ def check_record(record: str | Iterable[Event | str] | None) -> set[Event]:
     if isinstance(record, Mapping) or not isinstance(record, Iterable):
         raise ConfigurationError(f"record {record!r} is not allowed: use 'all' or a list of events")
     return {Event(event) for event in record}
-
-
-def check_microbatch_size(size: Any) -> int | None:
-    """The number of samples in a microbatch; ``None`` leaves batches whole."""
-    if size is None or (isinstance(size, int) and not isinstance(size, bool) and size >= 1):
-        return size
-    raise ConfigurationError(
-        f"device_train_microbatch_size {size!r} is not allowed: use a number of samples, or None to leave batches whole"
-    )

@@ -1,6 +1,7 @@
 """Parts of a batch: how algorithms reach inputs and targets whatever the batch is made of."""
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
 from bus.errors import ConfigurationError
@@ -25,10 +26,10 @@ def batch_get(batch: Any, key: BatchKey) -> Any:
 
 
 def batch_set(batch: Any, key: BatchKey, value: Any) -> Any:
-    """The batch with a value in place of the part that the key names: the same object where it can be written to,
-    otherwise a copy.
+    """A copy of the batch with a value in place of the part that the key names; its other parts are shared.
 
-    Raises :class:`bus.errors.ConfigurationError` when there is no such part."""
+    A copy because what was fetched may be needed again: a microbatch that did not fit into memory, or a second forward
+    pass. Raises :class:`bus.errors.ConfigurationError` when there is no such part."""
     if isinstance(key, tuple):
         return key[1](batch, value)
     steps = key if isinstance(key, list) else [key]
@@ -40,8 +41,9 @@ def batch_set(batch: Any, key: BatchKey, value: Any) -> Any:
         parts = [*batch]
         parts[position] = value
         return type(batch)._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
-    batch[steps[0]] = value
-    return batch
+    copied = copy(batch)
+    copied[steps[0]] = value
+    return copied
 
 
 def _step(batch: Any, step: int | str, key: BatchKey) -> Any:

@@ -1,13 +1,16 @@
 """Batches: how many samples and tokens are in one, how one is split, and how its tensors are reached."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from bus.errors import ConfigurationError
 
-__all__ = ["DataSpec", "as_data_spec", "map_tensors"]
+if TYPE_CHECKING:
+    from trainer.device import Device
+
+__all__ = ["DataSpec", "as_data_spec", "check_subset", "map_tensors"]
 
 _SEQUENCES = (list, tuple)
 
@@ -18,7 +21,8 @@ class DataSpec:
     A bare dataloader does when its batches are tensors, or tuples, lists and mappings of them, whose first dimension
     counts the samples. Tokens are counted by ``get_num_tokens_in_batch``, by default the elements of a mapping's
     ``input_ids`` and otherwise none. ``split_batch(batch, size)`` gives a list of batches of at most ``size`` samples.
-    Reference: ``composer/core/data_spec.py``.
+    ``device_transforms(batch)`` gives the batch to use instead of the one that was fetched; it is called once the batch
+    is on the device. Reference: ``composer/core/data_spec.py``.
     """
 
     def __init__(
@@ -28,11 +32,18 @@ class DataSpec:
         get_num_samples_in_batch: Callable[[Any], int] | None = None,
         get_num_tokens_in_batch: Callable[[Any], int] | None = None,
         split_batch: Callable[[Any, int], Sequence[Any]] | None = None,
+        device_transforms: Callable[[Any], Any] | None = None,
     ) -> None:
         self.dataloader = dataloader
         self.get_num_samples_in_batch = get_num_samples_in_batch or count_samples
         self.get_num_tokens_in_batch = get_num_tokens_in_batch or count_tokens
         self.split_batch = split_batch or split_samples
+        self.device_transforms = device_transforms
+
+    def prepare(self, batch: Any, device: "Device") -> Any:
+        """The batch on the device, transformed."""
+        batch = device.batch_to_device(batch)
+        return batch if self.device_transforms is None else self.device_transforms(batch)
 
     @property
     def length(self) -> int | None:
@@ -56,6 +67,15 @@ def as_data_spec(dataloader: "DataSpec | Iterable[Any]", name: str) -> DataSpec:
             "such as a torch.utils.data.DataLoader or a list of batches"
         )
     return DataSpec(dataloader)
+
+
+def check_subset(batches: Any, name: str) -> int:
+    """How many batches of a dataloader to use, -1 for all of them.
+
+    Raises :class:`bus.errors.ConfigurationError` for anything else than -1 and numbers from 1."""
+    if isinstance(batches, int) and not isinstance(batches, bool) and (batches == -1 or batches > 0):
+        return batches
+    raise ConfigurationError(f"{name} is {batches!r}: use a number of batches from 1, or -1 for all of them")
 
 
 def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:

@@ -8,7 +8,7 @@ import torch
 from bus.errors import ConfigurationError
 from trainer.data import map_tensors
 
-__all__ = ["CpuDevice", "DeferredMap", "DeferredScalar", "Device", "GpuDevice", "PinnedRing", "get_device"]
+__all__ = ["CpuDevice", "DeferredMap", "DeferredScalar", "Device", "GpuDevice", "PinnedRing", "get_device", "is_gpu"]
 
 
 class Device(Protocol):
@@ -150,6 +150,13 @@ class PinnedRing:
         self._slots[at:at] = list(self._allocate(self._size).unbind())
         self._promises[at:at] = [None] * self._size
         return at
+
+
+def is_gpu(device: str | Device) -> bool:
+    """Whether :func:`get_device` would choose a GPU."""
+    if isinstance(device, str):
+        return device == "gpu" or (device == "auto" and torch.cuda.is_available())
+    return device.name == "gpu"
 
 
 def get_device(name: str | Device) -> Device:

@@ -6,7 +6,7 @@ from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.time import Time, TimeInput, Timestamp, TimeUnit
 
-__all__ = ["Interval", "check_interval", "check_max_duration", "counter_of"]
+__all__ = ["Interval", "check_interval", "check_iteration_length", "check_max_duration", "counter_of"]
 
 # Where each unit is counted in Timestamp.values, and how much of that makes one.
 _COUNTERS = {
@@ -17,7 +17,6 @@ _COUNTERS = {
     TimeUnit.TOKEN: (4, 1),
     TimeUnit.SECOND: (10, 1_000_000),
 }
-_EVENTS = {TimeUnit.EPOCH: Event.EPOCH_END, TimeUnit.ITERATION: Event.ITERATION_END}
 
 
 def counter_of(time: Time) -> tuple[int, int]:
@@ -29,24 +28,39 @@ def counter_of(time: Time) -> tuple[int, int]:
 def check_max_duration(duration: TimeInput) -> Time:
     """Reads a duration of training; a plain number counts epochs.
 
-    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for one that would never
-    end."""
+    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for one that is no length of
+    time."""
     time = Time.from_input(duration, TimeUnit.EPOCH)
-    if time.unit in (TimeUnit.DURATION, TimeUnit.ITERATION) or time.value < 0:
+    if time.unit is TimeUnit.DURATION or time.value < 0:
         raise ConfigurationError(
             f"max_duration {str(time)!r} is not allowed: "
-            "use epochs, batches, samples, tokens or a clock time, such as 2ep, 500ba, 10000sp, 1h30m"
+            "use epochs, batches, samples, tokens, iterations or a clock time, such as 2ep, 500ba, 10000sp, 1h30m"
+        )
+    return time
+
+
+def check_iteration_length(length: TimeInput | None) -> Time | None:
+    """Reads the length of an iteration, in epochs or tokens.
+
+    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for another unit."""
+    if length is None:
+        return None
+    time = Time.from_input(length, TimeUnit.EPOCH)
+    if time.unit not in (TimeUnit.EPOCH, TimeUnit.TOKEN) or time.value <= 0:
+        raise ConfigurationError(
+            f"iteration_length {str(time)!r} is not allowed: use epochs or tokens, such as 1ep or 1000000tok"
         )
     return time
 
 
 def check_interval(interval: TimeInput) -> Time:
-    """Reads an interval; a plain number counts epochs, zero means never.
+    """Reads an interval; a plain number counts epochs, and the number zero means never.
 
-    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for a negative one, or one
-    that is longer than the training."""
+    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for one that is negative, of
+    no length, or longer than the training."""
     time = Time.from_input(interval, TimeUnit.EPOCH)
-    if time.value < 0 or (time.unit is TimeUnit.DURATION and time.value > 1):
+    is_never = isinstance(interval, int) and interval == 0
+    if not (time.value > 0 or is_never) or (time.unit is TimeUnit.DURATION and time.value > 1):
         raise ConfigurationError(
             f"interval {str(time)!r} is not allowed: use 0 for never, or 1ep, 100ba, 0.25dur and the like"
         )
@@ -56,15 +70,24 @@ def check_interval(interval: TimeInput) -> Time:
 class Interval:
     """Every so many epochs, batches, samples, ...: due at the event at which the count passes the next multiple.
 
+    ``events`` are those at which epochs, iterations and batches are looked at.
+
     Epochs and iterations are looked at when they end, everything else after each batch. A share of the training
     (``0.25dur``) is rounded up to whole units of ``max_duration``, and for one in epochs to whole batches, when their
     number is known. Reference: ``composer/utils/misc.py``, ``create_interval_scheduler``.
     """
 
-    def __init__(self, interval: Time, max_duration: Time, batches_per_epoch: int | None) -> None:
+    def __init__(
+        self,
+        interval: Time,
+        max_duration: Time,
+        batches_per_epoch: int | None,
+        events: tuple[Event, Event, Event] = (Event.EPOCH_END, Event.ITERATION_END, Event.BATCH_END),
+    ) -> None:
         if interval.unit is TimeUnit.DURATION:
             interval = _part_of(max_duration, interval.value, batches_per_epoch)
-        self.event = _EVENTS.get(interval.unit, Event.BATCH_END)
+        at_epoch, at_iteration, at_batch = events
+        self.event = {TimeUnit.EPOCH: at_epoch, TimeUnit.ITERATION: at_iteration}.get(interval.unit, at_batch)
         self._index, self._step = counter_of(interval)
 
     def is_due(self, event: Event, timestamp: Timestamp, previous: Timestamp | None) -> bool:

@@ -35,11 +35,12 @@ class Engine:
     def run_event(self, event: Event) -> None:
         """Runs one event. Called by the training loop; by hand it reaches algorithms and callbacks as well."""
         if self._algorithms:
-            self._run_algorithms(event)
+            self.run_algorithms(event)
         if event in self._wanted:
             self._publish(event)
 
-    def _run_algorithms(self, event: Event) -> None:
+    def run_algorithms(self, event: Event) -> None:
+        """Runs the algorithms that match an event, which is not published."""
         state, logger = self._state, self._logger
         matching = [algorithm for algorithm in self._algorithms if algorithm.match(event, state)]
         if event.value.startswith("after_"):

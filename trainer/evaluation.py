@@ -1,31 +1,39 @@
-"""Evaluation within a training."""
+"""Evaluation, within a training and by itself."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.time import Time, Timestamp
+from trainer.data import DataSpec
 from trainer.durations import Interval
 from trainer.engine import Engine
 from trainer.evaluator import Evaluator
 from trainer.metrics import read_metrics
+from trainer.precision import autocast_of
 from trainer.state import State
 
-__all__ = ["Evaluation"]
+__all__ = ["Evaluation", "prepared_batches"]
 
 
 class Evaluation:
-    """Runs the evaluators of a training when they are due.
+    """Runs the evaluators of a training when they are due, or at once.
 
-    Reference: ``composer/trainer/trainer.py``, ``_run_evaluators`` and ``_eval_loop``.
+    ``subset_num_batches`` is how many batches of each evaluator's dataloader are evaluated, -1 for all, unless the
+    evaluator has a number of its own. Reference: ``composer/trainer/trainer.py``, ``_run_evaluators`` and
+    ``_eval_loop``.
     """
 
-    def __init__(self, state: State, engine: Engine, clock: Callable[[], int]) -> None:
+    def __init__(self, state: State, engine: Engine, clock: Callable[[], int], *, subset_num_batches: int = -1) -> None:
         self._state = state
         self._engine = engine
         self._clock = clock
+        self._subset_num_batches = subset_num_batches
+        self._autocast = autocast_of(state.precision, state.device) or contextlib.nullcontext
         self._intervals: list[tuple[Evaluator, Interval]] = []
         self._last_batch: dict[str, int] = {}
         self.watched: frozenset[Event] = frozenset()
@@ -60,42 +68,72 @@ class Evaluation:
         ]
         return self._run(due)
 
+    def run_standalone(self, evaluators: Sequence[Evaluator], subset_num_batches: int = -1) -> None:
+        """Evaluates whatever the time."""
+        self._engine.run_event(Event.EVAL_STANDALONE_START)
+        with self._evaluating():
+            for evaluator in evaluators:
+                self._evaluate(evaluator, subset_num_batches)
+        self._engine.run_event(Event.EVAL_STANDALONE_END)
+
+    @property
+    def last_batches(self) -> dict[str, int]:
+        """After how many training batches each evaluator ran last, by label."""
+        return dict(self._last_batch)
+
+    @last_batches.setter
+    def last_batches(self, batches: dict[str, int]) -> None:
+        self._last_batch = dict(batches)
+
     def _run(self, evaluators: Sequence[Evaluator]) -> int:
         if not evaluators:
             return 0
-        state, fire, began = self._state, self._engine.run_event, self._clock()
-        was_training, dataloader = state.model.training, state.dataloader_in_use
-        fire(Event.EVAL_BEFORE_ALL)
-        state.model.eval()
-        with torch.no_grad():
+        began = self._clock()
+        self._engine.run_event(Event.EVAL_BEFORE_ALL)
+        with self._evaluating():
             for evaluator in evaluators:
                 self._evaluate(evaluator)
-        state.model.train(was_training)
-        state.set_dataloader(*dataloader)
-        fire(Event.EVAL_AFTER_ALL)
+        self._engine.run_event(Event.EVAL_AFTER_ALL)
         return self._clock() - began
 
-    def _evaluate(self, evaluator: Evaluator) -> None:
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode; afterwards the model and the dataloader in use are again what they were."""
+        state = self._state
+        was_training, dataloader = state.model.training, state.dataloader_in_use
+        state.model.eval()
+        with torch.no_grad():
+            yield
+        state.model.train(was_training)
+        state.set_dataloader(*dataloader)
+
+    def _evaluate(self, evaluator: Evaluator, subset_num_batches: int = -1) -> None:
         state, fire, spec = self._state, self._engine.run_event, evaluator.spec
-        state.set_dataloader(spec, evaluator.label)
+        subset = next(
+            (
+                limit
+                for limit in (subset_num_batches, evaluator.subset_num_batches, self._subset_num_batches)
+                if limit >= 0
+            ),
+            -1,
+        )
+        state.set_dataloader(spec, evaluator.label, subset)
         state.eval_timestamp = Timestamp()
         metrics = state.eval_metrics[evaluator.label]
         for metric in metrics.values():
             metric.reset()
         batch_began = self._clock() // 1000
         fire(Event.EVAL_START)
-        for batch in spec.dataloader:
-            state.batch = state.device.batch_to_device(batch)
-            state.batch_size = spec.get_num_samples_in_batch(state.batch)
-            tokens = spec.get_num_tokens_in_batch(state.batch)
+        for samples, tokens in prepared_batches(state, spec, subset):
             fire(Event.EVAL_BATCH_START)
             fire(Event.EVAL_BEFORE_FORWARD)
-            state.outputs = state.model.eval_forward(state.batch)
+            with self._autocast():
+                state.outputs = state.model.eval_forward(state.batch)
             fire(Event.EVAL_AFTER_FORWARD)
             for metric in metrics.values():
                 state.model.update_metric(state.batch, state.outputs, metric)
             now = self._clock() // 1000
-            state.eval_timestamp = state.eval_timestamp.advance_batch(state.batch_size, tokens, now - batch_began)
+            state.eval_timestamp = state.eval_timestamp.advance_batch(samples, tokens, now - batch_began)
             batch_began = now
             fire(Event.EVAL_BATCH_END)
         if not state.eval_timestamp.values[2]:
@@ -103,3 +141,13 @@ class Evaluation:
         state.eval_metric_values = {**state.eval_metric_values, evaluator.label: read_metrics(metrics)}
         self._last_batch[evaluator.label] = state.timestamp.values[2]
         fire(Event.EVAL_END)
+
+
+def prepared_batches(state: State, spec: DataSpec, subset_num_batches: int) -> Iterator[tuple[int, int]]:
+    """Puts the batches of a dataloader, or so many of them, into the state one after the other; gives the samples and
+    tokens of each."""
+    batches = spec.dataloader
+    for batch in itertools.islice(batches, subset_num_batches) if subset_num_batches >= 0 else batches:
+        state.batch = spec.prepare(batch, state.device)
+        state.batch_size = spec.get_num_samples_in_batch(state.batch)
+        yield state.batch_size, spec.get_num_tokens_in_batch(state.batch)

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from bus.errors import ConfigurationError
 from bus.time import TimeInput
-from trainer.data import DataSpec, as_data_spec
+from trainer.data import DataSpec, as_data_spec, check_subset
 from trainer.durations import check_interval
 
 __all__ = ["Evaluator", "as_evaluators"]
@@ -17,7 +17,8 @@ __all__ = ["Evaluator", "as_evaluators"]
 class Evaluator:
     """A dataloader to evaluate on, under a label of its own, by the model's metrics or by those named.
 
-    ``eval_interval`` is this evaluator's own, instead of the trainer's. Reference: ``composer/core/evaluator.py``.
+    ``eval_interval`` and ``subset_num_batches`` (how many batches to evaluate, -1 for all) are this evaluator's own,
+    instead of the trainer's. Reference: ``composer/core/evaluator.py``.
     """
 
     def __init__(
@@ -26,11 +27,14 @@ class Evaluator:
         dataloader: DataSpec | Iterable[Any],
         metric_names: Sequence[str] | None = None,
         eval_interval: TimeInput | None = None,
+        *,
+        subset_num_batches: int = -1,
     ) -> None:
         self.label = label
         self.spec = as_data_spec(dataloader, f"the dataloader of evaluator {label!r}")
         self.metric_names = metric_names
         self.eval_interval = None if eval_interval is None else check_interval(eval_interval)
+        self.subset_num_batches = check_subset(subset_num_batches, f"subset_num_batches of evaluator {label!r}")
 
     @property
     def dataloader(self) -> Iterable[Any]:

@@ -1,36 +1,52 @@
 """The training loop."""
 
+import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
-
-import torch
+from typing import Any, Protocol
 
 from bus.errors import ConfigurationError
 from bus.event import Event
+from bus.units import TimeUnit
 from trainer.data import DataSpec
 from trainer.engine import Engine
+from trainer.epoch_order import EpochOrder
 from trainer.evaluation import Evaluation
+from trainer.interrupts import Interruption
 from trainer.progress import Progress
+from trainer.ranks import Ranks
+from trainer.schedulers import TimeAwareScheduler
 from trainer.state import State
+from trainer.step import TrainStep
 
 __all__ = ["TrainingLoop"]
 
 # Looked up once: in Python 3.11 finding a member of an enum takes longer than running an event that nobody wants.
 FIT_START, FIT_END = Event.FIT_START, Event.FIT_END
 ITERATION_START = Event.ITERATION_START
+ITERATION_END, ITERATION_CHECKPOINT = Event.ITERATION_END, Event.ITERATION_CHECKPOINT
 EPOCH_START, EPOCH_END, EPOCH_CHECKPOINT = Event.EPOCH_START, Event.EPOCH_END, Event.EPOCH_CHECKPOINT
 BEFORE_DATALOADER, AFTER_DATALOADER = Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER
 BATCH_START, BATCH_END, BATCH_CHECKPOINT = Event.BATCH_START, Event.BATCH_END, Event.BATCH_CHECKPOINT
-BEFORE_TRAIN_BATCH, AFTER_TRAIN_BATCH = Event.BEFORE_TRAIN_BATCH, Event.AFTER_TRAIN_BATCH
-BEFORE_FORWARD, AFTER_FORWARD = Event.BEFORE_FORWARD, Event.AFTER_FORWARD
-BEFORE_LOSS, AFTER_LOSS = Event.BEFORE_LOSS, Event.AFTER_LOSS
-BEFORE_BACKWARD, AFTER_BACKWARD = Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD
+
+
+class Saver(Protocol):
+    """What the loop asks of whatever writes checkpoints."""
+
+    watched: frozenset[Event]
+    """The events at which one may be due."""
+
+    def save_if_due(self, event: Event) -> None:
+        """Writes a checkpoint if one is due at this event."""
+
+    def save_last(self) -> None:
+        """Brings the last checkpoint up to date when the training is over."""
 
 
 class TrainingLoop:
     """Trains until ``state.max_duration`` is reached. :class:`bus.event.Event` shows the same loop with the events'
     places.
 
+    An epoch that was left in its middle is gone on with: its batches up to there are fetched and passed over.
     Reference: ``composer/trainer/trainer.py``, ``_train_loop``.
     """
 
@@ -38,155 +54,175 @@ class TrainingLoop:
         self,
         state: State,
         engine: Engine,
+        step: TrainStep,
         evaluation: Evaluation,
+        saver: Saver,
         progress: Progress,
         data: DataSpec,
+        order: EpochOrder,
         clock: Callable[[], int],
         *,
-        microbatch_size: int | None = None,
+        ranks: Ranks | None = None,
+        subset_num_batches: int = -1,
         step_schedulers_every_batch: bool = False,
     ) -> None:
         self._state = state
         self._engine = engine
+        self._step = step
         self._evaluation = evaluation
+        self._saver = saver
         self._progress = progress
         self._data = data
+        self._order = order
         self._clock = clock
-        self._microbatch_size = microbatch_size
-        self._step_schedulers_every_batch = step_schedulers_every_batch
+        self._ranks = ranks
+        self._subset_num_batches = subset_num_batches
+        every_batch = [one for one in state.schedulers if isinstance(one, TimeAwareScheduler)]
+        rest = [one for one in state.schedulers if not isinstance(one, TimeAwareScheduler)]
+        self._batch_schedulers = every_batch + rest if step_schedulers_every_batch else every_batch
+        self._epoch_schedulers = [] if step_schedulers_every_batch else rest
         self._tokens = 0
         self._batch_began = 0
 
-    def run(self) -> None:
-        """Runs from ``FIT_START`` to ``FIT_END``, and the evaluation that may follow."""
-        state, fire, progress = self._state, self._engine.run_event, self._progress
+    def run(self, interruption: Interruption | None = None) -> None:
+        """Runs from ``FIT_START`` to ``FIT_END``, and the evaluation that may follow, unless it is interrupted."""
+        state = self._state
+        state.recompute_gradients = self._step.recompute_gradients
+        try:
+            self._run(interruption)
+        finally:
+            # The state must not hold what holds the state: a trainer that is dropped is gone at once.
+            del state.recompute_gradients
+
+    def _run(self, interruption: Interruption | None) -> None:
+        state, fire = self._state, self._engine.run_event
         state.model.train()
         self._batch_began = self._clock() // 1000
         fire(FIT_START)
-        while not state.reached_max_duration():
-            if state.timestamp.epoch_in_iteration == 0:
-                fire(ITERATION_START)
-            fire(EPOCH_START)
-            for state.batch in self._fetch_batches():
-                fire(AFTER_DATALOADER)
-                fire(BATCH_START)
-                self._train_batch()
-                if self._step_schedulers_every_batch:
-                    self._step_schedulers()
-                now = self._advance_batch()
-                fire(BATCH_END)
-                self._evaluate_if_due(BATCH_END)
-                fire(BATCH_CHECKPOINT)
-                if now >= progress.next_draw:
-                    progress.draw()
-                if state.reached_max_duration():
-                    epoch_is_complete = state.timestamp.batch_in_epoch == state.dataloader_len
-                    break
-            else:
-                epoch_is_complete = True
-            if epoch_is_complete:
-                if not self._step_schedulers_every_batch:
-                    self._step_schedulers()
-                self._advance_epoch()
-                fire(EPOCH_END)
-                self._evaluate_if_due(EPOCH_END)
-                fire(EPOCH_CHECKPOINT)
-                progress.epoch_end()
+        while not state.reached_max_duration() or self._has_epoch_to_end():
+            if state.timestamp.values[7] == 0:
+                self._order.go_on(self._data.dataloader)
+                if state.timestamp.values[5] == 0:
+                    fire(ITERATION_START)
+                fire(EPOCH_START)
+            if self._run_epoch():
+                self._end_epoch()
         fire(FIT_END)
-        self._evaluation.run_last()
+        if interruption is None or not interruption.came:
+            self._evaluation.run_last()
+            self._saver.save_last()
+
+    def _run_epoch(self) -> bool:
+        """Trains on the batches of an epoch; returns whether it is complete."""
+        state, fire, progress, saver = self._state, self._engine.run_event, self._progress, self._saver
+        train, watched = self._step.run, self._saver.watched
+        for state.batch in self._fetch_batches():
+            fire(AFTER_DATALOADER)
+            fire(BATCH_START)
+            train()
+            for scheduler in self._batch_schedulers:
+                scheduler.step()
+            now = self._advance_batch()
+            fire(BATCH_END)
+            self._evaluate_if_due(BATCH_END)
+            fire(BATCH_CHECKPOINT)
+            if BATCH_CHECKPOINT in watched:
+                saver.save_if_due(BATCH_CHECKPOINT)
+            if state.iteration_length is not None and state.iteration_length.unit is TimeUnit.TOKEN:
+                self._end_iteration_if_due()
+            if now >= progress.next_draw:
+                progress.draw()
+            if state.reached_max_duration():
+                if state.timestamp.values[7] == state.dataloader_len:
+                    return True
+                self._order.leave_epoch(self._data.dataloader)
+                return False
+        return True
 
     def _fetch_batches(self) -> Iterator[Any]:
         state, data, fire = self._state, self._data, self._engine.run_event
+        epoch, done = state.timestamp.values[1], state.timestamp.values[7]
+        skip = self._order.enter_epoch(data.dataloader, epoch, done)
         batches = iter(data.dataloader)
+        if done and not skip:
+            self._order.go_on(data.dataloader)
+        if self._subset_num_batches >= 0:
+            batches = itertools.islice(batches, max(0, self._subset_num_batches - done + skip))
         fire(BEFORE_DATALOADER)
         for batch in batches:
-            batch = state.device.batch_to_device(batch)
-            state.batch_size = data.get_num_samples_in_batch(batch)
-            self._tokens = data.get_num_tokens_in_batch(batch)
-            yield batch
+            if skip:
+                skip -= 1
+                state.batch = batch
+                state.batch_size = data.get_num_samples_in_batch(batch)
+                if not skip:
+                    self._order.go_on(data.dataloader)
+            else:
+                batch = data.prepare(batch, state.device)
+                state.batch_size = data.get_num_samples_in_batch(batch)
+                self._tokens = data.get_num_tokens_in_batch(batch)
+                if self._ranks is not None:
+                    self._ranks.begin_count(state.batch_size, self._tokens)
+                yield batch
             fire(BEFORE_DATALOADER)
-        if state.timestamp.batch_in_epoch == 0:
+        if state.timestamp.values[7] == 0:
             raise ConfigurationError("train_dataloader gave no batch: it is empty, or can be iterated over only once")
 
-    def _train_batch(self) -> None:
+    def _has_epoch_to_end(self) -> bool:
+        """Whether all batches of an epoch are done but not its end, as after resuming from its last batch."""
+        batches = self._state.timestamp.values[7]
+        return batches > 0 and batches == self._state.dataloader_len
+
+    def _end_epoch(self) -> None:
         state, fire = self._state, self._engine.run_event
-        fire(BEFORE_TRAIN_BATCH)
-        for optimizer in state.optimizers:
-            optimizer.zero_grad()
-        for metric in state.train_metrics.values():
-            metric.reset()
-        if self._microbatch_size is None:
-            state.batch_loss = self._forward_and_backward(1.0)
-        else:
-            state.batch_loss = self._train_microbatches(self._microbatch_size)
-        fire(AFTER_TRAIN_BATCH)
-        for optimizer in state.optimizers:
-            optimizer.step()
-
-    def _train_microbatches(self, size: int) -> torch.Tensor:
-        state, data = self._state, self._data
-        batch, rows = state.batch, state.batch_size or 1
-        losses = []
-        for state.batch in data.split_batch(batch, size):
-            state.batch_size = data.get_num_samples_in_batch(state.batch)
-            losses.append(self._forward_and_backward(state.batch_size / rows).detach())
-        state.batch, state.batch_size = batch, rows
-        return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
-
-    def _forward_and_backward(self, share: float) -> torch.Tensor:
-        state, fire = self._state, self._engine.run_event
-        fire(BEFORE_FORWARD)
-        state.outputs = state.model(state.batch)
-        fire(AFTER_FORWARD)
-        fire(BEFORE_LOSS)
-        state.loss = state.model.loss(state.outputs, state.batch)
-        fire(AFTER_LOSS)
-        if state.train_metrics:
-            self._update_train_metrics()
-        fire(BEFORE_BACKWARD)
-        loss: torch.Tensor = _total(state.loss)
-        if share != 1.0:
-            loss = loss * share
-        loss.backward()  # type: ignore[no-untyped-call]
-        fire(AFTER_BACKWARD)
-        # Detached only when somebody asks for it: that costs a microsecond, and `state.loss` holds the graph anyway.
-        return loss
-
-    def _update_train_metrics(self) -> None:
-        state = self._state
-        with torch.no_grad():
-            outputs = state.model.eval_forward(state.batch, state.outputs)
-            for metric in state.train_metrics.values():
-                state.model.update_metric(state.batch, outputs, metric)
-
-    def _step_schedulers(self) -> None:
-        for scheduler in self._state.schedulers:
+        for scheduler in self._epoch_schedulers:
             scheduler.step()
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_epoch()
+        fire(EPOCH_END)
+        self._evaluate_if_due(EPOCH_END)
+        fire(EPOCH_CHECKPOINT)
+        self._save_if_due(EPOCH_CHECKPOINT)
+        self._progress.epoch_end()
+        self._end_iteration_if_due()
+
+    def _end_iteration_if_due(self) -> None:
+        state, fire = self._state, self._engine.run_event
+        length = state.iteration_length
+        if length is None:
+            return
+        in_iteration = state.timestamp.values[6 if length.unit is TimeUnit.TOKEN else 5]
+        if in_iteration < length.value:
+            return
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_iteration()
+        fire(ITERATION_END)
+        self._evaluate_if_due(ITERATION_END)
+        fire(ITERATION_CHECKPOINT)
+        self._save_if_due(ITERATION_CHECKPOINT)
+        if state.timestamp.values[7] and not state.reached_max_duration():
+            fire(ITERATION_START)
 
     def _advance_batch(self) -> int:
         state, now = self._state, self._clock()
         microseconds = now // 1000
+        samples, tokens, elapsed = state.batch_size or 0, self._tokens, microseconds - self._batch_began
+        if self._ranks is not None:
+            samples, tokens = self._ranks.end_count()
+            elapsed, stop = self._ranks.agree(elapsed, state.stop_requested)
+        else:
+            stop = state.stop_requested
+        if stop:
+            state.stop_now()
         state.previous_timestamp = state.timestamp
-        state.timestamp = state.timestamp.advance_batch(
-            state.batch_size or 0, self._tokens, microseconds - self._batch_began
-        )
+        state.timestamp = state.timestamp.advance_batch(samples, tokens, elapsed)
         self._batch_began = microseconds
         return now
-
-    def _advance_epoch(self) -> None:
-        state = self._state
-        state.previous_timestamp = state.timestamp
-        state.timestamp = state.timestamp.to_next_epoch()
 
     def _evaluate_if_due(self, event: Event) -> None:
         if event in self._evaluation.watched:
             # Training time stands still while the model is evaluated.
             self._batch_began += self._evaluation.run_if_due(event) // 1000
 
-
-def _total(loss: Any) -> Any:
-    if isinstance(loss, torch.Tensor):
-        return loss
-    if isinstance(loss, dict):
-        return loss["total"] if "total" in loss else sum(loss.values())
-    return sum(loss)
+    def _save_if_due(self, event: Event) -> None:
+        if event in self._saver.watched:
+            self._saver.save_if_due(event)

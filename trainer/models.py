@@ -107,9 +107,10 @@ class LanguageModel(_Supervised):
         return functional.cross_entropy(outputs.flatten(0, -2), batch[1].flatten()) / math.log(2)
 
 
-def check_model(model: nn.Module, evaluated: bool) -> None:
+def check_model(model: nn.Module, evaluated: bool, predicts: bool = False) -> None:
     """Raises :class:`bus.errors.ConfigurationError` when the model lacks a method that the trainer is going to call."""
-    needed = ["loss", *(["eval_forward", "get_metrics", "update_metric"] if evaluated else [])]
+    needed = ["loss", *(["eval_forward"] if evaluated or predicts else [])]
+    needed += ["get_metrics", "update_metric"] if evaluated else []
     missing = [name for name in needed if not callable(getattr(model, name, None))]
     if not isinstance(model, nn.Module) or missing:
         what = f"has no {', '.join(missing)}" if isinstance(model, nn.Module) else "is no torch.nn.Module"

@@ -115,6 +115,9 @@ class StatePublisher:
 
     def _read_train_metrics(self) -> Any:
         metrics = self._state.train_metrics
+        if self._state.world_size > 1:
+            # Computing them takes all ranks, which publish at different times or not at all.
+            return self._state.train_metric_values
         if not self._defers:
             return read_metrics(metrics)
         return DeferredMap({name: self._read_later(metric.compute()) for name, metric in metrics.items()})
@@ -131,7 +134,7 @@ class StatePublisher:
                 "predict_timestamp": _unless_zero(state.predict_timestamp),
                 "world_size": state.world_size,
                 "device_name": state.device.model_name,
-                "precision": "fp32",
+                "precision": state.precision,
             }
         )
 

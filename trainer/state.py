@@ -1,6 +1,6 @@
 """What is going on in the training: everything that algorithms may read and change."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,12 +32,24 @@ class State:
         outputs, loss: of the last microbatch, on the device.
         batch_loss: of the last batch, on the device: the sum over microbatches of loss x (rows / batch rows).
         train_metrics: metric objects of the training by name.
+        train_metric_values: with several ranks, what they say of the last batch over all ranks; ``None`` otherwise.
         eval_metrics: metric objects by evaluator label and name.
         eval_metric_values: what they said at the end of the last evaluation, as plain numbers.
         device: where it all is.
+        precision: ``fp32``, ``amp_bf16`` or ``amp_fp16``.
+        scaler: what scales the loss for ``amp_fp16``; ``None`` for the others.
+        device_train_microbatch_size: samples in a microbatch; ``None`` while batches are not split. With ``auto`` it is
+            what has been found to fit into memory.
+        iteration_length: epochs or tokens of an iteration; ``None`` when the whole training is one.
         rank, world_size: which process this is, and of how many.
-        stopped: whether :meth:`stop_training` was called.
+        recompute_gradients: within ``fit()``, for algorithms at ``AFTER_TRAIN_BATCH``: computes the gradients of the
+            batch anew, at the weights as they are now, in place of the old ones, and returns the batch's loss.
+            Algorithms see the events of the forward and backward passes a second time; they are not published.
+        stopped: whether the training was ended by :meth:`stop_training`.
+        stop_requested: whether the training is to be stopped when the batch at hand has been trained on.
     """
+
+    recompute_gradients: Callable[[], torch.Tensor]
 
     def __init__(
         self,
@@ -50,6 +62,8 @@ class State:
         schedulers: Sequence[Any] = (),
         algorithms: Iterable["Algorithm"] = (),
         evaluators: Iterable["Evaluator"] = (),
+        precision: str = "fp32",
+        scaler: "torch.amp.GradScaler | None" = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -57,6 +71,10 @@ class State:
         # module has not, such as `loss`.
         self.model: Any = model
         self.device = device
+        self.precision = precision
+        self.scaler = scaler
+        self.device_train_microbatch_size: int | None = None
+        self.iteration_length: Time | None = None
         self.seed = seed
         self.run_name = run_name
         self.optimizers = list(optimizers)
@@ -75,14 +93,17 @@ class State:
         self.loss: Any = None
         self.batch_loss: torch.Tensor | None = None
         self.train_metrics: dict[str, Any] = {}
+        self.train_metric_values: dict[str, Any] | None = None
         self.eval_metrics: dict[str, dict[str, Any]] = {}
         self.eval_metric_values: dict[str, dict[str, Any]] = {}
         self.stopped = False
+        self.stop_requested = False
 
         self.context_changed = True
         self._data: DataSpec | None = None
         self._dataloader_label: str | None = None
         self._dataloader_len: int | None = None
+        self._subset_num_batches = -1
         self._eval_timestamp = Timestamp()
         self._predict_timestamp = Timestamp()
         self._max_duration: Time | None = None
@@ -119,17 +140,21 @@ class State:
         """Batches in the dataloader in use, when it has a length."""
         return self._dataloader_len
 
-    def set_dataloader(self, spec: "DataSpec | None", label: str | None) -> None:
-        """Names the dataloader that is used from now on."""
+    def set_dataloader(self, spec: "DataSpec | None", label: str | None, subset_num_batches: int = -1) -> None:
+        """Names the dataloader that is used from now on, of which only so many batches count (-1 for all)."""
         self._data = spec
         self._dataloader_label = label
-        self._dataloader_len = None if spec is None else spec.length
+        length = None if spec is None else spec.length
+        if spec is not None and subset_num_batches >= 0:
+            length = subset_num_batches if length is None else min(length, subset_num_batches)
+        self._dataloader_len = length
+        self._subset_num_batches = subset_num_batches
         self.context_changed = True
 
     @property
-    def dataloader_in_use(self) -> "tuple[DataSpec | None, str | None]":
+    def dataloader_in_use(self) -> "tuple[DataSpec | None, str | None, int]":
         """What :meth:`set_dataloader` was last told, to come back to it."""
-        return self._data, self._dataloader_label
+        return self._data, self._dataloader_label, self._subset_num_batches
 
     @property
     def eval_timestamp(self) -> Timestamp:
@@ -159,8 +184,7 @@ class State:
         return batch_get(self.batch, key)
 
     def batch_set_item(self, key: BatchKey, value: Any) -> None:
-        """Puts a value in place of a part of the batch; :attr:`batch` is a new batch afterwards where the old one
-        cannot be written to, such as a tuple."""
+        """Puts a value in place of a part of the batch: :attr:`batch` is a copy afterwards, the old one unchanged."""
         self.batch = batch_set(self.batch, key, value)
 
     def reached_max_duration(self) -> bool:
@@ -176,6 +200,17 @@ class State:
         return elapsed
 
     def stop_training(self) -> None:
-        """Ends the training after the batch at hand; evaluations that are due still run."""
+        """Ends the training after the batch at hand; evaluations that are due still run.
+
+        With several ranks it is enough that one of them asks. They agree when a batch has been trained on, so what is
+        asked for at ``BATCH_END`` or later takes effect after the next one."""
+        if self.world_size > 1:
+            self.stop_requested = True
+        else:
+            self.stop_now()
+
+    def stop_now(self) -> None:
+        """Ends the training after the batch at hand, on this rank: for the training loop."""
         self.max_duration = Time(self.timestamp.values[2], TimeUnit.BATCH)
         self.stopped = True
+        self.stop_requested = False

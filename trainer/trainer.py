@@ -1,7 +1,8 @@
 """The trainer: takes everything that a training needs, checks it, and runs it."""
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
@@ -15,23 +16,33 @@ from bus.errors import ClosedError, ConfigurationError
 from bus.event import Event
 from bus.publisher import BASE_EVENTS, Publisher, ending_for
 from bus.runs import new_run_name
-from bus.time import Time, TimeInput
+from bus.time import Time, TimeInput, Timestamp, TimeUnit
 from trainer.algorithm import Algorithm
-from trainer.arguments import check_microbatch_size, check_record, check_schedulers, several
+from trainer.arguments import OptimizerFactory, Optimizers, check_record, check_schedulers, make_optimizers, several
 from trainer.attached import AttachedConsumers, check_picklable, events_of
-from trainer.data import DataSpec, as_data_spec
-from trainer.device import Device, get_device
-from trainer.durations import check_interval, check_max_duration
+from trainer.checkpoints import Checkpoints
+from trainer.data import DataSpec, as_data_spec, check_subset
+from trainer.device import Device, get_device, is_gpu
+from trainer.durations import check_interval, check_iteration_length, check_max_duration
 from trainer.engine import Engine
+from trainer.epoch_order import EpochOrder
 from trainer.evaluation import Evaluation
 from trainer.evaluator import Evaluator, as_evaluators
+from trainer.interrupts import finishing_the_batch
 from trainer.logger import Logger
 from trainer.loop import TrainingLoop
+from trainer.microbatches import Microbatching, MicrobatchSize, check_microbatch_size
 from trainer.models import check_model
+from trainer.parallel import DataParallel, Parallel, check_shards
+from trainer.precision import check_precision, make_scaler
+from trainer.prediction import predict
 from trainer.progress import make_progress
 from trainer.publishing import StatePublisher, optimizer_names
-from trainer.seeding import check_seed, new_seed, seed_all
+from trainer.ranks import first_rank_first, join_ranks, naming_lost_ranks
+from trainer.schedulers import SchedulerFunction, compile_scheduler
+from trainer.seeding import check_seed, make_deterministic, new_seed, seed_all
 from trainer.state import State
+from trainer.step import TrainStep
 
 __all__ = ["Trainer"]
 
@@ -43,9 +54,11 @@ class Trainer:
         model: an ``nn.Module`` with the methods of :class:`trainer.models.Model`, such as :class:`trainer.Classifier`.
         train_dataloader: a dataloader, or a :class:`trainer.DataSpec` that says how to count and split its batches.
         eval_dataloader: a dataloader (its label is ``eval``), a :class:`trainer.Evaluator` or a list of them.
-        optimizers: one or several torch optimizers of the model's parameters.
-        schedulers: one or several torch schedulers, stepped after each epoch, or after each batch with
-            ``step_schedulers_every_batch``.
+        optimizers: one or several torch optimizers of the model's parameters, or a function that makes them from the
+            model. It is called after ``INIT``, when algorithms have made their changes to the model.
+        schedulers: one or several schedulers. Those of :mod:`trainer.schedulers`, and functions ``(state, ssr)`` that
+            give the share of the base rate, follow the training time and step after each batch; torch's step after
+            each epoch, or after each batch with ``step_schedulers_every_batch``.
         max_duration: how long to train: ``5ep``, ``1000ba``, ``10000sp``, ``1e6tok``, ``1h30m``, or a number of epochs.
         eval_interval: how often to evaluate, in the same way or as a share such as ``0.1dur``; 0 for never.
         algorithms: :class:`trainer.Algorithm` objects, which run in the loop and may change it.
@@ -53,7 +66,27 @@ class Trainer:
         run_name: the run's name, by default a new one.
         seed: for Python's, numpy's and torch's random numbers; by default a new one, which is recorded.
         device: ``auto``, ``cpu`` or ``gpu``.
-        device_train_microbatch_size: splits batches into microbatches of so many samples, whose gradients are added up.
+        precision: ``fp32``, ``amp_bf16`` or ``amp_fp16``; the last one scales the loss.
+        device_train_microbatch_size: splits batches into microbatches of so many samples, whose gradients are added up;
+            ``auto`` halves them whenever the memory runs out.
+        train_subset_num_batches, eval_subset_num_batches: how many batches make an epoch, or an evaluation; -1 for all.
+        iteration_length: epochs or tokens after which an iteration ends, for those who count in them.
+        scale_schedule_ratio: stretches the times of time-aware schedulers, and ``max_duration``.
+        save_folder: where to write checkpoints; none are written without it. ``{run_name}`` and the like stand for
+            what they name.
+        save_filename, save_latest_filename: names of checkpoints in it, see :mod:`trainer.checkpoint_folder`.
+        save_interval: how often to write one, in the same way as ``eval_interval``, and at the end in any case.
+        save_num_checkpoints_to_keep: the oldest ones beyond this number are removed; -1 keeps all.
+        save_overwrite: whether checkpoints that are in the folder already may be written over.
+        save_weights_only: whether to write the model alone.
+        load_path: a checkpoint to go on from, or a folder of them, of which the latest is taken.
+        load_weights_only: takes the model's weights and nothing else; also from a torch file (``.pt``).
+        load_strict_model_weights: whether a checkpoint has to have all of the model's weights and no others.
+        autoresume: goes on from the latest checkpoint in ``save_folder``, if there is one. Needs a ``run_name``.
+        deterministic_mode: makes torch use deterministic algorithms only, and fail where it has none.
+        compile_config: keyword arguments of ``torch.compile``, ``{}`` for its defaults; ``None`` does not compile.
+        find_unused_parameters: with several ranks, whether parameters may be left out of a forward pass, see torch's
+            ``DistributedDataParallel``.
         runs_dir: where runs live, by default ``$OFFLOOP_RUNS_DIR`` or ``runs``.
         publish: whether there is a stream at all.
         broker: the address of a broker that stands alone; by default one is started.
@@ -63,12 +96,13 @@ class Trainer:
         clock: nanoseconds since 1970, for tests.
         config: what else to write down about the run in ``run.json``.
 
-    Use it as a context manager, or call :meth:`close` at the end. An exception that ends :meth:`fit` ends the run as
-    failed.
+    Use it as a context manager, or call :meth:`close` at the end. An exception that ends :meth:`fit`, :meth:`eval` or
+    :meth:`predict` ends the run as failed.
 
     Raises:
         ConfigurationError: an argument is not allowed; nothing has been started then.
         InvalidTimeError: a duration or an interval cannot be read.
+        CheckpointError: a checkpoint cannot be read, or is of another training.
         RunIsLiveError, RunDirectoryError, BrokerError: the run cannot be started.
 
     Reference: ``composer/trainer/trainer.py``.
@@ -79,8 +113,8 @@ class Trainer:
         model: torch.nn.Module,
         train_dataloader: DataSpec | Iterable[Any] | None = None,
         eval_dataloader: DataSpec | Iterable[Any] | Evaluator | Sequence[Evaluator] | None = None,
-        optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-        schedulers: LRScheduler | Sequence[LRScheduler] | None = None,
+        optimizers: Optimizers | OptimizerFactory | None = None,
+        schedulers: LRScheduler | SchedulerFunction | Sequence[LRScheduler | SchedulerFunction] | None = None,
         max_duration: TimeInput | None = None,
         eval_interval: TimeInput = 1,
         algorithms: Algorithm | Sequence[Algorithm] | None = None,
@@ -90,8 +124,27 @@ class Trainer:
         seed: int | None = None,
         device: str | Device = "auto",
         *,
-        device_train_microbatch_size: int | None = None,
+        precision: str | None = None,
+        device_train_microbatch_size: MicrobatchSize | None = None,
+        train_subset_num_batches: int = -1,
+        eval_subset_num_batches: int = -1,
+        iteration_length: TimeInput | None = None,
         step_schedulers_every_batch: bool | None = None,
+        scale_schedule_ratio: float = 1.0,
+        save_folder: str | os.PathLike[str] | None = None,
+        save_filename: str = "ep{epoch}-ba{batch}-rank{rank}.safetensors",
+        save_latest_filename: str = "latest-rank{rank}.safetensors",
+        save_interval: TimeInput = 1,
+        save_num_checkpoints_to_keep: int = -1,
+        save_overwrite: bool = False,
+        save_weights_only: bool = False,
+        load_path: str | os.PathLike[str] | None = None,
+        load_weights_only: bool = False,
+        load_strict_model_weights: bool = True,
+        autoresume: bool = False,
+        deterministic_mode: bool = False,
+        compile_config: Mapping[str, Any] | None = None,
+        find_unused_parameters: bool = False,
         runs_dir: str | os.PathLike[str] | None = None,
         publish: bool = True,
         broker: str | None = None,
@@ -104,51 +157,107 @@ class Trainer:
         evaluators = as_evaluators(eval_dataloader)
         check_model(model, evaluated=bool(evaluators))
         self._data = None if train_dataloader is None else as_data_spec(train_dataloader, "train_dataloader")
-        self._max_duration = None if max_duration is None else check_max_duration(max_duration)
+        self._max_duration = _scaled(max_duration, scale_schedule_ratio)
+        length = check_iteration_length(iteration_length)
+        _check_countable(self._max_duration, length)
         self._eval_interval = check_interval(eval_interval)
-        self._microbatch_size = check_microbatch_size(device_train_microbatch_size)
+        self._microbatch_size = check_microbatch_size(device_train_microbatch_size, self._data)
+        self._train_subset = check_subset(train_subset_num_batches, "train_subset_num_batches")
+        eval_subset = check_subset(eval_subset_num_batches, "eval_subset_num_batches")
         self._step_schedulers_every_batch = bool(step_schedulers_every_batch)
+        self._scale_schedule_ratio = scale_schedule_ratio
+        self._compile_config = None if compile_config is None else dict(compile_config)
         self._clock = clock or wall_clock()
         callbacks, loggers = several(callbacks, object, "callbacks"), several(loggers, object, "loggers")
         events = check_record(record) | _check_consumers(callbacks, loggers, publish)
+        self._given_optimizers = optimizers
+        self._given_schedulers = check_schedulers(schedulers)
+        if deterministic_mode:
+            make_deterministic()
+        precision = check_precision(precision)
+        # Before the device is chosen: each rank has its own.
+        self._ranks = join_ranks(on_gpu=is_gpu(device))
+        on_device = get_device(device)
+        rank, world_size = 0, 1
+        if self._ranks is not None:
+            rank, world_size = self._ranks.rank, self._ranks.world_size
+            check_shards(self._data, "train_dataloader", world_size)
+            for evaluator in evaluators:
+                check_shards(evaluator.spec, f"the dataloader of evaluator {evaluator.label!r}", world_size)
+            if self._microbatch_size == "auto":
+                raise ConfigurationError(
+                    "device_train_microbatch_size 'auto' is for one rank: with several, give a number of samples"
+                )
+        has_run_name = run_name is not None
+        run_name, seed = run_name or new_run_name("run", runs_dir), new_seed() if seed is None else check_seed(seed)
+        if self._ranks is not None:
+            run_name, seed = self._ranks.share([run_name, seed])
+        self._parallel: Parallel | None = None
+        self._find_unused_parameters = find_unused_parameters
         self.state = State(
             model=model,
-            device=get_device(device),
-            seed=new_seed() if seed is None else check_seed(seed),
-            run_name=run_name or new_run_name("run", runs_dir),
-            optimizers=several(optimizers, torch.optim.Optimizer, "optimizers"),
-            schedulers=check_schedulers(several(schedulers, LRScheduler, "schedulers")),
+            device=on_device,
+            precision=precision,
+            scaler=make_scaler(precision, on_device),
+            seed=seed,
+            run_name=run_name,
+            rank=rank,
+            world_size=world_size,
+            optimizers=[] if callable(optimizers) else make_optimizers(optimizers),
             algorithms=several(algorithms, Algorithm, "algorithms"),
             evaluators=evaluators,
+        )
+        self.state.iteration_length = length
+        self._order = EpochOrder()
+        self._checkpoints = Checkpoints(
+            self.state,
+            self._order,
+            save_folder=save_folder,
+            save_filename=save_filename,
+            save_latest_filename=save_latest_filename,
+            save_interval=check_interval(save_interval),
+            keep=save_num_checkpoints_to_keep,
+            overwrite=save_overwrite,
+            weights_only=save_weights_only,
+            load_path=load_path,
+            load_weights_only=load_weights_only,
+            strict=load_strict_model_weights,
+            autoresume=autoresume,
+            has_run_name=has_run_name,
+            ranks=self._ranks,
         )
         self._prepare_model()
 
         self._closed = False
         self._publisher: Publisher | None = None
         self._attached: AttachedConsumers | None = None
-        self._progress = make_progress(progress_bar, self.state, self._clock)
+        self._progress = make_progress(progress_bar and rank == 0, self.state, self._clock)
         self.logger = Logger(self.state)
-        try:
+        with self._ending_on_error():
             if publish:
                 self._publisher = self._start_stream(runs_dir, broker, max_delay, events, config or {})
-                if callbacks or loggers:
+                if (callbacks or loggers) and rank == 0:
                     self._attached = AttachedConsumers(callbacks, loggers, self._publisher.run_dir)
             self.engine = self._make_engine()
-            self._evaluation = Evaluation(self.state, self.engine, self._clock)
+            self._evaluation = Evaluation(self.state, self.engine, self._clock, subset_num_batches=eval_subset)
             self._begin()
-        except BaseException as error:
-            self._end(*ending_for(error))
-            raise
 
     def _prepare_model(self) -> None:
         state = self.state
         state.model.to(state.device.torch_device)
         if hasattr(state.model, "get_metrics"):
             state.train_metrics = deepcopy(dict(state.model.get_metrics(is_train=True)))
-        state.eval_metrics = {one.label: one.choose_metrics(state.model) for one in state.evaluators}
-        for metrics in (state.train_metrics, *state.eval_metrics.values()):
-            for metric in metrics.values():
-                metric.to(state.device.torch_device)
+        for metric in state.train_metrics.values():
+            metric.to(state.device.torch_device)
+        self._add_metrics(state.evaluators)
+
+    def _add_metrics(self, evaluators: Sequence[Evaluator]) -> None:
+        state = self.state
+        for evaluator in evaluators:
+            metrics = evaluator.choose_metrics(state.model)
+            state.eval_metrics[evaluator.label] = {
+                name: metric.to(state.device.torch_device) for name, metric in metrics.items()
+            }
 
     def _start_stream(
         self,
@@ -159,17 +268,21 @@ class Trainer:
         config: Mapping[str, Any],
     ) -> Publisher:
         state = self.state
-        return Publisher(
-            state.run_name,
-            runs_dir=runs_dir,
-            broker=broker,
-            rank=state.rank,
-            world_size=state.world_size,
-            info={**self._describe(), "config": dict(config)},
-            events=BASE_EVENTS | events,
-            clock=self._clock,
-            max_delay=max_delay,
-        )
+
+        def start(broker: str | None) -> Publisher:
+            return Publisher(
+                state.run_name,
+                runs_dir=runs_dir,
+                broker=broker,
+                rank=state.rank,
+                world_size=state.world_size,
+                info={**self._describe(), "config": dict(config)},
+                events=BASE_EVENTS | events,
+                clock=self._clock,
+                max_delay=max_delay,
+            )
+
+        return start(broker) if self._ranks is None else first_rank_first(self._ranks, start, broker)
 
     def _describe(self) -> dict[str, Any]:
         state = self.state
@@ -189,15 +302,45 @@ class Trainer:
         return Engine(self.state, self.logger, self._publisher.wanted, publish)
 
     def _begin(self) -> None:
+        state = self.state
         # As late as this, so that nothing that was started before can have taken a random number.
-        seed_all(self.state.seed)
+        seed_all(state.seed + state.rank)
         self.engine.run_event(Event.INIT)
-        self.state.max_duration = self._max_duration
+        # Parts that algorithms have put in come from the host.
+        state.model.to(state.device.torch_device)
+        if callable(self._given_optimizers):
+            state.optimizers[:] = make_optimizers(self._given_optimizers(state.model))
+        state.max_duration = self._max_duration
+        self._use_train_data()
+        self._compile_schedulers()
+        self.engine.run_event(Event.BEFORE_LOAD)
+        self._checkpoints.load(self._evaluation, self._data)
+        self.engine.run_event(Event.AFTER_LOAD)
+
+    def _use_train_data(self) -> None:
         if self._data is not None:
             self.state.train_dataloader = self._data.dataloader
-            self.state.set_dataloader(self._data, "train")
-        self.engine.run_event(Event.BEFORE_LOAD)
-        self.engine.run_event(Event.AFTER_LOAD)
+            self.state.set_dataloader(self._data, "train", self._train_subset)
+
+    def _compile_schedulers(self) -> None:
+        """Binds the schedulers to the optimizers, once it is known how long the training is."""
+        state = self.state
+        if state.max_duration is None and any(not isinstance(one, LRScheduler) for one in self._given_schedulers):
+            return
+        if len(self._given_schedulers) > 1 and any(not isinstance(one, LRScheduler) for one in self._given_schedulers):
+            raise ConfigurationError(
+                f"{len(self._given_schedulers)} schedulers, of which one follows the training time, would set the same "
+                "rates: give one, which may be a function (state, ssr) that combines others"
+            )
+        for given in self._given_schedulers:
+            if isinstance(given, LRScheduler):
+                state.schedulers.append(given)
+            else:
+                state.schedulers += [
+                    compile_scheduler(given, optimizer, state, self._scale_schedule_ratio)
+                    for optimizer in state.optimizers
+                ]
+        self._given_schedulers = []
 
     @property
     def run_name(self) -> str:
@@ -219,51 +362,175 @@ class Trainer:
         """The file that the stream is recorded in; ``None`` without a stream."""
         return None if self._publisher is None else self._publisher.recording
 
-    def fit(self, duration: TimeInput | None = None) -> None:
-        """Trains for ``duration``, or until ``max_duration``.
+    def fit(
+        self,
+        duration: TimeInput | None = None,
+        *,
+        reset_time: bool = False,
+        train_dataloader: DataSpec | Iterable[Any] | None = None,
+        eval_dataloader: DataSpec | Iterable[Any] | Evaluator | Sequence[Evaluator] | None = None,
+        eval_interval: TimeInput | None = None,
+    ) -> None:
+        """Trains for ``duration``, or until ``max_duration``. Can be called again to train on.
+
+        ``reset_time`` sets the training time to zero first. Dataloaders and the interval, when given, take the place of
+        those given to the trainer. With a ``save_folder``, Ctrl-C and SIGTERM end the training after the batch at hand
+        with a checkpoint, and a second one ends it at once.
 
         Raises :class:`bus.errors.ConfigurationError` when there is nothing to train on, with or for, and whatever is
         raised in the loop, after which the trainer is closed."""
-        data, max_duration = self._check_fit(duration)
+        self._check_open()
+        if train_dataloader is not None:
+            self._data = as_data_spec(train_dataloader, "train_dataloader")
+            check_microbatch_size(self._microbatch_size, self._data)
+        if eval_dataloader is not None:
+            self.state.evaluators[:] = as_evaluators(eval_dataloader)
+            check_model(self.state.model, evaluated=True)
+            self._add_metrics(self.state.evaluators)
+        if eval_interval is not None:
+            self._eval_interval = check_interval(eval_interval)
+        data, max_duration = self._check_fit(duration, reset_time)
+        if reset_time:
+            self.state.timestamp = Timestamp()
+            self._checkpoints.forget()
         self.state.max_duration = max_duration
-        loop = TrainingLoop(
-            self.state,
-            self.engine,
-            self._evaluation,
-            self._progress,
-            data,
-            self._clock,
-            microbatch_size=self._microbatch_size,
-            step_schedulers_every_batch=self._step_schedulers_every_batch,
-        )
-        try:
+        self._use_train_data()
+        self._compile_schedulers()
+        with self._ending_on_error():
             self._evaluation.plan(self._eval_interval, max_duration)
-            loop.run()
+            saver = self._checkpoints.plan(self._evaluation, data, max_duration)
+            loop = TrainingLoop(
+                self.state,
+                self.engine,
+                self._make_step(data),
+                self._evaluation,
+                saver,
+                self._progress,
+                data,
+                self._order,
+                self._clock,
+                ranks=self._ranks,
+                subset_num_batches=self._train_subset,
+                step_schedulers_every_batch=self._step_schedulers_every_batch,
+            )
+            if saver.watched:
+                with finishing_the_batch(self.state) as interruption:
+                    loop.run(interruption)
+                if interruption.came:
+                    raise KeyboardInterrupt
+            else:
+                loop.run()
             self._progress.finish()
-        except BaseException as error:
-            self._end(*ending_for(error))
-            raise
 
-    def _check_fit(self, duration: TimeInput | None) -> tuple[DataSpec, Time]:
-        if self._closed:
-            raise ClosedError(f"the trainer of run {self.run_name!r} is closed: make a new Trainer")
+    def _make_step(self, data: DataSpec) -> TrainStep:
+        state, forward = self.state, None
+        if self._ranks is not None:
+            if self._parallel is None:
+                self._parallel = DataParallel(state.model, state.device, self._find_unused_parameters)
+            forward = self._parallel.forward
+        if self._compile_config is not None:
+            forward = torch.compile(forward or state.model, **self._compile_config)
+        return TrainStep(
+            state,
+            self.engine,
+            data,
+            Microbatching(state, self._microbatch_size),
+            forward=forward,
+            ranks=self._ranks,
+            parallel=self._parallel,
+        )
+
+    def _check_fit(self, duration: TimeInput | None, reset_time: bool) -> tuple[DataSpec, Time]:
         for value, argument in ((self._data, "a train_dataloader"), (self.state.optimizers, "optimizers")):
             if not value:
                 raise ConfigurationError(f"fit() needs {argument}: pass it to Trainer(...)")
-        timestamp, max_duration = self.state.timestamp, self.state.max_duration
+        timestamp = Timestamp() if reset_time else self.state.timestamp
+        # A training that was stopped has its end as its duration; what it was to be is still known.
+        max_duration = self._max_duration if self.state.stopped or reset_time else self.state.max_duration
+        self.state.stopped = False
         if duration is not None:
             length = check_max_duration(duration)
             max_duration = timestamp.get(length.unit) + length
         if max_duration is None:
             raise ConfigurationError("fit() needs to know how long to train: pass max_duration='5ep' or the like")
-        if timestamp >= max_duration:
+        if timestamp >= max_duration and not self._checkpoints.resumed:
             raise ConfigurationError(
-                f"max_duration {str(max_duration)!r} is over already: pass a longer one, or fit(duration=...)"
+                f"max_duration {str(max_duration)!r} is over already: "
+                "pass a longer one, or fit(duration=...), or fit(reset_time=True)"
             )
-        if timestamp.batch_in_epoch != 0:
-            raise ConfigurationError("fit() cannot go on in the middle of an epoch: train for whole epochs")
+        _check_countable(max_duration, self.state.iteration_length)
         assert self._data is not None  # checked above
         return self._data, max_duration
+
+    def eval(
+        self,
+        eval_dataloader: DataSpec | Iterable[Any] | Evaluator | Sequence[Evaluator] | None = None,
+        subset_num_batches: int = -1,
+    ) -> dict[str, dict[str, Any]]:
+        """Evaluates the model now, on the trainer's evaluators or on others; returns the metrics' values by label and
+        name.
+
+        Raises :class:`bus.errors.ConfigurationError` when there is nothing to evaluate on, and whatever is raised
+        meanwhile, after which the trainer is closed."""
+        self._check_open()
+        check_subset(subset_num_batches, "subset_num_batches")
+        evaluators = self.state.evaluators if eval_dataloader is None else as_evaluators(eval_dataloader)
+        if not evaluators:
+            raise ConfigurationError("eval() needs something to evaluate on: pass an eval_dataloader")
+        if eval_dataloader is not None:
+            check_model(self.state.model, evaluated=True)
+            self._add_metrics(evaluators)
+        with self._ending_on_error():
+            self._evaluation.run_standalone(evaluators, subset_num_batches)
+        return {one.label: self.state.eval_metric_values[one.label] for one in evaluators}
+
+    def predict(
+        self,
+        dataloader: DataSpec | Iterable[Any],
+        subset_num_batches: int = -1,
+        *,
+        on_outputs: Callable[[Any, Any], object] | None = None,
+    ) -> list[Any]:
+        """The model's outputs for each batch of a dataloader, on the host, from ``model.eval_forward``.
+
+        With ``on_outputs(batch, outputs)`` each batch and its outputs are handed to that function, on the device, and
+        the list that is returned is empty: for more than fits into memory.
+
+        Raises :class:`bus.errors.ConfigurationError` for a model without ``eval_forward``, and whatever is raised
+        meanwhile, after which the trainer is closed."""
+        self._check_open()
+        check_subset(subset_num_batches, "subset_num_batches")
+        check_model(self.state.model, evaluated=False, predicts=True)
+        spec = as_data_spec(dataloader, "dataloader")
+        with self._ending_on_error():
+            return predict(
+                self.state,
+                self.engine,
+                spec,
+                self._clock,
+                subset_num_batches=subset_num_batches,
+                on_outputs=on_outputs,
+            )
+
+    def save_checkpoint(self, path: str | os.PathLike[str]) -> Path:
+        """Writes a checkpoint of the training as it is now, or of the model alone with ``save_weights_only``.
+
+        Raises :class:`bus.errors.CheckpointError` when it cannot be written."""
+        self._check_open()
+        return self._checkpoints.write(Path(path), self._evaluation, self._data)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the trainer of run {self.run_name!r} is closed: make a new Trainer")
+
+    @contextlib.contextmanager
+    def _ending_on_error(self) -> Iterator[None]:
+        try:
+            with contextlib.nullcontext() if self._ranks is None else naming_lost_ranks(self._ranks.rank):
+                yield
+        except BaseException as error:
+            self._end(*ending_for(error))
+            raise
 
     def close(self) -> None:
         """Ends the run: sends what is left and waits, for a limited time, until callbacks and loggers have handled
@@ -300,3 +567,20 @@ def _check_consumers(callbacks: list[Any], loggers: list[Any], publish: bool) ->
     check_picklable(callbacks, "callbacks")
     check_picklable(loggers, "loggers")
     return events_of(callbacks)
+
+
+def _scaled(max_duration: TimeInput | None, ratio: float) -> Time | None:
+    if not isinstance(ratio, int | float) or not 0 < ratio < float("inf"):
+        raise ConfigurationError(f"scale_schedule_ratio is {ratio!r}: use a number above 0, such as 0.5")
+    if max_duration is None:
+        return None
+    duration = check_max_duration(max_duration)
+    return duration if ratio == 1 else check_max_duration(duration * ratio)
+
+
+def _check_countable(max_duration: Time | None, iteration_length: Time | None) -> None:
+    if max_duration is not None and max_duration.unit is TimeUnit.ITERATION and iteration_length is None:
+        raise ConfigurationError(
+            f"max_duration {str(max_duration)!r} is not allowed where iterations have no length: "
+            "pass iteration_length='1ep' or the like, or use another unit"
+        )

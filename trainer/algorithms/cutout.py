@@ -1,0 +1,65 @@
+"""Training on images with holes in them."""
+
+from bus.event import Event
+from trainer.algorithm import Algorithm
+from trainer.algorithms.checks import check_count, check_key, check_share
+from trainer.algorithms.images import check_images, random_span
+from trainer.batch import BatchKey
+from trainer.logger import Logger
+from trainer.state import State
+
+__all__ = ["CutOut"]
+
+
+class CutOut(Algorithm):
+    """Sets square holes in the images to zero, at random places that are the same for all images of a batch.
+
+    The holes stay in the batch until its end. What sticks out of an image is cut off.
+
+    Args:
+        num_holes: how many; they may overlap.
+        length: side of a hole, as a share of the images' shorter side, above 0 and up to 1; rounded down to pixels.
+        uniform_sampling: let every pixel be in a hole with the same probability; by default a hole's middle is drawn
+            from all pixels, as in the paper.
+        input_key: where the images (of shape (rows, channels, height, width)) are in the batch, see
+            :mod:`trainer.batch`.
+
+    Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for inputs that are no images.
+
+    Example::
+
+        import torch
+        from trainer import Classifier, Trainer
+        from trainer.algorithms.cutout import CutOut
+        model = Classifier(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 8), torch.nn.Flatten()))
+        data, sgd = [(torch.randn(6, 3, 8, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
+        settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}
+        trainer = Trainer(model, data, optimizers=sgd, algorithms=CutOut(num_holes=2, length=0.25), **settings)
+        trainer.fit()
+
+    Paper: DeVries & Taylor 2017, "Improved Regularization of Convolutional Neural Networks with Cutout",
+    arXiv:1708.04552. Reference: ``composer/algorithms/cutout``.
+    """
+
+    def __init__(
+        self, num_holes: int = 1, length: float = 0.5, uniform_sampling: bool = False, input_key: BatchKey = 0
+    ) -> None:
+        self.num_holes = check_count("num_holes", num_holes)
+        self.length = check_share("length", length, zero=False)
+        self.uniform_sampling = uniform_sampling
+        self.input_key = check_key("input_key", input_key)
+
+    def match(self, event: Event, state: State) -> bool:
+        """Where a batch has been fetched."""
+        return event is Event.AFTER_DATALOADER
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Puts a copy of the images, with holes in it, into the batch."""
+        images = check_images(state.batch_get_item(self.input_key), "CutOut").clone()
+        height, width = images.shape[2:]
+        length = int(self.length * min(height, width))
+        for _ in range(self.num_holes):
+            rows = random_span(height, length, self.uniform_sampling)
+            columns = random_span(width, length, self.uniform_sampling)
+            images[:, :, rows, columns] = 0
+        state.batch_set_item(self.input_key, images)

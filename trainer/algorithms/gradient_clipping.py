@@ -1,0 +1,87 @@
+"""Limits to the size of gradients."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bus.errors import ConfigurationError
+from bus.event import Event
+from trainer.algorithm import Algorithm
+from trainer.algorithms.checks import check_number
+from trainer.logger import Logger
+from trainer.state import State
+
+__all__ = ["GradientClipping"]
+
+_SMALLEST_WEIGHT_NORM = 1e-3
+
+
+class GradientClipping(Algorithm):
+    """Makes large gradients smaller just before the optimizers step, after all other algorithms, whatever the order in
+    which they are given.
+
+    Args:
+        clipping_type: ``norm`` scales all gradients of the model together so that their norm is at most the threshold;
+            ``value`` limits each number to plus or minus the threshold; ``adaptive`` scales the gradient of each unit
+            (a row of a matrix, a filter of a convolution, a whole vector) so that its norm is at most the threshold
+            times the norm of the unit's weights, of which ``1e-3`` is the least that counts.
+        clipping_threshold: above 0.
+
+    Raises :class:`bus.errors.ConfigurationError` for other arguments.
+
+    Example::
+
+        import torch
+        from trainer import Classifier, Trainer
+        from trainer.algorithms.gradient_clipping import GradientClipping
+        model = Classifier(torch.nn.Linear(8, 4))
+        data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
+        settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}
+        trainer = Trainer(model, data, optimizers=sgd, algorithms=GradientClipping("norm", 0.5), **settings)
+        trainer.fit()
+
+    Papers: Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", arXiv:1211.5063; for
+    ``adaptive``, Brock et al. 2021, "High-Performance Large-Scale Image Recognition Without Normalization",
+    arXiv:2102.06171, section 4. Reference: ``composer/algorithms/gradient_clipping``.
+    """
+
+    def __init__(self, clipping_type: str, clipping_threshold: float) -> None:
+        if clipping_type not in _CLIP:
+            raise ConfigurationError(f"clipping_type {clipping_type!r} is not allowed: use {', '.join(_CLIP)}")
+        self.clipping_type = clipping_type
+        self.clipping_threshold = check_number("clipping_threshold", clipping_threshold)
+        if not self.clipping_threshold:
+            raise ConfigurationError("clipping_threshold 0 would take all gradients away: use a number above 0")
+
+    def match(self, event: Event, state: State) -> bool:
+        """Where the gradients of a batch are complete."""
+        return event is Event.AFTER_TRAIN_BATCH
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Clips the gradients of the model."""
+        _CLIP[self.clipping_type](state.model.parameters(), self.clipping_threshold)
+
+
+@torch.no_grad()
+def _clip_adaptively(parameters: Iterable[Tensor], threshold: float) -> None:
+    for parameter in parameters:
+        if parameter.grad is not None:
+            limit = threshold * _unit_norms(parameter).clamp(min=_SMALLEST_WEIGHT_NORM)
+            # Division by zero gives infinity, which the clamp turns into a scale of 1.
+            parameter.grad.mul_((limit / _unit_norms(parameter.grad)).clamp(max=1))
+
+
+def _unit_norms(tensor: Tensor) -> Tensor:
+    """Norms over all dimensions but the first, or over all of a vector; they can be multiplied with the tensor."""
+    dimensions = tuple(range(1, tensor.ndim)) if tensor.ndim > 1 else None
+    norms: Tensor = torch.linalg.vector_norm(tensor, dim=dimensions, keepdim=True)
+    return norms
+
+
+_CLIP: dict[str, Callable[..., Any]] = {
+    "norm": torch.nn.utils.clip_grad_norm_,
+    "value": torch.nn.utils.clip_grad_value_,
+    "adaptive": _clip_adaptively,
+}

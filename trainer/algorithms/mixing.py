@@ -1,0 +1,122 @@
+"""What algorithms have in common that train on mixtures of two rows."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from bus.errors import ConfigurationError
+from bus.event import Event
+from trainer.algorithm import Algorithm
+from trainer.algorithms.checks import check_key, check_number
+from trainer.algorithms.targets import soft_targets
+from trainer.batch import BatchKey
+from trainer.logger import Logger
+from trainer.precision import autocast_of
+from trainer.state import State
+
+__all__ = ["Mixing"]
+
+
+class Mixing(Algorithm):
+    """Mixes each row of a microbatch with another one, drawn at random: its partner. A subclass says how inputs are
+    mixed; this class does the same to the targets, or to the losses.
+
+    Either the targets become probabilities, the row's own and the partner's in the proportion of the mixture, or, with
+    ``interpolate_loss``, the loss is computed for both sets of targets and the two losses are mixed, for losses that
+    take no probabilities. The batch holds the original targets again once the loss is computed, and metrics are updated
+    with those. Random numbers come from torch's generator on the host.
+
+    Args:
+        alpha: both parameters of the Beta distribution that the mixing coefficient is drawn from; 0 for no mixing.
+        interpolate_loss: mix losses and not targets. Another algorithm's change to the targets, such as label
+            smoothing, then acts on the loss for the rows' own targets only.
+        input_key, target_key: where inputs and targets are in the batch, see :mod:`trainer.batch`.
+
+    Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for inputs that are no tensor and
+    for targets that do not go with the outputs.
+    """
+
+    def __init__(self, alpha: float, interpolate_loss: bool, input_key: BatchKey, target_key: BatchKey) -> None:
+        self.alpha = check_number("alpha", alpha)
+        self.interpolates_loss = interpolate_loss
+        self.input_key = check_key("input_key", input_key)
+        self.target_key = check_key("target_key", target_key)
+        self._steps: dict[Event, Callable[[State], None]] = {Event.BEFORE_FORWARD: self._mix_inputs}
+        if interpolate_loss:
+            self._steps[Event.BEFORE_BACKWARD] = self._mix_losses
+        else:
+            self._steps |= {Event.BEFORE_LOSS: self._mix_targets, Event.AFTER_LOSS: self._put_targets_back}
+        self._targets: torch.Tensor | None = None
+        self._partners = torch.empty(0, dtype=torch.long)
+        self._share = 0.0
+
+    @abstractmethod
+    def mix(self, inputs: torch.Tensor, partners: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """The inputs mixed with ``inputs[partners]``, as a new tensor, and the partners' share in it, from 0 to 1."""
+
+    def match(self, event: Event, state: State) -> bool:
+        """Around the forward pass, and around the loss or before the backward pass."""
+        return event in self._steps
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Does what is due for the microbatch."""
+        self._steps[event](state)
+
+    def draw_coefficient(self) -> float:
+        """A number from 0 to 1, from the Beta distribution; 0 for an ``alpha`` of 0."""
+        if self.alpha == 0:
+            return 0.0
+        # Double precision, in which a small alpha does not end in 0 / 0.
+        alpha = torch.tensor(self.alpha, dtype=torch.float64)
+        return float(torch.distributions.Beta(alpha, alpha, validate_args=False).sample())
+
+    def _mix_inputs(self, state: State) -> None:
+        inputs = state.batch_get_item(self.input_key)
+        if not isinstance(inputs, torch.Tensor):
+            raise ConfigurationError(
+                f"{type(self).__name__} cannot mix inputs of type {type(inputs).__name__}: it needs a tensor whose "
+                "first dimension counts the rows; name it by input_key"
+            )
+        self._partners = torch.randperm(inputs.shape[0]).to(inputs.device)
+        mixed, self._share = self.mix(inputs, self._partners)
+        state.batch_set_item(self.input_key, mixed)
+
+    def _mix_targets(self, state: State) -> None:
+        targets = self._targets = self._get_targets(state)
+        if not targets.is_floating_point():
+            targets = soft_targets(targets, state.outputs)
+        state.batch_set_item(self.target_key, _mixture(targets, targets[self._partners], self._share))
+
+    def _put_targets_back(self, state: State) -> None:
+        state.batch_set_item(self.target_key, self._targets)
+        self._targets = None
+
+    def _mix_losses(self, state: State) -> None:
+        targets = self._get_targets(state)
+        state.batch_set_item(self.target_key, targets[self._partners])
+        autocast = autocast_of(state.precision, state.device) or nullcontext
+        with autocast():
+            loss = state.model.loss(state.outputs, state.batch)
+        state.batch_set_item(self.target_key, targets)
+        state.loss = _mixture(state.loss, loss, self._share)
+
+    def _get_targets(self, state: State) -> torch.Tensor:
+        targets = state.batch_get_item(self.target_key)
+        if isinstance(targets, torch.Tensor):
+            return targets
+        raise ConfigurationError(
+            f"{type(self).__name__} cannot mix targets of type {type(targets).__name__}: it needs a tensor whose first "
+            "dimension counts the rows; name it by target_key"
+        )
+
+
+def _mixture(own: Any, partners: Any, share: float) -> Any:
+    """Mixes tensors, or losses of several parts."""
+    if isinstance(own, Mapping):
+        return {name: _mixture(part, partners[name], share) for name, part in own.items()}
+    if isinstance(own, list | tuple):
+        return [_mixture(*parts, share) for parts in zip(own, partners, strict=True)]
+    return (1 - share) * own + share * partners

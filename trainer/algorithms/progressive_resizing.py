@@ -1,0 +1,169 @@
+"""Training on small images first."""
+
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from bus.errors import ConfigurationError
+from bus.event import Event
+from trainer.algorithm import Algorithm
+from trainer.algorithms.checks import check_count, check_key, check_share
+from trainer.algorithms.images import check_images
+from trainer.batch import BatchKey
+from trainer.logger import Logger
+from trainer.state import State
+
+__all__ = ["ProgressiveResizing"]
+
+_MODES = ("resize", "crop")
+# Of height and width. Targets may have fewer pixels than the images, and are reduced in proportion.
+_Shares = tuple[Fraction, Fraction]
+
+
+class ProgressiveResizing(Algorithm):
+    """Begins on images made smaller, lets them grow, and ends on images of full size: early batches are cheaper, and
+    the model is tuned at the size that it will be used with.
+
+    The scale is ``initial_scale`` for the first ``delay_fraction`` of the training, 1 for the last
+    ``finetune_fraction``, and grows evenly in between. The width is rounded to a multiple of ``size_increment``, the
+    height follows in proportion. How far the training is comes from ``state.get_elapsed_duration()``: with a
+    ``max_duration`` in epochs the size changes between epochs only, in batches or samples it changes within them.
+
+    Height, width and scale are logged as ``progressive_resizing/height``, ``/width`` and ``/scale_factor``.
+
+    Args:
+        mode: ``resize`` for nearest-neighbour interpolation, which also serves class numbers, ``crop`` for a piece of
+            the batch's images, at a random place that is the same for all of them.
+        initial_scale: scale at the beginning, above 0 and up to 1.
+        finetune_fraction: share of the training at full size, at its end.
+        delay_fraction: share of the training at the initial scale, at its beginning; at most 1 together with
+            ``finetune_fraction``.
+        size_increment: pixels that the width is a multiple of while it is reduced.
+        resize_targets: treat the targets, of shape (rows, height, width) or (rows, channels, height, width), in the
+            same way, for targets that have a value for each pixel.
+        input_key, target_key: where images (of shape (rows, channels, height, width)) and targets are in the batch, see
+            :mod:`trainer.batch`.
+
+    Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for inputs or targets that are no
+    images.
+
+    Example::
+
+        import torch
+        from trainer import Classifier, Trainer
+        from trainer.algorithms.progressive_resizing import ProgressiveResizing
+        layers = torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+        model = Classifier(torch.nn.Sequential(*layers))
+        data, sgd = [(torch.randn(6, 3, 8, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
+        settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}
+        trainer = Trainer(model, data, optimizers=sgd, algorithms=ProgressiveResizing(size_increment=2), **settings)
+        trainer.fit()
+
+    Sources: Howard & Gugger, fast.ai, "Deep Learning for Coders", chapter 7, for the growing images; Touvron et al.
+    2019, "Fixing the train-test resolution discrepancy", arXiv:1906.06423, for the end at full size. Reference:
+    ``composer/algorithms/progressive_resizing``.
+    """
+
+    def __init__(
+        self,
+        mode: str = "resize",
+        initial_scale: float = 0.5,
+        finetune_fraction: float = 0.2,
+        delay_fraction: float = 0.5,
+        size_increment: int = 4,
+        resize_targets: bool = False,
+        input_key: BatchKey = 0,
+        target_key: BatchKey = 1,
+    ) -> None:
+        if mode not in _MODES:
+            raise ConfigurationError(f"mode {mode!r} is not allowed: use {' or '.join(_MODES)}")
+        self.mode = mode
+        self.initial_scale = check_share("initial_scale", initial_scale, zero=False)
+        self.finetune_fraction = check_share("finetune_fraction", finetune_fraction)
+        self.delay_fraction = check_share("delay_fraction", delay_fraction)
+        if delay_fraction + finetune_fraction > 1:
+            raise ConfigurationError(
+                f"delay_fraction {delay_fraction} and finetune_fraction {finetune_fraction} are more than the whole "
+                "training: use two that add up to at most 1"
+            )
+        self.size_increment = check_count("size_increment", size_increment)
+        self.resize_targets = resize_targets
+        self.input_key = check_key("input_key", input_key)
+        self.target_key = check_key("target_key", target_key)
+
+    def match(self, event: Event, state: State) -> bool:
+        """Where a batch has been fetched."""
+        return event is Event.AFTER_DATALOADER
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Puts the images, and targets if asked to, at the size that is due into the batch."""
+        images = check_images(state.batch_get_item(self.input_key), "ProgressiveResizing")
+        scale = self._scale(float(state.get_elapsed_duration() or 0))
+        height, width = self._size(images, scale)
+        if (height, width) != images.shape[2:]:
+            reduce = self._reduction(images, height, width)
+            state.batch_set_item(self.input_key, reduce(images))
+            if self.resize_targets:
+                state.batch_set_item(self.target_key, reduce(_check_targets(state.batch_get_item(self.target_key))))
+        sizes = {"height": height, "width": width, "scale_factor": scale}
+        logger.log_metrics({f"progressive_resizing/{name}": size for name, size in sizes.items()})
+
+    def _scale(self, elapsed: float) -> float:
+        if elapsed < self.delay_fraction:
+            return self.initial_scale
+        growth_end = 1 - self.finetune_fraction
+        if elapsed >= growth_end:
+            return 1.0
+        grown = (elapsed - self.delay_fraction) / (growth_end - self.delay_fraction)
+        return self.initial_scale + (1 - self.initial_scale) * grown
+
+    def _size(self, images: torch.Tensor, scale: float) -> tuple[int, int]:
+        height, width = images.shape[2:]
+        if scale == 1:
+            return height, width
+        steps = max(1, round(width * scale / self.size_increment))
+        scaled = min(width, steps * self.size_increment)
+        return max(1, height * scaled // width), scaled
+
+    def _reduction(self, images: torch.Tensor, height: int, width: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        full_height, full_width = images.shape[2:]
+        ratios = (Fraction(height, full_height), Fraction(width, full_width))
+        if self.mode == "resize":
+            return partial(_resize, ratios=ratios)
+        top, left = torch.randint(full_height - height + 1, ()), torch.randint(full_width - width + 1, ())
+        return partial(_crop, ratios=ratios, starts=(Fraction(int(top), full_height), Fraction(int(left), full_width)))
+
+
+def _resize(values: torch.Tensor, ratios: _Shares) -> torch.Tensor:
+    sides = [_part(side, ratio) for side, ratio in zip(values.shape[-2:], ratios, strict=True)]
+    # Torch does not interpolate integers, all of which that can be class numbers are exact in double precision.
+    numbers = values if values.is_floating_point() else values.double()
+    images = numbers if numbers.ndim == 4 else numbers.unsqueeze(1)
+    resized = functional.interpolate(images, size=sides, mode="nearest")
+    return resized.reshape(*values.shape[:-2], *sides).to(values.dtype)
+
+
+def _crop(values: torch.Tensor, ratios: _Shares, starts: _Shares) -> torch.Tensor:
+    spans = []
+    for side, ratio, start in zip(values.shape[-2:], ratios, starts, strict=True):
+        first = int(side * start)
+        spans.append(slice(first, first + _part(side, ratio)))
+    return values[..., spans[0], spans[1]]
+
+
+def _part(side: int, ratio: Fraction) -> int:
+    return max(1, int(side * ratio))
+
+
+def _check_targets(targets: Any) -> torch.Tensor:
+    if isinstance(targets, torch.Tensor) and targets.ndim in (3, 4):
+        return targets
+    what = f"shape {tuple(targets.shape)}" if isinstance(targets, torch.Tensor) else f"type {type(targets).__name__}"
+    raise ConfigurationError(
+        f"ProgressiveResizing cannot resize targets of {what}: it needs (rows, height, width) or "
+        "(rows, channels, height, width); name them by target_key, or leave out resize_targets"
+    )

@@ -1,0 +1,159 @@
+"""Training on the rows that are hard at the moment."""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from bus.errors import ConfigurationError
+from bus.event import Event
+from trainer.algorithm import Algorithm
+from trainer.algorithms.checks import check_count, check_key, check_share
+from trainer.batch import BatchKey
+from trainer.data import map_tensors
+from trainer.logger import Logger
+from trainer.precision import autocast_of
+from trainer.state import State
+
+__all__ = ["SelectiveBackprop"]
+
+_INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
+
+Losses = Callable[[Any, Any], torch.Tensor]
+
+
+class SelectiveBackprop(Algorithm):
+    """Trains on a part of each batch, preferring rows with a high loss, for a part of the training.
+
+    A forward pass without gradients gives each row's loss. Rows are then drawn without being put back, with a weight of
+    ``percentile ** (1 / keep - 1)``, the percentile being the row's place among the losses of its batch. The model
+    stays in training mode in this pass: dropout drops, and batch norm counts the batch twice. Every tensor of the batch
+    with as many rows as the targets loses the other rows; training time counts all that were fetched. Random numbers
+    come from torch's generator on the host.
+
+    How far the training is comes from ``state.get_elapsed_duration()``: with a ``max_duration`` in epochs, ``start``
+    and ``end`` take effect between epochs.
+
+    Args:
+        start, end: from which share of the training to which rows are left out.
+        keep: share of a batch's rows to keep, above 0 and up to 1; at least one row is kept.
+        scale_factor: scale of the inputs' size (the dimensions after the second one) in the pass for the losses, above
+            0 and up to 1, which makes it cheaper for models that take any size. Other than 1 it needs inputs of shape
+            (rows, channels, length), (rows, channels, height, width) or with one dimension more.
+        interrupt: leave every such batch of an epoch whole, to stay close to the whole data; 0 for none.
+        input_key, target_key: where inputs and targets are in the batch, see :mod:`trainer.batch`.
+        loss_fn: takes outputs and targets and gives one loss for each row, or several whose mean counts, such as
+            ``torch.nn.MSELoss(reduction="none")``; by default the cross entropy, classes being the last dimension of
+            the outputs, or the second one as torch has it.
+
+    Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for batches of which no rows can
+    be taken and for losses that are not per row.
+
+    Example::
+
+        import torch
+        from trainer import Classifier, Trainer
+        from trainer.algorithms.selective_backprop import SelectiveBackprop
+        model = Classifier(torch.nn.Linear(8, 4))
+        data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
+        settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}
+        selective = SelectiveBackprop(start=0.25, end=1.0, keep=0.5)
+        trainer = Trainer(model, data, optimizers=sgd, algorithms=selective, **settings)
+        trainer.fit()
+
+    Paper: Jiang et al. 2019, "Accelerating Deep Learning by Focusing on the Biggest Losers", arXiv:1910.00762.
+    Reference: ``composer/algorithms/selective_backprop``.
+    """
+
+    def __init__(
+        self,
+        start: float = 0.5,
+        end: float = 0.9,
+        keep: float = 0.5,
+        scale_factor: float = 1.0,
+        interrupt: int = 2,
+        input_key: BatchKey = 0,
+        target_key: BatchKey = 1,
+        loss_fn: Losses | None = None,
+    ) -> None:
+        self.start = check_share("start", start)
+        self.end = check_share("end", end)
+        if start >= end:
+            raise ConfigurationError(f"start {start} is not before end {end}: use two shares of the training in order")
+        self.keep = check_share("keep", keep, zero=False)
+        self.scale_factor = check_share("scale_factor", scale_factor, zero=False)
+        self.interrupt = check_count("interrupt", interrupt, 0)
+        if interrupt == 1:
+            raise ConfigurationError("interrupt 1 would leave every batch whole: use 0 for none, or 2 and more")
+        self.input_key = check_key("input_key", input_key)
+        self.target_key = check_key("target_key", target_key)
+        if loss_fn is not None and not callable(loss_fn):
+            raise ConfigurationError(f"loss_fn {loss_fn!r} cannot be called: use a function of outputs and targets")
+        self.loss_fn = loss_fn or _cross_entropy
+
+    def match(self, event: Event, state: State) -> bool:
+        """Where a batch has been fetched, while it is time."""
+        return event is Event.AFTER_DATALOADER and self._is_due(state)
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Takes rows out of the batch."""
+        batch = state.batch
+        if not isinstance(batch, Mapping | list | tuple):
+            raise ConfigurationError(
+                f"SelectiveBackprop cannot take rows out of a batch of type {type(batch).__name__}: "
+                "use tuples, lists or mappings of tensors"
+            )
+        losses = self._compute_losses(state)
+        count = len(losses)
+        chosen = losses.argsort(stable=True)[self._draw_places(count).to(losses.device)]
+        state.batch = map_tensors(
+            batch, lambda tensor: tensor[chosen] if tensor.ndim and tensor.shape[0] == count else tensor
+        )
+
+    def _is_due(self, state: State) -> bool:
+        if self.interrupt and (int(state.timestamp.batch_in_epoch) + 1) % self.interrupt == 0:
+            return False
+        return self.keep < 1 and self.start <= float(state.get_elapsed_duration() or 0) < self.end
+
+    def _compute_losses(self, state: State) -> torch.Tensor:
+        whole, targets = state.batch, state.batch_get_item(self.target_key)
+        if self.scale_factor < 1:
+            state.batch_set_item(self.input_key, self._scale(state.batch_get_item(self.input_key)))
+        autocast = autocast_of(state.precision, state.device) or nullcontext
+        with torch.no_grad(), autocast():
+            losses = self.loss_fn(state.model(state.batch), targets)
+        state.batch = whole
+        if not isinstance(losses, torch.Tensor) or losses.ndim == 0 or losses.shape[0] != targets.shape[0]:
+            shape = tuple(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
+            raise ConfigurationError(
+                f"loss_fn gave {shape} for {targets.shape[0]} rows: use one that gives a loss for each row, "
+                "such as torch.nn.MSELoss(reduction='none')"
+            )
+        return losses.float().flatten(1).mean(dim=1) if losses.ndim > 1 else losses
+
+    def _scale(self, inputs: Any) -> torch.Tensor:
+        if not isinstance(inputs, torch.Tensor) or inputs.ndim not in _INTERPOLATION:
+            shape = tuple(inputs.shape) if isinstance(inputs, torch.Tensor) else type(inputs).__name__
+            raise ConfigurationError(
+                f"scale_factor {self.scale_factor} cannot be applied to inputs of {shape}: "
+                "they need 3 to 5 dimensions, the first two being rows and channels; use scale_factor=1"
+            )
+        mode = _INTERPOLATION[inputs.ndim]
+        return functional.interpolate(inputs, scale_factor=self.scale_factor, mode=mode)
+
+    def _draw_places(self, rows: int) -> torch.Tensor:
+        """Places among the losses in ascending order."""
+        # Rounded, because 0.29 * 100 is a little less than 29.
+        count = max(1, int(round(rows * self.keep, 6)))
+        percentiles = (torch.arange(rows, dtype=torch.float64) + 0.5) / rows
+        # Against the highest one, so that a small share does not leave all weights at zero.
+        weights = (percentiles / percentiles[-1]) ** (1 / self.keep - 1)
+        return torch.multinomial(weights, count)
+
+
+def _cross_entropy(outputs: Any, targets: Any) -> torch.Tensor:
+    if outputs.ndim > 2 and targets.shape == outputs.shape[:-1]:
+        outputs = outputs.movedim(-1, 1)
+    return functional.cross_entropy(outputs, targets, reduction="none")

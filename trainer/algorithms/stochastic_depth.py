@@ -1,0 +1,169 @@
+"""Training with layers left out at random."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from bus.errors import ConfigurationError
+from bus.event import Event
+from bus.time import TimeInput
+from trainer.algorithm import Algorithm
+from trainer.algorithms.checks import check_share
+from trainer.algorithms.surgery import change_behavior
+from trainer.algorithms.training_time import check_point, share_of_way
+from trainer.logger import Logger
+from trainer.state import State
+
+__all__ = ["StochasticDepth"]
+
+
+class StochasticDepth(Algorithm):
+    """Leaves out residual layers at random in training, and uses all of them in evaluation.
+
+    A residual layer adds something to its first argument and returns a tensor of the same shape. What it adds is left
+    out with the layer's drop rate, and otherwise divided by one minus that rate, so that it is the same on average.
+    Parameters and their names stay as they are. Random numbers come from torch's global generator.
+
+    The drop rate of the last layer is logged as ``stochastic_depth/drop_rate`` during ``drop_warmup``.
+
+    Args:
+        target_layer_name: the name of the layers' class, or of one that it inherits from, such as ``"Layer"``.
+        stochastic_method: ``block`` leaves a layer out for a whole microbatch, without computing it; ``sample`` decides
+            for each row, and saves no time.
+        drop_rate: probability of leaving a layer out, from 0 up to, but not including, 1.
+        drop_distribution: ``uniform`` for the same rate in all layers; ``linear`` for rates that grow evenly from layer
+            to layer, in the order in which the model registers them, up to ``drop_rate`` in the last one.
+        drop_warmup: how long the rates take to grow to these: a share of the training, or a count such as ``3ep``.
+
+    Raises :class:`bus.errors.ConfigurationError` for other arguments, before training when the model has no such
+    layers, and in training when they are not residual.
+
+    Example::
+
+        import torch
+        from trainer import Trainer
+        from trainer.algorithms.stochastic_depth import StochasticDepth
+        from trainer.tasks.chars import chars
+        task = chars(width=16, length=8, characters=100_000) | {"max_duration": "4ba"}
+        depth = StochasticDepth("Layer", drop_rate=0.2)
+        trainer = Trainer(**task, algorithms=depth, publish=False, progress_bar=False)
+        trainer.fit()
+
+    Paper: Huang et al. 2016, "Deep Networks with Stochastic Depth", arXiv:1603.09382. Reference:
+    ``composer/algorithms/stochastic_depth``.
+    """
+
+    def __init__(
+        self,
+        target_layer_name: str,
+        stochastic_method: str = "block",
+        drop_rate: float = 0.2,
+        drop_distribution: str = "linear",
+        drop_warmup: TimeInput = "0dur",
+    ) -> None:
+        if not isinstance(target_layer_name, str) or not target_layer_name:
+            raise ConfigurationError(
+                f"target_layer_name {target_layer_name!r} is no name: use the name of a class, such as 'Layer'"
+            )
+        self.target_layer_name = target_layer_name
+        if stochastic_method not in _METHODS:
+            raise ConfigurationError(
+                f"stochastic_method {stochastic_method!r} is not allowed: use {' or '.join(_METHODS)}"
+            )
+        self.stochastic_method = stochastic_method
+        self.drop_rate = check_share("drop_rate", drop_rate)
+        if self.drop_rate == 1:
+            raise ConfigurationError("drop_rate 1 would leave out everything: use a number below 1")
+        if drop_distribution not in ("linear", "uniform"):
+            raise ConfigurationError(f"drop_distribution {drop_distribution!r} is not allowed: use linear or uniform")
+        self.drop_distribution = drop_distribution
+        self.drop_warmup = check_point("drop_warmup", drop_warmup)
+        self._layers: list[Droppable] = []
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Several ranks have to expect that parameters get no gradient."""
+        return self.stochastic_method == "block"
+
+    def match(self, event: Event, state: State) -> bool:
+        """Once before training, and while the rates grow."""
+        return event is Event.INIT or (event is Event.BATCH_START and self.drop_warmup.value > 0)
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Changes the layers, or their rates."""
+        if event is Event.INIT:
+            self._layers = self._change_layers(state.model)
+            self._set_rates(self.drop_rate)
+        else:
+            rate = self.drop_rate * share_of_way(state, self.drop_warmup)
+            self._set_rates(rate)
+            logger.log_metrics({"stochastic_depth/drop_rate": rate})
+
+    def _set_rates(self, rate: float) -> None:
+        for number, layer in enumerate(self._layers, 1):
+            depth = number / len(self._layers) if self.drop_distribution == "linear" else 1.0
+            layer.stochastic_depth_rate = depth * rate
+
+    def _change_layers(self, model: nn.Module) -> "list[Droppable]":
+        named = [module for module in model.modules() if self.target_layer_name in map(_name, type(module).__mro__)]
+        if not named:
+            kinds = sorted({_name(type(module)) for module in model.modules()})
+            raise ConfigurationError(
+                f"target_layer_name {self.target_layer_name!r} names no layer of the model: it has {', '.join(kinds)}"
+            )
+        for module in named:
+            change_behavior(module, _METHODS[self.stochastic_method])
+        return [module for module in named if isinstance(module, Droppable)]
+
+
+class Droppable(nn.Module):
+    """A residual layer of which something can be left out in training."""
+
+    # A name that no layer of anybody's is likely to have.
+    stochastic_depth_rate = 0.0
+
+
+class BlockDroppable(Droppable):
+    """A residual layer that is left out for all rows or for none."""
+
+    def forward(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        """The input when the layer is left out, otherwise the input and what the layer adds to it."""
+        rate = self.stochastic_depth_rate
+        if not self.training or not rate:
+            return super().forward(inputs, *arguments, **options)
+        if torch.rand(()).item() < rate:
+            return inputs
+        return inputs + _added(self, inputs, super().forward(inputs, *arguments, **options)) / (1 - rate)
+
+
+class SampleDroppable(Droppable):
+    """A residual layer that is left out for some rows."""
+
+    def forward(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        """The input and, in some rows, what the layer adds to it."""
+        rate = self.stochastic_depth_rate
+        outputs = super().forward(inputs, *arguments, **options)
+        if not self.training or not rate:
+            return outputs
+        added = _added(self, inputs, outputs)
+        kept = torch.rand(len(inputs), device=inputs.device) >= rate
+        return inputs + added / (1 - rate) * kept.view(-1, *[1] * (added.ndim - 1))
+
+
+def _added(layer: Droppable, inputs: Any, outputs: Any) -> torch.Tensor:
+    if isinstance(outputs, torch.Tensor) and outputs.shape == inputs.shape:
+        added: torch.Tensor = outputs - inputs
+        return added
+    shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    raise ConfigurationError(
+        f"StochasticDepth cannot leave out a {type(layer).__name__}, which turns {tuple(inputs.shape)} into {shape}: "
+        "name residual layers, whose outputs have the shape of their inputs, as target_layer_name"
+    )
+
+
+_METHODS: dict[str, type[Droppable]] = {"block": BlockDroppable, "sample": SampleDroppable}
+
+
+def _name(kind: type[Any]) -> str:
+    return kind.__name__

@@ -1,0 +1,210 @@
+"""Training that ends on the average of the weights that it came by."""
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import get_swa_multi_avg_fn, update_bn
+
+from bus.errors import ConfigurationError
+from bus.event import Event
+from bus.time import TimeInput, TimeUnit
+from trainer.algorithm import Algorithm
+from trainer.algorithms.checks import check_count, check_number
+from trainer.algorithms.training_time import check_point, check_update_interval, has_reached, update_event
+from trainer.algorithms.weight_average import WeightAverage
+from trainer.logger import Logger
+from trainer.precision import autocast_of
+from trainer.state import State
+
+__all__ = ["SWA"]
+
+_ANNEAL_STRATEGIES = ("linear", "cos")
+
+
+class SWA(Algorithm):
+    """Stochastic weight averaging: takes the mean of the weights at several moments near the end of the training, and
+    puts it in their place.
+
+    The first weights are taken in at the first batch or epoch that ends at ``swa_start`` or later. At the first one that
+    ends at ``swa_end`` or later, or at the end of the training, the mean replaces the model's weights, and the
+    statistics of batch normalization are computed anew in one pass over the training data; with several ranks, each
+    computes them from its own part. It costs the memory of one more set of weights.
+
+    Args:
+        swa_start, swa_end: when averaging begins and when the mean replaces the weights: shares of the training, or
+            counts such as ``3ep``, both in the same unit.
+        update_interval: how often weights are taken in, in batches or epochs.
+        schedule_swa_lr: let the learning rates go to ``swa_lr`` and stay there while weights are averaged, whatever the
+            schedulers say.
+        anneal_strategy: how the learning rates go there: ``linear`` or ``cos``.
+        anneal_steps: after how many updates they are there.
+        swa_lr: the learning rate to go to; ``None`` keeps the rates as they are at ``swa_start``.
+
+    Raises :class:`bus.errors.ConfigurationError` for other arguments, and at the beginning of the training for a
+    dataloader that does not allow the pass over its data where it is needed.
+
+    Example::
+
+        import torch
+        from trainer import Classifier, Trainer
+        from trainer.algorithms.swa import SWA
+        model = Classifier(torch.nn.Linear(8, 4))
+        data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 2, torch.optim.SGD(model.parameters(), lr=0.1)
+        settings = {"max_duration": "4ep", "publish": False, "progress_bar": False}
+        trainer = Trainer(model, data, optimizers=sgd, algorithms=SWA(swa_start="0.5dur", swa_end="1dur"), **settings)
+        trainer.fit()
+
+    Paper: Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization", arXiv:1803.05407.
+    Reference: ``composer/algorithms/swa``; the rates are those of ``torch.optim.swa_utils.SWALR``.
+    """
+
+    def __init__(
+        self,
+        swa_start: TimeInput = "0.7dur",
+        swa_end: TimeInput = "0.97dur",
+        update_interval: TimeInput = "1ep",
+        schedule_swa_lr: bool = False,
+        anneal_strategy: str = "linear",
+        anneal_steps: int = 10,
+        swa_lr: float | None = None,
+    ) -> None:
+        self.swa_start = check_point("swa_start", swa_start)
+        self.swa_end = check_point("swa_end", swa_end)
+        if self.swa_start.unit is not self.swa_end.unit or self.swa_start >= self.swa_end:
+            raise ConfigurationError(
+                f"swa_start {self.swa_start} is not before swa_end {self.swa_end}: "
+                "use two points of the training in order and in the same unit, such as 0.7dur and 0.97dur"
+            )
+        self.update_interval = check_update_interval("update_interval", update_interval)
+        self.schedule_swa_lr = schedule_swa_lr
+        if anneal_strategy not in _ANNEAL_STRATEGIES:
+            raise ConfigurationError(
+                f"anneal_strategy {anneal_strategy!r} is not allowed: use {' or '.join(_ANNEAL_STRATEGIES)}"
+            )
+        self.anneal_strategy = anneal_strategy
+        self.anneal_steps = check_count("anneal_steps", anneal_steps)
+        self.swa_lr = None if swa_lr is None else check_number("swa_lr", swa_lr)
+        if swa_lr is not None and not schedule_swa_lr:
+            raise ConfigurationError(f"swa_lr {swa_lr!r} has no effect without schedule_swa_lr=True: add that")
+        self._event = update_event(self.update_interval)
+        self._mix = get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
+        self._average: WeightAverage | None = None
+        self._first_rates: list[list[float]] = []
+        self._intervals = 0
+        self._updates = 0
+        self._is_over = False
+        self._state: State | None = None
+
+    def match(self, event: Event, state: State) -> bool:
+        """Where batches or epochs end while it is time, and at the end of the training."""
+        if event is self._event:
+            return not self._is_over and has_reached(state, self.swa_start)
+        if event is Event.BATCH_START:
+            return self.schedule_swa_lr and self._average is not None
+        if event is Event.FIT_END:
+            return self._average is not None and has_reached(state, self.swa_end)
+        return event in (Event.INIT, Event.FIT_START)
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Takes in the weights, replaces them, or sets the learning rates."""
+        if event is Event.INIT:
+            self._state = state
+        elif event is Event.FIT_START:
+            self._check_dataloader(state)
+        elif event is Event.BATCH_START:
+            self._set_rates(state)
+        else:
+            if event is self._event:
+                self._take_in_weights(state)
+            if has_reached(state, self.swa_end):
+                self._replace_weights(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The mean so far, how many weights are in it, and the learning rates at the beginning."""
+        if self._is_over:
+            return {"is_over": True}
+        if self._average is None:
+            return {}
+        return {
+            "is_over": False,
+            "average": self._average.state_dict(),
+            "intervals": self._intervals,
+            "updates": self._updates,
+            "first_rates": self._first_rates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` returned.
+
+        Raises :class:`bus.errors.CheckpointError` when it is of another model."""
+        self._is_over = state.get("is_over", False)
+        self._intervals, self._updates = state.get("intervals", 0), state.get("updates", 0)
+        self._first_rates = [list(rates) for rates in state.get("first_rates", [])]
+        self._average = None
+        if "average" in state:
+            assert self._state is not None  # since INIT
+            self._average = WeightAverage(self._state.model)
+            self._average.load_state_dict(state["average"])
+
+    def _take_in_weights(self, state: State) -> None:
+        if self._average is None:
+            self._first_rates = [[float(group["lr"]) for group in one.param_groups] for one in state.optimizers]
+            self._average = WeightAverage(state.model)
+            self._updates = 1
+        elif self._intervals % int(self.update_interval) == 0:
+            self._average.update(self._mix, self._updates)
+            self._updates += 1
+        self._intervals += 1
+        if self.schedule_swa_lr:
+            self._set_rates(state)
+
+    def _replace_weights(self, state: State) -> None:
+        assert self._average is not None  # swa_end comes after swa_start
+        self._average.swap()
+        self._average = None
+        self._is_over = True
+        autocast = autocast_of(state.precision, state.device) or nullcontext
+        with autocast():
+            update_bn(_batches(state), state.model)
+
+    def _set_rates(self, state: State) -> None:
+        progress = min(1.0, self._updates / self.anneal_steps)
+        share = progress if self.anneal_strategy == "linear" else (1 - math.cos(math.pi * progress)) / 2
+        for optimizer, rates in zip(state.optimizers, self._first_rates, strict=True):
+            for group, first in zip(optimizer.param_groups, rates, strict=True):
+                rate = first if self.swa_lr is None else (1 - share) * first + share * self.swa_lr
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+
+    def _check_dataloader(self, state: State) -> None:
+        dataloader = state.train_dataloader
+        keeps_place = getattr(dataloader, "persistent_workers", False) or hasattr(dataloader, "load_state_dict")
+        if keeps_place and self.update_interval.unit is TimeUnit.BATCH and _has_batch_norm(state.model):
+            raise ConfigurationError(
+                f"SWA with update_interval {self.update_interval} goes through the training data in the middle of an "
+                "epoch, to compute the statistics of batch normalization, which a dataloader with persistent workers "
+                "or a place of its own cannot do: use update_interval='1ep', or a plain DataLoader"
+            )
+
+
+def _has_batch_norm(model: torch.nn.Module) -> bool:
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def _batches(state: State) -> Iterator[list[Any]]:
+    """What the training data is to the model: microbatches, each as the only item of a list, which torch takes it out
+    of."""
+    data, _, subset = state.dataloader_in_use
+    assert data is not None  # it is trained on
+    size = state.device_train_microbatch_size
+    for batch in islice(data.dataloader, subset if subset >= 0 else None):
+        batch = data.prepare(batch, state.device)
+        for part in [batch] if size is None else data.split_batch(batch, size):
+            yield [part]

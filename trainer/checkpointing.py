@@ -1,0 +1,81 @@
+"""When checkpoints are written."""
+
+from collections.abc import Callable
+from typing import Any
+
+from bus.event import Event
+from bus.time import Time
+from trainer.checkpoint_folder import CheckpointFolder
+from trainer.durations import Interval
+from trainer.state import State
+
+__all__ = ["CheckpointSaver", "NoSaver"]
+
+_EVENTS = (Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT, Event.BATCH_CHECKPOINT)
+
+
+class NoSaver:
+    """Writes no checkpoints."""
+
+    watched: frozenset[Event] = frozenset()
+
+    def save_if_due(self, event: Event) -> None:
+        """Does nothing."""
+
+    def save_last(self) -> None:
+        """Does nothing."""
+
+
+class CheckpointSaver:
+    """Writes a checkpoint every so often and when the training is over, once for each batch.
+
+    An evaluation that comes after the last one, at the end of the training, is put into it too. Reference:
+    ``composer/callbacks/checkpoint_saver.py``, but for that.
+    """
+
+    def __init__(
+        self, state: State, folder: CheckpointFolder, interval: Time, gather: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._state = state
+        self._folder = folder
+        self._interval = interval
+        self._gather = gather
+        self._planned: Interval | None = None
+        self._last_batch: int | None = None
+        self._last_evaluation: Any = None
+        self.watched: frozenset[Event] = frozenset()
+
+    def plan(self, max_duration: Time) -> None:
+        """Settles when checkpoints are due in a training of that length."""
+        self._planned = Interval(self._interval, max_duration, self._state.dataloader_len, _EVENTS)
+        self.watched = frozenset() if self._planned.is_never else frozenset(_EVENTS)
+
+    def save_if_due(self, event: Event) -> None:
+        """Writes a checkpoint if one is due at this event, or the training is over here."""
+        state = self._state
+        assert self._planned is not None  # the loop runs after plan()
+        if state.timestamp.values[2] == self._last_batch:
+            return
+        if self._planned.is_due(event, state.timestamp, state.previous_timestamp) or state.reached_max_duration():
+            self.save()
+
+    def save_last(self) -> None:
+        """Writes the last checkpoint again if the model has been evaluated since."""
+        if self._last_batch == self._state.timestamp.values[2] and self._last_evaluation is not self._evaluation:
+            tree = self._gather()
+            if self._state.rank == 0:
+                self._folder.replace_last(tree)
+            self._last_evaluation = self._evaluation
+
+    def save(self) -> None:
+        """Writes a checkpoint now; the first rank does, for which all of them have to come here."""
+        tree = self._gather()
+        if self._state.rank == 0:
+            self._folder.save(self._state.timestamp, tree)
+        self._last_batch = self._state.timestamp.values[2]
+        self._last_evaluation = self._evaluation
+
+    @property
+    def _evaluation(self) -> Any:
+        # A new object with each evaluation.
+        return self._state.eval_metric_values

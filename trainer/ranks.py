@@ -1,0 +1,193 @@
+"""The processes of one training: what each is, and how they agree.
+
+Started by ``torchrun``, which tells every process its place in the environment. Tensors travel by torch's default
+process group (NCCL on GPUs, gloo on CPUs). What the hosts have to agree on (rows in a batch, whether to stop) travels
+by a gloo group of its own, so that no host ever waits for its GPU to agree.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from bus import errors
+from bus.errors import ConfigurationError, OffloopError, RankError
+
+__all__ = ["Ranks", "first_rank_first", "join_ranks", "naming_lost_ranks", "on_first_rank", "rank_and_world_size"]
+
+_SIGNS_OF_LOSS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Connection refused")
+
+
+class _HasAddress(Protocol):
+    address: str
+
+
+_Started = TypeVar("_Started", bound=_HasAddress)
+
+
+class Ranks:
+    """The ranks of a training with more than one, seen from one of them."""
+
+    def __init__(self, owns_group: bool) -> None:
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self._owns_group = owns_group
+        self._hosts: Any = dist.new_group(backend="gloo")
+        self._counts = torch.zeros(2, dtype=torch.int64)
+        self._vote = torch.zeros(2, dtype=torch.int64)
+        self._counting: Any = None
+        self.closed = False
+
+    def begin_count(self, samples: int, tokens: int) -> None:
+        """Starts to add up what is in a batch over the ranks."""
+        self._counts[0] = samples
+        self._counts[1] = tokens
+        with naming_lost_ranks(self.rank):
+            self._counting = dist.all_reduce(self._counts, group=self._hosts, async_op=True)
+
+    def end_count(self) -> tuple[int, int]:
+        """Samples and tokens of the batch over all ranks."""
+        with naming_lost_ranks(self.rank):
+            self._counting.wait()
+        return int(self._counts[0]), int(self._counts[1])
+
+    def agree(self, microseconds: int, stop: bool) -> tuple[int, bool]:
+        """The first rank's time, and whether any rank wants to stop: the same answer on every rank."""
+        self._vote[0] = microseconds if self.rank == 0 else 0
+        self._vote[1] = stop
+        with naming_lost_ranks(self.rank):
+            dist.all_reduce(self._vote, group=self._hosts)
+        return int(self._vote[0]), bool(self._vote[1])
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks of a tensor on the device, which is changed in place; a GPU's host does not wait."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def share(self, value: Any) -> Any:
+        """The first rank's value on every rank: numbers, text, lists and maps."""
+        packed = json.dumps(value).encode() if self.rank == 0 else b""
+        length = torch.tensor([len(packed)])
+        with naming_lost_ranks(self.rank):
+            dist.broadcast(length, 0, group=self._hosts)
+            content = torch.zeros(int(length), dtype=torch.uint8)
+            if self.rank == 0:
+                content.copy_(torch.frombuffer(bytearray(packed), dtype=torch.uint8))
+            dist.broadcast(content, 0, group=self._hosts)
+        return json.loads(bytes(content.tolist()))
+
+    def collect(self, content: bytes) -> list[bytes]:
+        """What each rank gave, on every rank."""
+        length = torch.tensor([len(content)])
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        with naming_lost_ranks(self.rank):
+            dist.all_gather(lengths, length, group=self._hosts)
+            longest = max(int(one) for one in lengths)
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(content)].copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+            parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
+            dist.all_gather(parts, padded, group=self._hosts)
+        return [bytes(part[: int(one)].tolist()) for part, one in zip(parts, lengths, strict=True)]
+
+    def wait_for_all(self) -> None:
+        """Returns when every rank has come here."""
+        with naming_lost_ranks(self.rank):
+            dist.barrier(group=self._hosts)
+
+    def close(self) -> None:
+        """Leaves the group, if it was joined here."""
+        if not self.closed:
+            self.closed = True
+            if self._owns_group and dist.is_initialized():
+                dist.destroy_process_group()
+
+
+_joined: Ranks | None = None
+
+
+def join_ranks(on_gpu: bool) -> Ranks | None:
+    """Joins the other processes that ``torchrun`` started; ``None`` for a process by itself.
+
+    Can be called again, and uses the process group that there is.
+
+    Raises :class:`bus.errors.RankError` when the others do not come."""
+    global _joined
+    if _joined is not None and not _joined.closed:
+        return _joined
+    if dist.is_available() and dist.is_initialized():
+        _joined = Ranks(owns_group=False) if dist.get_world_size() > 1 else None
+        return _joined
+    if rank_and_world_size()[1] <= 1:
+        return None
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    except (ValueError, RuntimeError) as error:
+        raise RankError(f"the ranks did not come together: {error}") from None
+    _joined = Ranks(owns_group=True)
+    # A process that ends without leaving the group is aborted by it.
+    atexit.register(_joined.close)
+    return _joined
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Which process of how many this is, by what ``torchrun`` says; (0, 1) for one by itself.
+
+    Raises :class:`bus.errors.ConfigurationError` when the environment makes no sense."""
+    rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    try:
+        place = int(rank), int(size)
+    except ValueError:
+        place = (-1, 0)
+    if not 0 <= place[0] < place[1]:
+        raise ConfigurationError(
+            f"RANK is {rank!r} and WORLD_SIZE {size!r} in the environment: start ranks with torchrun, or unset both"
+        )
+    return place
+
+
+def on_first_rank() -> bool:
+    """Whether this process is the one that speaks for all."""
+    return rank_and_world_size()[0] == 0
+
+
+def first_rank_first(ranks: Ranks, start: Callable[[str | None], _Started], address: str | None) -> _Started:
+    """Starts something on every rank: on the first one at ``address``, or where it likes, and on the others at the
+    address where the first one has it. What goes wrong on the first rank is raised on all of them."""
+    started, failure = None, None
+    if ranks.rank == 0:
+        try:
+            started = start(address)
+            address = started.address
+        except OffloopError as error:
+            failure = error
+    address, told = ranks.share([address, failure and [type(failure).__name__, str(failure)]])
+    if failure is not None:
+        raise failure
+    if told is not None:
+        raise getattr(errors, told[0], OffloopError)(told[1])
+    return started if started is not None else start(address)
+
+
+@contextlib.contextmanager
+def naming_lost_ranks(rank: int) -> Iterator[None]:
+    """Turns the errors by which torch tells that another process is gone into one that says so."""
+    try:
+        yield
+    except (RuntimeError, ConnectionError) as error:
+        if isinstance(error, RankError) or not _tells_of_loss(error):
+            raise
+        raise RankError(
+            f"another rank of this run has ended, so rank {rank} cannot go on; what it ended with is in its own output "
+            f"and in torchrun's ({str(error).splitlines()[0][:200]})"
+        ) from error
+
+
+def _tells_of_loss(error: Exception) -> bool:
+    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in _SIGNS_OF_LOSS)

@@ -1,0 +1,58 @@
+"""Learning-rate schedules in training time: a multiplier of the base learning rate at ``state.timestamp``.
+
+Every time in a schedule is a :class:`bus.time.Time`, a time string or a timedelta, in any unit, and is counted by that
+unit's own counter. Two units depend on the training:
+
+- ``dur`` is a share of ``state.max_duration``;
+- ``ep`` is counted in batches when ``state.dataloader_len`` is known, so that rates move within an epoch; otherwise
+  times are cut off to whole epochs, and rates move between epochs only.
+
+A scale schedule ratio (``ssr``) stretches a schedule: all of its times but the warm-up, which it stretches only with
+``scale_warmup``, and shares of ``max_duration``, which whoever passes a ratio has scaled already. Times that do not
+come to whole units are cut off. Reference: ``composer/optim/scheduler.py``.
+
+Schedules raise :class:`bus.errors.ConfigurationError` or :class:`bus.errors.InvalidTimeError` when they are made with a
+value that is not allowed. Where it takes the training's length to see that a time cannot be used, they raise
+:class:`bus.errors.ConfigurationError` when they are called, first of all by :func:`compile_scheduler`.
+"""
+
+from trainer.schedulers.compiled import TimeAwareScheduler, compile_scheduler
+from trainer.schedulers.schedules import (
+    ConstantScheduler,
+    CosineAnnealingScheduler,
+    CosineAnnealingWarmRestartsScheduler,
+    ExponentialScheduler,
+    LinearScheduler,
+    MultiStepScheduler,
+    PolynomialScheduler,
+    Scheduler,
+    SchedulerFunction,
+    StepScheduler,
+)
+from trainer.schedulers.warmup import (
+    ConstantWithWarmupScheduler,
+    CosineAnnealingWithWarmupScheduler,
+    LinearWithWarmupScheduler,
+    MultiStepWithWarmupScheduler,
+    PolynomialWithWarmupScheduler,
+)
+
+__all__ = [
+    "ConstantScheduler",
+    "ConstantWithWarmupScheduler",
+    "CosineAnnealingScheduler",
+    "CosineAnnealingWarmRestartsScheduler",
+    "CosineAnnealingWithWarmupScheduler",
+    "ExponentialScheduler",
+    "LinearScheduler",
+    "LinearWithWarmupScheduler",
+    "MultiStepScheduler",
+    "MultiStepWithWarmupScheduler",
+    "PolynomialScheduler",
+    "PolynomialWithWarmupScheduler",
+    "Scheduler",
+    "SchedulerFunction",
+    "StepScheduler",
+    "TimeAwareScheduler",
+    "compile_scheduler",
+]

@@ -1,0 +1,122 @@
+"""Schedules at work on an optimizer."""
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bus.errors import ConfigurationError
+from trainer.durations import counter_of
+from trainer.schedulers.schedules import SchedulerFunction
+from trainer.schedulers.times import NUMBERS, check_number
+
+if TYPE_CHECKING:
+    from trainer.state import State
+
+__all__ = ["TimeAwareScheduler", "compile_scheduler"]
+
+
+class TimeAwareScheduler:
+    """A schedule at work on an optimizer: sets the rate of each parameter group to its base rate times the multiplier.
+
+    Made by :func:`compile_scheduler`, and used like a scheduler of :mod:`torch.optim.lr_scheduler`, except that it may
+    be stepped whether or not the optimizer was: under gradient scaling an optimizer skips steps. A group's base rate is
+    its ``initial_lr``, as in torch; for a group that joins later it is the rate that it comes with.
+    """
+
+    def __init__(
+        self, scheduler: SchedulerFunction, optimizer: torch.optim.Optimizer, state: "State", ssr: float
+    ) -> None:
+        self.optimizer = optimizer
+        self._scheduler = scheduler
+        self._state = state
+        self._ssr = ssr
+        self._set_rates()
+
+    def step(self) -> None:
+        """Sets the rates for ``state.timestamp``; the training loop calls it at the end of each batch, just before that
+        advances.
+
+        A ``max_duration`` that is reached already was set to stop the training within the batch. Shares of it mean
+        nothing any more, so the rates are left as they are."""
+        max_duration = self._state.max_duration
+        if max_duration is not None:
+            index, limit = counter_of(max_duration)
+            if self._state.timestamp.values[index] >= limit:
+                return
+        self._set_rates()
+
+    def get_last_lr(self) -> list[float]:
+        """The rates in use, one for each parameter group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Base rates and rates in use as plain numbers, under torch's names; the schedule itself keeps nothing."""
+        base_rates = [float(group["initial_lr"]) for group in self.optimizer.param_groups]
+        return {"base_lrs": base_rates, "_last_lr": self.get_last_lr()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes back what :meth:`state_dict` gave, and sets the optimizer's rates to it.
+
+        Raises :class:`bus.errors.ConfigurationError` when it is of an optimizer with other parameter groups."""
+        groups = self.optimizer.param_groups
+        base_rates, rates = state_dict.get("base_lrs", ()), state_dict.get("_last_lr", ())
+        if not len(base_rates) == len(rates) == len(groups):
+            raise ConfigurationError(
+                f"the scheduler's state has {len(base_rates)} base_lrs and {len(rates)} _last_lr for {len(groups)} "
+                "parameter groups: load it with the optimizer and the scheduler that it was saved with"
+            )
+        for group, base_rate, rate in zip(groups, base_rates, rates, strict=True):
+            group["initial_lr"] = float(base_rate)
+            _set_rate(group, float(rate))
+
+    def _set_rates(self) -> None:
+        multiplier = self._scheduler(self._state, self._ssr)
+        if not isinstance(multiplier, NUMBERS) or not math.isfinite(multiplier):
+            raise ConfigurationError(
+                f"scheduler {_name(self._scheduler)} returned {multiplier!r}: "
+                "return a finite number, which the base learning rate is multiplied by"
+            )
+        multiplier = float(multiplier)
+        for group in self.optimizer.param_groups:
+            if "initial_lr" not in group:
+                group["initial_lr"] = float(group["lr"])
+            _set_rate(group, group["initial_lr"] * multiplier)
+
+
+def compile_scheduler(
+    scheduler: SchedulerFunction, optimizer: torch.optim.Optimizer, state: "State", ssr: float = 1.0
+) -> TimeAwareScheduler:
+    """Puts a schedule to work on an optimizer, and sets the rates for ``state.timestamp`` at once.
+
+    ``state`` has to know ``max_duration`` and, for rates that move within an epoch, ``dataloader_len``. Rates are
+    multiples of what the optimizer was made with, whatever schedule worked on it before. ``ssr`` is the scale schedule
+    ratio, by which ``state.max_duration`` is scaled already.
+
+    Raises :class:`bus.errors.ConfigurationError` for what is no schedule, a ratio that is not above zero, and times
+    that do not fit the training."""
+    check_number("ssr", ssr, above=0.0)
+    try:
+        if isinstance(scheduler, type):
+            raise TypeError
+        inspect.signature(scheduler).bind(state, ssr)
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"scheduler {_name(scheduler)} cannot be called with (state, ssr): "
+            "use one of trainer.schedulers, such as LinearScheduler(), or a function of these two"
+        ) from None
+    return TimeAwareScheduler(scheduler, optimizer, state, ssr)
+
+
+def _name(scheduler: Any) -> str:
+    return getattr(scheduler, "__qualname__", None) or repr(scheduler)
+
+
+def _set_rate(group: dict[str, Any], rate: float) -> None:
+    if isinstance(group["lr"], torch.Tensor):
+        # Captured and compiled optimizer steps read the rate from this very tensor.
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate

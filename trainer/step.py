@@ -1,0 +1,173 @@
+"""What is done with one batch of the training: gradients, and the update of the weights."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bus.errors import ConfigurationError
+from bus.event import Event
+from trainer.data import DataSpec
+from trainer.engine import Engine
+from trainer.metrics import read_metrics
+from trainer.microbatches import Microbatching
+from trainer.parallel import Parallel
+from trainer.precision import autocast_of
+from trainer.ranks import Ranks
+from trainer.state import State
+
+__all__ = ["TrainStep"]
+
+# Looked up once: in Python 3.11 finding a member of an enum takes longer than running an event that nobody wants.
+BEFORE_TRAIN_BATCH, AFTER_TRAIN_BATCH = Event.BEFORE_TRAIN_BATCH, Event.AFTER_TRAIN_BATCH
+BEFORE_FORWARD, AFTER_FORWARD = Event.BEFORE_FORWARD, Event.AFTER_FORWARD
+BEFORE_LOSS, AFTER_LOSS = Event.BEFORE_LOSS, Event.AFTER_LOSS
+BEFORE_BACKWARD, AFTER_BACKWARD = Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD
+
+
+class TrainStep:
+    """Trains on ``state.batch``. Reference: ``composer/trainer/trainer.py``, ``_train_batch``."""
+
+    def __init__(
+        self,
+        state: State,
+        engine: Engine,
+        data: DataSpec,
+        microbatching: Microbatching,
+        *,
+        forward: Callable[[Any], Any] | None = None,
+        ranks: Ranks | None = None,
+        parallel: Parallel | None = None,
+    ) -> None:
+        self._state = state
+        self._engine = engine
+        self._data = data
+        self._microbatching = microbatching
+        self._forward = forward
+        self._ranks = ranks
+        self._accumulating = contextlib.nullcontext if parallel is None else parallel.accumulating
+        self._weight = 1.0
+        self._fire = engine.run_event
+        self._autocast = autocast_of(state.precision, state.device)
+
+    def run(self) -> None:
+        """From ``BEFORE_TRAIN_BATCH`` to the step of the optimizers."""
+        state = self._state
+        self._fire(BEFORE_TRAIN_BATCH)
+        if self._ranks is not None:
+            # Gradients are averaged over the ranks, each of which counts by its rows.
+            self._weight = (state.batch_size or 0) * self._ranks.world_size / self._ranks.end_count()[0]
+        state.batch_loss = self._compute_gradients()
+        if self._ranks is not None:
+            self._join_results(self._ranks)
+        if state.scaler is None:
+            self._fire(AFTER_TRAIN_BATCH)
+            for optimizer in state.optimizers:
+                optimizer.step()
+        else:
+            for optimizer in state.optimizers:
+                state.scaler.unscale_(optimizer)
+            self._fire(AFTER_TRAIN_BATCH)
+            for optimizer in state.optimizers:
+                state.scaler.step(optimizer)
+            state.scaler.update()
+
+    def recompute_gradients(self) -> torch.Tensor:
+        """Computes the gradients again; see :class:`trainer.State`."""
+        if self._state.scaler is not None:
+            raise ConfigurationError(
+                "the gradients of a batch cannot be computed twice with precision 'amp_fp16': use amp_bf16 or fp32"
+            )
+        self._fire = self._engine.run_algorithms
+        try:
+            return self._compute_gradients().detach()
+        finally:
+            self._fire = self._engine.run_event
+
+    def _join_results(self, ranks: Ranks) -> None:
+        state = self._state
+        assert state.batch_loss is not None  # just computed
+        state.batch_loss = ranks.add(state.batch_loss.detach() / ranks.world_size)
+        if state.train_metrics:
+            state.train_metric_values = read_metrics(state.train_metrics)
+
+    def _compute_gradients(self) -> torch.Tensor:
+        state = self._state
+        batch, rows = state.batch, state.batch_size
+        if state.device_train_microbatch_size is None:
+            self._forget_gradients()
+            loss = self._forward_and_backward(self._weight)
+        else:
+            loss = self._microbatching.run(self._compute_in_microbatches)
+        state.batch, state.batch_size = batch, rows
+        return loss
+
+    def _compute_in_microbatches(self, size: int) -> torch.Tensor:
+        state, data = self._state, self._data
+        batch = state.batch
+        try:
+            self._forget_gradients()
+            microbatches = data.split_batch(batch, size)
+            counts = [data.get_num_samples_in_batch(microbatch) for microbatch in microbatches]
+            # Counted anew, because algorithms may have taken rows out of what was fetched.
+            rows = sum(counts)
+            losses = []
+            for index, (state.batch, state.batch_size) in enumerate(zip(microbatches, counts, strict=True), 1):
+                is_last = index == len(counts)
+                with contextlib.nullcontext() if is_last else self._accumulating():
+                    losses.append(self._forward_and_backward(self._weight * state.batch_size / rows).detach())
+        finally:
+            state.batch = batch
+        return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
+
+    def _forget_gradients(self) -> None:
+        for optimizer in self._state.optimizers:
+            optimizer.zero_grad()
+        for metric in self._state.train_metrics.values():
+            metric.reset()
+
+    def _forward_and_backward(self, share: float) -> torch.Tensor:
+        state, fire = self._state, self._fire
+        if self._autocast is None:
+            self._compute_loss()
+        else:
+            with self._autocast():
+                self._compute_loss()
+        if state.train_metrics:
+            self._update_train_metrics()
+        fire(BEFORE_BACKWARD)
+        loss: torch.Tensor = _total(state.loss)
+        if share != 1.0:
+            loss = loss * share
+        if state.scaler is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        fire(AFTER_BACKWARD)
+        # Detached only when somebody asks for it: that costs a microsecond, and `state.loss` holds the graph anyway.
+        return loss
+
+    def _compute_loss(self) -> None:
+        state, fire = self._state, self._fire
+        fire(BEFORE_FORWARD)
+        state.outputs = (self._forward or state.model)(state.batch)
+        fire(AFTER_FORWARD)
+        fire(BEFORE_LOSS)
+        state.loss = state.model.loss(state.outputs, state.batch)
+        fire(AFTER_LOSS)
+
+    def _update_train_metrics(self) -> None:
+        state = self._state
+        with torch.no_grad():
+            outputs = state.model.eval_forward(state.batch, state.outputs)
+            for metric in state.train_metrics.values():
+                state.model.update_metric(state.batch, outputs, metric)
+
+
+def _total(loss: Any) -> Any:
+    if isinstance(loss, torch.Tensor):
+        return loss
+    if isinstance(loss, dict):
+        return loss["total"] if "total" in loss else sum(loss.values())
+    return sum(loss)
