@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trainer.evaluator import Evaluator
     from trainer.logger import Logger
     from trainer.models import Classifier, LanguageModel
+    from trainer.sampling import RankBatchSampler
     from trainer.state import State
     from trainer.trainer import Trainer
 
@@ -26,6 +27,7 @@ __all__ = [
     "Evaluator",
     "LanguageModel",
     "Logger",
+    "RankBatchSampler",
     "State",
     "Trainer",
 ]
@@ -38,6 +40,7 @@ _HOMES = {
     "Evaluator": "trainer.evaluator",
     "LanguageModel": "trainer.models",
     "Logger": "trainer.logger",
+    "RankBatchSampler": "trainer.sampling",
     "State": "trainer.state",
     "Trainer": "trainer.trainer",
 }

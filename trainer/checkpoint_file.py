@@ -73,21 +73,25 @@ _TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
 def write_checkpoint(path: PathLike, tree: Mapping[str, Any]) -> None:
     """Writes a tree to a file, making its folder if there is none.
 
-    A tree is dicts, lists and tuples of ``None``, bools, ints, floats, strings, bytes and dense tensors of any device
-    and of every dtype that safetensors has; what is derived from one of these (an ``OrderedDict``, a named tuple, a
-    parameter) comes back as the plain kind. Tensors that are the same one in memory are stored once. Tensors are
-    neither copied nor moved unless they are on a device, not contiguous, or overlap with another.
+    The tree is a dict of parts by name. A part is made of dicts, lists and tuples of ``None``, bools, ints, floats,
+    strings, bytes and dense tensors of any device and of every dtype that safetensors has; what is derived from one of
+    these (an ``OrderedDict``, a named tuple, a parameter) comes back as the plain kind. Tensors that are the same one
+    in memory are stored once. Tensors are neither copied nor moved unless they are on a device, not contiguous, or
+    overlap with another.
 
     The file appears under its name when it is complete and on the disk; until then the one before it stays.
 
     Raises :class:`bus.errors.CheckpointError` for anything else in the tree, and when the file cannot be written."""
     path = Path(path)
+    for key in tree:
+        if not isinstance(key, str) or key.startswith("$"):
+            raise CheckpointError(f"cannot write {path}: {key!r} is no key for a part: use a str without $ in front")
     tensors = _TensorTable()
     try:
         # The model comes first, so that what it shares with other parts is stored under its own names.
         packed = {key: _pack(tree[key], key, tensors) for key in sorted(tree, key=lambda key: key != "model")}
         checksums = {name: _checksum(tensor) for name, tensor in tensors.stored.items()}
-        contents = {"version": _VERSION, "tree": _pack_keys(packed), "tensors": checksums}
+        contents = {"version": _VERSION, "tree": packed, "tensors": checksums}
         text = json.dumps(contents, separators=(",", ":"), allow_nan=False)
     except RecursionError:
         raise CheckpointError(f"cannot write {path}: something in it holds itself, or is nested too deeply") from None

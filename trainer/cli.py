@@ -140,24 +140,35 @@ def run_task(task: Task, values: Mapping[str, Any]) -> None:
 
     Raises :class:`bus.errors.ConfigurationError` when the task or one of its values will not do."""
     try:
+        from trainer.device import is_gpu
+        from trainer.ranks import join_ranks
         from trainer.seeding import new_seed, seed_all
         from trainer.trainer import Trainer
     except ModuleNotFoundError as error:
         raise ConfigurationError(missing_extra(error.name or "torch")) from None
     given = {**values, "seed": new_seed() if values["seed"] is None else values["seed"]}
+    ranks = join_ranks(on_gpu=is_gpu(given["device"]))
+    if ranks is not None:
+        given["seed"] = ranks.share(given["seed"])
     seed_all(given["seed"])
     options = {option.name: given[option.name] for option in task.options if given[option.name] is not None}
     arguments = {**task.arguments(**options), **_settings(task, options, given)}
     _check_arguments(task, arguments, inspect.signature(Trainer).parameters)
     recording = None
+    # One rank speaks for all of them.
+    say = click.echo if ranks is None or ranks.rank == 0 else _say_nothing
     try:
         with _terminated_like_interrupted(), Trainer(**arguments) as made:
             recording = None if made.recording is None else _short(made.recording)
-            click.echo(f"run {made.run_name}: {_where_to_watch(recording, given['runs_dir'])}")
+            say(f"run {made.run_name}: {_where_to_watch(recording, given['runs_dir'])}")
             made.fit()
     finally:
         if recording:
-            click.echo(f"recording: {recording}{_what_is_missing(made)}")
+            say(f"recording: {recording}{_what_is_missing(made)}")
+
+
+def _say_nothing(_line: str) -> None:
+    """For the ranks that do not speak."""
 
 
 def _what_is_missing(trainer: Any) -> str:

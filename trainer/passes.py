@@ -20,9 +20,10 @@ __all__ = [
 AlgorithmPass = Callable[[Sequence[Algorithm], Event], Sequence[Algorithm]]
 """Takes the algorithms that match an event, and the event, and gives them back in another order, or fewer of them.
 
-The first pass gets the algorithms in the order in which the trainer was given them, each other one what the pass before
-it gave, and what the last one gives is applied from front to back. At the events whose name begins with ``after_``,
-:func:`set_filo_order` turns the order round: what a pass before it puts at the end of the list is applied first there."""
+The first pass gets the algorithms in the order in which the trainer was given them, each other one what the pass
+before it gave, and what the last one gives is applied from front to back. At the events whose name begins with
+``after_``, :func:`set_filo_order` turns the order round: what a pass before it puts at the end of the list is applied
+first there."""
 
 
 def sort_selective_backprop_first(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:

@@ -30,8 +30,8 @@ class SWA(Algorithm):
     """Stochastic weight averaging: takes the mean of the weights at several moments near the end of the training, and
     puts it in their place.
 
-    The first weights are taken in at the first batch or epoch that ends at ``swa_start`` or later. At the first one that
-    ends at ``swa_end`` or later, or at the end of the training, the mean replaces the model's weights, and the
+    The first weights are taken in at the first batch or epoch that ends at ``swa_start`` or later. At the first one
+    that ends at ``swa_end`` or later, or at the end of the training, the mean replaces the model's weights, and the
     statistics of batch normalization are computed anew in one pass over the training data; with several ranks, each
     computes them from its own part. It costs the memory of one more set of weights.
 

@@ -13,6 +13,7 @@ from bus.errors import ConfigurationError
 from trainer.data import DataSpec
 from trainer.metrics import CrossEntropy
 from trainer.models import LanguageModel
+from trainer.sampling import RankBatchSampler
 from trainer.tasks import check_batch_size
 
 __all__ = ["ALPHABET", "chars", "read_source"]
@@ -39,7 +40,7 @@ def chars(
     character: the frequencies of the characters alone need about 4.5; after the default 600 batches the model needs
     less than 2.5 on text that it was not trained on.
 
-    batch_size: pieces of text in a batch.
+    batch_size: pieces of text in a batch, over all ranks.
     length: characters in a piece.
     width: size of a character's vector, a multiple of 4.
     layers: transformer layers.
@@ -52,13 +53,13 @@ def chars(
     text = encode(read_source(characters))
     split = int(len(text) * (1 - _HELD_OUT))
     model = LanguageModel(Gpt(width, layers, length), metrics={"BitsPerCharacter": CrossEntropy(base=2)})
-    train = DataLoader(_windows(text[:split], length), batch_size=batch_size, shuffle=True, drop_last=True)
-    held_out = _windows(text[split:], length)
+    windows, held_out = _windows(text[:split], length), _windows(text[split:], length)
+    train = DataLoader(windows, batch_sampler=RankBatchSampler(windows, batch_size, shuffle=True, drop_last=True))
     evaluated = Subset(held_out, range(min(_EVALUATED_WINDOWS, len(held_out))))
     return {
         "model": model,
         "train_dataloader": DataSpec(train, get_num_tokens_in_batch=lambda batch: int(batch[0].numel())),
-        "eval_dataloader": DataLoader(evaluated, batch_size=_EVALUATED_WINDOWS // 2),
+        "eval_dataloader": DataLoader(evaluated, batch_sampler=RankBatchSampler(evaluated, _EVALUATED_WINDOWS // 2)),
         "optimizers": torch.optim.AdamW(model.parameters(), lr=lr),
         "max_duration": "600ba",
         "eval_interval": "100ba",
