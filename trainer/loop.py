@@ -1,5 +1,6 @@
 """The training loop."""
 
+import datetime
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -194,12 +195,22 @@ class TrainingLoop:
         if in_iteration < length.value:
             return
         state.previous_timestamp = state.timestamp
-        state.timestamp = state.timestamp.to_next_iteration()
+        in_epoch = state.timestamp.values[7] > 0
+        if in_epoch:
+            # The place in the epoch stays what it is.
+            state.timestamp = state.timestamp.copy(
+                iteration=state.timestamp.values[0] + 1,
+                epoch_in_iteration=0,
+                token_in_iteration=0,
+                iteration_wct=datetime.timedelta(),
+            )
+        else:
+            state.timestamp = state.timestamp.to_next_iteration()
         fire(ITERATION_END)
         self._evaluate_if_due(ITERATION_END)
         fire(ITERATION_CHECKPOINT)
         self._save_if_due(ITERATION_CHECKPOINT)
-        if state.timestamp.values[7] and not state.reached_max_duration():
+        if in_epoch and not state.reached_max_duration():
             fire(ITERATION_START)
 
     def _advance_batch(self) -> int:

@@ -151,7 +151,8 @@ class TrainStep:
     def _compute_loss(self) -> None:
         state, fire = self._state, self._fire
         fire(BEFORE_FORWARD)
-        state.outputs = (self._forward or state.model)(state.batch)
+        forward = state.model if self._forward is None else self._forward
+        state.outputs = forward(state.batch)
         fire(AFTER_FORWARD)
         fire(BEFORE_LOSS)
         state.loss = state.model.loss(state.outputs, state.batch)

@@ -429,7 +429,7 @@ class Trainer:
                 self._parallel = DataParallel(state.model, state.device, self._find_unused_parameters)
             forward = self._parallel.forward
         if self._compile_config is not None:
-            forward = torch.compile(forward or state.model, **self._compile_config)
+            forward = torch.compile(state.model if forward is None else forward, **self._compile_config)
         return TrainStep(
             state,
             self.engine,
