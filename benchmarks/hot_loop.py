@@ -5,7 +5,6 @@ is the training's time. They are medians, and ratios of medians taken in turn in
 drifts."""
 
 import contextlib
-import itertools
 import os
 import statistics
 import subprocess
@@ -21,10 +20,10 @@ import msgpack
 import torch
 import zmq
 from common import Report, arguments, consumer_process, microseconds, scratch, wait_until
-from torch.utils.data import DataLoader, TensorDataset
+from jobs import JOBS, Job, bare_loop, make_trainer
 
 from bus import Event
-from trainer import Classifier, Trainer
+from trainer import Trainer
 
 SLEEPER = Path(__file__).with_name("sleeper.py")
 FOLLOWER = """
@@ -34,58 +33,12 @@ print("ready", flush=True)
 for snapshot in Subscriber(sys.argv[1], events=map(Event, sys.argv[2:])):
     pass
 """
-MODELS = {"tiny": (32, 64, 64, 10), "medium": (512, 1024, 1024, 10)}
-ROWS = {"tiny": 32, "medium": 128}
 
 
-def make(size: str, batches: int) -> tuple[torch.nn.Module, DataLoader]:
-    """A fresh model and its data: so many batches of random rows."""
-    torch.manual_seed(0)
-    widths, rows = MODELS[size], ROWS[size]
-    layers: list[torch.nn.Module] = []
-    for wide, narrow in itertools.pairwise(widths):
-        layers += [torch.nn.Linear(wide, narrow), torch.nn.ReLU()]
-    data = TensorDataset(torch.randn(batches * rows, widths[0]), torch.randint(0, widths[-1], (batches * rows,)))
-    return torch.nn.Sequential(*layers[:-1]), DataLoader(data, batch_size=rows)
-
-
-def bare_loop(size: str, batches: int) -> float:
-    """Batches a second of a plain loop that reads its loss every batch."""
-    model, loader = make(size, batches)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loss_function = torch.nn.CrossEntropyLoss()
-    losses = []
-    begin = time.perf_counter()
-    for inputs, targets in loader:
-        optimizer.zero_grad()
-        loss = loss_function(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return batches / (time.perf_counter() - begin)
-
-
-def make_trainer(size: str, batches: int, runs_dir: Path, **options: object) -> Trainer:
-    """A trainer on the same job as :func:`bare_loop`."""
-    model, loader = make(size, batches)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    return Trainer(
-        Classifier(model),
-        loader,
-        optimizers=optimizer,
-        max_duration=f"{batches}ba",
-        runs_dir=runs_dir,
-        progress_bar=False,
-        device="cpu",
-        seed=0,
-        **options,
-    )
-
-
-def trainer_loop(size: str, batches: int, runs_dir: Path, callbacks: str | None) -> float:
+def trainer_loop(job: Job, batches: int, runs_dir: Path, callbacks: str | None) -> float:
     """Batches a second of the trainer; ``callbacks`` run in a ``consumer`` process attached to it, ``None`` trains
     without a stream."""
-    trainer = make_trainer(size, batches, runs_dir, publish=callbacks is not None)
+    trainer = make_trainer(job, batches, runs_dir, publish=callbacks is not None)
     with contextlib.ExitStack() as stack:
         if callbacks is not None:
             options = ("--run", trainer.state.run_name, "--runs-dir", str(runs_dir), "--callbacks", callbacks)
@@ -103,7 +56,7 @@ def trainer_loop(size: str, batches: int, runs_dir: Path, callbacks: str | None)
 def measure_events(report: Report, runs_dir: Path, quick: bool) -> None:
     """Microseconds for an event that nobody wants, and for one that is published."""
     calls, bursts = (50, 5) if quick else (1000, 60)
-    trainer = make_trainer("tiny", 5, runs_dir)
+    trainer = make_trainer(JOBS["tiny MLP"], 5, runs_dir)
     trainer.fit()
     run_event = trainer.engine.run_event
     unwanted, wanted = Event.BEFORE_LOSS, Event.BATCH_END
@@ -209,25 +162,24 @@ def followers(trainer: Trainer, count: int) -> Iterator[None]:
 
 
 def measure_training(report: Report, runs_dir: Path, quick: bool) -> None:
-    """Training speed against the bare loop, for both sizes."""
-    goals = {"tiny": 0.90, "medium": 0.98}
-    for size, batches, rounds in (("tiny", 2500, 9), ("medium", 100, 17)):
-        if quick:
-            batches, rounds = 60, 1
-        bare_loop(size, batches)
+    """Training speed against the bare loop, for every job."""
+    for name, job in JOBS.items():
+        batches, rounds = (min(job.batches, 20), 1) if quick else (job.batches, job.rounds)
+        bare_loop(job, batches)
         speeds: dict[str, list[float]] = {"bare": [], "alone": [], "speed,lr": [], "sleeping": []}
         for _ in range(rounds):
-            speeds["bare"].append(bare_loop(size, batches))
-            speeds["alone"].append(trainer_loop(size, batches, runs_dir, None))
-            speeds["speed,lr"].append(trainer_loop(size, batches, runs_dir, "speed,lr"))
-            speeds["sleeping"].append(trainer_loop(size, batches, runs_dir, f"{SLEEPER}:Sleeper"))
-        median = {name: statistics.median(values) for name, values in speeds.items()}
-        report.add(f"{size}: bare loop", median["bare"], "batches/s")
-        report.add(f"{size}: trainer without stream / bare", median["alone"] / median["bare"], "x")
+            speeds["bare"].append(bare_loop(job, batches))
+            speeds["alone"].append(trainer_loop(job, batches, runs_dir, None))
+            speeds["speed,lr"].append(trainer_loop(job, batches, runs_dir, "speed,lr"))
+            speeds["sleeping"].append(trainer_loop(job, batches, runs_dir, f"{SLEEPER}:Sleeper"))
+        median = {kind: statistics.median(values) for kind, values in speeds.items()}
+        report.add(f"{name}: bare loop", median["bare"], "batches/s")
+        ratio = median["alone"] / median["bare"]
+        report.add(f"{name}: trainer without stream / bare", ratio, "x", job.alone, at_least=True)
         ratio = median["speed,lr"] / median["bare"]
-        report.add(f"{size}: trainer with speed,lr / bare", ratio, "x", goals[size], at_least=True)
+        report.add(f"{name}: trainer with speed,lr / bare", ratio, "x", job.watched, at_least=True)
         ratio = median["sleeping"] / median["speed,lr"]
-        report.add(f"{size}: callback that sleeps 50 ms / speed,lr", ratio, "x", 0.98, at_least=True)
+        report.add(f"{name}: callback that sleeps 50 ms / speed,lr", ratio, "x", 0.98, at_least=True)
 
 
 def main() -> None:

@@ -67,7 +67,28 @@ def test_the_plain_loop_example_can_be_followed(runs_dir):
     wait_for(lambda: not find_run("my-run").live, "the broker to end")
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/design.md", "docs/protocol.md"])
+GUIDE = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(GUIDE)))
+def test_the_guide_to_training_runs(number, runs_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    printed = run(GUIDE[number], tmp_path)
+    if "token" in GUIDE[number]:
+        assert printed == "1600tok\n"
+    if "autoresume" in GUIDE[number]:
+        names = {path.name for path in (tmp_path / "checkpoints" / "mine").iterdir()}
+        assert names == {f"{name}-rank0.safetensors" for name in ("ep1-ba15", "ep2-ba16", "latest")}
+        assert len(list((runs_dir / "mine").glob("recording-*.mcap"))) == 2
+
+
+DOCUMENTS = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("algorithms", "checkpoints", "design", "protocol", "training")),
+]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
     text = (ROOT / document).read_text()
     for target in re.findall(r"\]\(([^)#:]+)\)", text):

@@ -34,6 +34,7 @@ from trainer.loop import TrainingLoop
 from trainer.microbatches import Microbatching, MicrobatchSize, check_microbatch_size
 from trainer.models import check_model
 from trainer.parallel import DataParallel, Parallel, check_shards
+from trainer.passes import check_loss_interpolation
 from trainer.precision import check_precision, make_scaler
 from trainer.prediction import predict
 from trainer.progress import make_progress
@@ -207,6 +208,7 @@ class Trainer:
             algorithms=several(algorithms, Algorithm, "algorithms"),
             evaluators=evaluators,
         )
+        check_loss_interpolation(self.state.algorithms)
         self.state.iteration_length = length
         self._order = EpochOrder()
         self._checkpoints = Checkpoints(

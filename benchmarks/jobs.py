@@ -1,0 +1,112 @@
+"""The trainings whose speed is measured: as a bare PyTorch loop, and as a trainer's."""
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainer import Classifier, LanguageModel, Trainer
+from trainer.tasks.chars import ALPHABET, Gpt
+
+__all__ = ["JOBS", "Job", "bare_loop", "make_trainer"]
+
+Made = tuple[torch.nn.Module, DataLoader]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training: how it is made, how long a measurement of it is, and what is asked of the trainer."""
+
+    make: Callable[[int], Made]
+    """A fresh plain module, and a loader of so many batches."""
+    model: Callable[[torch.nn.Module], torch.nn.Module]
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    batches: int
+    rounds: int
+    alone: float
+    """The least share of the bare loop's speed for the trainer without a stream."""
+    watched: float
+    """The same with broker and ``speed,lr`` attached."""
+    microbatch: int | None = None
+
+
+def mlp(widths: tuple[int, ...], rows: int) -> Callable[[int], Made]:
+    """Makes multi-layer perceptrons, and random data for them."""
+
+    def make(batches: int) -> Made:
+        torch.manual_seed(0)
+        layers: list[torch.nn.Module] = []
+        for wide, narrow in itertools.pairwise(widths):
+            layers += [torch.nn.Linear(wide, narrow), torch.nn.ReLU()]
+        inputs, targets = torch.randn(batches * rows, widths[0]), torch.randint(0, widths[-1], (batches * rows,))
+        return torch.nn.Sequential(*layers[:-1]), DataLoader(TensorDataset(inputs, targets), batch_size=rows)
+
+    return make
+
+
+def gpt(batches: int) -> Made:
+    """The model of the task ``chars`` as it is by default, and random text."""
+    torch.manual_seed(0)
+    text = torch.randint(0, len(ALPHABET), (batches * 32, 65))
+    data = TensorDataset(text[:, :-1].contiguous(), text[:, 1:].contiguous())
+    return Gpt(width=96, layers=2, length=64), DataLoader(data, batch_size=32)
+
+
+def bits(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The loss of :class:`trainer.LanguageModel`."""
+    return cross_entropy(outputs.flatten(0, -2), targets.flatten()) / 0.6931471805599453
+
+
+MEDIUM = mlp((512, 1024, 1024, 10), 128)
+JOBS = {
+    "tiny MLP": Job(mlp((32, 64, 64, 10), 32), Classifier, cross_entropy, 2500, 9, 0.95, 0.90),
+    "medium MLP": Job(MEDIUM, Classifier, cross_entropy, 100, 17, 0.99, 0.98),
+    "medium MLP in 4 microbatches": Job(MEDIUM, Classifier, cross_entropy, 100, 9, 0.99, 0.98, microbatch=32),
+    "chars GPT": Job(gpt, LanguageModel, bits, 60, 9, 0.99, 0.98),
+}
+
+
+def bare_loop(job: Job, batches: int) -> float:
+    """Batches a second of a plain loop that reads its loss every batch."""
+    module, loader = job.make(batches)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    losses = []
+    begin = time.perf_counter()
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        if job.microbatch is None:
+            loss = job.loss(module(inputs), targets)
+            loss.backward()
+            losses.append(loss.item())
+        else:
+            total = 0.0
+            for some, theirs in zip(inputs.split(job.microbatch), targets.split(job.microbatch), strict=True):
+                loss = job.loss(module(some), theirs) * (len(some) / len(inputs))
+                loss.backward()
+                total += loss.item()
+            losses.append(total)
+        optimizer.step()
+    return batches / (time.perf_counter() - begin)
+
+
+def make_trainer(job: Job, batches: int, runs_dir: Path, **options: object) -> Trainer:
+    """A trainer on the same job as :func:`bare_loop`."""
+    module, loader = job.make(batches)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    return Trainer(
+        job.model(module),
+        loader,
+        optimizers=optimizer,
+        max_duration=f"{batches}ba",
+        runs_dir=runs_dir,
+        progress_bar=False,
+        device="cpu",
+        seed=0,
+        device_train_microbatch_size=job.microbatch,
+        **options,
+    )
