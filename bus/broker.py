@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 
 from bus.clock import wall_clock
+from bus.commands import COMMANDS
 from bus.demand import LEASE_SECONDS
 from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError, RunDirectoryError
 from bus.live_run import LiveRank, LiveRun
@@ -285,6 +286,8 @@ class Broker:
                 self._welcome(identity, message.content)
             elif message.kind == "want":
                 self._lease(identity, message.content)
+            elif message.kind == "command":
+                self._relay(identity, message.content)
             else:
                 self._refuse(identity, f"a control message of the unknown kind {message.kind[:40]!r}")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -344,6 +347,17 @@ class Broker:
         run.leases.renew(identity, [str(event) for event in want["events"]], time.monotonic())
         self._answer(identity, "leased", {"seconds": LEASE_SECONDS})
         self._push_demand(run, time.monotonic())
+
+    def _relay(self, identity: bytes, content: dict[str, Any]) -> None:
+        run, command = self._runs.get(str(content["run"])), str(content["command"])
+        if run is None:
+            raise BrokerError(f"run {content['run']!r} is not live here")
+        if command not in COMMANDS:
+            raise ConfigurationError(f"command {command!r} is unknown: use {', '.join(COMMANDS)}")
+        ranks = [rank for rank in run.ranks.values() if not rank.ended]
+        for rank in ranks:
+            self._answer(rank.identity, "command", {"command": command})
+        self._answer(identity, "told", {"ranks": len(ranks)})
 
     def _push_demand(self, run: LiveRun, now: float) -> None:
         demand = run.leases.merged(now)

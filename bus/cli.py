@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from bus.broker import Broker
+from bus.commands import send_command
 from bus.errors import ConfigurationError, ProtocolError
 from bus.journal import JournalReader
 from bus.runs import RunInfo, find_run, list_runs, runs_dir
@@ -69,6 +70,15 @@ def info(run: str, runs_dir: str | None, as_json: bool) -> None:
             value = ", ".join(f"{name} {entry}" for name, entry in value.items())
         if value not in (None, ""):
             click.echo(f"{key.replace('_', ' '):<{width}}  {value}")
+
+
+@bus.command()
+@click.argument("run")
+@_runs_dir_option
+def stop(run: str, runs_dir: str | None) -> None:
+    """Ask a live RUN to end after the batch at hand."""
+    ranks = send_command(find_run(run, runs_dir), "stop")
+    click.echo(f"told {ranks} rank{'s' if ranks != 1 else ''} of {run} to stop after the batch at hand")
 
 
 @bus.command()

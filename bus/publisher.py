@@ -83,7 +83,8 @@ class Publisher:
     ``run_name`` defaults to a new name; ``broker`` is the address of a broker that stands alone
     (``tcp://127.0.0.1:5570``), by default one is started in the run's directory. ``events`` are published in any
     case, further ones while a consumer wants them; the live set is :attr:`wanted`. ``info`` goes into ``run.json``.
-    ``clock`` gives nanoseconds since 1970.
+    ``clock`` gives nanoseconds since 1970. ``on_stop`` is called, while an event is published, when somebody asks for
+    the training to end.
 
     Raises:
         RunIsLiveError: the run has a live publisher already.
@@ -107,6 +108,7 @@ class Publisher:
         clock: Callable[[], int] | None = None,
         max_delay: float = 0.05,
         backlog_bytes: int = _BACKLOG_BYTES,
+        on_stop: Callable[[], object] | None = None,
     ) -> None:
         if not 0 <= max_delay <= 1:
             raise ConfigurationError(f"max_delay is {max_delay}; it is in seconds: 0 to 1, 0 sends every event at once")
@@ -114,6 +116,9 @@ class Publisher:
             raise ConfigurationError(
                 f"backlog_bytes is {backlog_bytes}; it bounds the memory for events on their way: 1 or more"
             )
+        self.stop_requested = False
+        """Whether somebody has asked for the training to end: a loop of your own looks here after each batch."""
+        self._on_stop = on_stop
         self._always = frozenset(events)
         self.wanted: set[Event] = set(self._always)
         """The events to publish now. It is changed in place, so that a loop can keep it at hand."""
@@ -265,6 +270,8 @@ class Publisher:
                 self._acknowledged = max(self._acknowledged, int(message.content.get("seq", 0)))
             elif message.kind == "demand":
                 self._want(message.content.get("events"))
+            elif message.kind == "command":
+                self._take_command(message.content.get("command"))
             elif message.kind == "refused":
                 self._give_up(f"refuses events: {message.content.get('reason')}")
                 return
@@ -275,6 +282,13 @@ class Publisher:
                     *(self.run_name, self._acknowledged, self._trouble),
                 )
         self._outbox.send()
+
+    def _take_command(self, command: Any) -> None:
+        # Others may come from a newer broker: what is not understood is skipped.
+        if command == "stop":
+            self.stop_requested = True
+            if self._on_stop is not None:
+                self._on_stop()
 
     def _want(self, names: Any) -> None:
         known = {event for event in Event if event.value in (names if isinstance(names, list) else ())}

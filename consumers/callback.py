@@ -18,8 +18,16 @@ class Callback:
 
     ``state`` is the read-only snapshot of that event. The methods that a class overrides are the events that it is
     sent. Any method may be ``async``. Take time from ``state`` and never from a clock of your own: then a replay logs
-    what the live run logged. Reference: ``composer/core/callback.py``.
+    what the live run logged.
+
+    Of a training with several ranks a callback sees the first one, whose times, losses and metrics are those of all of
+    them together. With :attr:`all_ranks` it sees the events of every rank; ``state.rank`` tells them apart.
+
+    Reference: ``composer/core/callback.py``.
     """
+
+    all_ranks: ClassVar[bool] = False
+    """Whether the callback is sent the events of every rank, or only those of the first one."""
 
     events: ClassVar[Collection[Event | str] | None] = None
     """Which events :meth:`run_event` wants, for a class that overrides it; ``None`` for all of them."""

@@ -1,7 +1,7 @@
 """The command ``consumer``: attach callbacks to a run, or replay a recording through them."""
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import click
 
@@ -10,7 +10,7 @@ from bus.runs import RUN_FILE, read_run
 from bus.subscriber import Subscriber
 from bus.terminal import run_command
 from consumers.attach import Stream, attach, find_or_wait, newest_or_wait
-from consumers.registry import CALLBACKS, LOGGERS, Registry, create_selected
+from consumers.registry import CALLBACKS, LOGGERS, create_selected
 from consumers.runner import OnError, Runner, RunnerStatistics, wanted_events
 
 __all__ = ["consumer", "main"]
@@ -153,14 +153,7 @@ def _is_live(stream: Stream) -> bool:
 
 
 def _print_list() -> None:
-    _print_entries("Callbacks (--callbacks NAME,NAME, or package.module:Class, or file.py:Class)", CALLBACKS)
-    click.echo()
-    _print_entries("Loggers (--log NAME,NAME)", LOGGERS)
-
-
-def _print_entries(title: str, registry: Registry[Any]) -> None:
-    click.echo(title)
-    for entry in registry.entries():
-        click.echo(f"  {entry.name:<10}{entry.summary}")
-        for option in entry.options:
-            click.echo(f"{'':<12}-o {entry.name}.{option} ({option.kind})")
+    click.echo("Callbacks (--callbacks NAME,NAME, or package.module:Class, or file.py:Class)")
+    click.echo("\n".join(CALLBACKS.listing()))
+    click.echo("\nLoggers (--log NAME,NAME)")
+    click.echo("\n".join(LOGGERS.listing()))

@@ -98,6 +98,7 @@ class _Member:
         self.callback = callback
         self.name = name
         self.wanted = callback.wanted_events()
+        self.all_ranks = callback.all_ranks
         self.errors = 0
         self.closed = False
 
@@ -107,8 +108,9 @@ class Runner:
 
     ``stream`` is a :class:`~bus.subscriber.Subscriber`, a :class:`~bus.recording.Recording` or any iterable, plain or
     asynchronous, of snapshots in order. Each snapshot goes to every callback that wants its event, in the order in
-    which they are given; then what they logged goes to the destinations. When the stream ends, every callback is
-    closed, then ``post_close`` is called on each, and the destinations come last.
+    which they are given, those of further ranks only to callbacks with ``all_ranks``; then what they logged goes to the
+    destinations. When the stream ends, every callback is closed, then ``post_close`` is called on each, and the
+    destinations come last.
 
     A callback that raises is shown once, with its traceback, and counted; the others are not affected. ``on_error``
     says how it goes on: ``continue`` gives it the next event all the same, ``disable`` gives it none any more, ``stop``
@@ -213,7 +215,9 @@ class Runner:
 
     async def _handle(self, snapshot: Snapshot) -> None:
         event = snapshot.event
-        members = self._table.get(event)
+        members = self._table.get(event, ())
+        if snapshot.rank:
+            members = [member for member in members if member.all_ranks]
         if not members:
             return
         self._waiting = False

@@ -58,6 +58,11 @@ def test_a_hole_within_the_image_has_the_full_length() -> None:
     assert len(set(sizes)) > 1, "some are cut off"
 
 
+def test_there_are_as_many_holes_as_asked_for() -> None:
+    sizes = [int((cut[0, 0] == 0).sum()) for cut, _ in seen_batches(CutOut(3, 0.25), image_batches(20, 1))]
+    assert max(sizes) == 3 * 2**2
+
+
 def test_holes_are_cut_into_a_part_that_is_found_by_name() -> None:
     class Named(Image):
         def forward(self, batch: Any) -> Any:
@@ -119,12 +124,12 @@ def test_full_size_images_are_not_touched() -> None:
 def test_crops_are_pieces_from_all_over_the_images() -> None:
     images = torch.arange(64.0).reshape(1, 1, 8, 8).repeat(2, 2, 1, 1)
     batches = [(images, torch.tensor([0, 1]))] * 40
-    starts = set()
+    starts: set[tuple[int, int]] = set()
     for crop, _ in seen_batches(ProgressiveResizing("crop", delay_fraction=0.8), batches)[:32]:
         top, left = divmod(int(crop[0, 0, 0, 0]), 8)
         assert torch.equal(crop, images[:, :, top : top + 4, left : left + 4])
         starts.add((top, left))
-    assert {start for pair in starts for start in pair} == {0, 1, 2, 3, 4}
+    assert {top for top, _ in starts} == {left for _, left in starts} == {0, 1, 2, 3, 4}
 
 
 class Pixels(Classifier):

@@ -10,7 +10,7 @@ from algorithm_runs import Image, image_batches, note, row_batches, train
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.functional import max_pool2d
+from torch.nn.functional import conv2d, max_pool2d
 
 from bus.errors import ConfigurationError
 from bus.event import Event
@@ -77,6 +77,21 @@ def test_a_convolution_samples_a_blurred_image(blur_first: bool) -> None:
     torch.testing.assert_close(model(impulse(16).roll(1, dims=3)), shifted.expand(2, 16, 5, 5))
 
 
+@pytest.mark.parametrize("blur_first", [True, False])
+def test_the_blur_comes_before_or_after_the_convolution(blur_first: bool) -> None:
+    images = torch.rand(2, 16, 9, 9)
+    model = nn.Sequential(nn.Conv2d(16, 4, 3, stride=2))
+    weight, bias = model[0].weight, model[0].bias
+    start(BlurPool(blur_first=blur_first), model)
+
+    def blur(images: Tensor, stride: int) -> Tensor:
+        kernel = torch.tensor([1.0, 2.0, 1.0]).outer(torch.tensor([1.0, 2.0, 1.0])).expand(images.shape[1], 1, 3, 3)
+        return conv2d(images, kernel / 16, stride=stride, padding=1, groups=images.shape[1])
+
+    first, after = conv2d(blur(images, 1), weight, bias, stride=2), blur(conv2d(images, weight, bias), 2)
+    torch.testing.assert_close(model(images), first if blur_first else after)
+
+
 @given(
     kernel=st.integers(1, 4),
     stride=st.tuples(st.integers(1, 3), st.integers(2, 3)),
@@ -132,7 +147,7 @@ def test_blurring_a_second_time_changes_nothing() -> None:
     model = blurrable()
     start(BlurPool(), model)
     outputs = model(images)
-    start(BlurPool(), model)
+    start(BlurPool(blur_first=False), model)
     assert torch.equal(model(images), outputs)
     assert torch.equal(copy.deepcopy(model)(images), outputs)
 
@@ -307,8 +322,7 @@ def freeze(freezing: LayerFreezing, model: Classifier, epochs: int = 4) -> tuple
         trainer.fit()
         logged = [metrics for _, metrics in trainer.logger.take()]
     trained = [
-        [not torch.equal(*pair) for pair in zip(before, after, strict=True)]
-        for before, after in pairwise(snapshots)
+        [not torch.equal(*pair) for pair in zip(before, after, strict=True)] for before, after in pairwise(snapshots)
     ]
     return trained, logged, adam
 

@@ -223,6 +223,20 @@ def test_learning_rates_go_where_they_should_whatever_the_schedulers_say(strateg
     assert rates == pytest.approx(expected)
 
 
+def test_between_two_updates_the_rates_stay_where_they_are() -> None:
+    model = Classifier(nn.Linear(8, 4))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    rates: list[float] = []
+    watch = note(rates, lambda state: state.optimizers[0].param_groups[0]["lr"], Event.BEFORE_TRAIN_BATCH)
+    swa = SWA("1ep", "3ep", schedule_swa_lr=True, anneal_steps=2, swa_lr=0.02)
+    settings: dict[str, Any] = {"max_duration": "3ep", "seed": 1, "publish": False, "progress_bar": False}
+    settings |= {"schedulers": ExponentialLR(sgd, 0.5), "step_schedulers_every_batch": True}
+    with Trainer(model, BATCHES, optimizers=sgd, algorithms=[swa, watch], **settings) as trainer:
+        trainer.fit()
+    first = 0.1 * 0.5**4
+    assert rates == pytest.approx([0.1, 0.05, 0.025, 0.0125, *[(first + 0.02) / 2] * 4, *[0.02] * 4])
+
+
 def test_without_a_rate_to_go_to_the_rates_stay() -> None:
     rates: list[float] = []
     watch = note(rates, lambda state: state.optimizers[0].param_groups[0]["lr"], Event.BEFORE_TRAIN_BATCH)

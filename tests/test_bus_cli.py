@@ -5,8 +5,10 @@ import json
 import click
 import pytest
 from click.testing import CliRunner
+from helpers import wait_for
+from training import Act, gold_trainer
 
-from bus import Event, Publisher, RunDirectoryError, find_run
+from bus import ConfigurationError, Event, Publisher, RunDirectoryError, find_run
 from bus.cli import bus
 
 
@@ -77,3 +79,32 @@ def test_every_command_has_help():
     for command in bus.commands.values():
         assert command.help
         assert all(option.help for option in command.params if isinstance(option, click.Option))
+
+
+def test_a_live_run_is_told_to_stop(two_runs):
+    with Publisher("third") as publisher:
+        assert invoke("stop", "third") == "told 1 rank of third to stop after the batch at hand\n"
+        wait_for(lambda: publisher.poll() or publisher.stop_requested, "the publisher to be told")
+    with pytest.raises(ConfigurationError, match="'first' is finished, so there is nobody to tell"):
+        invoke("stop", "first")
+
+
+def test_a_training_that_is_told_to_stop_ends_as_stopped_with_a_checkpoint(runs_dir, tmp_path):
+    seen = []
+
+    def note(event, state, logger):
+        seen.append(int(state.timestamp.batch))
+        if len(seen) == 3:
+            invoke("stop", "told")
+            wait_for(lambda: trainer._publisher.poll() or state.stop_requested, "the trainer to be told")
+
+    with gold_trainer(
+        publish=True, run_name="told", save_folder=tmp_path, algorithms=Act(note, Event.BATCH_START)
+    ) as trainer:
+        trainer.fit()
+    assert seen == [0, 1, 2]
+    assert find_run("told").status == "stopped"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "ep0-ba3-rank0.safetensors",
+        "latest-rank0.safetensors",
+    ]

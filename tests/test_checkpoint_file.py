@@ -184,13 +184,20 @@ def test_tensors_whose_names_would_be_the_same_stay_apart(path: Path) -> None:
     assert exactly(read_checkpoint(path)) == exactly(tree)
 
 
+@pytest.mark.parametrize("key", ["__metadata__", "", "\udcff", "\0"])
+def test_a_tensor_may_be_called_anything(path: Path, key: str) -> None:
+    tree = {key: torch.ones(2), "a": {key: torch.zeros(1)}}
+    write_checkpoint(path, tree)
+    assert exactly(read_checkpoint(path)) == exactly(tree)
+
+
 def test_tied_weights_are_stored_once_and_tied_again(path: Path) -> None:
     shared = torch.randn(100, 100)
     write_checkpoint(path, {"model": {"embedding": shared, "head": shared}, "ema": [shared.t()]})
     with safe_open(path, framework="pt") as file:
         assert set(file.keys()) == {"model.embedding", "ema.0"}
     weights = read_checkpoint(path)["model"]
-    assert weights["embedding"].data_ptr() == weights["head"].data_ptr()
+    assert weights["embedding"] is weights["head"]
     assert set(read_weights(path)) == {"embedding", "head"}
 
 
@@ -319,6 +326,16 @@ def test_the_damaged_tensor_is_named(path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"a\.safetensors is damaged: the checksum of 'model\.w' is wrong"):
         read_checkpoint(path)
+
+
+def test_a_tensor_too_many_or_too_few_is_damage(path: Path) -> None:
+    write_checkpoint(path, {"a": torch.zeros(3), "b": torch.ones(0)})
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    for tensors in ({"a": torch.zeros(3)}, {"a": torch.zeros(3), "b": torch.ones(0), "c": torch.ones(0)}):
+        save_file(tensors, path, metadata)
+        with pytest.raises(CheckpointError, match="other tensors than it should"):
+            read_checkpoint(path)
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,17 @@
-"""Names and options as people write them on a command line."""
+"""Names and options of callbacks and loggers as people write them on a command line."""
 
-import enum
-from collections.abc import Sequence
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
-from typing import Any, Literal
 
 import pytest
 
+from bus import registry
 from bus.errors import ConfigurationError
-from consumers import Callback, ConsoleLogger, JsonlLogger, LRMonitor, SpeedMonitor, TrainerMetrics, registry
-from consumers.options import Option, convert_options, options_of
+from consumers import Callback, ConsoleLogger, JsonlLogger, LRMonitor, SpeedMonitor, TrainerMetrics
 from consumers.registry import CALLBACKS, LOGGERS, create_selected
 
 PLUGIN = '''
+from abc import ABC, abstractmethod
 from consumers import Callback
 
 class Peaks(Callback):
@@ -28,6 +26,15 @@ class Peaks(Callback):
 
 class Unrelated:
     pass
+
+class Fussy(Callback):
+    def __init__(self, size=1):
+        if size > 1:
+            raise ValueError(f"size {size} is too much")
+
+class Unfinished(Callback, ABC):
+    @abstractmethod
+    def measure(self): ...
 '''
 
 
@@ -96,6 +103,18 @@ def test_an_option_that_has_to_be_given_is_asked_for(plugin: Path) -> None:
         create_selected([f"{plugin.name}:Peaks"], [], [])
 
 
+def test_what_a_class_refuses_and_a_class_that_is_not_complete_are_named(plugin: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"callback plugin_under_test.py:Fussy: size 3 is too much"):
+        create_selected([f"{plugin.name}:Fussy"], [], ["Fussy.size=3"])
+    with pytest.raises(ConfigurationError, match="Unfinished has to define measure"):
+        create_selected([f"{plugin.name}:Unfinished"], [], [])
+
+
+def test_the_class_s_name_can_stand_for_a_short_name_which_prevails() -> None:
+    [speed], _ = create_selected(["speed"], [], ["speed.window_size=1", "SpeedMonitor.window_size=7"])
+    assert vars(speed)["_samples"].maxlen == 2
+
+
 def test_a_file_with_a_mistake_is_named_with_the_mistake(plugin: Path) -> None:
     plugin.write_text("class Peaks(:\n")
     with pytest.raises(ConfigurationError, match=r"plugin_under_test.py: SyntaxError"):
@@ -115,76 +134,3 @@ def test_plug_ins_are_listed_and_a_broken_one_says_why(monkeypatch: pytest.Monke
     assert "cannot be used: " in entries["broken"]
     assert "ModuleNotFoundError" in entries["broken"]
     assert LOGGERS.names() == ["console", "csv", "jsonl"]
-
-
-# -- values -----------------------------------------------------------------------------------------------------------
-
-
-class Colour(enum.Enum):
-    RED = "r"
-
-
-class Typed:
-    def __init__(
-        self,
-        flag: bool = False,
-        count: int | None = None,
-        share: float = 0.5,
-        name: str = "x",
-        path: Path | None = None,
-        mode: Literal["a", "b"] = "a",
-        sizes: list[int] = [],  # noqa: B006  as people write it
-        names: Sequence[str] = ("x", "y"),
-        colour: Colour = Colour.RED,
-        either: int | str = 1,
-        maybe: str | None = None,
-        untyped=None,  # type: ignore[no-untyped-def]
-        inferred=3,  # type: ignore[no-untyped-def]
-        **further: Any,
-    ) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("flag", "yes", True),
-        ("flag", "False", False),
-        ("count", "none", None),
-        ("count", "7", 7),
-        ("share", "1e-3", 0.001),
-        ("name", "1", "1"),
-        ("path", "a/b", Path("a/b")),
-        ("mode", "b", "b"),
-        ("sizes", "1,2, 3", [1, 2, 3]),
-        ("names", "a,b", ("a", "b")),
-        ("names", "", ()),
-        ("colour", "RED", Colour.RED),
-        ("colour", "r", Colour.RED),
-        ("either", "5", 5),
-        ("either", "five", "five"),
-        ("maybe", "none", None),
-        ("maybe", "some", "some"),
-        ("untyped", "2.5", 2.5),
-        ("untyped", "some text", "some text"),
-        ("inferred", "4", 4),
-    ],
-)
-def test_texts_become_values_of_the_annotated_type(name: str, text: str, value: Any) -> None:
-    converted = convert_options("typed", options_of(Typed), {name: text})
-    assert converted == {name: value}
-    assert type(converted[name]) is type(value)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"), [("flag", "maybe"), ("count", "1.5"), ("share", "half"), ("mode", "c"), ("sizes", "1,x")]
-)
-def test_texts_of_another_type_are_refused(name: str, text: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"option typed\.{name} takes .*, not '{text}'"):
-        convert_options("typed", options_of(Typed), {name: text})
-
-
-def test_options_show_their_default_as_it_would_be_written() -> None:
-    shown = [str(option) for option in options_of(Typed)]
-    assert {"flag=false", "count=none", "share=0.5", "sizes=", "names=x,y"} <= set(shown)
-    assert not any(option.startswith("further") for option in shown)
-    assert str(Option("needed", int)) == "needed=..."

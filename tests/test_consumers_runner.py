@@ -92,6 +92,35 @@ def test_a_callback_is_not_given_events_that_it_does_not_want() -> None:
     assert statistics.handled == 2
 
 
+class Ranks(Callback):
+    """Writes down whose events it is sent, and logs."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        self.seen.append(state.rank)
+        logger.log_metrics({f"{type(self).__name__}/rank": state.rank})
+
+
+class EveryRank(Ranks):
+    all_ranks = True
+
+
+def test_of_several_ranks_a_callback_sees_the_first_unless_it_asks_for_all() -> None:
+    first, every, collector = Ranks(), EveryRank(), Collector()
+    stream = [batch_end(1), batch_end(1, rank=1), batch_end(2, rank=1), batch_end(2)]
+    Runner(stream, [first, every], [collector]).run()
+    assert first.seen == [0, 0]
+    assert every.seen == [0, 1, 1, 0]
+    assert [row.metrics.get("Ranks/rank") for row in collector.rows] == [0, None, None, 0]
+
+
+def test_events_of_further_ranks_that_no_callback_sees_are_not_counted_as_handled() -> None:
+    statistics = Runner([batch_end(1), batch_end(7, rank=1)], [Ranks()]).run()
+    assert (statistics.handled, statistics.last_seq) == (1, 1)
+
+
 def test_closing_goes_on_past_a_callback_that_raises_and_only_that_one_misses_post_close(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

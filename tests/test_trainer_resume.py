@@ -100,10 +100,12 @@ def train(folder: Path | None, **arguments: Any) -> dict[str, torch.Tensor]:
 
 def test_resumed_from_any_batch_it_ends_with_the_same_weights(tmp_path: Path) -> None:
     expected = train(tmp_path)
-    checkpoints = sorted(tmp_path.glob("ep*"))
+    checkpoints = sorted(tmp_path.glob("ep*"), key=lambda path: int(path.name.split("ba")[1].split("-")[0]))
     assert len(checkpoints) == 15
-    for checkpoint in checkpoints:
+    for checkpoint in checkpoints[:-1]:
         assert same(train(None, load_path=checkpoint), expected), checkpoint.name
+    with make(None, load_path=checkpoints[-1]) as trainer:
+        assert same(weights(trainer), expected)
 
 
 def test_saving_changes_nothing(tmp_path: Path) -> None:
@@ -264,6 +266,17 @@ def test_a_run_that_is_over_resumes_to_nothing_but_its_last_evaluation(tmp_path:
     with make(tmp_path, run_name="done", autoresume=True, max_duration="7ba") as trainer:
         trainer.fit()
     assert int(trainer.state.timestamp.batch) == 7
+
+
+def test_the_last_checkpoint_goes_on_after_the_epoch_that_it_ended_with(tmp_path: Path) -> None:
+    ends: list[int] = []
+    note = Act(lambda event, state, logger: ends.append(int(state.timestamp.epoch)), Event.EPOCH_END)
+    train(tmp_path, max_duration="10ba")
+    with make(None, max_duration="3ep", load_path=tmp_path / "ep1-ba10-rank0.safetensors") as trainer:
+        assert trainer.state.timestamp.values[:3] == (0, 2, 10)
+        trainer.state.algorithms.append(note)
+        trainer.fit()
+    assert ends == [3]
 
 
 def test_weights_alone_can_be_taken_from_checkpoints_and_torch_files(tmp_path: Path) -> None:

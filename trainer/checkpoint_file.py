@@ -192,10 +192,12 @@ def import_torch(path: PathLike) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives a path to make a file or a symbolic link at, which takes the place of ``path`` when the block ends.
+    """Gives a path to make a file, a symbolic link or a folder at, which takes the place of ``path`` when the block
+    ends.
 
-    It does so in one step, and a file not before it is on the disk. Whatever goes wrong, ``path`` stays as it was and
-    nothing else stays behind; after a kill the next write to the same path cleans up.
+    It does so in one step, and a file not before it is on the disk; the files in a folder have to be there already.
+    Whatever goes wrong, ``path`` stays as it was and nothing else stays behind; after a kill the next write to the same
+    path cleans up. A folder that is there already is moved away first, so a kill just then leaves none.
 
     Raises :class:`bus.errors.CheckpointError` for errors of the file system, in the block too."""
     try:
@@ -208,7 +210,12 @@ def replacing(path: Path) -> Iterator[Path]:
         try:
             draft = workplace / path.name
             yield draft
-            if not draft.is_symlink():
+            if draft.is_dir() and not draft.is_symlink():
+                for folder, _, _ in os.walk(draft):
+                    _sync(Path(folder))
+                if os.path.lexists(path):
+                    os.replace(path, workplace / "replaced")
+            elif not draft.is_symlink():
                 # safetensors lets the owner alone read what it writes; the umask decides, as with any other file.
                 draft.chmod(workplace.stat().st_mode & 0o666)
                 _sync(draft)

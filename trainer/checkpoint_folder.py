@@ -8,13 +8,14 @@ import os
 import re
 import shutil
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bus.errors import CheckpointError, ConfigurationError
 from bus.time import Timestamp
 from trainer.checkpoint_file import TEMPORARY_NAME, read_checkpoint, read_part, replacing, write_checkpoint
+from trainer.sharded_checkpoint import check_sharded, is_sharded, training_file
 
 __all__ = ["CheckpointFolder"]
 
@@ -97,19 +98,25 @@ class CheckpointFolder:
         next one.
 
         Raises :class:`bus.errors.CheckpointError` when it cannot be written; what was there then stays."""
-        name = self._filename.at(timestamp)
+        return self._save(timestamp, {**tree, "timestamp": list(timestamp.values)})
+
+    def replace_last(self, tree: Mapping[str, Any]) -> Path | None:
+        """Saves a tree in the place of the last one, with the ``timestamp`` that is in the tree, which may be a later
+        one; does nothing where none was saved."""
+        if self._last is None:
+            return None
+        return self._save(self._last, {"timestamp": list(self._last.values), **tree})
+
+    def _save(self, named: Timestamp, tree: Mapping[str, Any]) -> Path:
+        name = self._filename.at(named)
         path = self.folder / name
-        write_checkpoint(path, {**tree, "timestamp": list(timestamp.values)})
-        self._last = timestamp
+        write_checkpoint(path, tree)
+        self._last = named
         self._count(name)
         if self._latest is not None:
             self._point_latest_to(path)
         self._remove_surplus()
         return path
-
-    def replace_last(self, tree: Mapping[str, Any]) -> Path | None:
-        """Saves a tree in the place of the last one, at its time; does nothing where none was saved."""
-        return None if self._last is None else self.save(self._last, tree)
 
     def adopt(self, path: Path) -> None:
         """Counts a checkpoint in the folder as the last one saved: for the one that a training goes on from.

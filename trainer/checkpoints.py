@@ -8,7 +8,7 @@ import msgpack
 
 from bus.errors import CheckpointError, ConfigurationError
 from bus.time import Time
-from trainer.checkpoint_file import import_torch, read_checkpoint, read_weights, write_checkpoint
+from trainer.checkpoint_file import import_torch, is_torch_file, read_checkpoint, read_weights, write_checkpoint
 from trainer.checkpoint_folder import CheckpointFolder
 from trainer.checkpointing import CheckpointSaver, NoSaver
 from trainer.data import DataSpec
@@ -19,8 +19,6 @@ from trainer.state import State
 from trainer.training_state import load_model, load_training, training_tree, weights_tree
 
 __all__ = ["Checkpoints"]
-
-_TORCH_FILES = {".pt", ".pth", ".bin", ".ckpt"}
 
 
 class Checkpoints:
@@ -76,15 +74,17 @@ class Checkpoints:
                 self._resume_latest(self._folder)
 
     def _resume_latest(self, folder: CheckpointFolder) -> None:
-        latest: str | None = None
-        if self._state.rank == 0:
-            folder.clean()
-            found = folder.latest()
-            latest = None if found is None else str(found)
-        if self._ranks is not None:
-            latest = self._ranks.share(latest)
+        latest = self._latest(folder)
         if latest is not None:
-            self._load_path, self._load_weights_only, self.resumed = Path(latest), False, True
+            self._load_path, self._load_weights_only, self.resumed = latest, False, True
+
+    def _latest(self, folder: CheckpointFolder) -> Path | None:
+        """The newest checkpoint in a folder, for which the first rank looks."""
+        found = folder.latest() if self._state.rank == 0 else None
+        if self._ranks is not None:
+            shared = self._ranks.share(None if found is None else str(found))
+            found = None if shared is None else Path(shared)
+        return found
 
     def load(self, evaluation: Evaluation, data: DataSpec | None) -> None:
         """Puts the training to where the checkpoint left it, if there is one to load.
@@ -95,10 +95,10 @@ class Checkpoints:
             return
         path = self._find(path)
         if self._load_weights_only:
-            weights = import_torch(path) if path.suffix in _TORCH_FILES else read_weights(path)
+            weights = import_torch(path) if is_torch_file(path) else read_weights(path)
             load_model(state, weights, path, self._strict)
             return
-        if path.suffix in _TORCH_FILES:
+        if is_torch_file(path):
             raise CheckpointError(
                 f"{path} is a torch file, of which only the model's weights can be taken: set load_weights_only=True"
             )
@@ -106,8 +106,9 @@ class Checkpoints:
         load_model(state, tree.get("model", {}), path, self._strict)
         load_training(state, evaluation, tree, path)
         orders = tree.get("dataloader")
-        if orders:
-            self._order.load(orders[min(state.rank, len(orders) - 1)])
+        # A rank that was not there before has nothing to go on from, and draws numbers of its own.
+        if orders and state.rank < len(orders):
+            self._order.load(orders[state.rank])
         if self._folder is not None and self.resumed:
             self._folder.load_state_dict(tree.get("checkpoints", {}))
             self._folder.adopt(path)
@@ -121,6 +122,7 @@ class Checkpoints:
         if self._saver is None:
             if self._state.rank == 0:
                 self._folder.check_conflicts(self._state.timestamp)
+                self._folder.clean()
             self._saver = CheckpointSaver(
                 self._state, self._folder, self._interval, lambda: self._gather(evaluation, data)
             )
@@ -158,7 +160,7 @@ class Checkpoints:
     def _find(self, path: Path) -> Path:
         if not path.is_dir():
             return path
-        latest = CheckpointFolder(path, names=_names(self._state)).latest()
+        latest = self._latest(CheckpointFolder(path, names=_names(self._state)))
         if latest is None:
             raise CheckpointError(
                 f"there is no checkpoint in {path}: name a file, or the folder that they were saved in"

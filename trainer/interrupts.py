@@ -23,7 +23,7 @@ class Interruption:
 
 
 @contextlib.contextmanager
-def finishing_the_batch(state: State) -> Iterator[Interruption]:
+def finishing_the_batch(state: State, with_checkpoint: bool = True) -> Iterator[Interruption]:
     """While this is open, the first Ctrl-C or SIGTERM ends the training after the batch at hand, and says so; the
     second one does what it did before: by default it ends the program at once.
 
@@ -38,12 +38,11 @@ def finishing_the_batch(state: State) -> Iterator[Interruption]:
     def ask(number: int, frame: FrameType | None) -> None:
         interruption.came = True
         _restore(before)
-        # Not at once: the batch at hand still has to end as if the training went on.
-        state.stop_requested = True
+        # Not stop_training(): the batch at hand has to end as if the training went on.
+        state.request_stop()
         name = signal.Signals(number).name
-        print(
-            f"{name}: stopping after this batch, with a checkpoint; again to stop at once", file=sys.stderr, flush=True
-        )
+        stopping = f"stopping after this batch{', with a checkpoint' if with_checkpoint else ''}"
+        print(f"{name}: {stopping}; again to stop at once", file=sys.stderr, flush=True)
 
     before.update({number: signal.signal(number, ask) for number in _SIGNALS})
     try:

@@ -98,6 +98,7 @@ class TrainingLoop:
     def _run(self, interruption: Interruption | None) -> None:
         state, fire = self._state, self._engine.run_event
         state.model.train()
+        self._progress.begin()
         self._batch_began = self._clock() // 1000
         fire(FIT_START)
         while not state.reached_max_duration() or self._has_epoch_to_end():
@@ -109,7 +110,7 @@ class TrainingLoop:
             if self._run_epoch():
                 self._end_epoch()
         fire(FIT_END)
-        if interruption is None or not interruption.came:
+        if not self._is_interrupted(interruption):
             self._evaluation.run_last()
             self._saver.save_last()
 
@@ -165,6 +166,8 @@ class TrainingLoop:
                     self._ranks.begin_count(state.batch_size, self._tokens)
                 yield batch
             fire(BEFORE_DATALOADER)
+        if self._ranks is not None:
+            self._ranks.end_data()
         if state.timestamp.values[7] == 0:
             raise ConfigurationError("train_dataloader gave no batch: it is empty, or can be iterated over only once")
 
@@ -181,6 +184,7 @@ class TrainingLoop:
         state.timestamp = state.timestamp.to_next_epoch()
         fire(EPOCH_END)
         self._evaluate_if_due(EPOCH_END)
+        self._heed_stop_requests()
         fire(EPOCH_CHECKPOINT)
         self._save_if_due(EPOCH_CHECKPOINT)
         self._progress.epoch_end()
@@ -232,7 +236,22 @@ class TrainingLoop:
     def _evaluate_if_due(self, event: Event) -> None:
         if event in self._evaluation.watched:
             # Training time stands still while the model is evaluated.
+            before = self._state.eval_metric_values
             self._batch_began += self._evaluation.run_if_due(event) // 1000
+            if self._state.eval_metric_values is not before:
+                self._heed_stop_requests()
+
+    def _heed_stop_requests(self) -> None:
+        """Lets what one rank has asked for since the batch take effect on all of them."""
+        if self._ranks is not None and self._ranks.agree(0, self._state.stop_requested)[1]:
+            self._state.stop_now()
+
+    def _is_interrupted(self, interruption: Interruption | None) -> bool:
+        if interruption is None:
+            return False
+        if self._ranks is not None:
+            interruption.came = self._ranks.agree(0, interruption.came)[1]
+        return interruption.came
 
     def _save_if_due(self, event: Event) -> None:
         if event in self._saver.watched:

@@ -103,8 +103,9 @@ class LanguageModel(_Supervised):
         super().__init__(module, {"BitsPerToken": CrossEntropy(base=2)} if metrics is None else metrics, train_metrics)
 
     def loss(self, outputs: Any, batch: Any) -> torch.Tensor:
-        """Bits per token."""
-        return functional.cross_entropy(outputs.flatten(0, -2), batch[1].flatten()) / math.log(2)
+        """Bits per token. Targets are token numbers, or a probability for each one in the vocabulary."""
+        targets = batch[1].flatten(0, outputs.ndim - 2)
+        return functional.cross_entropy(outputs.flatten(0, -2), targets) / math.log(2)
 
 
 def check_model(model: nn.Module, evaluated: bool, predicts: bool = False) -> None:

@@ -26,6 +26,9 @@ class Progress:
     next_draw: int = _NEVER
     """When to call :meth:`draw` next, in nanoseconds of the training's clock."""
 
+    def begin(self) -> None:
+        """Notes where the training begins, or goes on."""
+
     def draw(self) -> None:
         """Shows how far the training is."""
 
@@ -49,9 +52,16 @@ class ProgressLines(Progress):
         self._clock = clock
         self._stream = stream
         self._began = clock()
+        self._share_before = 0.0
         self._drawn = False
         self._loss: float | None = None
         self._next_loss: float | DeferredScalar | None = None
+        self.next_draw = self._began + self._every
+
+    def begin(self) -> None:
+        """Notes where the training begins, or goes on: what is left is told from how fast it went since."""
+        self._began = self._clock()
+        self._share_before = self._share()
         self.next_draw = self._began + self._every
 
     def draw(self) -> None:
@@ -83,9 +93,10 @@ class ProgressLines(Progress):
         state, share = self._state, self._share()
         epoch, batch = state.timestamp.values[1], state.timestamp.values[2]
         parts = [f"{share:4.0%}", f"epoch {epoch + 1}", f"batch {batch}"]
-        if share > 0:
+        done = share - self._share_before
+        if done > 0:
             passed = (self._clock() - self._began) / _SECOND
-            parts.append(f"{_duration(passed * (1 - share) / share)} left")
+            parts.append(f"{_duration(passed * (1 - share) / done)} left")
         return parts
 
     def _share(self) -> float:

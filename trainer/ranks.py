@@ -9,6 +9,9 @@ import atexit
 import contextlib
 import json
 import os
+import signal
+import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
@@ -38,23 +41,48 @@ class Ranks:
         self.world_size = dist.get_world_size()
         self._owns_group = owns_group
         self._hosts: Any = dist.new_group(backend="gloo")
-        self._counts = torch.zeros(2, dtype=torch.int64)
+        self._counts = torch.zeros(3, dtype=torch.int64)
         self._vote = torch.zeros(2, dtype=torch.int64)
         self._counting: Any = None
+        self._total = (0, 0)
         self.closed = False
 
     def begin_count(self, samples: int, tokens: int) -> None:
         """Starts to add up what is in a batch over the ranks."""
-        self._counts[0] = samples
-        self._counts[1] = tokens
+        self._begin_count(samples, tokens, 1)
+
+    def end_count(self) -> tuple[int, int]:
+        """Samples and tokens of the batch over all ranks; can be asked again until the next batch.
+
+        Raises :class:`bus.errors.ConfigurationError` when another rank has come to the end of its data."""
+        if self._counting is not None:
+            samples, tokens, have_batch = self._end_count()
+            if have_batch < self.world_size:
+                raise ConfigurationError(_unequal_data(self.world_size - have_batch, self.world_size))
+            self._total = (samples, tokens)
+        return self._total
+
+    def end_data(self) -> None:
+        """Says, in place of :meth:`begin_count`, that this rank's data is at its end.
+
+        Raises :class:`bus.errors.ConfigurationError` when another rank has a further batch."""
+        self._begin_count(0, 0, 0)
+        have_batch = self._end_count()[2]
+        if have_batch:
+            raise ConfigurationError(_unequal_data(self.world_size - have_batch, self.world_size))
+
+    def _begin_count(self, *counts: int) -> None:
+        for index, count in enumerate(counts):
+            self._counts[index] = count
         with naming_lost_ranks(self.rank):
             self._counting = dist.all_reduce(self._counts, group=self._hosts, async_op=True)
 
-    def end_count(self) -> tuple[int, int]:
-        """Samples and tokens of the batch over all ranks."""
+    def _end_count(self) -> list[int]:
         with naming_lost_ranks(self.rank):
             self._counting.wait()
-        return int(self._counts[0]), int(self._counts[1])
+        self._counting = None
+        counts: list[int] = self._counts.tolist()
+        return counts
 
     def agree(self, microseconds: int, stop: bool) -> tuple[int, bool]:
         """The first rank's time, and whether any rank wants to stop: the same answer on every rank."""
@@ -62,12 +90,18 @@ class Ranks:
         self._vote[1] = stop
         with naming_lost_ranks(self.rank):
             dist.all_reduce(self._vote, group=self._hosts)
-        return int(self._vote[0]), bool(self._vote[1])
+        agreed, votes = self._vote.tolist()
+        return agreed, votes > 0
 
     def add(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks of a tensor on the device, which is changed in place; a GPU's host does not wait."""
         dist.all_reduce(tensor)
         return tensor
+
+    def share_weights(self, model: torch.nn.Module) -> None:
+        """Puts the first rank's weights and buffers into every rank's model."""
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), 0)
 
     def share(self, value: Any) -> Any:
         """The first rank's value on every rank: numbers, text, lists and maps."""
@@ -99,12 +133,30 @@ class Ranks:
         with naming_lost_ranks(self.rank):
             dist.barrier(group=self._hosts)
 
+    def leave(self) -> None:
+        """Leaves the others to themselves, because this rank cannot go on: whoever waits for it is told at once.
+
+        From here on SIGTERM is ignored: ``torchrun`` sends it to every rank as soon as one has ended, and would cut off
+        what this one has to say about its end."""
+        if self.closed:
+            return
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.closed = True
+        hosts, self._hosts, self._counting = self._hosts, None, None
+        if not dist.is_initialized():
+            return
+        if self._owns_group and dist.get_backend() == "gloo":
+            dist.destroy_process_group()
+        else:
+            # Tensors on a GPU are on their way still; what their group is left with is up to the exit.
+            dist.destroy_process_group(hosts)
+
     def close(self) -> None:
         """Leaves the group, if it was joined here."""
-        if not self.closed:
-            self.closed = True
-            if self._owns_group and dist.is_initialized():
-                dist.destroy_process_group()
+        self.closed = True
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
 
 
 _joined: Ranks | None = None
@@ -137,9 +189,12 @@ def join_ranks(on_gpu: bool) -> Ranks | None:
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Which process of how many this is, by what ``torchrun`` says; (0, 1) for one by itself.
+    """Which process of how many this is, by torch's default process group if there is one and otherwise by what
+    ``torchrun`` says; (0, 1) for one by itself.
 
     Raises :class:`bus.errors.ConfigurationError` when the environment makes no sense."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
     rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     try:
         place = int(rank), int(size)
@@ -183,6 +238,8 @@ def naming_lost_ranks(rank: int) -> Iterator[None]:
     except (RuntimeError, ConnectionError) as error:
         if isinstance(error, RankError) or not _tells_of_loss(error):
             raise
+        # The frames of torch hold on to the group, which could not be left with them.
+        traceback.clear_frames(error.__traceback__)
         raise RankError(
             f"another rank of this run has ended, so rank {rank} cannot go on; what it ended with is in its own output "
             f"and in torchrun's ({str(error).splitlines()[0][:200]})"
@@ -191,3 +248,11 @@ def naming_lost_ranks(rank: int) -> Iterator[None]:
 
 def _tells_of_loss(error: Exception) -> bool:
     return isinstance(error, dist.DistError) or any(sign in str(error) for sign in _SIGNS_OF_LOSS)
+
+
+def _unequal_data(without: int, world_size: int) -> str:
+    return (
+        f"train_dataloader gives the ranks different numbers of batches: {without} of {world_size} ranks came to the end "
+        "of their data, the others have a further batch; give all ranks the same number, for example with "
+        "trainer.RankBatchSampler or train_subset_num_batches"
+    )

@@ -202,12 +202,16 @@ class State:
     def stop_training(self) -> None:
         """Ends the training after the batch at hand; evaluations that are due still run.
 
-        With several ranks it is enough that one of them asks. They agree when a batch has been trained on, so what is
-        asked for at ``BATCH_END`` or later takes effect after the next one."""
+        With several ranks it is enough that one of them asks. They agree when a batch has been trained on, after an
+        evaluation and at the end of an epoch; what is asked for at ``BATCH_END`` takes effect after the next batch."""
         if self.world_size > 1:
-            self.stop_requested = True
+            self.request_stop()
         else:
             self.stop_now()
+
+    def request_stop(self) -> None:
+        """Ends the training when the batch at hand has been trained on: for requests from outside the loop."""
+        self.stop_requested = True
 
     def stop_now(self) -> None:
         """Ends the training after the batch at hand, on this rank: for the training loop."""

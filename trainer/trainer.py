@@ -33,7 +33,7 @@ from trainer.logger import Logger
 from trainer.loop import TrainingLoop
 from trainer.microbatches import Microbatching, MicrobatchSize, check_microbatch_size
 from trainer.models import check_model
-from trainer.parallel import DataParallel, Parallel, check_shards
+from trainer.parallel import DataParallel, Parallel, check_parts, check_shards
 from trainer.passes import check_loss_interpolation
 from trainer.precision import check_precision, make_scaler
 from trainer.prediction import predict
@@ -182,13 +182,11 @@ class Trainer:
         rank, world_size = 0, 1
         if self._ranks is not None:
             rank, world_size = self._ranks.rank, self._ranks.world_size
-            check_shards(self._data, "train_dataloader", world_size)
-            for evaluator in evaluators:
-                check_shards(evaluator.spec, f"the dataloader of evaluator {evaluator.label!r}", world_size)
             if self._microbatch_size == "auto":
                 raise ConfigurationError(
                     "device_train_microbatch_size 'auto' is for one rank: with several, give a number of samples"
                 )
+        self._check_shards(self._data, evaluators)
         has_run_name = run_name is not None
         run_name, seed = run_name or new_run_name("run", runs_dir), new_seed() if seed is None else check_seed(seed)
         if self._ranks is not None:
@@ -282,6 +280,7 @@ class Trainer:
                 events=BASE_EVENTS | events,
                 clock=self._clock,
                 max_delay=max_delay,
+                on_stop=state.request_stop,
             )
 
         return start(broker) if self._ranks is None else first_rank_first(self._ranks, start, broker)
@@ -306,7 +305,9 @@ class Trainer:
     def _begin(self) -> None:
         state = self.state
         # As late as this, so that nothing that was started before can have taken a random number.
-        seed_all(state.seed + state.rank)
+        seed_all(state.seed)
+        if self._ranks is not None:
+            self._ranks.share_weights(state.model)
         self.engine.run_event(Event.INIT)
         # Parts that algorithms have put in come from the host.
         state.model.to(state.device.torch_device)
@@ -318,6 +319,9 @@ class Trainer:
         self.engine.run_event(Event.BEFORE_LOAD)
         self._checkpoints.load(self._evaluation, self._data)
         self.engine.run_event(Event.AFTER_LOAD)
+        if state.rank > 0:
+            # Up to here all ranks drew the same numbers, for algorithms that make changes to the model.
+            seed_all((state.seed + state.rank) % 2**32)
 
     def _use_train_data(self) -> None:
         if self._data is not None:
@@ -385,8 +389,11 @@ class Trainer:
         if train_dataloader is not None:
             self._data = as_data_spec(train_dataloader, "train_dataloader")
             check_microbatch_size(self._microbatch_size, self._data)
+            self._check_shards(self._data, [])
         if eval_dataloader is not None:
-            self.state.evaluators[:] = as_evaluators(eval_dataloader)
+            evaluators = as_evaluators(eval_dataloader)
+            self._check_shards(None, evaluators)
+            self.state.evaluators[:] = evaluators
             check_model(self.state.model, evaluated=True)
             self._add_metrics(self.state.evaluators)
         if eval_interval is not None:
@@ -399,6 +406,8 @@ class Trainer:
         self._use_train_data()
         self._compile_schedulers()
         with self._ending_on_error():
+            if self._ranks is not None:
+                check_parts(data, self.state.dataloader_len, self._ranks)
             self._evaluation.plan(self._eval_interval, max_duration)
             saver = self._checkpoints.plan(self._evaluation, data, max_duration)
             loop = TrainingLoop(
@@ -415,8 +424,9 @@ class Trainer:
                 subset_num_batches=self._train_subset,
                 step_schedulers_every_batch=self._step_schedulers_every_batch,
             )
-            if saver.watched:
-                with finishing_the_batch(self.state) as interruption:
+            # Ranks have to stop after the same batch, also without a checkpoint.
+            if saver.watched or self._ranks is not None:
+                with finishing_the_batch(self.state, with_checkpoint=bool(saver.watched)) as interruption:
                     loop.run(interruption)
                 if interruption.came:
                     raise KeyboardInterrupt
@@ -428,7 +438,8 @@ class Trainer:
         state, forward = self.state, None
         if self._ranks is not None:
             if self._parallel is None:
-                self._parallel = DataParallel(state.model, state.device, self._find_unused_parameters)
+                unused = any(getattr(one, "find_unused_parameters", False) for one in state.algorithms)
+                self._parallel = DataParallel(state.model, state.device, unused or self._find_unused_parameters)
             forward = self._parallel.forward
         if self._compile_config is not None:
             forward = torch.compile(state.model if forward is None else forward, **self._compile_config)
@@ -441,6 +452,12 @@ class Trainer:
             ranks=self._ranks,
             parallel=self._parallel,
         )
+
+    def _check_shards(self, data: DataSpec | None, evaluators: Sequence[Evaluator]) -> None:
+        if self._ranks is not None:
+            check_shards(data, "train_dataloader", self._ranks.world_size)
+            for one in evaluators:
+                check_shards(one.spec, f"the dataloader of evaluator {one.label!r}", self._ranks.world_size)
 
     def _check_fit(self, duration: TimeInput | None, reset_time: bool) -> tuple[DataSpec, Time]:
         for value, argument in ((self._data, "a train_dataloader"), (self.state.optimizers, "optimizers")):
@@ -481,6 +498,7 @@ class Trainer:
             raise ConfigurationError("eval() needs something to evaluate on: pass an eval_dataloader")
         if eval_dataloader is not None:
             check_model(self.state.model, evaluated=True)
+            self._check_shards(None, evaluators)
             self._add_metrics(evaluators)
         with self._ending_on_error():
             self._evaluation.run_standalone(evaluators, subset_num_batches)
@@ -531,13 +549,21 @@ class Trainer:
             with contextlib.nullcontext() if self._ranks is None else naming_lost_ranks(self._ranks.rank):
                 yield
         except BaseException as error:
-            self._end(*ending_for(error))
+            self._end_on(error)
             raise
 
     def close(self) -> None:
         """Ends the run: sends what is left and waits, for a limited time, until callbacks and loggers have handled
         everything. Can be called more than once."""
         self._end("stopped" if self.state.stopped else "finished", None)
+
+    def _end_on(self, error: BaseException) -> None:
+        if self._ranks is not None:
+            # First of all: the run is over when all ranks have ended, and they wait for this one.
+            if self._parallel is not None:
+                self._parallel.close()
+            self._ranks.leave()
+        self._end(*ending_for(error))
 
     def _end(self, status: str, error: str | None) -> None:
         if self._closed:
@@ -560,7 +586,7 @@ class Trainer:
         if error is None:
             self.close()
         else:
-            self._end(*ending_for(error))
+            self._end_on(error)
 
 
 def _check_consumers(callbacks: list[Any], loggers: list[Any], publish: bool) -> set[Event]:

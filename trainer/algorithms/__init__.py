@@ -1,0 +1,90 @@
+"""Algorithms that come with the trainer, and :data:`ALGORITHMS`, which finds them and others by name.
+
+Each class is loaded when it is first used, because loading one needs torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from bus.registry import Registry
+from trainer import missing_extra
+from trainer.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from trainer.algorithms.blurpool import BlurPool
+    from trainer.algorithms.channels_last import ChannelsLast
+    from trainer.algorithms.cutmix import CutMix
+    from trainer.algorithms.cutout import CutOut
+    from trainer.algorithms.ema import EMA
+    from trainer.algorithms.gradient_clipping import GradientClipping
+    from trainer.algorithms.label_smoothing import LabelSmoothing
+    from trainer.algorithms.layer_freezing import LayerFreezing
+    from trainer.algorithms.mixup import MixUp
+    from trainer.algorithms.progressive_resizing import ProgressiveResizing
+    from trainer.algorithms.sam import SAM
+    from trainer.algorithms.selective_backprop import SelectiveBackprop
+    from trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup
+    from trainer.algorithms.stochastic_depth import StochasticDepth
+    from trainer.algorithms.swa import SWA
+
+__all__ = [
+    "ALGORITHMS",
+    "EMA",
+    "SAM",
+    "SWA",
+    "BlurPool",
+    "ChannelsLast",
+    "CutMix",
+    "CutOut",
+    "GradientClipping",
+    "LabelSmoothing",
+    "LayerFreezing",
+    "MixUp",
+    "ProgressiveResizing",
+    "SelectiveBackprop",
+    "SequenceLengthWarmup",
+    "StochasticDepth",
+]
+
+_BUILT_IN = {
+    "blurpool": "BlurPool",
+    "channels_last": "ChannelsLast",
+    "cutmix": "CutMix",
+    "cutout": "CutOut",
+    "ema": "EMA",
+    "gradient_clipping": "GradientClipping",
+    "label_smoothing": "LabelSmoothing",
+    "layer_freezing": "LayerFreezing",
+    "mixup": "MixUp",
+    "progressive_resizing": "ProgressiveResizing",
+    "sam": "SAM",
+    "selective_backprop": "SelectiveBackprop",
+    "sequence_length_warmup": "SequenceLengthWarmup",
+    "stochastic_depth": "StochasticDepth",
+    "swa": "SWA",
+}
+_HOMES = {class_name: f"{__name__}.{module}" for module, class_name in _BUILT_IN.items()}
+
+# Abstract, which a registry never makes: it asks for subclasses.
+ALGORITHMS: Registry[Algorithm] = Registry(
+    "algorithm",
+    Algorithm,  # type: ignore[type-abstract]
+    "offloop.algorithms",
+    {name: f"{_HOMES[class_name]}:{class_name}" for name, class_name in _BUILT_IN.items()},
+)
+"""What ``trainer TASK --algorithms`` takes. Other packages add theirs by entry points in ``offloop.algorithms``."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(missing_extra(error.name or "torch"), name=error.name) from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

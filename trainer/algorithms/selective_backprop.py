@@ -11,7 +11,7 @@ from bus.errors import ConfigurationError
 from bus.event import Event
 from trainer.algorithm import Algorithm
 from trainer.algorithms.checks import check_count, check_key, check_share
-from trainer.batch import BatchKey
+from trainer.batch import BatchKey, batch_set
 from trainer.data import map_tensors
 from trainer.logger import Logger
 from trainer.precision import autocast_of
@@ -118,13 +118,12 @@ class SelectiveBackprop(Algorithm):
         return self.keep < 1 and self.start <= float(state.get_elapsed_duration() or 0) < self.end
 
     def _compute_losses(self, state: State) -> torch.Tensor:
-        whole, targets = state.batch, state.batch_get_item(self.target_key)
+        batch, targets = state.batch, state.batch_get_item(self.target_key)
         if self.scale_factor < 1:
-            state.batch_set_item(self.input_key, self._scale(state.batch_get_item(self.input_key)))
+            batch = batch_set(batch, self.input_key, self._scale(state.batch_get_item(self.input_key)))
         autocast = autocast_of(state.precision, state.device) or nullcontext
         with torch.no_grad(), autocast():
-            losses = self.loss_fn(state.model(state.batch), targets)
-        state.batch = whole
+            losses = self.loss_fn(state.model(batch), targets)
         if not isinstance(losses, torch.Tensor) or losses.ndim == 0 or losses.shape[0] != targets.shape[0]:
             shape = tuple(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
             raise ConfigurationError(

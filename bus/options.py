@@ -1,5 +1,6 @@
-"""Options of callbacks and loggers: the constructor's parameters, their types, and values read from text."""
+"""Options that objects are made with: the constructor's parameters, their types, and values read from text."""
 
+import datetime
 import enum
 import inspect
 import types
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bus.errors import ConfigurationError
+from bus.units import Time
 
 __all__ = ["REQUIRED", "Option", "close_matches", "convert_options", "options_of", "parse_assignment"]
 
@@ -62,7 +64,7 @@ def parse_assignment(text: str) -> tuple[str, str, str]:
     left, equals, value = text.partition("=")
     owner, dot, option = left.strip().rpartition(".")
     if not (equals and dot and owner and option):
-        raise ConfigurationError(f"{text!r} is no option: write NAME.OPTION=VALUE, as in -o speed.window_size=50")
+        raise ConfigurationError(f"{text!r} is no option: write NAME.OPTION=VALUE")
     return owner, option, value.strip()
 
 
@@ -133,6 +135,7 @@ _CONVERTERS: dict[Any, Callable[[str], Any]] = {
     float: float,
     str: str,
     Path: Path,
+    Time: Time.from_input,
     type(None): _none,
 }
 
@@ -167,17 +170,23 @@ _WORDS = {
     float: "a number",
     str: "text",
     Path: "a path",
+    Time: "a time such as 10ba",
     type(None): "none",
 }
+# What a time can be given as beside a Time: written down, they are all the same.
+_TIMES = {datetime.timedelta, str, float, int}
+_UNWRITABLE = ", only from Python"
 
 
 def _kind(kind: Any) -> str:
     if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(_kind(one) for one in get_args(kind))
+        kinds = get_args(kind)
+        words = [_kind(one) for one in kinds if Time not in kinds or one not in _TIMES]
+        return " or ".join(dict.fromkeys([one for one in words if not one.endswith(_UNWRITABLE)] or words))
     if get_origin(kind) is Literal:
         return " or ".join(str(value) for value in get_args(kind))
     if get_origin(kind) in (list, tuple, Sequence) or kind in (list, tuple):
         return "a list with commas"
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return " or ".join(member.name for member in kind)
-    return _WORDS.get(kind) or ("a value" if kind is Any else f"a {getattr(kind, '__name__', kind)}, only from Python")
+    return _WORDS.get(kind) or ("a value" if kind is Any else f"a {getattr(kind, '__name__', kind)}{_UNWRITABLE}")
