@@ -1,19 +1,24 @@
 """Batches of any shape: counted, split and moved."""
 
+import copy
 from collections import namedtuple
 from typing import Any
 
 import pytest
 import torch
-from training import gold_trainer
+from gold import gold_data
+from training import Act, gold_trainer
 
 from bus.errors import ConfigurationError
-from trainer import DataSpec
+from bus.event import Event
+from trainer import DataSpec, Evaluator
+from trainer.batch import batch_get, batch_set
 from trainer.data import as_data_spec, count_samples, count_tokens, map_tensors, split_samples
 from trainer.device import CpuDevice
 
 Pair = namedtuple("Pair", "x y")
 X, Y = torch.arange(12).view(6, 2), torch.arange(6)
+USED = (Event.AFTER_DATALOADER, Event.EVAL_BATCH_START, Event.PREDICT_BATCH_START)
 
 
 @pytest.mark.parametrize(
@@ -81,3 +86,77 @@ def test_a_data_spec_counts_and_splits_in_its_own_way() -> None:
 def test_what_cannot_be_iterated_over_again_is_no_dataloader(dataloader: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"train_dataloader is a .* that each epoch can iterate over anew"):
         gold_trainer(train_dataloader=dataloader)
+
+
+def test_batches_are_transformed_once_they_are_on_the_device_wherever_they_are_used() -> None:
+    inputs, targets = gold_data("train", 6)
+    seen: list[torch.Tensor] = []
+    act = Act(lambda event, state, logger: seen.append(state.batch[0]), *USED)
+    spec = DataSpec([(inputs, targets)], device_transforms=lambda batch: (batch[0] * 2, batch[1]))
+    with gold_trainer(
+        train_dataloader=spec, eval_dataloader=Evaluator("eval", spec), max_duration="1ep", algorithms=act
+    ) as trainer:
+        trainer.fit()
+        trainer.predict(spec)
+    assert len(seen) == 3
+    assert all(torch.equal(one, inputs * 2) for one in seen)
+
+
+class Nested(torch.nn.Module):
+    """Takes nested batches apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 4)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        scores: torch.Tensor = self.layer(batch["inputs"]["left"] + batch["inputs"]["right"][0])
+        return scores
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> dict[str, torch.Tensor]:
+        loss = torch.nn.functional.cross_entropy(outputs, batch["target"])
+        return {"fit": loss, "weight": 0.01 * self.layer.weight.square().sum()}
+
+
+@pytest.mark.parametrize("microbatch", [None, 2])
+def test_nested_batches_and_losses_in_parts_are_trained_on(microbatch: int | None) -> None:
+    inputs, targets = gold_data("train", 6)
+    data = [{"inputs": {"left": inputs, "right": [inputs / 2]}, "target": targets}] * 3
+    model = Nested()
+    losses = []
+    note = Act(lambda event, state, logger: losses.append(float(state.total_loss)), Event.BATCH_END)
+    with gold_trainer(
+        model=model, train_dataloader=data, device_train_microbatch_size=microbatch, algorithms=note
+    ) as trainer:
+        before = sum(model.loss(model(data[0]), data[0]).values()).item()
+        trainer.fit()
+    assert losses[0] == pytest.approx(before)
+    assert losses == sorted(losses, reverse=True)
+
+
+PARTS: list[tuple[Any, Any]] = [
+    ((1, 2), 1),
+    ([1, 2], 1),
+    (Pair(1, 2), 1),
+    ({"x": 1, "y": 2}, "y"),
+    ({"pair": (1, [0, 2])}, ["pair", 1, 1]),
+    ({"y": 2}, (lambda batch: batch["y"], lambda batch, value: {"y": value})),
+]
+
+
+@pytest.mark.parametrize(("batch", "key"), PARTS)
+def test_parts_of_a_batch_are_read_and_replaced_in_a_copy(batch: Any, key: Any) -> None:
+    before = copy.deepcopy(batch)
+    assert batch_get(batch, key) == 2
+    changed = batch_set(batch, key, 5)
+    assert batch_get(changed, key) == 5
+    assert type(changed) is type(batch)
+    assert batch == before
+
+
+@pytest.mark.parametrize(("batch", "key"), [((1, 2), 2), ({"x": 1}, "y"), (3, 0), ((1, 2), "x")])
+def test_parts_that_are_not_there_are_named(batch: Any, key: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"the batch has no part {key!r}"):
+        batch_get(batch, key)
+    with pytest.raises(ConfigurationError, match=f"the batch has no part {key!r}"):
+        batch_set(batch, key, 1)

@@ -201,3 +201,28 @@ def test_an_algorithm_without_its_methods_cannot_be_made() -> None:
 
     with pytest.raises(TypeError, match=r"abstract class Half .*apply"):
         Half()  # type: ignore[abstract]
+
+
+def test_a_pass_of_ones_own_reorders_and_leaves_out_algorithms() -> None:
+    events = (Event.EPOCH_START, Event.AFTER_LOSS, Event.EPOCH_END)
+    seen: list[str] = []
+
+    def named(name: str) -> Act:
+        return Act(lambda event, state, logger: seen.append(f"{name} {event.value}"), *events)
+
+    first, second = named("first"), named("second")
+    with gold_trainer(algorithms=[first, second]) as trainer:
+        trainer.engine.run_event(Event.AFTER_LOSS)
+        trainer.engine.register_pass(lambda algorithms, event: algorithms[::-1])
+        trainer.engine.register_pass(
+            lambda algorithms, event: algorithms if event is not Event.EPOCH_END else [first], index=0
+        )
+        for event in events:
+            trainer.engine.run_event(event)
+    assert seen == [
+        *("second after_loss", "first after_loss"),
+        *("second epoch_start", "first epoch_start"),
+        # Reversed twice.
+        *("first after_loss", "second after_loss"),
+        "first epoch_end",
+    ]
