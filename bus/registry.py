@@ -135,7 +135,7 @@ class Registry(Generic[T]):
                 f"{self.kind} {name!r}: {attribute} has to be a subclass of {package}.{self._base.__name__}"
             )
         if inspect.isabstract(found):
-            missing = ", ".join(sorted(found.__abstractmethods__))
+            missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
             raise ConfigurationError(f"{self.kind} {name!r}: {attribute} has to define {missing}")
         return found
 

@@ -4,86 +4,19 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from gold import GoldMLP
+from trainer_command import SMALL, Run, command_in, without_torch
 
 from bus.recording import Recording
 from bus.runs import list_runs
-from trainer.cli import main
-
-WITHOUT_TORCH = """
-import sys
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"torch", "torchmetrics", "cloudpickle"}:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Absent())
-"""
-MODULE = '''
-import sys
-sys.path.insert(0, {tests!r})
-from gold import GoldMLP, gold_loader, gold_optimizer
-
-def small(*, batch_size: int, slope: float = 0.1, gentle: bool = False, note: str = "none", seed: int = 0):
-    """Sort apples from pears.
-
-    It is quick.
-
-    batch_size: fruits in a batch,
-        at least one.
-    note: what to write down.
-    """
-    assert (batch_size, slope, gentle, note) == (6, 0.5, True, "none"), (batch_size, slope, gentle, note)
-    print("seed", seed)
-    model = GoldMLP()
-    return {{
-        "model": model,
-        "train_dataloader": gold_loader("train", 24, batch_size),
-        "optimizers": gold_optimizer(model),
-        "max_duration": "9ep",
-    }}
-
-def wrong():
-    return {{"modle": 1}}
-
-def empty():
-    return {{}}
-
-def nothing():
-    """Returns nothing."""
-
-def needs_sklearn():
-    raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
-
-value = 3
-'''
-
-
-class Outcome:
-    def __init__(self, code: object, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, runs_dir: Path) -> Run:
-    """Runs the command in this process, in an empty folder with a module of the user's own."""
-    (tmp_path / "fruit.py").write_text(MODULE.format(tests=str(Path(__file__).parent)))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    def run(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["trainer", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Outcome(ended.value.code, *capsys.readouterr())
-
-    return run
+    return command_in(tmp_path, monkeypatch, capsys)
 
 
 def test_the_list_names_the_tasks(run: Run) -> None:
@@ -106,7 +39,7 @@ def test_the_command_explains_itself(run: Run, arguments: tuple[str, ...]) -> No
 def test_a_task_shows_its_options_with_their_defaults(run: Run) -> None:
     shown = run("digits", "--help")
     assert shown.code == 0
-    assert re.search(r"--batch-size INTEGER +images in a batch\. +\[default: 32\]", shown.out)
+    assert re.search(r"--batch-size INTEGER +images in a batch, over all ranks\. +\[default: 32\]", shown.out)
     assert re.search(r"--lr FLOAT .*\[default:\s+0\.003\]", shown.out, re.S)
     for option in (
         "--max-duration",
@@ -122,7 +55,7 @@ def test_a_task_shows_its_options_with_their_defaults(run: Run) -> None:
 
 
 def test_a_task_of_one_s_own_is_trained_recorded_and_announced(run: Run, runs_dir: Path) -> None:
-    done = run("fruit:small", "--batch-size", "6", "--slope", "0.5", "--gentle", "-d", "5ba", "--seed", "7")
+    done = run(*SMALL, "-d", "5ba", "--seed", "7")
     assert done.code == 0, done.err
     [info] = list_runs(runs_dir)
     assert info.name.startswith("small-")
@@ -153,7 +86,7 @@ def test_a_file_s_own_task_and_every_common_option(run: Run, tmp_path: Path) -> 
 
 
 def test_without_a_stream_there_is_nothing_to_watch(run: Run, runs_dir: Path) -> None:
-    done = run("fruit:small", "--batch-size=6", "--slope=0.5", "--gentle", "--no-publish", "-d1ba")
+    done = run(*SMALL, "--no-publish", "-d1ba")
     assert done.code == 0
     assert "no stream, so there is nothing to watch or record" in done.out
     assert list_runs(runs_dir) == []
@@ -162,26 +95,26 @@ def test_without_a_stream_there_is_nothing_to_watch(run: Run, runs_dir: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["digitz"], 1, "no task 'digitz': did you mean 'digits'; your own is module:function"),
-        (["xyz"], 1, "no task 'xyz': there are chars, digits"),
-        (["digits", "--max-duration", "5"], 1, "'5' is no time"),
-        (["digits", "--max-duration", "0.5dur"], 1, "max_duration '0.5dur' is not allowed"),
-        (["digits", "--eval-interval", "now"], 1, "'now' is no time"),
-        (["digits", "--batch-sise", "5"], 2, "Did you mean '--batch-size'"),
+        (["digitz"], 2, "no task 'digitz': did you mean 'digits'; your own is module:function"),
+        (["xyz"], 2, "no task 'xyz': there are chars, digits"),
+        (["digits", "--max-duration", "5"], 2, "'5' is no time"),
+        (["digits", "--max-duration", "0.5dur"], 2, "max_duration '0.5dur' is not allowed"),
+        (["digits", "--eval-interval", "now"], 2, "'now' is no time"),
+        (["digits", "--batch-sise", "5"], 2, "Did you mean one of: '--batch-size'"),
         (["digits", "--batch-size", "many"], 2, "'many' is not a valid integer"),
         (["digits", "--device", "tpu"], 2, "'tpu' is not one of 'auto', 'cpu', 'gpu'"),
-        (["digits", "--record", "batch_strat"], 1, "did you mean batch_start"),
-        (["digits", "--run-name", "a/b"], 1, "'a/b' cannot be a run name"),
-        (["chars", "--width", "30"], 1, "width 30 is not allowed: use a multiple of 4"),
-        (["no_such_module:f"], 1, "no module 'no_such_module' was found"),
-        (["no/such/file.py:f"], 1, "no file 'no/such/file.py'"),
-        (["fruit:bananas"], 1, "fruit has no function 'bananas'"),
-        (["fruit:value"], 1, "fruit has no function 'value'"),
+        (["digits", "--record", "batch_strat"], 2, "did you mean batch_start"),
+        (["digits", "--run-name", "a/b"], 2, "'a/b' cannot be a run name"),
+        (["chars", "--width", "30"], 2, "width 30 is not allowed: use a multiple of 4"),
+        (["no_such_module:f"], 2, "no module 'no_such_module' was found"),
+        (["no/such/file.py:f"], 2, "no file 'no/such/file.py'"),
+        (["fruit:bananas"], 2, "fruit has no function 'bananas'"),
+        (["fruit:value"], 2, "fruit has no function 'value'"),
         (["fruit:small"], 2, "Missing option '--batch-size'"),
-        (["fruit:wrong"], 1, "task 'fruit:wrong' returned 'modle', which Trainer does not take: did you mean 'model'?"),
-        (["fruit:empty"], 1, "task 'fruit:empty' returned no model"),
-        (["fruit:nothing"], 1, "task 'fruit:nothing' returned a NoneType: return a dict"),
-        (["fruit:needs_sklearn"], 1, "needs scikit-learn; install it with: pip install 'offloop[demo]'"),
+        (["fruit:wrong"], 2, "task 'fruit:wrong' returned 'modle', which Trainer does not take: did you mean 'model'?"),
+        (["fruit:empty"], 2, "task 'fruit:empty' returned no model"),
+        (["fruit:nothing"], 2, "task 'fruit:nothing' returned a NoneType: return a dict"),
+        (["fruit:needs_sklearn"], 2, "needs scikit-learn; install it with: pip install 'offloop[demo]'"),
     ],
 )
 def test_errors_are_one_line_that_says_what_was_meant(
@@ -203,7 +136,7 @@ def test_an_interrupted_run_says_where_its_recording_is(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(GoldMLP, "forward", interrupt)
-    ended = run("fruit:small", "--batch-size=6", "--slope=0.5", "--gentle")
+    ended = run(*SMALL)
     [info] = list_runs(runs_dir)
     assert ended.code == 130
     assert ended.err.strip() == "interrupted"
@@ -211,16 +144,10 @@ def test_an_interrupted_run_says_where_its_recording_is(
     assert info.status == "stopped"
 
 
-def without_torch(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH + code], capture_output=True, text=True, timeout=30, check=False
-    )
-
-
 def test_without_torch_the_command_says_how_to_install_it() -> None:
     code = "import sys; sys.argv = ['trainer', 'digits']; from trainer.cli import main; main()"
     done = without_torch(code)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr == "error: the trainer needs torch; install it with: pip install 'offloop[trainer]'\n"
 
 

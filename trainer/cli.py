@@ -2,24 +2,56 @@
 
 import contextlib
 import inspect
+import os
 import re
 import shlex
 import signal
-from collections.abc import Iterator, Mapping
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from bus.errors import ConfigurationError
+from bus.errors import CheckpointError, ConfigurationError, InvalidRunNameError, InvalidTimeError, OffloopError
 from bus.runs import new_run_name
 from bus.terminal import run_command
 from trainer import missing_extra
-from trainer.durations import check_interval, check_max_duration
+from trainer.algorithms import ALGORITHMS
+from trainer.cli_options import COMMON_OPTIONS, OPTION_NAMES, check_together, trainer_arguments
 from trainer.tasks import BUILT_IN, Task, TaskOption, find_task
 
+if TYPE_CHECKING:
+    from trainer.ranks import Ranks
+    from trainer.trainer import Trainer
+
 __all__ = ["main", "trainer"]
+
+_MISTAKES = (ConfigurationError, InvalidTimeError, InvalidRunNameError, CheckpointError)
+_PATIENCE = 10.0
+
+
+class _Refused(click.ClickException):
+    """Ends the command with one line, and exit code 2 for a mistake in what was given."""
+
+    exit_code = 2
+
+
+class _NotStarted(click.ClickException):
+    """Ends the command with one line, and exit code 1 because there is no place for the run or nobody to serve it."""
+
+    exit_code = 1
+
+
+@contextlib.contextmanager
+def _refusing(kind: type[OffloopError] = OffloopError) -> Iterator[None]:
+    try:
+        yield
+    except kind as error:
+        raise (_Refused if isinstance(error, _MISTAKES) else _NotStarted)(str(error)) from error
 
 
 class _Tasks(click.Group):
@@ -29,11 +61,48 @@ class _Tasks(click.Group):
         return sorted(BUILT_IN)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command:
-        return _task_command(find_task(name))
+        with _refusing():
+            return _task_command(find_task(name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Tasks"):
             formatter.write_dl([*((name, text) for name, (_, text) in sorted(BUILT_IN.items())), _OWN_TASK])
+
+    def main(self, *arguments: Any, **settings: Any) -> Any:
+        try:
+            return super().main(*arguments, **settings)
+        except click.ClickException:
+            if not _is_first_rank():
+                _leave_it_to_the_first_rank()
+            raise
+        except click.Abort:
+            if not _is_first_rank():
+                sys.exit(130)
+            raise
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _leave_it_to_the_first_rank() -> None:
+    """Waits to be ended by ``torchrun``, as all ranks are when one of them has ended: as a rule, the first one refuses
+    the same and says so. Returns if it goes on, which means that this rank alone has something to say."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(_PATIENCE)
+
+
+class _TaskCommand(click.Command):
+    """Shows its options under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        common = [option for options in COMMON_OPTIONS.values() for option in options]
+        # Those of the task, and the one for help.
+        own = [parameter for parameter in self.get_params(ctx) if parameter not in common]
+        sections: list[tuple[str, Sequence[click.Parameter]]] = [("Options", own), *COMMON_OPTIONS.items()]
+        for heading, options in sections:
+            with formatter.section(heading):
+                formatter.write_dl([record for one in options if (record := one.get_help_record(ctx))])
 
 
 _OWN_TASK = (
@@ -49,18 +118,25 @@ _OWN_TASK = (
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option("--list", "show_list", is_flag=True, help="Show the tasks, and exit.")
+@click.option("--list-algorithms", is_flag=True, help="Show the algorithms with their options, and exit.")
 @click.version_option(package_name="offloop", prog_name="trainer")
 @click.pass_context
-def trainer(ctx: click.Context, show_list: bool) -> None:
+def trainer(ctx: click.Context, show_list: bool, list_algorithms: bool) -> None:
     """Train a model and publish what happens, for consumers to watch.
 
     'trainer TASK --help' shows what a task does and its options.
+
+    Exit code: 0 when the training came to its end, 1 when it failed, 2 for a mistake in what was given, 130 after
+    Ctrl-C.
     """
     if show_list:
         width = max(len(name) for name in BUILT_IN)
         for name, (_, text) in sorted(BUILT_IN.items()):
             click.echo(f"{name:<{width}}  {text}")
         click.echo("\n'trainer TASK --help' shows a task's options; your own is named module:function")
+        ctx.exit()
+    if list_algorithms:
+        _print_algorithms()
         ctx.exit()
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -71,60 +147,29 @@ def main() -> None:
     run_command(trainer)
 
 
-# Bad values are reported while the command line is read, before anything starts.
-def _interval(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Any:
-    return None if value is None else check_interval(0 if value.strip() == "0" else value)
+def _print_algorithms() -> None:
+    with _refusing(), _explaining_what_is_missing():
+        import torch  # noqa: F401 - what all of them need is named once, and not for each one
+
+        click.echo("Algorithms (--algorithms NAME,NAME, or package.module:Class, or file.py:Class)")
+        click.echo("\n".join(ALGORITHMS.listing()))
 
 
-def _duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Any:
-    if value is None:
-        return None
-    duration = check_max_duration(value)
-    if duration.value == 0:
-        raise ConfigurationError(f"--max-duration {value} is over at once: use 1ep or more")
-    return duration
-
-
-_COMMON = [
-    click.Option(
-        ["--max-duration", "-d"],
-        metavar="TIME",
-        callback=_duration,
-        help="How long to train: 5ep, 1000ba, 10000sp, 1h30m. Default: the task's own.",
-    ),
-    click.Option(
-        ["--eval-interval"],
-        metavar="TIME",
-        callback=_interval,
-        help="How often to evaluate: 1ep, 100ba, 0.25dur; 0 for never. Default: the task's own, else 1ep.",
-    ),
-    click.Option(["--run-name"], metavar="NAME", help="Default: the task's name and the time."),
-    click.Option(
-        ["--runs-dir"],
-        type=click.Path(path_type=Path),
-        metavar="DIR",
-        help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder.",
-    ),
-    click.Option(["--seed"], type=click.IntRange(0, 2**32 - 1), help="For all random numbers. Default: a new one."),
-    click.Option(["--device"], type=click.Choice(["auto", "cpu", "gpu"]), default="auto", show_default=True),
-    click.Option(["--publish/--no-publish"], default=True, help="Whether there is a stream to watch and record."),
-    click.Option(
-        ["--broker"], metavar="ADDRESS", help="A broker that runs already, such as tcp://127.0.0.1:5570. Default: own."
-    ),
-    click.Option(
-        ["--record"], metavar="EVENTS", help="Events to record beside the base set, such as batch_start, or 'all'."
-    ),
-    click.Option(["--progress/--no-progress"], default=True, help="Whether to show progress on standard error."),
-]
-_COMMON_NAMES = {str(option.name) for option in _COMMON}
+@contextlib.contextmanager
+def _explaining_what_is_missing() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(missing_extra(error.name or "torch")) from None
 
 
 def _task_command(task: Task) -> click.Command:
     def run(**values: Any) -> None:
         run_task(task, values)
 
-    own = [_click_option(option) for option in task.options if option.name not in _COMMON_NAMES]
-    return click.Command(task.name, params=[*own, *_COMMON], callback=run, help=task.help, short_help=task.help)
+    own = [_click_option(option) for option in task.options if option.name not in OPTION_NAMES]
+    common = [option for options in COMMON_OPTIONS.values() for option in options]
+    return _TaskCommand(task.name, params=[*own, *common], callback=run, help=task.help, short_help=task.help)
 
 
 def _click_option(option: TaskOption) -> click.Option:
@@ -138,41 +183,101 @@ def _click_option(option: TaskOption) -> click.Option:
 def run_task(task: Task, values: Mapping[str, Any]) -> None:
     """Trains a task with the values of its own and of the common options by name.
 
-    Raises :class:`bus.errors.ConfigurationError` when the task or one of its values will not do."""
-    try:
-        from trainer.device import is_gpu
-        from trainer.ranks import join_ranks
-        from trainer.seeding import new_seed, seed_all
-        from trainer.trainer import Trainer
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(missing_extra(error.name or "torch")) from None
-    given = {**values, "seed": new_seed() if values["seed"] is None else values["seed"]}
-    ranks = join_ranks(on_gpu=is_gpu(given["device"]))
-    if ranks is not None:
-        given["seed"] = ranks.share(given["seed"])
-    seed_all(given["seed"])
-    options = {option.name: given[option.name] for option in task.options if given[option.name] is not None}
-    arguments = {**task.arguments(**options), **_settings(task, options, given)}
-    _check_arguments(task, arguments, inspect.signature(Trainer).parameters)
-    recording = None
+    Raises :class:`click.ClickException` when the task or one of its values will not do, and what the training
+    raises."""
+    with _refusing():
+        with _explaining_what_is_missing():
+            from trainer.device import is_gpu
+            from trainer.ranks import join_ranks
+            from trainer.trainer import Trainer
+        ranks = join_ranks(on_gpu=is_gpu(values["device"] or "auto"))
+        arguments = _arguments(task, values, ranks)
+        _check_arguments(task, arguments, inspect.signature(Trainer).parameters)
     # One rank speaks for all of them.
     say = click.echo if ranks is None or ranks.rank == 0 else _say_nothing
-    try:
-        with _terminated_like_interrupted(), Trainer(**arguments) as made:
-            recording = None if made.recording is None else _short(made.recording)
-            say(f"run {made.run_name}: {_where_to_watch(recording, given['runs_dir'])}")
-            made.fit()
-    finally:
-        if recording:
-            say(f"recording: {recording}{_what_is_missing(made)}")
+    with _terminated_like_interrupted():
+        with _refusing():
+            made = Trainer(**arguments)
+        recording = None if made.recording is None else _short(made.recording)
+        try:
+            with _refusing(ConfigurationError), made:
+                say(f"run {made.run_name}: {_where_to_watch(recording, arguments.get('runs_dir'))}")
+                made.fit()
+        finally:
+            if recording:
+                say(f"recording: {recording}{_what_is_missing(made)}")
+            if arguments.get("save_folder") is not None:
+                _say_how_to_go_on(made, arguments, values, say)
+
+
+def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> dict[str, Any]:
+    """Everything for the trainer: what the task says, and in its place what was given."""
+    from trainer.seeding import seed_all
+
+    seed = _choose_seed(values)
+    if ranks is not None:
+        seed = ranks.share(seed)
+    seed_all(seed)
+    known = {**values, "seed": seed, "device": values["device"] or "auto"}
+    settings = trainer_arguments(values)
+    config: dict[str, Any] = {"task": task.name}
+    if values["algorithms"] or values["algorithm_options"]:
+        settings["algorithms"] = ALGORITHMS.create_all(values["algorithms"] or (), values["algorithm_options"] or ())
+        config |= {name: values[name] for name in ("algorithms", "algorithm_options") if values[name]}
+    options = {option.name: known[option.name] for option in task.options if known[option.name] is not None}
+    _check_options(task, options)
+    arguments = {"seed": seed, **task.arguments(**options), **settings, "config": {**config, **options}}
+    check_together(values, arguments)
+    if arguments.get("run_name") is None:
+        prefix = re.sub(r"[^A-Za-z0-9._-]", "-", task.name.rpartition(":")[2]).lstrip("._-") or "run"
+        arguments["run_name"] = new_run_name(prefix, arguments.get("runs_dir"))
+    return arguments
+
+
+def _choose_seed(values: Mapping[str, Any]) -> int:
+    """A training that goes on draws what it drew at first, so its seed has to follow from what is given again."""
+    from trainer.seeding import new_seed
+
+    if values["seed"] is not None:
+        seed: int = values["seed"]
+        return seed
+    return zlib.crc32(values["run_name"].encode()) if values["autoresume"] and values["run_name"] else new_seed()
+
+
+def _check_options(task: Task, options: Mapping[str, Any]) -> None:
+    for option in task.options:
+        if option.required and option.name not in options:
+            raise ConfigurationError(f"task {task.name!r} needs --{option.name.replace('_', '-')}: give it")
 
 
 def _say_nothing(_line: str) -> None:
     """For the ranks that do not speak."""
 
 
-def _what_is_missing(trainer: Any) -> str:
+def _what_is_missing(trainer: "Trainer") -> str:
     return "" if trainer.recorded_all else ", INCOMPLETE: not all that was published could be recorded"
+
+
+def _say_how_to_go_on(
+    made: "Trainer", arguments: Mapping[str, Any], values: Mapping[str, Any], say: Callable[[str], object]
+) -> None:
+    from trainer.checkpoint_folder import CheckpointFolder
+
+    state = made.state
+    names: dict[str, Any] = {"run_name": state.run_name, "rank": state.rank, "world_size": state.world_size}
+    folder = CheckpointFolder(arguments["save_folder"], names=names).folder
+    if int(state.timestamp.batch) == 0 or not folder.is_dir():
+        return
+    if arguments.get("save_weights_only"):
+        say(f"checkpoints: {folder}")
+        return
+    further = [] if values["run_name"] else [f"--run-name {shlex.quote(state.run_name)}"]
+    if not arguments.get("autoresume"):
+        further += [*([] if values["seed"] is not None else [f"--seed {state.seed}"]), "--autoresume"]
+    if state.max_duration is not None and state.timestamp >= state.max_duration and not state.stopped:
+        further.append("and a longer --max-duration" if further else "a longer --max-duration")
+    same = f"the same command {'with ' + ' '.join(further) if further else 'again'}"
+    say(f"checkpoints: {folder}; to go on, run {same}")
 
 
 @contextlib.contextmanager
@@ -187,18 +292,6 @@ def _terminated_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _settings(task: Task, options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    settings = {name: given[name] for name in ("runs_dir", "device", "publish", "broker", "record", "seed")}
-    for name in ("max_duration", "eval_interval"):
-        if given[name] is not None:
-            settings[name] = given[name]
-    prefix = re.sub(r"[^A-Za-z0-9._-]", "-", task.name.rpartition(":")[2]).lstrip("._-") or "run"
-    settings["run_name"] = given["run_name"] or new_run_name(prefix, given["runs_dir"])
-    settings["progress_bar"] = given["progress"]
-    settings["config"] = {"task": task.name, **options}
-    return settings
 
 
 def _check_arguments(task: Task, arguments: Mapping[str, Any], allowed: Mapping[str, Any]) -> None:

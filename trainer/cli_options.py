@@ -16,22 +16,20 @@ from trainer.durations import check_interval, check_iteration_length, check_max_
 __all__ = ["COMMON_OPTIONS", "OPTION_NAMES", "check_together", "trainer_arguments"]
 
 
-class _Checked(click.ParamType):
-    """What a function makes of the text; what it refuses is said with the option's name, before anything starts."""
+def _read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Reads an option's text; what ``read`` refuses is said with the option's name, before anything starts."""
 
-    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
-        self.name = name
-        self._read = read
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
         try:
-            return self._read(value)
+            return None if text is None else read(text)
         except OffloopError as error:
-            self.fail(str(error), param, ctx)
+            raise click.BadParameter(str(error), context, parameter) from None
+
+    return convert
 
 
-def _interval(text: str) -> Time:
-    return check_interval(0 if text.strip() == "0" else text)
+def _interval(text: str) -> Time | int:
+    return 0 if text.strip() == "0" else check_interval(text)
 
 
 def _max_duration(text: str) -> Time:
@@ -57,20 +55,20 @@ def _texts(_context: click.Context, _parameter: click.Parameter, values: tuple[s
     return list(values) or None
 
 
-_INTERVAL = _Checked("TIME", _interval)
 _BATCHES = click.IntRange(min=1)
-_DIRECTORY = click.Path(path_type=Path)
 
 COMMON_OPTIONS: dict[str, list[click.Option]] = {
     "Training": [
         click.Option(
             ["--max-duration", "-d"],
-            type=_Checked("TIME", _max_duration),
+            metavar="TIME",
+            callback=_read_by(_max_duration),
             help="How long to train: 5ep, 1000ba, 10000sp, 1h30m. Default: the task's own.",
         ),
         click.Option(
             ["--eval-interval"],
-            type=_INTERVAL,
+            metavar="TIME",
+            callback=_read_by(_interval),
             help="How often to evaluate: 1ep, 100ba, 0.25dur; 0 for never. Default: the task's own, else 1ep.",
         ),
         click.Option(
@@ -95,7 +93,8 @@ COMMON_OPTIONS: dict[str, list[click.Option]] = {
         ),
         click.Option(
             ["--microbatch-size"],
-            type=_Checked("N|auto", _microbatch_size),
+            metavar="N|auto",
+            callback=_read_by(_microbatch_size),
             help="Splits batches into parts of so many samples, whose gradients are added up; 'auto' finds the size "
             "that fits into the memory. Default: whole batches.",
         ),
@@ -103,21 +102,27 @@ COMMON_OPTIONS: dict[str, list[click.Option]] = {
         click.Option(["--eval-batches"], type=_BATCHES, metavar="N", help="Batches in an evaluation. Default: all."),
         click.Option(
             ["--iteration-length"],
-            type=_Checked("TIME", check_iteration_length),
+            metavar="TIME",
+            callback=_read_by(check_iteration_length),
             help="Epochs or tokens in an iteration, for durations and intervals such as 3iter: 2ep, 1000000tok.",
         ),
         click.Option(["--compile"], is_flag=True, default=None, help="Compile the model with torch.compile."),
         click.Option(
             ["--deterministic"], is_flag=True, default=None, help="Let torch compute deterministically, or fail."
         ),
-        click.Option(["--seed"], type=click.IntRange(0, 2**32 - 1), help="For all random numbers. Default: a new one."),
+        click.Option(
+            ["--seed"],
+            type=click.IntRange(0, 2**32 - 1),
+            help="For all random numbers. Default: a new one, with --autoresume one that follows from the run's name.",
+        ),
         click.Option(["--device"], type=click.Choice(["auto", "cpu", "gpu"]), help="Default: auto."),
     ],
     "Checkpoints": [
         click.Option(["--save-folder"], metavar="DIR", help="Where to write checkpoints. Default: none are written."),
         click.Option(
             ["--save-interval"],
-            type=_INTERVAL,
+            metavar="TIME",
+            callback=_read_by(_interval),
             help="How often to write one, besides at the end: 1ep, 100ba. Default: 1ep.",
         ),
         click.Option(["--keep"], type=_BATCHES, metavar="N", help="How many of them to keep. Default: all."),
@@ -129,7 +134,7 @@ COMMON_OPTIONS: dict[str, list[click.Option]] = {
         ),
         click.Option(
             ["--load-path"],
-            type=_DIRECTORY,
+            type=click.Path(exists=True, path_type=Path),
             metavar="PATH",
             help="A checkpoint to go on from, or a folder of them, of which the latest is taken.",
         ),
@@ -141,7 +146,7 @@ COMMON_OPTIONS: dict[str, list[click.Option]] = {
         click.Option(["--run-name"], metavar="NAME", help="Default: the task's name and the time."),
         click.Option(
             ["--runs-dir"],
-            type=_DIRECTORY,
+            type=click.Path(path_type=Path),
             metavar="DIR",
             help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder.",
         ),
