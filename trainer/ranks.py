@@ -11,18 +11,19 @@ import json
 import os
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from bus import errors
 from bus.errors import ConfigurationError, OffloopError, RankError
 
 __all__ = ["Ranks", "first_rank_first", "join_ranks", "naming_lost_ranks", "on_first_rank", "rank_and_world_size"]
 
+_REASON = "offloop/reason"
 _SIGNS_OF_LOSS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Connection refused")
 
 
@@ -36,10 +37,11 @@ _Started = TypeVar("_Started", bound=_HasAddress)
 class Ranks:
     """The ranks of a training with more than one, seen from one of them."""
 
-    def __init__(self, owns_group: bool) -> None:
+    def __init__(self, owns_group: bool, store: Any = None) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._owns_group = owns_group
+        self._store = store
         self._hosts: Any = dist.new_group(backend="gloo")
         self._counts = torch.zeros(3, dtype=torch.int64)
         self._vote = torch.zeros(2, dtype=torch.int64)
@@ -133,8 +135,18 @@ class Ranks:
         with naming_lost_ranks(self.rank):
             dist.barrier(group=self._hosts)
 
-    def leave(self) -> None:
-        """Leaves the others to themselves, because this rank cannot go on: whoever waits for it is told at once.
+    @property
+    def reason(self) -> str | None:
+        """Which rank could not go on first and why, if it has said so."""
+        # What keeps the store may be gone by now, with torchrun.
+        with contextlib.suppress(RuntimeError):
+            if self._store is not None and self._store.check([_REASON]):
+                return str(self._store.get(_REASON), "utf-8")
+        return None
+
+    def leave(self, why: str | None) -> None:
+        """Leaves the others to themselves, because this rank cannot go on: whoever waits for it is told at once, and
+        why, if it was the first.
 
         From here on SIGTERM is ignored: ``torchrun`` sends it to every rank as soon as one has ended, and would cut off
         what this one has to say about its end."""
@@ -143,6 +155,9 @@ class Ranks:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.closed = True
+        with contextlib.suppress(RuntimeError):
+            if self._store is not None and why is not None:
+                self._store.compare_set(_REASON, "", f"rank {self.rank} ended with {why}")
         hosts, self._hosts, self._counting = self._hosts, None, None
         if not dist.is_initialized():
             return
@@ -154,9 +169,10 @@ class Ranks:
 
     def close(self) -> None:
         """Leaves the group, if it was joined here."""
-        self.closed = True
-        if self._owns_group and dist.is_initialized():
-            dist.destroy_process_group()
+        if not self.closed:
+            self.closed = True
+            if self._owns_group and dist.is_initialized():
+                dist.destroy_process_group()
 
 
 _joined: Ranks | None = None
@@ -179,10 +195,12 @@ def join_ranks(on_gpu: bool) -> Ranks | None:
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+        store, rank, world_size = next(rendezvous("env://"))
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     except (ValueError, RuntimeError) as error:
         raise RankError(f"the ranks did not come together: {error}") from None
-    _joined = Ranks(owns_group=True)
+    _joined = Ranks(owns_group=True, store=store)
     # A process that ends without leaving the group is aborted by it.
     atexit.register(_joined.close)
     return _joined
@@ -238,12 +256,10 @@ def naming_lost_ranks(rank: int) -> Iterator[None]:
     except (RuntimeError, ConnectionError) as error:
         if isinstance(error, RankError) or not _tells_of_loss(error):
             raise
-        # The frames of torch hold on to the group, which could not be left with them.
-        traceback.clear_frames(error.__traceback__)
-        raise RankError(
-            f"another rank of this run has ended, so rank {rank} cannot go on; what it ended with is in its own output "
-            f"and in torchrun's ({str(error).splitlines()[0][:200]})"
-        ) from error
+        reason = None if _joined is None else _joined.reason
+        if reason is None:
+            reason = f"another rank has ended ({str(error).splitlines()[0][:200]})"
+        raise RankError(f"{reason}, so rank {rank} cannot go on; the output of that rank says more") from error
 
 
 def _tells_of_loss(error: Exception) -> bool:
@@ -252,7 +268,7 @@ def _tells_of_loss(error: Exception) -> bool:
 
 def _unequal_data(without: int, world_size: int) -> str:
     return (
-        f"train_dataloader gives the ranks different numbers of batches: {without} of {world_size} ranks came to the end "
-        "of their data, the others have a further batch; give all ranks the same number, for example with "
-        "trainer.RankBatchSampler or train_subset_num_batches"
+        "train_dataloader gives the ranks different numbers of batches: "
+        f"{without} of {world_size} ranks came to the end of their data, the others have a further batch; "
+        "give all ranks the same number, for example with trainer.RankBatchSampler or train_subset_num_batches"
     )

@@ -1,6 +1,7 @@
 """Which samples make a batch, and which of them are a rank's."""
 
 from collections.abc import Iterator, Sized
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
@@ -8,7 +9,7 @@ from torch.utils.data import Sampler
 from bus.errors import ConfigurationError
 from trainer.ranks import rank_and_world_size
 
-__all__ = ["RankBatchSampler"]
+__all__ = ["RankBatchSampler", "own_sampler"]
 
 
 class RankBatchSampler(Sampler[list[int]]):
@@ -17,7 +18,7 @@ class RankBatchSampler(Sampler[list[int]]):
     A batch has ``batch_size`` samples over all ranks together, so the batches are the same whatever the number of
     ranks. The ranks' parts differ by at most one sample. A last batch with fewer samples than there are ranks is left
     out, as is every short one with ``drop_last``. With ``shuffle`` each epoch has an order of its own, which follows
-    from ``seed`` (by default torch's seed) and the epoch's number, and from nothing else.
+    from ``seed`` (by default the trainer's, and 0 without a trainer) and the epoch's number, and from nothing else.
 
     Raises :class:`bus.errors.ConfigurationError` for batches that cannot be divided among the ranks.
     """
@@ -41,7 +42,8 @@ class RankBatchSampler(Sampler[list[int]]):
                 f"batch_size {batch_size} is not allowed: it counts the samples of all {self.num_replicas} ranks, "
                 f"so use {self.num_replicas} or more"
             )
-        self.seed = torch.initial_seed() if seed is None else seed
+        self._has_seed = seed is not None
+        self.seed = seed or 0
         self.shuffle = shuffle
         self.epoch = 0
         self._samples = len(dataset)
@@ -51,6 +53,11 @@ class RankBatchSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch comes next; the trainer does."""
         self.epoch = epoch
+
+    def use_seed(self, seed: int) -> None:
+        """Says which seed to draw orders with, if none was given; the trainer does."""
+        if not self._has_seed:
+            self.seed = seed
 
     def __len__(self) -> int:
         whole, rest = divmod(self._samples, self._size)
@@ -67,3 +74,9 @@ class RankBatchSampler(Sampler[list[int]]):
         # Any two numbers make another generator, also neighbouring seeds and epochs.
         generator = torch.Generator().manual_seed(hash((self.seed, self.epoch)) & (2**63 - 1))
         return torch.randperm(self._samples, generator=generator)
+
+
+def own_sampler(dataloader: Any) -> RankBatchSampler | None:
+    """The :class:`RankBatchSampler` of a dataloader that has one."""
+    sampler = getattr(dataloader, "batch_sampler", None)
+    return sampler if isinstance(sampler, RankBatchSampler) else None

@@ -47,7 +47,7 @@ class TrainStep:
         self._forward = forward
         self._ranks = ranks
         self._accumulating = contextlib.nullcontext if parallel is None else parallel.accumulating
-        self._weight = 1.0
+        self._rows = 0
         self._fire = engine.run_event
         self._autocast = autocast_of(state.precision, state.device)
 
@@ -55,9 +55,7 @@ class TrainStep:
         """From ``BEFORE_TRAIN_BATCH`` to the step of the optimizers."""
         state = self._state
         self._fire(BEFORE_TRAIN_BATCH)
-        if self._ranks is not None:
-            # Gradients are averaged over the ranks, each of which counts by its rows.
-            self._weight = (state.batch_size or 0) * self._ranks.world_size / self._ranks.end_count()[0]
+        self._rows = state.batch_size or 0
         state.batch_loss = self._compute_gradients()
         if self._ranks is not None:
             self._join_results(self._ranks)
@@ -97,7 +95,7 @@ class TrainStep:
         batch, rows = state.batch, state.batch_size
         if state.device_train_microbatch_size is None:
             self._forget_gradients()
-            loss = self._forward_and_backward(self._weight)
+            loss = self._forward_and_backward(1.0)
         else:
             loss = self._microbatching.run(self._compute_in_microbatches)
         state.batch, state.batch_size = batch, rows
@@ -116,7 +114,7 @@ class TrainStep:
             for index, (state.batch, state.batch_size) in enumerate(zip(microbatches, counts, strict=True), 1):
                 is_last = index == len(counts)
                 with contextlib.nullcontext() if is_last else self._accumulating():
-                    losses.append(self._forward_and_backward(self._weight * state.batch_size / rows).detach())
+                    losses.append(self._forward_and_backward(state.batch_size / rows).detach())
         finally:
             state.batch = batch
         return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
@@ -138,6 +136,9 @@ class TrainStep:
             self._update_train_metrics()
         fire(BEFORE_BACKWARD)
         loss: torch.Tensor = _total(state.loss)
+        if self._ranks is not None:
+            # Gradients are averaged over the ranks, each of which counts by its rows.
+            share *= self._rows * self._ranks.world_size / self._ranks.end_count()[0]
         if share != 1.0:
             loss = loss * share
         if state.scaler is None:
