@@ -44,6 +44,7 @@ class CheckpointFolder:
     ``latest_filename`` is a symbolic link to what was saved last, or a copy of it on a file system without links;
     ``None`` for no such link. Of those that this object has saved it keeps the last ``keep``; -1 keeps them all, and 0
     keeps none, nor a link. With ``overwrite`` the folder may hold checkpoints of a later time than the training's.
+    ``write`` writes a tree to a path, where it may also make a folder of :mod:`trainer.sharded_checkpoint`.
 
     Raises :class:`bus.errors.ConfigurationError` for a name that is not allowed, such as one that would be the same for
     all checkpoints, which is for ``overwrite`` only. Reference: ``composer/callbacks/checkpoint_saver.py`` and
@@ -58,6 +59,7 @@ class CheckpointFolder:
         keep: int = -1,
         overwrite: bool = False,
         names: Mapping[str, str | int] | None = None,
+        write: Callable[[Path, Mapping[str, Any]], None] = write_checkpoint,
     ) -> None:
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < -1:
             raise ConfigurationError(
@@ -88,6 +90,7 @@ class CheckpointFolder:
             self._latest = self.folder / latest.at()
         self._keep = keep
         self._overwrite = overwrite
+        self._write = write
         self._saved: list[str] = []
         self._last: Timestamp | None = None
 
@@ -110,7 +113,7 @@ class CheckpointFolder:
     def _save(self, named: Timestamp, tree: Mapping[str, Any]) -> Path:
         name = self._filename.at(named)
         path = self.folder / name
-        write_checkpoint(path, tree)
+        self._write(path, tree)
         self._last = named
         self._count(name)
         if self._latest is not None:
@@ -142,7 +145,10 @@ class CheckpointFolder:
         is_first = linked if self._overwrite else None
         for path in sorted(times, key=lambda path: (path == is_first, times[path], path), reverse=True):
             try:
-                read_checkpoint(path, device="meta")
+                if is_sharded(path):
+                    check_sharded(path)
+                else:
+                    read_checkpoint(path, device="meta")
             except CheckpointError as error:
                 _log.warning("not considered as the latest checkpoint: %s", error)
             else:
@@ -194,7 +200,8 @@ class CheckpointFolder:
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                shutil.copyfile(path, draft)
+                copy = shutil.copytree if path.is_dir() else shutil.copyfile
+                copy(path, draft)
 
     def _remove_surplus(self) -> None:
         if self._keep < 0:
@@ -203,23 +210,27 @@ class CheckpointFolder:
         if self._keep == 0 and self._latest is not None:
             self._latest.unlink(missing_ok=True)
         for name in surplus:
+            path = self.folder / name
             try:
-                (self.folder / name).unlink(missing_ok=True)
+                if is_sharded(path):
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
             except OSError as error:
-                _log.warning("cannot remove checkpoint %s: %s", self.folder / name, error.strerror)
+                _log.warning("cannot remove checkpoint %s: %s", path, error.strerror)
             else:
                 self._saved.remove(name)
 
     def _files(self) -> Iterator[Path]:
         for path in sorted(self.folder.glob(self._filename.glob)):
-            if self._filename.matches(self._name_of(path)) and path.is_file():
+            if self._filename.matches(self._name_of(path)) and training_file(path).is_file():
                 yield path
 
     def _name_of(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
 
     def _linked(self) -> Path | None:
-        if self._latest is None or not self._latest.is_file():
+        if self._latest is None or not training_file(self._latest).is_file():
             return None
         if not self._latest.is_symlink():
             return self._latest
@@ -331,7 +342,7 @@ class _Name:
 
 
 def _time_of(path: Path) -> tuple[int, ...]:
-    values = read_part(path, "timestamp")
+    values = read_part(training_file(path), "timestamp")
     if not (isinstance(values, list) and all(isinstance(value, int) for value in values)):
         raise CheckpointError(f"checkpoint {path} does not say what time it is of")
     return tuple(values)

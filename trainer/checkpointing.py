@@ -1,6 +1,6 @@
 """When checkpoints are written."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bus.event import Event
@@ -29,17 +29,24 @@ class NoSaver:
 class CheckpointSaver:
     """Writes a checkpoint every so often and when the training is over, once for each batch.
 
-    An evaluation that comes after the last one, at the end of the training, is put into it too. Reference:
-    ``composer/callbacks/checkpoint_saver.py``, but for that.
+    An evaluation that comes after the last one, at the end of the training, is put into it too. ``join`` is what the
+    other ranks do with their trees while the first one saves its own. Reference:
+    ``composer/callbacks/checkpoint_saver.py``, but for the evaluation.
     """
 
     def __init__(
-        self, state: State, folder: CheckpointFolder, interval: Time, gather: Callable[[], dict[str, Any]]
+        self,
+        state: State,
+        folder: CheckpointFolder,
+        interval: Time,
+        gather: Callable[[], dict[str, Any]],
+        join: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self._state = state
         self._folder = folder
         self._interval = interval
         self._gather = gather
+        self._join = join
         self._planned: Interval | None = None
         self._last_batch: int | None = None
         self._last_evaluation: Any = None
@@ -65,6 +72,8 @@ class CheckpointSaver:
             tree = self._gather()
             if self._state.rank == 0:
                 self._folder.replace_last(tree)
+            else:
+                self._join(tree)
             self._last_evaluation = self._evaluation
 
     def save(self) -> None:
@@ -72,6 +81,8 @@ class CheckpointSaver:
         tree = self._gather()
         if self._state.rank == 0:
             self._folder.save(self._state.timestamp, tree)
+        else:
+            self._join(tree)
         self._last_batch = self._state.timestamp.values[2]
         self._last_evaluation = self._evaluation
 

@@ -1,8 +1,10 @@
 """Checkpoints of a trainer: where they are written, and what a training goes on from."""
 
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
@@ -14,16 +16,25 @@ from trainer.checkpointing import CheckpointSaver, NoSaver
 from trainer.data import DataSpec
 from trainer.epoch_order import EpochOrder
 from trainer.evaluation import Evaluation
+from trainer.publishing import optimizer_names
 from trainer.ranks import Ranks
+from trainer.sampling import own_sampler
+from trainer.sharded_checkpoint import is_sharded, read_sharded, write_sharded
 from trainer.state import State
 from trainer.training_state import load_model, load_training, training_tree, weights_tree
 
-__all__ = ["Checkpoints"]
+if TYPE_CHECKING:
+    from trainer.sharding import FullySharded
+
+__all__ = ["Checkpoints", "folder_name"]
 
 
 class Checkpoints:
     """Loads the checkpoint that a trainer goes on from, and makes what writes new ones; the arguments are those of
-    :class:`trainer.Trainer`."""
+    :class:`trainer.Trainer`.
+
+    With ``sharded`` those that are written are folders, see :mod:`trainer.sharded_checkpoint`. Their names are those of
+    files without the suffix and the rank."""
 
     def __init__(
         self,
@@ -43,6 +54,7 @@ class Checkpoints:
         autoresume: bool,
         has_run_name: bool,
         ranks: Ranks | None,
+        sharded: bool = False,
     ) -> None:
         if autoresume and (save_folder is None or not has_run_name):
             missing = "save_folder" if save_folder is None else "run_name"
@@ -52,6 +64,7 @@ class Checkpoints:
         self._state = state
         self._order = order
         self._ranks = ranks
+        self._sharded = sharded
         self._interval = save_interval
         self._weights_only = weights_only
         self._load_path = None if load_path is None else Path(load_path)
@@ -64,11 +77,12 @@ class Checkpoints:
         if save_folder is not None:
             self._folder = CheckpointFolder(
                 save_folder,
-                filename=save_filename,
-                latest_filename=save_latest_filename,
+                filename=folder_name(save_filename) if sharded else save_filename,
+                latest_filename=folder_name(save_latest_filename) if sharded else save_latest_filename,
                 keep=keep,
                 overwrite=overwrite,
                 names=_names(state),
+                write=self._write,
             )
             if autoresume:
                 self._resume_latest(self._folder)
@@ -86,8 +100,9 @@ class Checkpoints:
             found = None if shared is None else Path(shared)
         return found
 
-    def load(self, evaluation: Evaluation, data: DataSpec | None) -> None:
-        """Puts the training to where the checkpoint left it, if there is one to load.
+    def load(self, evaluation: Evaluation, data: DataSpec | None, sharding: "FullySharded | None" = None) -> None:
+        """Puts the training to where the checkpoint left it, if there is one to load; ``sharding`` is how the model is
+        spread over the ranks.
 
         Raises :class:`bus.errors.CheckpointError` when it cannot be read or does not fit."""
         path, state = self._load_path, self._state
@@ -95,17 +110,19 @@ class Checkpoints:
             return
         path = self._find(path)
         if self._load_weights_only:
-            weights = import_torch(path) if is_torch_file(path) else read_weights(path)
-            load_model(state, weights, path, self._strict)
+            load_model(state, self._read_weights(path, sharding), path, self._strict)
             return
         if is_torch_file(path):
             raise CheckpointError(
                 f"{path} is a torch file, of which only the model's weights can be taken: set load_weights_only=True"
             )
-        tree = read_checkpoint(path)
+        tree = self._read(path, sharding)
         load_model(state, tree.get("model", {}), path, self._strict)
         load_training(state, evaluation, tree, path)
         orders = tree.get("dataloader")
+        sampler, seed = None if data is None else own_sampler(data.dataloader), tree.get("sampler_seed")
+        if sampler is not None and seed is not None:
+            sampler.use_seed(seed)
         # A rank that was not there before has nothing to go on from, and draws numbers of its own.
         if orders and state.rank < len(orders):
             self._order.load(orders[state.rank])
@@ -124,7 +141,11 @@ class Checkpoints:
                 self._folder.check_conflicts(self._state.timestamp)
                 self._folder.clean()
             self._saver = CheckpointSaver(
-                self._state, self._folder, self._interval, lambda: self._gather(evaluation, data)
+                self._state,
+                self._folder,
+                self._interval,
+                lambda: self._gather(evaluation, data),
+                lambda tree: self._write(None, tree),
             )
         self._saver.plan(max_duration)
         return self._saver
@@ -135,17 +156,39 @@ class Checkpoints:
         self.resumed = False
 
     def write(self, path: Path, evaluation: Evaluation, data: DataSpec | None) -> Path:
-        """Writes a checkpoint to a file of its own; the first rank does, but all of them have to call this."""
-        tree = self._gather(evaluation, data)
-        if self._state.rank == 0:
-            write_checkpoint(path, tree)
+        """Writes a checkpoint of its own; all ranks have to call this."""
+        self._write(path if self._state.rank == 0 else None, self._gather(evaluation, data))
         return path
+
+    def _write(self, path: Path | None, tree: Mapping[str, Any]) -> None:
+        """Writes a tree to where the first rank says, which is the only one that does."""
+        if self._sharded and self._ranks is not None:
+            write_sharded(path, tree, self._ranks)
+        elif path is not None:
+            write_checkpoint(path, tree)
+
+    def _read(self, path: Path, sharding: "FullySharded | None") -> dict[str, Any]:
+        if is_sharded(path):
+            return read_sharded(path, None if sharding is None else sharding.mesh, self._ranks)
+        tree = read_checkpoint(path)
+        return tree if sharding is None else sharding.shard_tree(tree, self._optimizers())
+
+    def _read_weights(self, path: Path, sharding: "FullySharded | None") -> Any:
+        if is_sharded(path):
+            return read_sharded(path, None if sharding is None else sharding.mesh, self._ranks, part="model")["model"]
+        weights = import_torch(path) if is_torch_file(path) else read_weights(path)
+        return weights if sharding is None else sharding.shard_tree({"model": weights}, {})["model"]
+
+    def _optimizers(self) -> dict[str, Any]:
+        return dict(zip(optimizer_names(self._state.optimizers), self._state.optimizers, strict=True))
 
     def _gather(self, evaluation: Evaluation, data: DataSpec | None) -> dict[str, Any]:
         if self._weights_only:
             return weights_tree(self._state)
         tree = training_tree(self._state, evaluation)
         tree["dataloader"] = None if data is None else self._orders(data)
+        sampler = None if data is None else own_sampler(data.dataloader)
+        tree["sampler_seed"] = None if sampler is None else sampler.seed
         if self._folder is not None:
             tree["checkpoints"] = self._folder.state_dict()
         return tree
@@ -158,14 +201,21 @@ class Checkpoints:
         return [msgpack.unpackb(one, strict_map_key=False) for one in self._ranks.collect(msgpack.packb(own))]
 
     def _find(self, path: Path) -> Path:
-        if not path.is_dir():
+        if not path.is_dir() or is_sharded(path):
             return path
-        latest = self._latest(CheckpointFolder(path, names=_names(self._state)))
+        names = _names(self._state)
+        latest = self._latest(CheckpointFolder(path, "ep{epoch}-ba{batch}", "latest", names=names))
+        latest = latest or self._latest(CheckpointFolder(path, names=names))
         if latest is None:
             raise CheckpointError(
                 f"there is no checkpoint in {path}: name a file, or the folder that they were saved in"
             )
         return latest
+
+
+def folder_name(filename: str) -> str:
+    """The name of a checkpoint that is one folder for all ranks, from that of one that is a file of a rank."""
+    return re.sub(r"[-_.]?(rank)?{rank[^}]*}|\.safetensors$", "", filename)
 
 
 def _names(state: State) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from trainer.engine import Engine
 from trainer.evaluator import Evaluator
 from trainer.metrics import read_metrics
 from trainer.precision import autocast_of
+from trainer.ranks import Ranks
 from trainer.state import State
 
 __all__ = ["Evaluation", "prepared_batches"]
@@ -24,15 +26,24 @@ class Evaluation:
     """Runs the evaluators of a training when they are due, or at once.
 
     ``subset_num_batches`` is how many batches of each evaluator's dataloader are evaluated, -1 for all, unless the
-    evaluator has a number of its own. Reference: ``composer/trainer/trainer.py``, ``_run_evaluators`` and
-    ``_eval_loop``.
+    evaluator has a number of its own. ``in_step`` are ranks whose forward passes need one another. Reference:
+    ``composer/trainer/trainer.py``, ``_run_evaluators`` and ``_eval_loop``.
     """
 
-    def __init__(self, state: State, engine: Engine, clock: Callable[[], int], *, subset_num_batches: int = -1) -> None:
+    def __init__(
+        self,
+        state: State,
+        engine: Engine,
+        clock: Callable[[], int],
+        *,
+        subset_num_batches: int = -1,
+        in_step: Ranks | None = None,
+    ) -> None:
         self._state = state
         self._engine = engine
         self._clock = clock
         self._subset_num_batches = subset_num_batches
+        self._in_step = in_step
         self._autocast = autocast_of(state.precision, state.device) or contextlib.nullcontext
         self._intervals: list[tuple[Evaluator, Interval]] = []
         self._last_batch: dict[str, int] = {}
@@ -124,7 +135,7 @@ class Evaluation:
             metric.reset()
         batch_began = self._clock() // 1000
         fire(Event.EVAL_START)
-        for samples, tokens in prepared_batches(state, spec, subset):
+        for samples, tokens in prepared_batches(state, spec, subset, self._in_step):
             fire(Event.EVAL_BATCH_START)
             fire(Event.EVAL_BEFORE_FORWARD)
             with self._autocast():
@@ -143,11 +154,36 @@ class Evaluation:
         fire(Event.EVAL_END)
 
 
-def prepared_batches(state: State, spec: DataSpec, subset_num_batches: int) -> Iterator[tuple[int, int]]:
+def prepared_batches(
+    state: State, spec: DataSpec, subset_num_batches: int, in_step: Ranks | None = None
+) -> Iterator[tuple[int, int]]:
     """Puts the batches of a dataloader, or so many of them, into the state one after the other; gives the samples and
-    tokens of each."""
-    batches = spec.dataloader
-    for batch in itertools.islice(batches, subset_num_batches) if subset_num_batches >= 0 else batches:
+    tokens of each.
+
+    Ranks ``in_step`` run every forward pass together. One that has no batch left, while another has, runs the model on
+    its last one again, which counts for nothing.
+
+    Raises :class:`bus.errors.ConfigurationError` for a rank in step without any batch."""
+    batches: Iterable[Any] = spec.dataloader
+    if subset_num_batches >= 0:
+        batches = itertools.islice(batches, subset_num_batches)
+    for batch in batches if in_step is None else _in_step(batches, state, in_step):
         state.batch = spec.prepare(batch, state.device)
         state.batch_size = spec.get_num_samples_in_batch(state.batch)
         yield state.batch_size, spec.get_num_tokens_in_batch(state.batch)
+
+
+def _in_step(batches: Iterable[Any], state: State, ranks: Ranks) -> Iterator[Any]:
+    autocast = autocast_of(state.precision, state.device) or contextlib.nullcontext
+    has_batch = False
+    for batch in batches:
+        has_batch = True
+        ranks.agree(0, True)
+        yield batch
+    if not has_batch:
+        raise ConfigurationError(
+            f"the dataloader {state.dataloader_label!r} gave rank {ranks.rank} no batch: give each rank at least one"
+        )
+    while ranks.agree(0, False)[1]:
+        with autocast():
+            state.model.eval_forward(state.batch)

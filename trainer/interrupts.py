@@ -40,6 +40,8 @@ def finishing_the_batch(state: State, with_checkpoint: bool = True) -> Iterator[
         _restore(before)
         # Not stop_training(): the batch at hand has to end as if the training went on.
         state.request_stop()
+        if state.rank > 0:
+            return  # the first rank speaks for all
         name = signal.Signals(number).name
         stopping = f"stopping after this batch{', with a checkpoint' if with_checkpoint else ''}"
         print(f"{name}: {stopping}; again to stop at once", file=sys.stderr, flush=True)

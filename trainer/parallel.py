@@ -82,13 +82,13 @@ def check_parts(data: DataSpec, num_batches: int | None, ranks: Ranks) -> None:
     numbers, seeds, places = zip(*parts, strict=True)
     if len(set(numbers)) > 1:
         raise ConfigurationError(
-            f"train_dataloader gives the ranks {_listed(numbers)} batches: give all of them the same number, for example "
-            "with trainer.RankBatchSampler or train_subset_num_batches"
+            f"train_dataloader gives the ranks {_listed(numbers)} batches: give all of them the same number, "
+            "for example with trainer.RankBatchSampler or train_subset_num_batches"
         )
     if len(set(seeds)) > 1:
         raise ConfigurationError(
-            f"the samplers of train_dataloader have the seeds {_listed(seeds)} on the ranks, which would draw different "
-            "orders: pass all of them the same seed"
+            f"the samplers of train_dataloader have the seeds {_listed(seeds)} on the ranks, "
+            "which would draw different orders: pass all of them the same seed"
         )
     if None not in places and len(set(places)) < len(places):
         raise ConfigurationError(

@@ -12,6 +12,7 @@ from trainer.data import DataSpec, map_tensors
 from trainer.engine import Engine
 from trainer.evaluation import prepared_batches
 from trainer.precision import autocast_of
+from trainer.ranks import Ranks
 from trainer.state import State
 
 __all__ = ["predict"]
@@ -25,11 +26,13 @@ def predict(
     *,
     subset_num_batches: int = -1,
     on_outputs: Callable[[Any, Any], object] | None = None,
+    in_step: Ranks | None = None,
 ) -> list[Any]:
     """Runs the model over a dataloader, in evaluation mode and without gradients.
 
     Returns the outputs of each batch, with their tensors on the host; with ``on_outputs`` that is called with each
-    batch and its outputs, as they are on the device, and nothing is kept. Reference: ``composer/trainer/trainer.py``,
+    batch and its outputs, as they are on the device, and nothing is kept. ``in_step`` are ranks whose forward passes
+    need one another. Reference: ``composer/trainer/trainer.py``,
     ``predict``.
     """
     fire, was_training, dataloader = engine.run_event, state.model.training, state.dataloader_in_use
@@ -41,7 +44,7 @@ def predict(
     batch_began = clock() // 1000
     fire(Event.PREDICT_START)
     with torch.no_grad():
-        for samples, tokens in prepared_batches(state, spec, subset_num_batches):
+        for samples, tokens in prepared_batches(state, spec, subset_num_batches, in_step):
             fire(Event.PREDICT_BATCH_START)
             fire(Event.PREDICT_BEFORE_FORWARD)
             with autocast():

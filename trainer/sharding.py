@@ -3,10 +3,13 @@
 Imported only by trainings that ask for it, because what it needs of torch takes a second to import.
 """
 
+import atexit
 import contextlib
 import functools
+import gc
+import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +28,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from bus.errors import ConfigurationError
 from trainer.device import Device
 
-__all__ = ["FullySharded", "check_fsdp_config", "shard_tree"]
+__all__ = ["FullySharded", "check_fsdp_config"]
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _POLICIES = {"mp_policy": MixedPrecisionPolicy, "offload_policy": OffloadPolicy}
@@ -123,15 +126,11 @@ class FullySharded:
         self._model: Any = model
         self._is_accumulating = False
         self._begins_batch = True
+        self.forward: Callable[[Any], Any] = self._forward_with_equal_buffers if list(model.buffers()) else model
+        """The forward pass."""
         if hasattr(model, "eval_forward"):
             self._keep_sharded_between_evaluations()
-
-    def forward(self, batch: Any) -> Any:
-        """The forward pass."""
-        if self._begins_batch:
-            _make_equal(self._model.buffers())
-        self._begins_batch = not self._is_accumulating
-        return self._model(batch)
+        atexit.register(_let_go, weakref.ref(model))
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -144,6 +143,34 @@ class FullySharded:
         finally:
             self._model.set_requires_gradient_sync(True)
             self._is_accumulating = False
+
+    def close(self) -> None:
+        """Does nothing: what is held of the process group is in torch's hands."""
+
+    def shard_tree(self, tree: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, Any]:
+        """The tree of a checkpoint whose tensors are whole, with this rank's part of the model's weights, of what the
+        optimizers, given by name, know of them, and of what algorithms keep under their names. Needs no other rank.
+
+        What fits to nothing stays as it is, to be refused by whoever loads it."""
+        own = self._model.state_dict()
+        weights = {name: _sharded_like(own.get(name), value) for name, value in tree.get("model", {}).items()}
+        states = {}
+        for name, saved in tree.get("optimizers", {}).items():
+            groups = optimizers[name].param_groups if name in optimizers else []
+            parameters = dict(enumerate(parameter for group in groups for parameter in group["params"]))
+            values = {
+                index: {key: _sharded_like(parameters.get(index), value) for key, value in one.items()}
+                for index, one in saved["state"].items()
+            }
+            states[name] = {**saved, "state": values}
+        algorithms = _shard_by_name(tree.get("algorithms", []), own)
+        return {**tree, "model": weights, "optimizers": states, "algorithms": algorithms}
+
+    def _forward_with_equal_buffers(self, batch: Any) -> Any:
+        if self._begins_batch:
+            _make_equal(self._model.buffers())
+        self._begins_batch = not self._is_accumulating
+        return self._model(batch)
 
     def _keep_sharded_between_evaluations(self) -> None:
         """Lets ``eval_forward`` gather weights as ``forward`` does, and let go of them again.
@@ -175,26 +202,6 @@ def _replace_parameters(optimizers: Iterable[torch.optim.Optimizer], sharded: Ma
             optimizer.state[own] = {key: _sharded_like(own, value) for key, value in values.items()}
 
 
-def shard_tree(
-    tree: Mapping[str, Any], model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer]
-) -> dict[str, Any]:
-    """The tree of a checkpoint whose tensors are whole, with each rank's part of those that it has sharded itself.
-
-    What fits to nothing stays as it is, to be refused by whoever loads it."""
-    own = model.state_dict()
-    weights = {name: _sharded_like(own.get(name), value) for name, value in tree.get("model", {}).items()}
-    states = {}
-    for name, saved in tree.get("optimizers", {}).items():
-        groups = optimizers[name].param_groups if name in optimizers else []
-        parameters = dict(enumerate(parameter for group in groups for parameter in group["params"]))
-        values = {
-            index: {key: _sharded_like(parameters.get(index), value) for key, value in one.items()}
-            for index, one in saved["state"].items()
-        }
-        states[name] = {**saved, "state": values}
-    return {**tree, "model": weights, "optimizers": states}
-
-
 def _sharded_like(own: Any, value: Any) -> Any:
     """A rank's part of a whole tensor, if it has one of that shape sharded."""
     if not isinstance(own, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor):
@@ -203,6 +210,27 @@ def _sharded_like(own: Any, value: Any) -> Any:
         return value
     # Every rank has the whole tensor, so nothing has to be sent.
     return distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
+
+
+def _shard_by_name(tree: Any, weights: Mapping[str, Any]) -> Any:
+    """A tree of lists and dicts with a rank's part of the tensors in it that go by the name of a weight."""
+    if isinstance(tree, Mapping):
+        return {
+            key: _sharded_like(weights.get(key), value) if isinstance(value, Tensor) else _shard_by_name(value, weights)
+            for key, value in tree.items()
+        }
+    return [_shard_by_name(value, weights) for value in tree] if isinstance(tree, list) else tree
+
+
+def _let_go(model: "weakref.ref[nn.Module]") -> None:
+    """Frees, at the end of the process, what a model holds of the process groups.
+
+    Their threads have to end before it does: with gloo, it is otherwise aborted now and then."""
+    living = model()
+    if living is not None:
+        for module in list(living.modules()):
+            vars(module).clear()
+        gc.collect()
 
 
 def _make_equal(tensors: Iterable[Tensor]) -> None:

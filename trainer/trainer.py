@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from bus.clock import wall_clock
-from bus.errors import ClosedError, ConfigurationError
+from bus.errors import ClosedError, ConfigurationError, RankError
 from bus.event import Event
 from bus.publisher import BASE_EVENTS, Publisher, ending_for
 from bus.runs import new_run_name
@@ -40,10 +40,14 @@ from trainer.prediction import predict
 from trainer.progress import make_progress
 from trainer.publishing import StatePublisher, optimizer_names
 from trainer.ranks import first_rank_first, join_ranks, naming_lost_ranks
+from trainer.sampling import own_sampler
 from trainer.schedulers import SchedulerFunction, compile_scheduler
 from trainer.seeding import check_seed, make_deterministic, new_seed, seed_all
 from trainer.state import State
 from trainer.step import TrainStep
+
+if TYPE_CHECKING:
+    from trainer.sharding import FullySharded
 
 __all__ = ["Trainer"]
 
@@ -88,6 +92,9 @@ class Trainer:
         compile_config: keyword arguments of ``torch.compile``, ``{}`` for its defaults; ``None`` does not compile.
         find_unused_parameters: with several ranks, whether parameters may be left out of a forward pass, see torch's
             ``DistributedDataParallel``.
+        fsdp_config: shards the model over several ranks instead of giving each the whole (DDP): keyword arguments of
+            :class:`trainer.sharding.FullySharded`, which are ``shard``, ``reshard_after_forward``, ``mp_policy`` and
+            ``offload_policy``; ``{}`` for the defaults. Checkpoints are folders then, see :mod:`trainer.checkpoints`.
         runs_dir: where runs live, by default ``$OFFLOOP_RUNS_DIR`` or ``runs``.
         publish: whether there is a stream at all.
         broker: the address of a broker that stands alone; by default one is started.
@@ -146,6 +153,7 @@ class Trainer:
         deterministic_mode: bool = False,
         compile_config: Mapping[str, Any] | None = None,
         find_unused_parameters: bool = False,
+        fsdp_config: Mapping[str, Any] | None = None,
         runs_dir: str | os.PathLike[str] | None = None,
         publish: bool = True,
         broker: str | None = None,
@@ -192,6 +200,8 @@ class Trainer:
         if self._ranks is not None:
             run_name, seed = self._ranks.share([run_name, seed])
         self._parallel: Parallel | None = None
+        self._fsdp_config = None if fsdp_config is None else _check_fsdp(fsdp_config, world_size)
+        in_step = None if fsdp_config is None else self._ranks
         self._find_unused_parameters = find_unused_parameters
         self.state = State(
             model=model,
@@ -225,6 +235,7 @@ class Trainer:
             autoresume=autoresume,
             has_run_name=has_run_name,
             ranks=self._ranks,
+            sharded=fsdp_config is not None,
         )
         self._prepare_model()
 
@@ -239,7 +250,9 @@ class Trainer:
                 if (callbacks or loggers) and rank == 0:
                     self._attached = AttachedConsumers(callbacks, loggers, self._publisher.run_dir)
             self.engine = self._make_engine()
-            self._evaluation = Evaluation(self.state, self.engine, self._clock, subset_num_batches=eval_subset)
+            self._evaluation = Evaluation(
+                self.state, self.engine, self._clock, subset_num_batches=eval_subset, in_step=in_step
+            )
             self._begin()
 
     def _prepare_model(self) -> None:
@@ -311,22 +324,36 @@ class Trainer:
         self.engine.run_event(Event.INIT)
         # Parts that algorithms have put in come from the host.
         state.model.to(state.device.torch_device)
+        sharding = None if self._fsdp_config is None else self._shard(self._fsdp_config)
         if callable(self._given_optimizers):
             state.optimizers[:] = make_optimizers(self._given_optimizers(state.model))
         state.max_duration = self._max_duration
         self._use_train_data()
+        self._seed_sampler()
         self._compile_schedulers()
         self.engine.run_event(Event.BEFORE_LOAD)
-        self._checkpoints.load(self._evaluation, self._data)
+        self._checkpoints.load(self._evaluation, self._data, sharding)
         self.engine.run_event(Event.AFTER_LOAD)
         if state.rank > 0:
             # Up to here all ranks drew the same numbers, for algorithms that make changes to the model.
             seed_all((state.seed + state.rank) % 2**32)
 
+    def _shard(self, config: Mapping[str, Any]) -> "FullySharded":
+        from trainer.sharding import FullySharded
+
+        state = self.state
+        self._parallel = sharding = FullySharded(state.model, state.device, state.optimizers, **config)
+        return sharding
+
     def _use_train_data(self) -> None:
         if self._data is not None:
             self.state.train_dataloader = self._data.dataloader
             self.state.set_dataloader(self._data, "train", self._train_subset)
+
+    def _seed_sampler(self) -> None:
+        sampler = None if self._data is None else own_sampler(self._data.dataloader)
+        if sampler is not None:
+            sampler.use_seed(self.state.seed)
 
     def _compile_schedulers(self) -> None:
         """Binds the schedulers to the optimizers, once it is known how long the training is."""
@@ -390,6 +417,7 @@ class Trainer:
             self._data = as_data_spec(train_dataloader, "train_dataloader")
             check_microbatch_size(self._microbatch_size, self._data)
             self._check_shards(self._data, [])
+            self._seed_sampler()
         if eval_dataloader is not None:
             evaluators = as_evaluators(eval_dataloader)
             self._check_shards(None, evaluators)
@@ -530,6 +558,7 @@ class Trainer:
                 self._clock,
                 subset_num_batches=subset_num_batches,
                 on_outputs=on_outputs,
+                in_step=None if self._fsdp_config is None else self._ranks,
             )
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> Path:
@@ -562,7 +591,7 @@ class Trainer:
             # First of all: the run is over when all ranks have ended, and they wait for this one.
             if self._parallel is not None:
                 self._parallel.close()
-            self._ranks.leave()
+            self._ranks.leave(None if isinstance(error, RankError) else f"{type(error).__name__}: {error}")
         self._end(*ending_for(error))
 
     def _end(self, status: str, error: str | None) -> None:
@@ -595,6 +624,13 @@ def _check_consumers(callbacks: list[Any], loggers: list[Any], publish: bool) ->
     check_picklable(callbacks, "callbacks")
     check_picklable(loggers, "loggers")
     return events_of(callbacks)
+
+
+def _check_fsdp(config: Any, world_size: int) -> dict[str, Any]:
+    # Takes long to import, and few trainings need it.
+    from trainer.sharding import check_fsdp_config
+
+    return check_fsdp_config(config, world_size)
 
 
 def _scaled(max_duration: TimeInput | None, ratio: float) -> Time | None:
