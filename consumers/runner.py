@@ -166,7 +166,13 @@ class Runner:
             raise ConfigurationError(
                 "an event loop runs here already: write 'await runner.run_async()' instead of run()"
             )
-        return asyncio.run(self.run_async())
+        before = signal.getsignal(signal.SIGINT)
+        try:
+            return asyncio.run(self.run_async())
+        finally:
+            # asyncio leaves its own handler behind when a second signal ends the loop in the middle of a callback.
+            if threading.current_thread() is threading.main_thread() and before is not None:
+                signal.signal(signal.SIGINT, before)
 
     async def run_async(self) -> RunnerStatistics:
         """As :meth:`run`, within an event loop that runs already, such as a notebook's."""

@@ -344,8 +344,10 @@ def test_a_second_signal_interrupts_a_callback_that_hangs() -> None:
             loop.call_soon(os.kill, os.getpid(), signal.SIGINT)
             await asyncio.Event().wait()
 
+    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         Runner([batch_end(1)], [Hangs()]).run()
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

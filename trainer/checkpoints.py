@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from bus.errors import CheckpointError, ConfigurationError
-from bus.time import Time
-from trainer.checkpoint_file import import_torch, is_torch_file, read_checkpoint, read_weights, write_checkpoint
+from bus.time import Time, Timestamp
+from trainer.checkpoint_file import (
+    import_torch,
+    is_torch_file,
+    read_checkpoint,
+    read_part,
+    read_weights,
+    write_checkpoint,
+)
 from trainer.checkpoint_folder import CheckpointFolder
 from trainer.checkpointing import CheckpointSaver, NoSaver
 from trainer.data import DataSpec
@@ -19,7 +26,7 @@ from trainer.evaluation import Evaluation
 from trainer.publishing import optimizer_names
 from trainer.ranks import Ranks
 from trainer.sampling import own_sampler
-from trainer.sharded_checkpoint import is_sharded, read_sharded, write_sharded
+from trainer.sharded_checkpoint import is_sharded, read_sharded, training_file, write_sharded
 from trainer.state import State
 from trainer.training_state import load_model, load_training, training_tree, weights_tree
 
@@ -100,6 +107,30 @@ class Checkpoints:
             found = None if shared is None else Path(shared)
         return found
 
+    def check(self) -> None:
+        """Looks, before anything is started, whether the checkpoint to go on from can be read and new ones be written.
+
+        Raises:
+            CheckpointError: one of them cannot be; damage within the tensors is found only by :meth:`load`.
+            ConfigurationError: older checkpoints are in the way.
+        """
+        timestamp = Timestamp()
+        if self._load_path is not None:
+            self._load_path = path = self._find(self._load_path)
+            if is_torch_file(path) and not self._load_weights_only:
+                raise CheckpointError(
+                    f"{path} is a torch file, of which only the model's weights can be taken: "
+                    "set load_weights_only=True"
+                )
+            if self._load_weights_only:
+                if not path.exists():
+                    raise CheckpointError(f"there is no checkpoint {path}: give the path of a file that was saved")
+            else:
+                timestamp = Timestamp.from_values(read_part(training_file(path), "timestamp"))
+        if self._folder is not None and self._state.rank == 0:
+            _make_writable(self._folder.folder)
+            self._folder.check_conflicts(timestamp)
+
     def load(self, evaluation: Evaluation, data: DataSpec | None, sharding: "FullySharded | None" = None) -> None:
         """Puts the training to where the checkpoint left it, if there is one to load; ``sharding`` is how the model is
         spread over the ranks.
@@ -108,14 +139,9 @@ class Checkpoints:
         path, state = self._load_path, self._state
         if path is None:
             return
-        path = self._find(path)
         if self._load_weights_only:
             load_model(state, self._read_weights(path, sharding), path, self._strict)
             return
-        if is_torch_file(path):
-            raise CheckpointError(
-                f"{path} is a torch file, of which only the model's weights can be taken: set load_weights_only=True"
-            )
         tree = self._read(path, sharding)
         load_model(state, tree.get("model", {}), path, self._strict)
         load_training(state, evaluation, tree, path)
@@ -129,6 +155,11 @@ class Checkpoints:
         if self._folder is not None and self.resumed:
             self._folder.load_state_dict(tree.get("checkpoints", {}))
             self._folder.adopt(path)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where checkpoints are written; ``None`` when none are."""
+        return None if self._folder is None else self._folder.folder
 
     def plan(self, evaluation: Evaluation, data: DataSpec, max_duration: Time) -> "CheckpointSaver | NoSaver":
         """What writes checkpoints in a training of that length.
@@ -216,6 +247,16 @@ class Checkpoints:
 def folder_name(filename: str) -> str:
     """The name of a checkpoint that is one folder for all ranks, from that of one that is a file of a rank."""
     return re.sub(r"[-_.]?(rank)?{rank[^}]*}|\.safetensors$", "", filename)
+
+
+def _make_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_writable = os.access(folder, os.W_OK)
+    except OSError as error:
+        raise CheckpointError(f"save_folder {folder} cannot be made: {error.strerror}; choose another one") from None
+    if not is_writable:
+        raise CheckpointError(f"save_folder {folder} cannot be written to: choose another one, or change its mode")
 
 
 def _names(state: State) -> dict[str, Any]:

@@ -206,8 +206,8 @@ def run_task(task: Task, values: Mapping[str, Any]) -> None:
         finally:
             if recording:
                 say(f"recording: {recording}{_what_is_missing(made)}")
-            if arguments.get("save_folder") is not None:
-                _say_how_to_go_on(made, arguments, values, say)
+            if made.save_folder is not None:
+                _say_how_to_go_on(made, made.save_folder, arguments, values, say)
 
 
 def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> dict[str, Any]:
@@ -259,14 +259,14 @@ def _what_is_missing(trainer: "Trainer") -> str:
 
 
 def _say_how_to_go_on(
-    made: "Trainer", arguments: Mapping[str, Any], values: Mapping[str, Any], say: Callable[[str], object]
+    made: "Trainer",
+    folder: Path,
+    arguments: Mapping[str, Any],
+    values: Mapping[str, Any],
+    say: Callable[[str], object],
 ) -> None:
-    from trainer.checkpoint_folder import CheckpointFolder
-
     state = made.state
-    names: dict[str, Any] = {"run_name": state.run_name, "rank": state.rank, "world_size": state.world_size}
-    folder = CheckpointFolder(arguments["save_folder"], names=names).folder
-    if int(state.timestamp.batch) == 0 or not folder.is_dir():
+    if int(state.timestamp.batch) == 0:
         return
     if arguments.get("save_weights_only"):
         say(f"checkpoints: {folder}")

@@ -237,6 +237,7 @@ class Trainer:
             ranks=self._ranks,
             sharded=fsdp_config is not None,
         )
+        self._checkpoints.check()
         self._prepare_model()
 
         self._closed = False
@@ -384,6 +385,11 @@ class Trainer:
     def run_dir(self) -> Path | None:
         """The run's directory; ``None`` without a stream."""
         return None if self._publisher is None else self._publisher.run_dir
+
+    @property
+    def save_folder(self) -> Path | None:
+        """Where checkpoints are written; ``None`` when none are."""
+        return self._checkpoints.folder
 
     @property
     def recorded_all(self) -> bool:

@@ -31,7 +31,11 @@ class WeightAverage:
 
         ``average`` is a function such as ``torch.optim.swa_utils.get_swa_multi_avg_fn()`` makes; ``count`` is how many
         weights are in the average so far."""
-        average(list(self._average.values()), list(self._weights.values()), count)
+        # Tensors that are spread over ranks and whole ones cannot be averaged in one call.
+        for is_spread in (False, True):
+            names = [name for name, weight in self._weights.items() if hasattr(weight, "placements") is is_spread]
+            if names:
+                average([self._average[name] for name in names], [self._weights[name] for name in names], count)
 
     @torch.no_grad()
     def swap(self) -> None:
