@@ -117,16 +117,16 @@ def test_with_workers_it_resumes_to_the_same_weights(tmp_path: Path) -> None:
     assert same(train(None, workers=2, max_duration="2ep", load_path=tmp_path / "ep1-ba7-rank0.safetensors"), expected)
 
 
-def test_a_training_in_parts_is_the_same_as_in_one_piece(tmp_path: Path) -> None:
-    expected = train(None)
-    with make(None) as trainer:
+def test_a_training_in_parts_is_the_same_as_in_one_piece() -> None:
+    # Evaluations draw random numbers, and the end of a part is one.
+    arguments: dict[str, Any] = {"schedulers": None, "eval_dataloader": None}
+    expected = train(None, **arguments)
+    with make(None, **arguments) as trainer:
         for duration in ("3ba", "1ba", "6ba"):
-            # What happens in between must not matter.
             trainer.fit(duration=duration)
-        trainer.state.max_duration = trainer._max_duration
         trainer.fit()
     assert trainer.state.timestamp.values[:3] == (0, 3, 15)
-    assert expected.keys() == weights(trainer).keys()
+    assert same(weights(trainer), expected)
 
 
 @pytest.mark.parametrize("kind", ["step", "one cycle", "several"])

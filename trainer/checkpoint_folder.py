@@ -166,7 +166,7 @@ class CheckpointFolder:
             if self._is_later(path, timestamp):
                 raise ConfigurationError(
                     f"{path} is of a later time than this training and would be in the way of its checkpoints: "
-                    "delete it, use another folder, set overwrite=True, or go on from it"
+                    "delete it, use another folder, set save_overwrite=True, or go on from it"
                 )
 
     def clean(self) -> None:

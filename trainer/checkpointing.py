@@ -39,21 +39,24 @@ class CheckpointSaver:
         state: State,
         folder: CheckpointFolder,
         interval: Time,
-        gather: Callable[[], dict[str, Any]],
         join: Callable[[Mapping[str, Any]], None],
+        weights_only: bool,
     ) -> None:
         self._state = state
         self._folder = folder
         self._interval = interval
-        self._gather = gather
         self._join = join
+        self._weights_only = weights_only
+        self._gather: Callable[[], dict[str, Any]] = dict
         self._planned: Interval | None = None
-        self._last_batch: int | None = None
-        self._last_evaluation: Any = None
+        # What a training goes on from, or begins with, needs not be written again.
+        self._last_batch = state.timestamp.values[2]
+        self._last_evaluation: Any = self._evaluation
         self.watched: frozenset[Event] = frozenset()
 
-    def plan(self, max_duration: Time) -> None:
-        """Settles when checkpoints are due in a training of that length."""
+    def plan(self, max_duration: Time, gather: Callable[[], dict[str, Any]]) -> None:
+        """Settles when checkpoints are due in a training of that length, and what is written then."""
+        self._gather = gather
         self._planned = Interval(self._interval, max_duration, self._state.dataloader_len, _EVENTS)
         self.watched = frozenset() if self._planned.is_never else frozenset(_EVENTS)
 
@@ -68,6 +71,8 @@ class CheckpointSaver:
 
     def save_last(self) -> None:
         """Writes the last checkpoint again if the model has been evaluated since."""
+        if self._weights_only:
+            return
         if self._last_batch == self._state.timestamp.values[2] and self._last_evaluation is not self._evaluation:
             tree = self._gather()
             if self._state.rank == 0:

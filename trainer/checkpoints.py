@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from trainer.ranks import Ranks
 from trainer.sampling import own_sampler
 from trainer.sharded_checkpoint import is_sharded, read_sharded, training_file, write_sharded
 from trainer.state import State
-from trainer.training_state import load_model, load_training, training_tree, weights_tree
+from trainer.training_state import load_model, load_schedulers, load_training, training_tree, weights_tree
 
 if TYPE_CHECKING:
     from trainer.sharding import FullySharded
@@ -77,10 +78,17 @@ class Checkpoints:
         self._load_path = None if load_path is None else Path(load_path)
         self._load_weights_only = load_weights_only
         self._strict = strict
+        self._overwrite = overwrite
+        self._filenames = (save_filename, save_latest_filename)
+        self._schedulers: tuple[Any, Path] | None = None
         self._saver: CheckpointSaver | None = None
         self._folder: CheckpointFolder | None = None
         self.resumed = False
         """Whether the training goes on from a checkpoint of the same run."""
+        self.sampler_seed: int | None = None
+        """The seed of the sampler in the checkpoint that the training goes on from."""
+        self.microbatch_size: int | None = None
+        """The size of microbatches in it."""
         if save_folder is not None:
             self._folder = CheckpointFolder(
                 save_folder,
@@ -89,7 +97,7 @@ class Checkpoints:
                 keep=keep,
                 overwrite=overwrite,
                 names=_names(state),
-                write=self._write,
+                write=partial(_write, sharded=sharded, ranks=ranks),
             )
             if autoresume:
                 self._resume_latest(self._folder)
@@ -129,11 +137,11 @@ class Checkpoints:
                 timestamp = Timestamp.from_values(read_part(training_file(path), "timestamp"))
         if self._folder is not None and self._state.rank == 0:
             _make_writable(self._folder.folder)
-            self._folder.check_conflicts(timestamp)
+        self.check_conflicts(timestamp)
 
-    def load(self, evaluation: Evaluation, data: DataSpec | None, sharding: "FullySharded | None" = None) -> None:
-        """Puts the training to where the checkpoint left it, if there is one to load; ``sharding`` is how the model is
-        spread over the ranks.
+    def load(self, evaluation: Evaluation, sharding: "FullySharded | None" = None) -> None:
+        """Puts the training to where the checkpoint left it, if there is one to load, but for its schedulers;
+        ``sharding`` is how the model is spread over the ranks.
 
         Raises :class:`bus.errors.CheckpointError` when it cannot be read or does not fit."""
         path, state = self._load_path, self._state
@@ -145,15 +153,14 @@ class Checkpoints:
         tree = self._read(path, sharding)
         load_model(state, tree.get("model", {}), path, self._strict)
         load_training(state, evaluation, tree, path)
+        self._schedulers = (tree["schedulers"], path)
+        self.sampler_seed, self.microbatch_size = tree.get("sampler_seed"), tree["microbatch_size"]
         orders = tree.get("dataloader")
-        sampler, seed = None if data is None else own_sampler(data.dataloader), tree.get("sampler_seed")
-        if sampler is not None and seed is not None:
-            sampler.use_seed(seed)
         # A rank that was not there before has nothing to go on from, and draws numbers of its own.
         if orders and state.rank < len(orders):
             self._order.load(orders[state.rank])
         if self._folder is not None and self.resumed:
-            self._folder.load_state_dict(tree.get("checkpoints", {}))
+            self._folder.load_state_dict(tree.get("checkpoints") or {})
             self._folder.adopt(path)
 
     @property
@@ -171,15 +178,28 @@ class Checkpoints:
             if self._state.rank == 0:
                 self._folder.check_conflicts(self._state.timestamp)
                 self._folder.clean()
-            self._saver = CheckpointSaver(
-                self._state,
-                self._folder,
-                self._interval,
-                lambda: self._gather(evaluation, data),
-                lambda tree: self._write(None, tree),
-            )
-        self._saver.plan(max_duration)
+            join = partial(_write, None, sharded=self._sharded, ranks=self._ranks)
+            self._saver = CheckpointSaver(self._state, self._folder, self._interval, join, self._weights_only)
+        # Nothing that holds this object: a trainer that is dropped is to be gone at once.
+        gather = partial(
+            _gather, self._state, self._order, self._ranks, self._weights_only, self._folder, evaluation, data
+        )
+        self._saver.plan(max_duration, gather)
         return self._saver
+
+    def load_schedulers(self) -> None:
+        """Puts the schedulers to where the checkpoint left them, once they are there; does nothing without one.
+
+        Raises :class:`bus.errors.CheckpointError` when they are others."""
+        if self._schedulers is not None:
+            saved, path = self._schedulers
+            self._schedulers = None
+            load_schedulers(self._state, saved, path)
+
+    def check_conflicts(self, timestamp: Timestamp) -> None:
+        """Raises :class:`bus.errors.ConfigurationError` when checkpoints are in the way of a training at that time."""
+        if self._folder is not None and self._state.rank == 0:
+            self._folder.check_conflicts(timestamp)
 
     def forget(self) -> None:
         """Forgets where the training was, because it begins anew."""
@@ -188,15 +208,9 @@ class Checkpoints:
 
     def write(self, path: Path, evaluation: Evaluation, data: DataSpec | None) -> Path:
         """Writes a checkpoint of its own; all ranks have to call this."""
-        self._write(path if self._state.rank == 0 else None, self._gather(evaluation, data))
+        tree = _gather(self._state, self._order, self._ranks, self._weights_only, self._folder, evaluation, data)
+        _write(path if self._state.rank == 0 else None, tree, sharded=self._sharded, ranks=self._ranks)
         return path
-
-    def _write(self, path: Path | None, tree: Mapping[str, Any]) -> None:
-        """Writes a tree to where the first rank says, which is the only one that does."""
-        if self._sharded and self._ranks is not None:
-            write_sharded(path, tree, self._ranks)
-        elif path is not None:
-            write_checkpoint(path, tree)
 
     def _read(self, path: Path, sharding: "FullySharded | None") -> dict[str, Any]:
         if is_sharded(path):
@@ -213,35 +227,55 @@ class Checkpoints:
     def _optimizers(self) -> dict[str, Any]:
         return dict(zip(optimizer_names(self._state.optimizers), self._state.optimizers, strict=True))
 
-    def _gather(self, evaluation: Evaluation, data: DataSpec | None) -> dict[str, Any]:
-        if self._weights_only:
-            return weights_tree(self._state)
-        tree = training_tree(self._state, evaluation)
-        tree["dataloader"] = None if data is None else self._orders(data)
-        sampler = None if data is None else own_sampler(data.dataloader)
-        tree["sampler_seed"] = None if sampler is None else sampler.seed
-        if self._folder is not None:
-            tree["checkpoints"] = self._folder.state_dict()
-        return tree
-
-    def _orders(self, data: DataSpec) -> list[Any]:
-        """Where each rank is in its data."""
-        own = self._order.tree(data.dataloader, self._state.timestamp.values[7] > 0)
-        if self._ranks is None:
-            return [own]
-        return [msgpack.unpackb(one, strict_map_key=False) for one in self._ranks.collect(msgpack.packb(own))]
-
     def _find(self, path: Path) -> Path:
         if not path.is_dir() or is_sharded(path):
             return path
-        names = _names(self._state)
-        latest = self._latest(CheckpointFolder(path, "ep{epoch}-ba{batch}", "latest", names=names))
-        latest = latest or self._latest(CheckpointFolder(path, names=names))
+        names, (filename, latest_filename) = _names(self._state), self._filenames
+        kinds = [(filename, latest_filename), (folder_name(filename), folder_name(latest_filename))]
+        folders = [CheckpointFolder(path, *kind, overwrite=self._overwrite, names=names) for kind in kinds]
+        latest = next((found for folder in folders if (found := self._latest(folder)) is not None), None)
         if latest is None:
             raise CheckpointError(
                 f"there is no checkpoint in {path}: name a file, or the folder that they were saved in"
             )
         return latest
+
+
+def _write(path: Path | None, tree: Mapping[str, Any], *, sharded: bool, ranks: Ranks | None) -> None:
+    """Writes a tree to where the first rank says, which is the only one that does."""
+    if sharded and ranks is not None:
+        write_sharded(path, tree, ranks)
+    elif path is not None:
+        write_checkpoint(path, tree)
+
+
+def _gather(
+    state: State,
+    order: EpochOrder,
+    ranks: Ranks | None,
+    weights_only: bool,
+    folder: CheckpointFolder | None,
+    evaluation: Evaluation,
+    data: DataSpec | None,
+) -> dict[str, Any]:
+    """What a checkpoint of the training as it is now holds; all ranks have to call this."""
+    if weights_only:
+        return weights_tree(state)
+    sampler = None if data is None else own_sampler(data.dataloader)
+    return {
+        **training_tree(state, evaluation),
+        "dataloader": None if data is None else _orders(state, order, ranks, data),
+        "sampler_seed": None if sampler is None else sampler.seed,
+        "checkpoints": None if folder is None else folder.state_dict(),
+    }
+
+
+def _orders(state: State, order: EpochOrder, ranks: Ranks | None, data: DataSpec) -> list[Any]:
+    """Where each rank is in its data."""
+    own = order.tree(data.dataloader, state.timestamp.values[7] > 0)
+    if ranks is None:
+        return [own]
+    return [msgpack.unpackb(one, strict_map_key=False) for one in ranks.collect(msgpack.packb(own))]
 
 
 def folder_name(filename: str) -> str:

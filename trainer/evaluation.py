@@ -19,7 +19,7 @@ from trainer.precision import autocast_of
 from trainer.ranks import Ranks
 from trainer.state import State
 
-__all__ = ["Evaluation", "prepared_batches"]
+__all__ = ["Evaluation", "inference", "prepared_batches"]
 
 
 class Evaluation:
@@ -104,19 +104,17 @@ class Evaluation:
         with self._evaluating():
             for evaluator in evaluators:
                 self._evaluate(evaluator)
+                self._last_batch[evaluator.label] = self._state.timestamp.values[2]
         self._engine.run_event(Event.EVAL_AFTER_ALL)
         return self._clock() - began
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode; afterwards the model and the dataloader in use are again what they were."""
-        state = self._state
-        was_training, dataloader = state.model.training, state.dataloader_in_use
-        state.model.eval()
-        with torch.no_grad():
+        """Evaluation mode; afterwards the dataloader in use is again what it was."""
+        dataloader = self._state.dataloader_in_use
+        with inference(self._state.model):
             yield
-        state.model.train(was_training)
-        state.set_dataloader(*dataloader)
+        self._state.set_dataloader(*dataloader)
 
     def _evaluate(self, evaluator: Evaluator, subset_num_batches: int = -1) -> None:
         state, fire, spec = self._state, self._engine.run_event, evaluator.spec
@@ -150,8 +148,20 @@ class Evaluation:
         if not state.eval_timestamp.values[2]:
             raise ConfigurationError(f"the dataloader of evaluator {evaluator.label!r} gave no batch: it is empty")
         state.eval_metric_values = {**state.eval_metric_values, evaluator.label: read_metrics(metrics)}
-        self._last_batch[evaluator.label] = state.timestamp.values[2]
         fire(Event.EVAL_END)
+
+
+@contextlib.contextmanager
+def inference(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards each part of the model is again in the mode that it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def prepared_batches(

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from bus.errors import ConfigurationError
+from bus.errors import CheckpointError, ConfigurationError
 from bus.event import Event
 from bus.units import TimeUnit
 from trainer.data import DataSpec
@@ -101,14 +101,20 @@ class TrainingLoop:
         self._progress.begin()
         self._batch_began = self._clock() // 1000
         fire(FIT_START)
+        if state.timestamp.values[7] == 0:
+            self._order.go_on(self._data.dataloader)
+        if not self._has_epoch_to_end():
+            # One that was over when the checkpoint was written that the training goes on from.
+            self._end_iteration_if_due()
         while not state.reached_max_duration() or self._has_epoch_to_end():
             if state.timestamp.values[7] == 0:
-                self._order.go_on(self._data.dataloader)
                 if state.timestamp.values[5] == 0:
                     fire(ITERATION_START)
                 fire(EPOCH_START)
             if self._run_epoch():
                 self._end_epoch()
+        # Stopped at an event that comes after the checkpoint of its batch.
+        self._save_if_due(BATCH_CHECKPOINT)
         fire(FIT_END)
         if not self._is_interrupted(interruption):
             self._evaluation.run_last()
@@ -118,6 +124,8 @@ class TrainingLoop:
         """Trains on the batches of an epoch; returns whether it is complete."""
         state, fire, progress, saver = self._state, self._engine.run_event, self._progress, self._saver
         train, watched = self._step.run, self._saver.watched
+        length = state.iteration_length
+        ends_iterations = length is not None and length.unit is TimeUnit.TOKEN
         for state.batch in self._fetch_batches():
             fire(AFTER_DATALOADER)
             fire(BATCH_START)
@@ -130,7 +138,7 @@ class TrainingLoop:
             fire(BATCH_CHECKPOINT)
             if BATCH_CHECKPOINT in watched:
                 saver.save_if_due(BATCH_CHECKPOINT)
-            if state.iteration_length is not None and state.iteration_length.unit is TimeUnit.TOKEN:
+            if ends_iterations and state.timestamp.values[7] != state.dataloader_len:
                 self._end_iteration_if_due()
             if now >= progress.next_draw:
                 progress.draw()
@@ -155,7 +163,6 @@ class TrainingLoop:
             if skip:
                 skip -= 1
                 state.batch = batch
-                state.batch_size = data.get_num_samples_in_batch(batch)
                 if not skip:
                     self._order.go_on(data.dataloader)
             else:
@@ -166,6 +173,11 @@ class TrainingLoop:
                     self._ranks.begin_count(state.batch_size, self._tokens)
                 yield batch
             fire(BEFORE_DATALOADER)
+        if skip:
+            raise CheckpointError(
+                f"train_dataloader gave {done - skip} batches, but {done} of this epoch had been trained on: "
+                "go on with the data that the training was begun with"
+            )
         if self._ranks is not None:
             self._ranks.end_data()
         if state.timestamp.values[7] == 0:
@@ -182,6 +194,7 @@ class TrainingLoop:
             scheduler.step()
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_epoch()
+        self._check_tokens()
         fire(EPOCH_END)
         self._evaluate_if_due(EPOCH_END)
         self._heed_stop_requests()
@@ -189,6 +202,16 @@ class TrainingLoop:
         self._save_if_due(EPOCH_CHECKPOINT)
         self._progress.epoch_end()
         self._end_iteration_if_due()
+
+    def _check_tokens(self) -> None:
+        """Makes sure that what ends after so many tokens ends at all."""
+        state = self._state
+        for time in (state.max_duration, state.iteration_length):
+            if time is not None and time.unit is TimeUnit.TOKEN and state.timestamp.values[4] == 0:
+                raise ConfigurationError(
+                    f"there were no tokens in a whole epoch, so {str(time)!r} would never be over: wrap the dataloader "
+                    "in trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit"
+                )
 
     def _end_iteration_if_due(self) -> None:
         state, fire = self._state, self._engine.run_event

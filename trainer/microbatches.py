@@ -43,9 +43,10 @@ class Microbatching:
     def __init__(self, state: State, size: MicrobatchSize | None) -> None:
         self._state = state
         self._is_automatic = size == "auto"
-        if size is not None and state.device_train_microbatch_size is None:
-            # As large as can be until the first batch tells.
-            state.device_train_microbatch_size = sys.maxsize if size == "auto" else size
+        self.splits = size is not None
+        """Whether batches are run in microbatches, or may have to be."""
+        if isinstance(size, int):
+            state.device_train_microbatch_size = size
 
     def run(self, compute: Callable[[int], torch.Tensor]) -> torch.Tensor:
         """What ``compute`` returns for the size of a microbatch that works.
@@ -53,13 +54,12 @@ class Microbatching:
         Raises :class:`bus.errors.ConfigurationError` when the batch is smaller than a microbatch, unless it is the last
         one of an epoch, which may be short."""
         state = self._state
-        size, rows = state.device_train_microbatch_size, state.batch_size or 1
-        assert size is not None  # otherwise batches stay whole
+        rows = state.batch_size or 1
+        size = state.device_train_microbatch_size or rows
         if not self._is_automatic:
             if size > rows and not self._is_last_batch():
                 raise _too_large(size, rows)
             return compute(size)
-        state.device_train_microbatch_size = size = min(size, rows) if size == sys.maxsize else size
         while True:
             try:
                 return compute(size)

@@ -10,7 +10,7 @@ from bus.event import Event
 from bus.time import Timestamp
 from trainer.data import DataSpec, map_tensors
 from trainer.engine import Engine
-from trainer.evaluation import prepared_batches
+from trainer.evaluation import inference, prepared_batches
 from trainer.precision import autocast_of
 from trainer.ranks import Ranks
 from trainer.state import State
@@ -35,15 +35,14 @@ def predict(
     need one another. Reference: ``composer/trainer/trainer.py``,
     ``predict``.
     """
-    fire, was_training, dataloader = engine.run_event, state.model.training, state.dataloader_in_use
+    fire, dataloader = engine.run_event, state.dataloader_in_use
     autocast = autocast_of(state.precision, state.device) or contextlib.nullcontext
     state.set_dataloader(spec, "predict", subset_num_batches)
     state.predict_timestamp = Timestamp()
-    state.model.eval()
     kept: list[Any] = []
     batch_began = clock() // 1000
     fire(Event.PREDICT_START)
-    with torch.no_grad():
+    with inference(state.model):
         for samples, tokens in prepared_batches(state, spec, subset_num_batches, in_step):
             fire(Event.PREDICT_BATCH_START)
             fire(Event.PREDICT_BEFORE_FORWARD)
@@ -59,6 +58,5 @@ def predict(
             batch_began = now
             fire(Event.PREDICT_BATCH_END)
     fire(Event.PREDICT_END)
-    state.model.train(was_training)
     state.set_dataloader(*dataloader)
     return kept

@@ -38,7 +38,7 @@ class State:
         device: where it all is.
         precision: ``fp32``, ``amp_bf16`` or ``amp_fp16``.
         scaler: what scales the loss for ``amp_fp16``; ``None`` for the others.
-        device_train_microbatch_size: samples in a microbatch; ``None`` while batches are not split. With ``auto`` it is
+        device_train_microbatch_size: samples in a microbatch; ``None`` while batches are whole. With ``auto`` it is
             what has been found to fit into memory.
         iteration_length: epochs or tokens of an iteration; ``None`` when the whole training is one.
         rank, world_size: which process this is, and of how many.
@@ -79,7 +79,7 @@ class State:
         self.run_name = run_name
         self.optimizers = list(optimizers)
         self.schedulers = list(schedulers)
-        self.algorithms = list(algorithms)
+        self._algorithms = list(algorithms)
         self.evaluators = list(evaluators)
         self.rank = rank
         self.world_size = world_size
@@ -108,6 +108,11 @@ class State:
         self._predict_timestamp = Timestamp()
         self._max_duration: Time | None = None
         self._limit = (0, 0)
+
+    @property
+    def algorithms(self) -> "list[Algorithm]":
+        """What is run at the events; the list can be changed, but not replaced."""
+        return self._algorithms
 
     @property
     def max_duration(self) -> Time | None:

@@ -93,7 +93,7 @@ class TrainStep:
     def _compute_gradients(self) -> torch.Tensor:
         state = self._state
         batch, rows = state.batch, state.batch_size
-        if state.device_train_microbatch_size is None:
+        if not self._microbatching.splits:
             self._forget_gradients()
             loss = self._forward_and_backward(1.0)
         else:

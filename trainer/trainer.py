@@ -80,7 +80,7 @@ class Trainer:
         save_folder: where to write checkpoints; none are written without it. ``{run_name}`` and the like stand for
             what they name.
         save_filename, save_latest_filename: names of checkpoints in it, see :mod:`trainer.checkpoint_folder`.
-        save_interval: how often to write one, in the same way as ``eval_interval``, and at the end in any case.
+        save_interval: how often to write one, in the same way as ``eval_interval``, and at the end; 0 for never.
         save_num_checkpoints_to_keep: the oldest ones beyond this number are removed; -1 keeps all.
         save_overwrite: whether checkpoints that are in the folder already may be written over.
         save_weights_only: whether to write the model alone.
@@ -240,7 +240,7 @@ class Trainer:
         self._checkpoints.check()
         self._prepare_model()
 
-        self._closed = False
+        self._closed = self._is_fitting = False
         self._publisher: Publisher | None = None
         self._attached: AttachedConsumers | None = None
         self._progress = make_progress(progress_bar and rank == 0, self.state, self._clock)
@@ -330,10 +330,14 @@ class Trainer:
             state.optimizers[:] = make_optimizers(self._given_optimizers(state.model))
         state.max_duration = self._max_duration
         self._use_train_data()
-        self._seed_sampler()
         self._compile_schedulers()
         self.engine.run_event(Event.BEFORE_LOAD)
-        self._checkpoints.load(self._evaluation, self._data, sharding)
+        self._checkpoints.load(self._evaluation, sharding)
+        if not self._given_schedulers:
+            self._checkpoints.load_schedulers()
+        if self._microbatch_size == "auto":
+            state.device_train_microbatch_size = self._checkpoints.microbatch_size
+        self._seed_sampler()
         self.engine.run_event(Event.AFTER_LOAD)
         if state.rank > 0:
             # Up to here all ranks drew the same numbers, for algorithms that make changes to the model.
@@ -354,7 +358,8 @@ class Trainer:
     def _seed_sampler(self) -> None:
         sampler = None if self._data is None else own_sampler(self._data.dataloader)
         if sampler is not None:
-            sampler.use_seed(self.state.seed)
+            seed = self._checkpoints.sampler_seed
+            sampler.use_seed(self.state.seed if seed is None else seed)
 
     def _compile_schedulers(self) -> None:
         """Binds the schedulers to the optimizers, once it is known how long the training is."""
@@ -419,26 +424,35 @@ class Trainer:
         Raises :class:`bus.errors.ConfigurationError` when there is nothing to train on, with or for, and whatever is
         raised in the loop, after which the trainer is closed."""
         self._check_open()
-        if train_dataloader is not None:
-            self._data = as_data_spec(train_dataloader, "train_dataloader")
-            check_microbatch_size(self._microbatch_size, self._data)
-            self._check_shards(self._data, [])
-            self._seed_sampler()
-        if eval_dataloader is not None:
-            evaluators = as_evaluators(eval_dataloader)
-            self._check_shards(None, evaluators)
-            self.state.evaluators[:] = evaluators
+        if self._is_fitting:
+            raise ConfigurationError("fit() is at work already: an algorithm changes the training through its state")
+        data = self._data if train_dataloader is None else as_data_spec(train_dataloader, "train_dataloader")
+        check_microbatch_size(self._microbatch_size, data)
+        evaluators = None if eval_dataloader is None else as_evaluators(eval_dataloader)
+        self._check_shards(data, evaluators or [])
+        if evaluators is not None:
             check_model(self.state.model, evaluated=True)
-            self._add_metrics(self.state.evaluators)
-        if eval_interval is not None:
-            self._eval_interval = check_interval(eval_interval)
-        data, max_duration = self._check_fit(duration, reset_time)
+        interval = self._eval_interval if eval_interval is None else check_interval(eval_interval)
+        max_duration = self._check_fit(data, duration, reset_time)
+        assert data is not None  # checked there
+
+        # Nothing is changed before this, so that a call that was refused can be made again.
         if reset_time:
             self.state.timestamp = Timestamp()
+            self._evaluation.last_batches = {}
             self._checkpoints.forget()
+        if data is not self._data:
+            self._data = data
+            self._seed_sampler()
+        if evaluators is not None:
+            self._use_evaluators(evaluators)
+        self._eval_interval = interval
+        self.state.stopped = False
         self.state.max_duration = max_duration
         self._use_train_data()
         self._compile_schedulers()
+        self._checkpoints.load_schedulers()
+        self._is_fitting = True
         with self._ending_on_error():
             if self._ranks is not None:
                 check_parts(data, self.state.dataloader_len, self._ranks)
@@ -467,6 +481,7 @@ class Trainer:
             else:
                 loop.run()
             self._progress.finish()
+        self._is_fitting = False
 
     def _make_step(self, data: DataSpec) -> TrainStep:
         state, forward = self.state, None
@@ -493,17 +508,18 @@ class Trainer:
             for one in evaluators:
                 check_shards(one.spec, f"the dataloader of evaluator {one.label!r}", self._ranks.world_size)
 
-    def _check_fit(self, duration: TimeInput | None, reset_time: bool) -> tuple[DataSpec, Time]:
-        for value, argument in ((self._data, "a train_dataloader"), (self.state.optimizers, "optimizers")):
+    def _check_fit(self, data: DataSpec | None, duration: TimeInput | None, reset_time: bool) -> Time:
+        """How long to train."""
+        for value, argument in ((data, "a train_dataloader"), (self.state.optimizers, "optimizers")):
             if not value:
                 raise ConfigurationError(f"fit() needs {argument}: pass it to Trainer(...)")
         timestamp = Timestamp() if reset_time else self.state.timestamp
-        # A training that was stopped has its end as its duration; what it was to be is still known.
-        max_duration = self._max_duration if self.state.stopped or reset_time else self.state.max_duration
-        self.state.stopped = False
         if duration is not None:
             length = check_max_duration(duration)
-            max_duration = timestamp.get(length.unit) + length
+            max_duration: Time | None = timestamp.get(length.unit) + length
+        else:
+            # A training that was stopped has its end as its duration; what it was to be is still known.
+            max_duration = self.state.max_duration if self._max_duration is None else self._max_duration
         if max_duration is None:
             raise ConfigurationError("fit() needs to know how long to train: pass max_duration='5ep' or the like")
         if timestamp >= max_duration and not self._checkpoints.resumed:
@@ -512,8 +528,15 @@ class Trainer:
                 "pass a longer one, or fit(duration=...), or fit(reset_time=True)"
             )
         _check_countable(max_duration, self.state.iteration_length)
-        assert self._data is not None  # checked above
-        return self._data, max_duration
+        if reset_time:
+            self._checkpoints.check_conflicts(timestamp)
+        return max_duration
+
+    def _use_evaluators(self, evaluators: Sequence[Evaluator]) -> None:
+        state, labels = self.state, {one.label for one in evaluators}
+        state.evaluators[:] = evaluators
+        self._add_metrics(evaluators)
+        state.eval_metric_values = {name: one for name, one in state.eval_metric_values.items() if name in labels}
 
     def eval(
         self,
@@ -530,13 +553,20 @@ class Trainer:
         evaluators = self.state.evaluators if eval_dataloader is None else as_evaluators(eval_dataloader)
         if not evaluators:
             raise ConfigurationError("eval() needs something to evaluate on: pass an eval_dataloader")
+        state = self.state
+        own, values = state.eval_metrics, state.eval_metric_values
         if eval_dataloader is not None:
-            check_model(self.state.model, evaluated=True)
+            check_model(state.model, evaluated=True)
             self._check_shards(None, evaluators)
+            # What the trainer's own evaluators said stays what it is, also of one with the same label.
+            state.eval_metrics = {}
             self._add_metrics(evaluators)
         with self._ending_on_error():
             self._evaluation.run_standalone(evaluators, subset_num_batches)
-        return {one.label: self.state.eval_metric_values[one.label] for one in evaluators}
+        results = {one.label: state.eval_metric_values[one.label] for one in evaluators}
+        if eval_dataloader is not None:
+            state.eval_metrics, state.eval_metric_values = own, values
+        return results
 
     def predict(
         self,

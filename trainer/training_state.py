@@ -7,11 +7,14 @@ import torch
 
 from bus.errors import CheckpointError
 from bus.time import Timestamp
+from trainer.epoch_order import generators_of
 from trainer.evaluation import Evaluation
 from trainer.publishing import optimizer_names
 from trainer.state import State
 
-__all__ = ["load_model", "load_training", "training_tree", "weights_tree"]
+__all__ = ["load_model", "load_schedulers", "load_training", "training_tree", "weights_tree"]
+
+_PARTS = ("algorithms", "optimizers", "schedulers", "scaler", "metrics", "microbatch_size", "timestamp", "evaluation")
 
 
 def weights_tree(state: State) -> dict[str, Any]:
@@ -30,7 +33,14 @@ def training_tree(state: State, evaluation: Evaluation) -> dict[str, Any]:
         "microbatch_size": state.device_train_microbatch_size,
         "algorithms": [[type(one).__name__, one.state_dict()] for one in state.algorithms],
         "metrics": {name: dict(metric.metric_state) for name, metric in state.train_metrics.items()},
-        "evaluation": {"values": state.eval_metric_values, "last_batches": evaluation.last_batches},
+        "evaluation": {
+            "values": state.eval_metric_values,
+            "last_batches": evaluation.last_batches,
+            "generators": {
+                one.label: [bytes(own.get_state().tolist()) for own in generators_of(one.dataloader)]
+                for one in state.evaluators
+            },
+        },
     }
 
 
@@ -60,31 +70,32 @@ def load_model(state: State, weights: Mapping[str, Any], path: Any, strict: bool
 
 
 def load_training(state: State, evaluation: Evaluation, tree: Mapping[str, Any], path: Any) -> None:
-    """Puts everything but the model back to what :func:`training_tree` wrote down.
+    """Puts everything but the model and the schedulers back to what :func:`training_tree` wrote down.
 
-    Raises :class:`bus.errors.CheckpointError` when it does not fit the trainer's optimizers, schedulers or
-    algorithms."""
-    try:
-        # Before the optimizers: an algorithm may have changed what they hold.
-        _load_algorithms(state, tree["algorithms"], path)
-        _load_optimizers(state, tree["optimizers"], path)
-        _load_schedulers(state, tree["schedulers"], path)
-        if state.scaler is not None and tree["scaler"]:
-            state.scaler.load_state_dict(tree["scaler"])
-        for name, values in tree["metrics"].items():
-            if name in state.train_metrics:
-                for key, value in values.items():
-                    setattr(state.train_metrics[name], key, value)
-        if state.device_train_microbatch_size is not None and tree["microbatch_size"] is not None:
-            state.device_train_microbatch_size = min(state.device_train_microbatch_size, tree["microbatch_size"])
-        state.timestamp = Timestamp.from_values(tree["timestamp"])
-        state.eval_metric_values = tree["evaluation"]["values"]
-        evaluation.last_batches = tree["evaluation"]["last_batches"]
-    except KeyError as error:
-        raise CheckpointError(
-            f"checkpoint {path} holds no {error.args[0]!r}: it is not one of a whole training; "
-            "take its weights with load_weights_only=True"
-        ) from None
+    Raises :class:`bus.errors.CheckpointError` when it does not fit the trainer's optimizers or algorithms."""
+    for key in _PARTS:
+        if key not in tree:
+            raise CheckpointError(
+                f"checkpoint {path} holds no {key!r}: it is not one of a whole training; "
+                "take its weights with load_weights_only=True"
+            )
+    # Before the optimizers: an algorithm may have changed what they hold.
+    _load_algorithms(state, tree["algorithms"], path)
+    _load_optimizers(state, tree["optimizers"], path)
+    if state.scaler is not None and tree["scaler"]:
+        state.scaler.load_state_dict(tree["scaler"])
+    for name, values in tree["metrics"].items():
+        if name in state.train_metrics:
+            for key, value in values.items():
+                setattr(state.train_metrics[name], key, value)
+    state.timestamp = Timestamp.from_values(tree["timestamp"])
+    seen = tree["evaluation"]
+    state.eval_metric_values = seen["values"]
+    evaluation.last_batches = seen["last_batches"]
+    for evaluator in state.evaluators:
+        own = generators_of(evaluator.dataloader)
+        for generator, position in zip(own, seen["generators"].get(evaluator.label, ()), strict=False):
+            generator.set_state(torch.frombuffer(bytearray(position), dtype=torch.uint8))
 
 
 def _run(state: State) -> dict[str, Any]:
@@ -112,7 +123,10 @@ def _load_optimizers(state: State, saved: Mapping[str, Any], path: Any) -> None:
             raise CheckpointError(f"the state of optimizer {name} in checkpoint {path} does not fit: {error}") from None
 
 
-def _load_schedulers(state: State, saved: Sequence[Any], path: Any) -> None:
+def load_schedulers(state: State, saved: Sequence[Any], path: Any) -> None:
+    """Puts the schedulers back to what :func:`training_tree` wrote down of them.
+
+    Raises :class:`bus.errors.CheckpointError` when they are others."""
     names = [type(scheduler).__name__ for scheduler in state.schedulers]
     if names != [name for name, _ in saved]:
         raise CheckpointError(

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +32,10 @@ class TimeAwareScheduler:
     ) -> None:
         self.optimizer = optimizer
         self._scheduler = scheduler
-        self._state = state
+        # The state holds its schedulers: a trainer that is dropped is to be gone at once.
+        self._state = weakref.ref(state)
         self._ssr = ssr
-        self._set_rates()
+        self._set_rates(state)
 
     def step(self) -> None:
         """Sets the rates for ``state.timestamp``; the training loop calls it at the end of each batch, just before that
@@ -41,12 +43,10 @@ class TimeAwareScheduler:
 
         A ``max_duration`` that is reached already was set to stop the training within the batch. Shares of it mean
         nothing any more, so the rates are left as they are."""
-        max_duration = self._state.max_duration
-        if max_duration is not None:
-            index, limit = counter_of(max_duration)
-            if self._state.timestamp.values[index] >= limit:
-                return
-        self._set_rates()
+        state = self._state()
+        assert state is not None  # it outlives what steps its schedulers
+        if state.max_duration is None or state.timestamp < state.max_duration:
+            self._set_rates(state)
 
     def get_last_lr(self) -> list[float]:
         """The rates in use, one for each parameter group."""
@@ -72,8 +72,8 @@ class TimeAwareScheduler:
             group["initial_lr"] = float(base_rate)
             _set_rate(group, float(rate))
 
-    def _set_rates(self) -> None:
-        multiplier = self._scheduler(self._state, self._ssr)
+    def _set_rates(self, state: "State") -> None:
+        multiplier = self._scheduler(state, self._ssr)
         if not isinstance(multiplier, NUMBERS) or not math.isfinite(multiplier):
             raise ConfigurationError(
                 f"scheduler {_name(self._scheduler)} returned {multiplier!r}: "
