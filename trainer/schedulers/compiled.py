@@ -45,8 +45,11 @@ class TimeAwareScheduler:
         nothing any more, so the rates are left as they are."""
         state = self._state()
         assert state is not None  # it outlives what steps its schedulers
-        if state.max_duration is None or state.timestamp < state.max_duration:
-            self._set_rates(state)
+        if state.max_duration is not None:
+            index, limit = counter_of(state.max_duration)
+            if state.timestamp.values[index] >= limit:
+                return
+        self._set_rates(state)
 
     def get_last_lr(self) -> list[float]:
         """The rates in use, one for each parameter group."""
