@@ -441,3 +441,25 @@ def test_cleaning_leaves_what_is_not_its_own(tmp_path: Path) -> None:
     folder.clean()
     assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob(".*.tmp")} == set(others)
     CheckpointFolder(tmp_path / "missing").clean()
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3, 5, 9])
+def test_as_many_are_kept_as_asked_for_after_every_save(tmp_path: Path, keep: int) -> None:
+    folder = CheckpointFolder(tmp_path, keep=keep)
+    for batch in range(1, 9):
+        folder.save(at(batch), tree_of(batch))
+        kept = {int(path.name.split("-ba")[1].split("-")[0]) for path in tmp_path.glob("ep*")}
+        assert kept == set(range(max(1, batch - keep + 1), batch + 1))
+
+
+def test_a_damaged_one_of_a_later_time_is_written_over_when_going_on(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    before, damaged = (folder.save(at(batch), tree_of(batch)) for batch in (3, 5))
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    again = CheckpointFolder(tmp_path)
+    assert again.latest() == before
+    again.check_conflicts(at(3))
+    with pytest.raises(ConfigurationError, match="is of a later time"):
+        CheckpointFolder(tmp_path).check_conflicts(at(3))
+    assert again.save(at(5), tree_of(5)) == damaged
+    assert CheckpointFolder(tmp_path).latest() == damaged

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from gold import GoldMLP, gold_loader
-from training import Act, FakeClock, gold_trainer
+from training import Act, FakeClock, gold_evaluators, gold_trainer
 
 from bus.event import Event
 from trainer import State
@@ -99,3 +99,22 @@ def test_elsewhere_there_are_lines_and_on_demand_nothing() -> None:
     state = make_state()
     assert type(make_progress(True, state, FakeClock(0), io.StringIO())) is ProgressLines
     assert type(make_progress(False, state, FakeClock(0), Terminal())) is Progress
+
+
+def test_an_evaluation_is_told_of_once_and_a_stop_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    def stop(event: Event, state: State, logger: object) -> None:
+        if int(state.timestamp.batch) == 14:
+            state.stop_training()
+
+    with gold_trainer(
+        max_duration="9ep",
+        eval_dataloader=gold_evaluators({"eval_b": {"n": 8, "batch_size": 4}}),
+        eval_interval="2ep",
+        algorithms=Act(stop, Event.BATCH_START),
+        progress_bar=True,
+    ) as trainer:
+        trainer.fit()
+    *epochs, last = capsys.readouterr().err.splitlines()
+    assert ["MulticlassAccuracy" in line for line in epochs] == [False, True, False]
+    assert last.startswith("stopped: 3 ep, 15 ba, 90 sp in ")
+    assert "MulticlassAccuracy" in last

@@ -92,6 +92,7 @@ class CheckpointFolder:
         self._overwrite = overwrite
         self._write = write
         self._saved: list[str] = []
+        self._damaged: set[Path] = set()
         self._last: Timestamp | None = None
 
     def save(self, timestamp: Timestamp, tree: Mapping[str, Any]) -> Path:
@@ -141,7 +142,7 @@ class CheckpointFolder:
             try:
                 times[path] = _time_of(path)
             except CheckpointError as error:
-                _log.warning("not considered as the latest checkpoint: %s", error)
+                self._pass_over(path, error)
         is_first = linked if self._overwrite else None
         for path in sorted(times, key=lambda path: (path == is_first, times[path], path), reverse=True):
             try:
@@ -150,20 +151,25 @@ class CheckpointFolder:
                 else:
                     read_checkpoint(path, device="meta")
             except CheckpointError as error:
-                _log.warning("not considered as the latest checkpoint: %s", error)
+                self._pass_over(path, error)
             else:
                 return path
         return None
+
+    def _pass_over(self, path: Path, error: CheckpointError) -> None:
+        self._damaged.add(path)
+        _log.warning("going on without it: %s", error)
 
     def check_conflicts(self, timestamp: Timestamp) -> None:
         """Makes sure that a training which is at ``timestamp`` will not write over another one's checkpoints.
 
         Raises :class:`bus.errors.ConfigurationError` when the folder holds one of a later time, unless ``overwrite`` is
-        set. The file's name tells the time, and what is in it if the name does not."""
+        set. The file's name tells the time, and what is in it if the name does not. One that :meth:`latest` has found
+        damaged is in nobody's way."""
         if self._overwrite:
             return
         for path in self._files():
-            if self._is_later(path, timestamp):
+            if path not in self._damaged and self._is_later(path, timestamp):
                 raise ConfigurationError(
                     f"{path} is of a later time than this training and would be in the way of its checkpoints: "
                     "delete it, use another folder, set save_overwrite=True, or go on from it"
@@ -206,7 +212,7 @@ class CheckpointFolder:
     def _remove_surplus(self) -> None:
         if self._keep < 0:
             return
-        surplus = self._saved[: len(self._saved) - self._keep]
+        surplus = self._saved[: max(0, len(self._saved) - self._keep)]
         if self._keep == 0 and self._latest is not None:
             self._latest.unlink(missing_ok=True)
         for name in surplus:

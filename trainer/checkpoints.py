@@ -168,6 +168,11 @@ class Checkpoints:
         """Where checkpoints are written; ``None`` when none are."""
         return None if self._folder is None else self._folder.folder
 
+    @property
+    def resumed_from(self) -> Path | None:
+        """The checkpoint of the same run that the training goes on from."""
+        return self._load_path if self.resumed else None
+
     def plan(self, evaluation: Evaluation, data: DataSpec, max_duration: Time) -> "CheckpointSaver | NoSaver":
         """What writes checkpoints in a training of that length.
 

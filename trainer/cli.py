@@ -201,7 +201,9 @@ def run_task(task: Task, values: Mapping[str, Any]) -> None:
         recording = None if made.recording is None else _short(made.recording)
         try:
             with _refusing(ConfigurationError), made:
-                say(f"run {made.run_name}: {_where_to_watch(recording, arguments.get('runs_dir'))}")
+                say(
+                    f"run {made.run_name}{_which_attempt(made)}: {_where_to_watch(recording, arguments.get('runs_dir'))}"
+                )
                 made.fit()
         finally:
             if recording:
@@ -306,6 +308,17 @@ def _check_arguments(task: Task, arguments: Mapping[str, Any], allowed: Mapping[
         raise ConfigurationError(
             f"task {task.name!r} does not say how long to train: add --max-duration 5ep or the like"
         )
+
+
+def _which_attempt(made: "Trainer") -> str:
+    """What tells a run that was begun before from a new one."""
+    if made.resumed_from is not None:
+        begin = f"going on from {made.resumed_from.name}"
+    elif made.attempt is not None and made.attempt > 1:
+        begin = "from the beginning"
+    else:
+        return ""
+    return f", attempt {made.attempt}, {begin}" if made.attempt is not None else f", {begin}"
 
 
 def _where_to_watch(recording: str | None, runs_dir: Path | None) -> str:

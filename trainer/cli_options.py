@@ -208,7 +208,7 @@ def check_together(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> N
     argument that neither the command line nor the task gives."""
     for name, needed in _NEEDS:
         if values[name] is not None and arguments.get(needed) is None:
-            raise ConfigurationError(f"{_dashed(name)} needs {_dashed(needed)}: give both, or neither")
+            raise ConfigurationError(f"{_dashed(name)} needs {_dashed(needed)}: add it, or leave {_dashed(name)} out")
 
 
 def _dashed(name: str) -> str:

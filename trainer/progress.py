@@ -2,7 +2,8 @@
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TextIO
 
 from bus.time import TimeUnit
@@ -53,6 +54,7 @@ class ProgressLines(Progress):
         self._stream = stream
         self._began = clock()
         self._share_before = 0.0
+        self._told: Mapping[str, Any] = {}
         self._drawn = False
         self._loss: float | None = None
         self._next_loss: float | DeferredScalar | None = None
@@ -62,6 +64,7 @@ class ProgressLines(Progress):
         """Notes where the training begins, or goes on: what is left is told from how fast it went since."""
         self._began = self._clock()
         self._share_before = self._share()
+        self._told = self._state.eval_metric_values
         self.next_draw = self._began + self._every
 
     def draw(self) -> None:
@@ -72,14 +75,17 @@ class ProgressLines(Progress):
     def epoch_end(self) -> None:
         """Writes the line of the epoch."""
         self.next_draw = self._clock() + self._every
-        self._write_line(_joined([f"epoch {self._state.timestamp.values[1]:>3}", *self._results()]))
+        results = self._results(but=self._told)
+        self._told = self._state.eval_metric_values
+        self._write_line(_joined([f"epoch {self._state.timestamp.values[1]:>3}", *results]))
 
     def finish(self) -> None:
         """Writes the last line."""
         _, epochs, batches, samples, *_ = self._state.timestamp.values
         seconds = (self._clock() - self._began) / _SECOND
         counts = f"{epochs} ep, {batches} ba, {samples} sp in {seconds:.1f} s"
-        self._write_line(_joined([f"done: {counts}", *self._results()]))
+        how = "stopped" if self._state.stopped else "done"
+        self._write_line(_joined([f"{how}: {counts}", *self._results()]))
 
     def _show(self, parts: list[str]) -> None:
         self._write_line(_joined(parts))
@@ -109,11 +115,14 @@ class ProgressLines(Progress):
             share += state.timestamp.values[7] / state.dataloader_len / state.max_duration.value
         return min(1.0, share)
 
-    def _results(self) -> list[str]:
+    def _results(self, but: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
+        """The loss, and what the evaluations say, but for those that said the same before."""
         loss = self._read_loss()
         parts = [] if loss is None else [f"loss {loss:<8.4g}"]
         labels = self._state.eval_metric_values
         for label, metrics in labels.items():
+            if metrics is but.get(label):
+                continue
             # With one evaluator there is nothing to tell apart.
             prefix = f"{label} " if len(labels) > 1 else ""
             parts += [f"{prefix}{name} {_short(value)}" for name, value in metrics.items()]

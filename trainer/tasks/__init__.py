@@ -32,7 +32,7 @@ from typing import Any
 from bus.errors import ConfigurationError
 from trainer import missing_extra
 
-__all__ = ["BUILT_IN", "Task", "TaskOption", "check_batch_size", "find_task"]
+__all__ = ["BUILT_IN", "Task", "TaskOption", "check_batch_size", "check_rate", "find_task"]
 
 BUILT_IN = {
     "chars": ("trainer.tasks.chars:chars", "A small GPT on the characters of Python's own standard library."),
@@ -83,6 +83,12 @@ def check_batch_size(batch_size: int) -> None:
     """Raises :class:`bus.errors.ConfigurationError` for a batch without samples."""
     if batch_size < 1:
         raise ConfigurationError(f"batch_size {batch_size} is not allowed: use 1 or more")
+
+
+def check_rate(lr: float) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` for a learning rate that is none."""
+    if not 0 <= lr < float("inf"):
+        raise ConfigurationError(f"lr {lr} is not allowed: use a number from 0, such as 0.003")
 
 
 def find_task(name: str) -> Task:

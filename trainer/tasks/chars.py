@@ -14,7 +14,7 @@ from trainer.data import DataSpec
 from trainer.metrics import CrossEntropy
 from trainer.models import LanguageModel
 from trainer.sampling import RankBatchSampler
-from trainer.tasks import check_batch_size
+from trainer.tasks import check_batch_size, check_rate
 
 __all__ = ["ALPHABET", "chars", "read_source"]
 
@@ -48,6 +48,7 @@ def chars(
     characters: how much of the source to read, one part in twenty of it for the evaluation.
     """
     check_batch_size(batch_size)
+    check_rate(lr)
     if width % 4:
         raise ConfigurationError(f"width {width} is not allowed: use a multiple of 4, one part for each attention head")
     text = encode(read_source(characters))

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainer.models import Classifier
 from trainer.sampling import RankBatchSampler
-from trainer.tasks import check_batch_size
+from trainer.tasks import check_batch_size, check_rate
 
 __all__ = ["digits"]
 
@@ -29,6 +29,7 @@ def digits(*, batch_size: int = 32, lr: float = 0.003) -> dict[str, Any]:
     # Convolutions this small gain nothing from threads: those wait for each other and take the cores from everybody.
     torch.set_num_threads(1)
     check_batch_size(batch_size)
+    check_rate(lr)
     train, held_out = _load()
     model = Classifier(make_network())
     train_dataloader = DataLoader(train, batch_sampler=RankBatchSampler(train, batch_size, shuffle=True))
