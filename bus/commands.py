@@ -1,7 +1,6 @@
 """Commands to the publishers of a live run."""
 
 import time
-from typing import Any
 
 import zmq
 
@@ -42,8 +41,13 @@ def send_command(run: RunInfo, command: str) -> int:
         raise BrokerError(f"the broker of run {run.name!r} does not answer: try again, or end the training's process")
     if answer.kind == "refused":
         raise BrokerError(str(answer.content.get("reason", "the broker refused without a reason")))
-    ranks: Any = answer.content.get("ranks")
-    return int(ranks)
+    ranks = answer.content.get("ranks")
+    if not isinstance(ranks, int):
+        raise BrokerError(
+            f"the broker of run {run.name!r} answers without the number of ranks that it told ({ranks!r}): "
+            "look with 'bus runs' whether the run ends"
+        )
+    return ranks
 
 
 def _answer(door: "zmq.Socket[bytes]") -> Control | None:

@@ -29,7 +29,9 @@ SEND_QUEUE = 1000
 
 
 class BrokerLink:
-    """A connection to a broker that has said ``welcome``, and the broker's process when it is ours."""
+    """A connection to a broker that has said ``welcome``, and the broker's process when it is ours.
+
+    It stays until :meth:`close`, also when nobody holds it any more."""
 
     def __init__(self, address: str, hello: dict[str, Any], process: "subprocess.Popen[bytes] | None" = None) -> None:
         self.run_name: str = hello["run"]
@@ -54,6 +56,7 @@ class BrokerLink:
         except BaseException:
             self._context.destroy(linger=0)
             raise
+        _open_links.add(self)
 
     def _greet(self, address: str, hello: dict[str, Any]) -> dict[str, Any]:
         self.socket.send(encode_control("hello", hello))
@@ -91,6 +94,7 @@ class BrokerLink:
 
     def close(self) -> None:
         """Closes the connection, and waits a moment for a broker of ours to finish the record."""
+        _open_links.discard(self)
         self._context.destroy(linger=0)
         if self.process is None:
             return
@@ -99,6 +103,11 @@ class BrokerLink:
         except subprocess.TimeoutExpired:
             # It goes on without us; being told so keeps Popen from warning about it.
             self.process.returncode = 0
+
+
+# The garbage collector makes a context forget its sockets before anything can close them, and the context then waits
+# for them for ever. What is held here it does not collect, and a publisher in a cycle can still close it.
+_open_links: set[BrokerLink] = set()
 
 
 def connect(

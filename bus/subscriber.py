@@ -226,6 +226,11 @@ class Subscriber:
             self._link.close()
             self._link = None
 
+    def __del__(self) -> None:
+        # One whose constructor failed has nothing to close.
+        if not getattr(self, "_closed", True):
+            self.close()
+
     def __enter__(self) -> "Subscriber":
         return self
 
@@ -251,6 +256,7 @@ class _StreamLink:
         self._lease: _Lease | None = None
         if run.door and order.events is not None and order.events - BASE_EVENTS:
             self._lease = _Lease(self._context, run, order.events, name)
+        _open_links.add(self)
 
     def receive(self) -> bytes | None:
         """The next frame, if there is one now."""
@@ -286,9 +292,14 @@ class _StreamLink:
 
     def close(self) -> None:
         """Ends the connection."""
+        _open_links.discard(self)
         if self._lease is not None:
             self._lease.stop()
         self._context.destroy(linger=0)
+
+
+# See bus.link: a context that the garbage collector finds in a cycle waits for its sockets for ever.
+_open_links: set[_StreamLink] = set()
 
 
 class _Lease:

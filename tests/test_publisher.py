@@ -6,9 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 
 import pytest
+import zmq
 from helpers import wait_for
 
 from bus import (
@@ -24,6 +27,8 @@ from bus import (
     RunIsLiveError,
     find_run,
 )
+from bus.commands import send_command
+from bus.wire import encode_control
 
 
 def read_back(publisher):
@@ -163,6 +168,47 @@ def test_a_publisher_that_is_dropped_ends_its_stream(runs_dir):
     gc.collect()
     wait_for(lambda: find_run("r").status == "finished", "the run to be over")
     assert len(list(Recording(recording))) == 1
+
+
+@pytest.mark.parametrize("last_line", ["gc.collect()", "gc.enable()\nheap = [[] for _ in range(1_000_000)]"])
+def test_a_publisher_in_a_cycle_that_is_collected_ends_its_stream(runs_dir, last_line):
+    script = f"""
+import gc
+from bus import Event, Publisher
+gc.disable()
+publisher = Publisher("r")
+publisher.publish(Event.FIT_START)
+publisher.itself = publisher
+del publisher
+{last_line}
+from bus import find_run
+print(find_run("r").status)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True)
+    assert (done.stdout, done.stderr) == ("finished\n", "")
+    assert [snapshot.event for snapshot in Recording(runs_dir / "r")] == [Event.FIT_START]
+
+
+def test_a_publisher_in_a_cycle_stays_the_parents_when_a_forked_child_collects_it(runs_dir):
+    script = """
+import gc, os, sys
+from bus import Event, Publisher, find_run
+gc.disable()
+publisher = Publisher("r")
+publisher.itself = publisher
+child = os.fork()
+if child == 0:
+    del publisher
+    gc.collect()
+    sys.exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+assert find_run("r").live
+publisher.publish(Event.FIT_START)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stderr == ""
+    assert find_run("r").status == "finished"
+    assert [snapshot.event for snapshot in Recording(runs_dir / "r")] == [Event.FIT_START]
 
 
 @pytest.mark.parametrize(
@@ -415,3 +461,25 @@ def test_the_run_says_what_it_is(runs_dir):
     assert run.last.info["versions"]["offloop"]
     assert publisher.run_dir == runs_dir / "r"
     assert (runs_dir / "r").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("content", [{}, {"ranks": None}, {"ranks": "two"}])
+def test_a_broker_that_does_not_say_how_many_ranks_it_told_is_named(runs_dir, content):
+    Publisher("r").close()
+    context = zmq.Context()
+    door = context.socket(zmq.ROUTER)
+    address = f"ipc://{runs_dir}/door"
+    door.bind(address)
+
+    def answer():
+        sender, _ = door.recv_multipart()
+        door.send_multipart([sender, encode_control("told", content)])
+
+    broker = threading.Thread(target=answer)
+    broker.start()
+    try:
+        with pytest.raises(BrokerError, match="without the number of ranks"):
+            send_command(replace(find_run("r"), live=True, door=address), "stop")
+    finally:
+        broker.join()
+        context.destroy(linger=0)

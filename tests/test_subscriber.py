@@ -264,3 +264,24 @@ def test_a_closed_subscriber_gives_nothing(runs_dir):
     subscriber.close()
     with pytest.raises(ClosedError):
         list(subscriber)
+
+
+CYCLE = """
+import gc, sys
+from bus import Event, Publisher, Subscriber
+gc.disable()
+with Publisher("cycle") as publisher:
+    publisher.publish(Event.BATCH_END, batch=1)
+    subscriber = Subscriber("cycle", events=[Event.BATCH_START])
+    assert subscriber.live
+    cycle = [subscriber]
+    cycle.append(cycle)
+    del subscriber, cycle
+    gc.collect()
+print("over")
+"""
+
+
+def test_a_subscriber_in_a_cycle_can_be_collected(runs_dir):
+    done = subprocess.run([sys.executable, "-c", CYCLE], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "over\n"

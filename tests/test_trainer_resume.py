@@ -1,6 +1,5 @@
 """A training that is killed and resumed ends as one that was not: bitwise the same weights, on a CPU."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -230,35 +229,6 @@ def test_killed_again_and_again_and_resumed_it_ends_with_the_same_weights(tmp_pa
     first = next(iter(Recording(recordings[3]).snapshots({Event.FIT_START})))
     assert int(first.timestamp.batch) > 0
     assert first.attempt == 4
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_training_leaves_a_checkpoint_behind(number: int, tmp_path: Path) -> None:
-    def interrupt(event: Event, state: State, logger: object) -> None:
-        if int(state.timestamp.batch) == 6:
-            os.kill(os.getpid(), number)
-
-    trainer = make(tmp_path, save_interval="1ep")
-    trainer.state.algorithms.append(Act(interrupt, Event.BATCH_START))
-    with pytest.raises(KeyboardInterrupt):
-        trainer.fit()
-    trainer.close()
-    assert sorted(path.name for path in tmp_path.glob("ep*"))[-1] == "ep1-ba7-rank0.safetensors"
-    assert same(train(None, load_path=tmp_path), train(None))
-
-
-def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
-    def interrupt(event: Event, state: State, logger: object) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    trainer = make(tmp_path)
-    trainer.state.algorithms.append(Act(interrupt, Event.BEFORE_LOSS))
-    with pytest.raises(KeyboardInterrupt):
-        trainer.fit()
-    assert int(trainer.state.timestamp.batch) == 0
-    assert not list(tmp_path.glob("ep*"))
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_run_that_is_over_resumes_to_nothing_but_its_last_evaluation(tmp_path: Path) -> None:

@@ -289,7 +289,11 @@ def _terminated_like_interrupted() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.getsignal(signal.SIGTERM)
+    if before is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:

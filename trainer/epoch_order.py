@@ -56,6 +56,10 @@ class EpochOrder:
         if _is_stateful(dataloader):
             self._loader_state = dataloader.state_dict()  # type: ignore[attr-defined]
 
+    def leave_unused(self) -> None:
+        """Notes that an epoch is left before a batch of it was used: it is entered again as it was."""
+        self._pending, self._start, self._loader_state = self._start, None, None
+
     def go_on(self, dataloader: Iterable[Any]) -> None:
         """Puts the generators to where they stood when the training was left, if it is gone on with."""
         if self._pending is not None:

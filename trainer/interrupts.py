@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM while training."""
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -13,6 +14,7 @@ from trainer.state import State
 __all__ = ["Interruption", "finishing_the_batch"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_Handlers = dict[int, Any]
 
 
 class Interruption:
@@ -21,23 +23,44 @@ class Interruption:
     def __init__(self) -> None:
         self.came = False
 
+    def explains(self, error: RuntimeError) -> bool:
+        """Whether an error is how torch says that worker processes of a dataloader are gone, after a signal to end:
+        a terminal, and some schedulers of jobs, send it to them as well."""
+        return self.came and str(error).startswith("DataLoader worker (pid")
+
 
 @contextlib.contextmanager
 def finishing_the_batch(state: State, with_checkpoint: bool = True) -> Iterator[Interruption]:
     """While this is open, the first Ctrl-C or SIGTERM ends the training after the batch at hand, and says so; the
     second one does what it did before: by default it ends the program at once.
 
-    Signals reach the main thread only; in another thread nothing is changed.
+    Processes that are forked meanwhile, such as a dataloader's workers, pass over their first Ctrl-C, because the
+    training needs them for the batch at hand; SIGTERM does to them what it did before. A signal that was ignored before
+    stays ignored. Signals reach the main thread only; in another thread nothing is changed.
     """
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    before: dict[int, Any] = {}
+    owner = os.getpid()
+    found = {number: signal.getsignal(number) for number in _SIGNALS}
+    before: _Handlers = {number: handler for number, handler in found.items() if handler is not signal.SIG_IGN}
+    before_children: _Handlers = {}
 
     def ask(number: int, frame: FrameType | None) -> None:
-        interruption.came = True
-        _restore(before)
+        if os.getpid() != owner:
+            # This one only: torch has set the other in its workers, in a way that Python does not know of.
+            _restore({number: before[number]}, ask)
+            if number == signal.SIGTERM:
+                os.kill(os.getpid(), number)
+            return
+        is_second, interruption.came = interruption.came, True
+        _restore(before, ask)
+        if is_second:
+            os.kill(os.getpid(), number)
+            return
+        # torch raises, wherever the program is, when a worker has died: but the batch at hand has to be finished.
+        before_children[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _do_nothing)
         # Not stop_training(): the batch at hand has to end as if the training went on.
         state.request_stop()
         if state.rank > 0:
@@ -46,15 +69,21 @@ def finishing_the_batch(state: State, with_checkpoint: bool = True) -> Iterator[
         stopping = f"stopping after this batch{', with a checkpoint' if with_checkpoint else ''}"
         print(f"{name}: {stopping}; again to stop at once", file=sys.stderr, flush=True)
 
-    before.update({number: signal.signal(number, ask) for number in _SIGNALS})
     try:
+        for number in before:
+            signal.signal(number, ask)
         yield interruption
     finally:
-        _restore(before)
+        _restore(before, ask)
+        _restore(before_children, _do_nothing)
 
 
-def _restore(handlers: dict[int, Any]) -> None:
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """A handler of Python's: one of the system's in its place would be reported for a signal that is under way."""
+
+
+def _restore(handlers: _Handlers, ours: Any) -> None:
     for number, handler in handlers.items():
-        # A handler that was not set from Python cannot be named; the default one is what is left then.
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    handlers.clear()
+        if signal.getsignal(number) is ours:
+            # A handler that was not set from Python cannot be named; the default one is what is left then.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -94,12 +94,15 @@ class TrainingLoop:
         finally:
             # The state must not hold what holds the state: a trainer that is dropped is gone at once.
             del state.recompute_gradients
+            # What came too late for this training is not meant for the next one.
+            state.fitting = state.stop_requested = False
 
     def _run(self, interruption: Interruption | None) -> None:
         state, fire = self._state, self._engine.run_event
         state.model.train()
         self._progress.begin()
         self._batch_began = self._clock() // 1000
+        state.fitting = True
         fire(FIT_START)
         if state.timestamp.values[7] == 0:
             self._order.go_on(self._data.dataloader)
@@ -111,10 +114,17 @@ class TrainingLoop:
                 if state.timestamp.values[5] == 0:
                     fire(ITERATION_START)
                 fire(EPOCH_START)
-            if self._run_epoch():
-                self._end_epoch()
+            try:
+                if self._run_epoch():
+                    self._end_epoch()
+            except RuntimeError as error:
+                if interruption is None or self._ranks is not None or not interruption.explains(error):
+                    raise
+                self._stop_between_batches()
+                break
         # Stopped at an event that comes after the checkpoint of its batch.
         self._save_if_due(BATCH_CHECKPOINT)
+        state.fitting = False
         fire(FIT_END)
         if not self._is_interrupted(interruption):
             self._evaluation.run_last()
@@ -197,11 +207,11 @@ class TrainingLoop:
         self._check_tokens()
         fire(EPOCH_END)
         self._evaluate_if_due(EPOCH_END)
-        self._heed_stop_requests()
         fire(EPOCH_CHECKPOINT)
         self._save_if_due(EPOCH_CHECKPOINT)
         self._progress.epoch_end()
         self._end_iteration_if_due()
+        self._heed_stop_requests()
 
     def _check_tokens(self) -> None:
         """Makes sure that what ends after so many tokens ends at all."""
@@ -265,9 +275,23 @@ class TrainingLoop:
                 self._heed_stop_requests()
 
     def _heed_stop_requests(self) -> None:
-        """Lets what one rank has asked for since the batch take effect on all of them."""
-        if self._ranks is not None and self._ranks.agree(0, self._state.stop_requested)[1]:
+        """Lets what has been asked for since the batch, with several ranks by one of them, take effect on all."""
+        stop = self._state.stop_requested
+        if self._ranks is not None:
+            stop = self._ranks.agree(0, stop)[1]
+        if stop:
             self._state.stop_now()
+
+    def _stop_between_batches(self) -> None:
+        """Ends the training where no further batch can be fetched, from a dataloader of the training or of an
+        evaluation."""
+        state = self._state
+        if state.dataloader_in_use[0] is not self._data:
+            state.set_dataloader(self._data, "train", self._subset_num_batches)
+        elif state.timestamp.values[7] == 0:
+            # No batch of this epoch was used: it is to be entered again as it was.
+            self._order.leave_unused()
+        state.stop_now()
 
     def _is_interrupted(self, interruption: Interruption | None) -> bool:
         if interruption is None:

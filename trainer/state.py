@@ -45,6 +45,7 @@ class State:
         recompute_gradients: within ``fit()``, for algorithms at ``AFTER_TRAIN_BATCH``: computes the gradients of the
             batch anew, at the weights as they are now, in place of the old ones, and returns the batch's loss.
             Algorithms see the events of the forward and backward passes a second time; they are not published.
+        fitting: whether there is a training that can be stopped: from ``FIT_START`` on, before ``FIT_END``.
         stopped: whether the training was ended by :meth:`stop_training`.
         stop_requested: whether the training is to be stopped when the batch at hand has been trained on.
     """
@@ -96,6 +97,7 @@ class State:
         self.train_metric_values: dict[str, Any] | None = None
         self.eval_metrics: dict[str, dict[str, Any]] = {}
         self.eval_metric_values: dict[str, dict[str, Any]] = {}
+        self.fitting = False
         self.stopped = False
         self.stop_requested = False
 
@@ -205,7 +207,8 @@ class State:
         return elapsed
 
     def stop_training(self) -> None:
-        """Ends the training after the batch at hand; evaluations that are due still run.
+        """Ends the training after the batch at hand; evaluations that are due still run. Does nothing from ``FIT_END``
+        on, when the training has come to its end.
 
         With several ranks it is enough that one of them asks. They agree when a batch has been trained on, after an
         evaluation and at the end of an epoch; what is asked for at ``BATCH_END`` takes effect after the next batch."""
@@ -220,6 +223,7 @@ class State:
 
     def stop_now(self) -> None:
         """Ends the training after the batch at hand, on this rank: for the training loop."""
-        self.max_duration = Time(self.timestamp.values[2], TimeUnit.BATCH)
-        self.stopped = True
+        if self.fitting:
+            self.max_duration = Time(self.timestamp.values[2], TimeUnit.BATCH)
+            self.stopped = True
         self.stop_requested = False
