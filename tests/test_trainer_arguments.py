@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gold import GoldMLP, gold_loader
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from training import Act, gold_trainer
 
 from bus.errors import ClosedError, ConfigurationError, OffloopError
@@ -14,6 +15,10 @@ from bus.event import Event
 from bus.recording import Recording
 from bus.runs import list_runs, read_run
 from trainer import Classifier, State, Trainer
+from trainer.schedulers import StepScheduler
+
+OTHER = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+LBFGS = torch.optim.LBFGS([torch.nn.Parameter(torch.zeros(1))])
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": torch.nn.Linear(8, 4)}, r"Linear has no loss: wrap a plain module in trainer.Classifier"),
@@ -34,6 +39,43 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"record": 5}, r"record 5 is not allowed: use 'all' or a list of events"),
     ({"train_dataloader": 5}, r"train_dataloader is a int"),
     ({"run_name": "a/b", "publish": True}, r"'a/b' cannot be a run name"),
+    ({"run_name": "../x", "publish": False}, r"'../x' cannot be a run name"),
+    ({"run_name": 5, "publish": False}, r"5 cannot be a run name"),
+    ({"device": None}, r"device None is unknown: use auto, cpu or gpu"),
+    ({"device": 5}, r"device 5 is unknown"),
+    ({"device": torch.device("meta")}, r"device 'meta' is unknown"),
+    ({"seed": True}, r"seed True is not allowed: use a whole number"),
+    ({"max_duration": True}, r"max_duration True is not allowed: use a time such as 2ep"),
+    ({"eval_interval": True}, r"interval True is not allowed"),
+    ({"scale_schedule_ratio": True}, r"scale_schedule_ratio is True: use a number above 0"),
+    ({"step_schedulers_every_batch": "no"}, r"step_schedulers_every_batch is 'no': use True or False"),
+    ({"save_overwrite": "yes"}, r"save_overwrite is 'yes': use True or False"),
+    ({"publish": 1}, r"publish is 1: use True or False"),
+    ({"compile_config": 5}, r"compile_config is 5: give a dict of arguments of torch.compile"),
+    ({"compile_config": "x"}, r"compile_config is 'x': give a dict"),
+    ({"compile_config": {"bogus": 1}}, r"compile_config has an unknown 'bogus': use fullgraph, dynamic, backend, mode"),
+    ({"compile_config": {"model": None}}, r"compile_config has an unknown 'model'"),
+    ({"compile_config": {"mode": "foo"}}, r"compile_config {'mode': 'foo'} is not allowed: .*max-autotune"),
+    ({"compile_config": {"backend": "foo"}}, r"compile_config {'backend': 'foo'} is not allowed: Invalid backend"),
+    ({"compile_config": {"options": {"foo": 1}}}, r"compile_config {.*} is not allowed: Unexpected .* option foo"),
+    ({"save_folder": 5}, r"save_folder is 5: give a path, as a text or a pathlib.Path"),
+    ({"save_folder": b"x"}, r"save_folder is b'x': give a path"),
+    ({"save_filename": None}, r"save_filename is None: give a text"),
+    ({"save_filename": 5, "save_folder": "x"}, r"save_filename is 5: give a text"),
+    ({"save_latest_filename": 5, "save_folder": "x"}, r"save_latest_filename is 5: give a text"),
+    ({"load_path": 5}, r"load_path is 5: give a path"),
+    ({"load_path": []}, r"load_path is \[\]: give a path"),
+    ({"runs_dir": 5}, r"runs_dir is 5: give a path"),
+    ({"clock": 5}, r"clock is 5: give a function that is called with \(\)"),
+    ({"max_delay": "x"}, r"max_delay is 'x'; it is in seconds: use 0 to 1"),
+    ({"max_delay": -1, "publish": False}, r"max_delay is -1; it is in seconds"),
+    ({"config": 5}, r"config is 5: give a dict of names and values"),
+    ({"optimizers": torch.optim.SGD}, r"optimizers has the class SGD: give one Optimizer"),
+    ({"optimizers": LBFGS}, r"optimizers has a LBFGS, whose step needs a closure that computes the loss"),
+    ({"optimizers": [OTHER, OTHER]}, r"optimizers has the same SGD twice"),
+    ({"schedulers": StepLR(OTHER, 1)}, r"schedulers has a StepLR of a SGD that is not in optimizers"),
+    ({"schedulers": [StepScheduler("1ep"), StepScheduler("2ep")]}, r"2 schedulers, of which one follows"),
+    ({"schedulers": [StepScheduler("1ep"), StepLR(OTHER, 1)], "optimizers": OTHER}, r"2 schedulers, of which one"),
 ]
 
 
@@ -47,6 +89,61 @@ def test_bad_arguments_are_refused_before_a_run_is_started(
         gold_trainer(**{"publish": True, **arguments})
     assert "\n" not in str(caught.value)
     assert list_runs(runs_dir) == []
+
+
+def test_a_scheduler_may_be_of_an_optimizer_that_a_function_gives_later() -> None:
+    model = GoldMLP()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gold_trainer(
+        model=model, optimizers=lambda model: optimizer, schedulers=StepLR(optimizer, 1, gamma=0.5)
+    ) as trainer:
+        trainer.fit()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 4)
+    with pytest.raises(ConfigurationError, match="schedulers has a StepLR of a SGD that is not in optimizers"):
+        gold_trainer(
+            optimizers=lambda model: torch.optim.SGD(model.parameters(), lr=0.1), schedulers=StepLR(optimizer, 1)
+        )
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_optimizers_are_of_the_model_as_algorithms_leave_it(later: bool) -> None:
+    model = GoldMLP()
+    both = [*model.parameters(), torch.nn.Parameter(torch.zeros(1))]
+    optimizer = torch.optim.SGD(both, lr=0.1)
+    with pytest.raises(ConfigurationError, match="a SGD of 5 parameters, of which 1 are not those of model GoldMLP"):
+        gold_trainer(model=model, optimizers=(lambda model: optimizer) if later else optimizer)
+
+    def take_in(event: Event, state: State, logger: object) -> None:
+        state.model.added = both[-1]
+
+    with gold_trainer(model=model, optimizers=optimizer, algorithms=Act(take_in, Event.INIT)) as trainer:
+        trainer.fit()
+
+
+@pytest.mark.parametrize("given", [torch.device("cpu"), "cpu"])
+def test_devices_are_those_of_torch_too(given: Any) -> None:
+    assert gold_trainer(device=given).state.device.name == "cpu"
+
+
+def test_numpy_has_seeds_too() -> None:
+    seed = gold_trainer(seed=np.int64(3)).state.seed
+    assert (type(seed), seed) == (int, 3)
+
+
+@pytest.mark.parametrize("path", [5, "", b"x", None])
+def test_a_checkpoint_needs_a_path(path: Any, tmp_path: Path) -> None:
+    with gold_trainer() as trainer:
+        with pytest.raises(ConfigurationError, match=f"path is {path!r}: give a path"):
+            trainer.save_checkpoint(path)
+        trainer.save_checkpoint(tmp_path / "a.safetensors")
+
+
+def test_predictions_are_handed_to_a_function_only() -> None:
+    data = gold_loader("predict", 6, 3)
+    with gold_trainer() as trainer:
+        with pytest.raises(ConfigurationError, match=r"on_outputs is 5: give a function .* with \(batch, outputs\)"):
+            trainer.predict(data, on_outputs=5)  # type: ignore[arg-type]
+        assert len(trainer.predict(data)) == 2
 
 
 def test_a_plateau_scheduler_is_refused() -> None:

@@ -4,6 +4,7 @@ import copy
 from collections import namedtuple
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gold import gold_data
@@ -86,6 +87,82 @@ def test_a_data_spec_counts_and_splits_in_its_own_way() -> None:
 def test_what_cannot_be_iterated_over_again_is_no_dataloader(dataloader: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"train_dataloader is a .* that each epoch can iterate over anew"):
         gold_trainer(train_dataloader=dataloader)
+
+
+@pytest.mark.parametrize("dataloader", [5, None, DataSpec([X]), iter([X])], ids=lambda one: type(one).__name__)
+def test_a_data_spec_needs_what_can_be_iterated_over_again(dataloader: Any) -> None:
+    kind = type(dataloader).__name__
+    with pytest.raises(ConfigurationError, match=f"the dataloader of a DataSpec is a {kind}: pass something that"):
+        DataSpec(dataloader)
+
+
+FUNCTIONS = ("get_num_samples_in_batch", "get_num_tokens_in_batch", "split_batch", "device_transforms")
+
+
+@pytest.mark.parametrize("argument", FUNCTIONS)
+def test_the_functions_of_a_data_spec_can_be_called(argument: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{argument} is 0: give a function that is called with \(batch"):
+        DataSpec([X], **{argument: 0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("argument", FUNCTIONS[:2])
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (None, "None"),
+        (2.5, "2.5"),
+        (-1, "-1"),
+        (True, "True"),
+        ("6", "'6'"),
+        (Y, r"a tensor of shape \(6,\)"),
+        (torch.tensor(6.0), r"a tensor of shape \(\)"),
+    ],
+)
+def test_batches_are_counted_in_whole_numbers(argument: str, number: Any, shown: str) -> None:
+    data = DataSpec([gold_data("train", 6)], **{argument: lambda batch: number})  # type: ignore[arg-type]
+    message = f"{argument} returned {shown} for a batch: return a whole number from 0"
+    with gold_trainer(train_dataloader=data) as trainer, pytest.raises(ConfigurationError, match=message):
+        trainer.fit()
+
+
+def test_counts_of_other_kinds_become_plain_numbers() -> None:
+    data = DataSpec(
+        [gold_data("train", 6)],
+        get_num_samples_in_batch=lambda batch: torch.tensor(6),
+        get_num_tokens_in_batch=lambda batch: np.int64(60),
+    )
+    with gold_trainer(train_dataloader=data, max_duration="2ep") as trainer:
+        trainer.fit()
+    values = trainer.state.timestamp.values
+    assert values[3:5] == (12, 120)
+    assert {type(value) for value in values} == {int}
+
+
+@pytest.mark.parametrize(("parts", "shown"), [([], r"\[\]"), (None, "None"), (X, r"a tensor of shape \(6, 2\)")])
+def test_batches_are_split_into_a_list(parts: Any, shown: str) -> None:
+    data = DataSpec([gold_data("train", 6)], split_batch=lambda batch, size: parts)
+    message = f"split_batch returned {shown} for a batch: return a list of batches"
+    trainer = gold_trainer(train_dataloader=data, device_train_microbatch_size=2)
+    with trainer, pytest.raises(ConfigurationError, match=message):
+        trainer.fit()
+
+
+def test_a_dataloader_that_does_not_know_its_length_is_trained_on() -> None:
+    class Unmeasured(list[Any]):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    with gold_trainer(train_dataloader=Unmeasured([gold_data("train", 6)] * 3), max_duration="2ep") as trainer:
+        trainer.fit()
+    assert trainer.state.dataloader_len is None
+    assert int(trainer.state.timestamp.batch) == 6
+
+
+def test_the_only_batch_of_an_epoch_may_be_shorter_than_a_microbatch() -> None:
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*gold_data("train", 4)), batch_size=6)
+    with gold_trainer(train_dataloader=data, device_train_microbatch_size=6) as trainer:
+        trainer.fit()
+    assert int(trainer.state.timestamp.sample) == 8
 
 
 def test_batches_are_transformed_once_they_are_on_the_device_wherever_they_are_used() -> None:

@@ -201,9 +201,8 @@ def run_task(task: Task, values: Mapping[str, Any]) -> None:
         recording = None if made.recording is None else _short(made.recording)
         try:
             with _refusing(ConfigurationError), made:
-                say(
-                    f"run {made.run_name}{_which_attempt(made)}: {_where_to_watch(recording, arguments.get('runs_dir'))}"
-                )
+                where = _where_to_watch(recording, arguments.get("runs_dir"))
+                say(f"run {made.run_name}{_which_attempt(made)}: {where}")
                 made.fit()
         finally:
             if recording:

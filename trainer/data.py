@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bus.errors import ConfigurationError
+from trainer.arguments import check_function
+from trainer.values import described, whole
 
 if TYPE_CHECKING:
     from trainer.device import Device
@@ -22,7 +24,11 @@ class DataSpec:
     counts the samples. Tokens are counted by ``get_num_tokens_in_batch``, by default the elements of a mapping's
     ``input_ids`` and otherwise none. ``split_batch(batch, size)`` gives a list of batches of at most ``size`` samples.
     ``device_transforms(batch)`` gives the batch to use instead of the one that was fetched; it is called once the batch
-    is on the device. Reference: ``composer/core/data_spec.py``.
+    is on the device.
+
+    Raises :class:`bus.errors.ConfigurationError` for a dataloader that can be iterated over only once, or not at all,
+    and for what is no function; and, when a batch is used, for functions that give something else than they should.
+    Reference: ``composer/core/data_spec.py``.
     """
 
     def __init__(
@@ -34,10 +40,24 @@ class DataSpec:
         split_batch: Callable[[Any, int], Sequence[Any]] | None = None,
         device_transforms: Callable[[Any], Any] | None = None,
     ) -> None:
+        _check_dataloader(dataloader, "the dataloader of a DataSpec")
+        if device_transforms is not None:
+            check_function(device_transforms, "device_transforms", "(batch)")
         self.dataloader = dataloader
-        self.get_num_samples_in_batch = get_num_samples_in_batch or count_samples
-        self.get_num_tokens_in_batch = get_num_tokens_in_batch or count_tokens
-        self.split_batch = split_batch or split_samples
+        # The functions that come with this module are not checked: they are called for every batch.
+        self.get_num_samples_in_batch = (
+            count_samples
+            if get_num_samples_in_batch is None
+            else _counting(get_num_samples_in_batch, "get_num_samples_in_batch")
+        )
+        self.get_num_tokens_in_batch = (
+            count_tokens
+            if get_num_tokens_in_batch is None
+            else _counting(get_num_tokens_in_batch, "get_num_tokens_in_batch")
+        )
+        self.split_batch: Callable[[Any, int], Sequence[Any]] = (
+            split_samples if split_batch is None else _splitting(split_batch)
+        )
         self.device_transforms = device_transforms
 
     def prepare(self, batch: Any, device: "Device") -> Any:
@@ -48,10 +68,10 @@ class DataSpec:
     @property
     def length(self) -> int | None:
         """Batches in one pass; ``None`` for a dataloader that cannot say."""
-        # A DataLoader over an IterableDataset has a __len__ that raises.
+        # A DataLoader over an IterableDataset has a __len__ that raises; so have base classes of datasets.
         try:
             return len(self.dataloader)  # type: ignore[arg-type]
-        except TypeError:
+        except (TypeError, NotImplementedError):
             return None
 
 
@@ -61,11 +81,7 @@ def as_data_spec(dataloader: "DataSpec | Iterable[Any]", name: str) -> DataSpec:
     Raises :class:`bus.errors.ConfigurationError` for what can be iterated over only once, or not at all."""
     if isinstance(dataloader, DataSpec):
         return dataloader
-    if not hasattr(dataloader, "__iter__") or hasattr(dataloader, "__next__"):
-        raise ConfigurationError(
-            f"{name} is a {type(dataloader).__name__}: pass something that each epoch can iterate over anew, "
-            "such as a torch.utils.data.DataLoader or a list of batches"
-        )
+    _check_dataloader(dataloader, name)
     return DataSpec(dataloader)
 
 
@@ -145,6 +161,46 @@ def split_samples(batch: Any, size: int) -> list[Any]:
     if isinstance(batch, list):
         return [batch[start : start + size] for start in range(0, len(batch), size)]
     raise _cannot("split", batch, "has no samples")
+
+
+def _check_dataloader(dataloader: Any, name: str) -> None:
+    if not hasattr(dataloader, "__iter__") or hasattr(dataloader, "__next__"):
+        raise ConfigurationError(
+            f"{name} is a {type(dataloader).__name__}: pass something that each epoch can iterate over anew, "
+            "such as a torch.utils.data.DataLoader or a list of batches"
+        )
+
+
+def _counting(function: Any, argument: str) -> Callable[[Any], int]:
+    """The function, with what it returns checked."""
+    check_function(function, argument, "(batch)")
+
+    def count(batch: Any) -> int:
+        given = function(batch)
+        number = given if type(given) is int else whole(given)
+        if number is None or number < 0:
+            raise ConfigurationError(
+                f"{argument} returned {described(given)} for a batch: return a whole number from 0, "
+                "such as the length of one of its tensors"
+            )
+        return number
+
+    return count
+
+
+def _splitting(function: Any) -> Callable[[Any, int], Sequence[Any]]:
+    """The function, with what it returns checked."""
+    check_function(function, "split_batch", "(batch, size)")
+
+    def split(batch: Any, size: int) -> Sequence[Any]:
+        parts = function(batch, size)
+        if not isinstance(parts, list | tuple) or not parts:
+            raise ConfigurationError(
+                f"split_batch returned {described(parts)} for a batch: return a list of batches, with one at least"
+            )
+        return parts
+
+    return split
 
 
 def _holds_tensors(batch: Mapping[Any, Any] | Sequence[Any]) -> bool:

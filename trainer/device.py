@@ -1,7 +1,7 @@
 """Where a model is trained, and how a number gets from there to the host without making anybody wait."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -11,6 +11,7 @@ from trainer.data import map_tensors
 __all__ = ["CpuDevice", "DeferredMap", "DeferredScalar", "Device", "GpuDevice", "PinnedRing", "get_device", "is_gpu"]
 
 
+@runtime_checkable
 class Device(Protocol):
     """The hardware of one process."""
 
@@ -152,21 +153,22 @@ class PinnedRing:
         return at
 
 
-def is_gpu(device: str | Device) -> bool:
-    """Whether :func:`get_device` would choose a GPU."""
-    if isinstance(device, str):
-        return device == "gpu" or (device == "auto" and torch.cuda.is_available())
-    return device.name == "gpu"
+def is_gpu(device: str | torch.device | Device) -> bool:
+    """Whether :func:`get_device` would choose a GPU; it raises the same."""
+    known = _known(device)
+    if isinstance(known, str):
+        return known == "gpu" or (known == "auto" and torch.cuda.is_available())
+    return known.name == "gpu"
 
 
-def get_device(name: str | Device) -> Device:
-    """The device of that name: ``cpu``, ``gpu``, or ``auto`` for a GPU where there is one.
+def get_device(device: str | torch.device | Device) -> Device:
+    """The device of that name: ``cpu``, ``gpu``, or ``auto`` for a GPU where there is one; torch's devices ``cpu`` and
+    ``cuda`` are ``cpu`` and ``gpu``.
 
     Raises :class:`bus.errors.ConfigurationError` for another name, and for ``gpu`` where torch finds none."""
+    name = _known(device)
     if not isinstance(name, str):
         return name
-    if name not in ("auto", "cpu", "gpu"):
-        raise ConfigurationError(f"device {name!r} is unknown: use auto, cpu or gpu")
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return CpuDevice()
     if not torch.cuda.is_available():
@@ -174,6 +176,19 @@ def get_device(name: str | Device) -> Device:
             "device 'gpu' is not there: torch finds no CUDA device; use 'cpu' or 'auto', or install torch with CUDA"
         )
     return GpuDevice()
+
+
+def _known(device: Any) -> str | Device:
+    """A name that is allowed, or a device."""
+    known: str | Device = device
+    if isinstance(device, torch.device):
+        # One with a number stays unknown: the current CUDA device is used, which each rank sets to its own.
+        known = {"cpu": "cpu", "cuda": "gpu"}.get(str(device), str(device))
+    if known in ("auto", "cpu", "gpu") or isinstance(known, Device):
+        return known
+    raise ConfigurationError(
+        f"device {known!r} is unknown: use auto, cpu or gpu, which is the current CUDA device (torch.cuda.set_device)"
+    )
 
 
 def _pinned_scalars(count: int) -> torch.Tensor:

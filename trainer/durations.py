@@ -30,7 +30,7 @@ def check_max_duration(duration: TimeInput) -> Time:
 
     Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for one that is no length of
     time."""
-    time = Time.from_input(duration, TimeUnit.EPOCH)
+    time = _read(duration, "max_duration", "2ep")
     if time.unit is TimeUnit.DURATION or time.value < 0:
         raise ConfigurationError(
             f"max_duration {str(time)!r} is not allowed: "
@@ -45,7 +45,7 @@ def check_iteration_length(length: TimeInput | None) -> Time | None:
     Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for another unit."""
     if length is None:
         return None
-    time = Time.from_input(length, TimeUnit.EPOCH)
+    time = _read(length, "iteration_length", "1ep")
     if time.unit not in (TimeUnit.EPOCH, TimeUnit.TOKEN) or time.value <= 0:
         raise ConfigurationError(
             f"iteration_length {str(time)!r} is not allowed: use epochs or tokens, such as 1ep or 1000000tok"
@@ -58,7 +58,7 @@ def check_interval(interval: TimeInput) -> Time:
 
     Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for one that is negative, of
     no length, or longer than the training."""
-    time = Time.from_input(interval, TimeUnit.EPOCH)
+    time = _read(interval, "interval", "100ba, or 0 for never")
     is_never = isinstance(interval, int) and interval == 0
     if not (time.value > 0 or is_never) or (time.unit is TimeUnit.DURATION and time.value > 1):
         raise ConfigurationError(
@@ -101,6 +101,13 @@ class Interval:
     def is_never(self) -> bool:
         """Whether it is an interval of zero, which is never due."""
         return not self._step
+
+
+def _read(given: TimeInput, argument: str, example: str) -> Time:
+    # True is a number for Python, and would be one epoch.
+    if isinstance(given, bool):
+        raise ConfigurationError(f"{argument} {given!r} is not allowed: use a time such as {example}")
+    return Time.from_input(given, TimeUnit.EPOCH)
 
 
 def _part_of(whole: Time, share: float, batches_per_epoch: int | None) -> Time:

@@ -10,29 +10,42 @@ from bus.errors import ConfigurationError
 from bus.time import TimeInput
 from trainer.data import DataSpec, as_data_spec, check_subset
 from trainer.durations import check_interval
+from trainer.models import metrics_of
 
 __all__ = ["Evaluator", "as_evaluators"]
+
+# Consumers tell by its label what a batch is of.
+_OTHER_LABELS = ("", "train", "predict")
 
 
 class Evaluator:
     """A dataloader to evaluate on, under a label of its own, by the model's metrics or by those named.
 
     ``eval_interval`` and ``subset_num_batches`` (how many batches to evaluate, -1 for all) are this evaluator's own,
-    instead of the trainer's. Reference: ``composer/core/evaluator.py``.
+    instead of the trainer's.
+
+    Raises :class:`bus.errors.ConfigurationError` for a label that is no text, or one of the trainer's own (``train``,
+    ``predict``), for what is no dataloader, and for names that are no list of texts. Reference:
+    ``composer/core/evaluator.py``.
     """
 
     def __init__(
         self,
         label: str,
         dataloader: DataSpec | Iterable[Any],
-        metric_names: Sequence[str] | None = None,
+        metric_names: str | Sequence[str] | None = None,
         eval_interval: TimeInput | None = None,
         *,
         subset_num_batches: int = -1,
     ) -> None:
+        if not isinstance(label, str) or label in _OTHER_LABELS:
+            raise ConfigurationError(
+                f"the label of an evaluator is {label!r}: use a text that names what is evaluated on, such as 'eval', "
+                "and not train or predict"
+            )
         self.label = label
         self.spec = as_data_spec(dataloader, f"the dataloader of evaluator {label!r}")
-        self.metric_names = metric_names
+        self.metric_names = _check_names(metric_names, label)
         self.eval_interval = None if eval_interval is None else check_interval(eval_interval)
         self.subset_num_batches = check_subset(subset_num_batches, f"subset_num_batches of evaluator {label!r}")
 
@@ -44,8 +57,9 @@ class Evaluator:
     def choose_metrics(self, model: Any) -> dict[str, Any]:
         """Copies of the model's metrics that this evaluator uses, by name.
 
-        Raises :class:`bus.errors.ConfigurationError` for a name that the model has no metric of."""
-        available = model.get_metrics(is_train=False)
+        Raises :class:`bus.errors.ConfigurationError` for a name that the model has no metric of, and for a model that
+        gives something else than metrics."""
+        available = metrics_of(model, is_train=False)
         names = available if self.metric_names is None else self.metric_names
         for name in names:
             if name not in available:
@@ -74,6 +88,17 @@ def as_evaluators(eval_dataloader: Any) -> list[Evaluator]:
                 f"two evaluators have the label {label!r}: give each its own with trainer.Evaluator(label, dataloader)"
             )
     return evaluators
+
+
+def _check_names(names: Any, label: str) -> list[str] | None:
+    if names is None:
+        return None
+    listed = [names] if isinstance(names, str) else names
+    if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
+        raise ConfigurationError(
+            f"metric_names of evaluator {label!r} is {names!r}: use a list of names, or None for all of the metrics"
+        )
+    return list(listed)
 
 
 # A list of anything else is a dataloader itself: a list of batches.

@@ -51,8 +51,8 @@ class Microbatching:
     def run(self, compute: Callable[[int], torch.Tensor]) -> torch.Tensor:
         """What ``compute`` returns for the size of a microbatch that works.
 
-        Raises :class:`bus.errors.ConfigurationError` when the batch is smaller than a microbatch, unless it is the last
-        one of an epoch, which may be short."""
+        Raises :class:`bus.errors.ConfigurationError` when the batch is smaller than a microbatch, unless it is, or may
+        be, the last one of an epoch, which may be short."""
         state = self._state
         rows = state.batch_size or 1
         size = state.device_train_microbatch_size or rows
@@ -72,7 +72,7 @@ class Microbatching:
     def _is_last_batch(self) -> bool:
         state = self._state
         length = state.dataloader_len
-        return length is None or 1 < length <= state.timestamp.values[7] + 1
+        return length is None or length <= state.timestamp.values[7] + 1
 
     def _halve(self, size: int) -> int:
         state = self._state

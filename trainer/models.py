@@ -7,12 +7,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.nn import functional
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from bus.errors import ConfigurationError
 from trainer.metrics import Accuracy, CrossEntropy
+from trainer.values import described
 
-__all__ = ["Classifier", "LanguageModel", "Model", "check_model"]
+__all__ = ["Classifier", "LanguageModel", "Model", "check_model", "metrics_of"]
 
 Metrics = Mapping[str, Metric] | Iterable[Metric] | Metric
 """Metrics under names of one's own, or under the names of their classes."""
@@ -119,6 +120,30 @@ def check_model(model: nn.Module, evaluated: bool, predicts: bool = False) -> No
             f"model {type(model).__name__} {what}: wrap a plain module in trainer.Classifier(module), "
             "or see trainer.models.Model for the methods to define"
         )
+
+
+def metrics_of(model: Any, is_train: bool) -> dict[str, Metric]:
+    """The model's own metrics for the training or for evaluations, by name.
+
+    Raises :class:`bus.errors.ConfigurationError` for anything else in their place, and for metrics of the training that
+    the model lacks the methods to update."""
+    metrics = model.get_metrics(is_train=is_train)
+    call = f"get_metrics(is_train={is_train}) of model {type(model).__name__}"
+    if not isinstance(metrics, Mapping | MetricCollection):
+        raise ConfigurationError(
+            f"{call} returned {described(metrics)}: return a dict of names and torchmetrics.Metric objects, "
+            "an empty one for none"
+        )
+    named = dict(metrics.items())
+    for name, metric in named.items():
+        if not isinstance(name, str) or not isinstance(metric, Metric):
+            raise ConfigurationError(
+                f"{call} returned {described(metric)} under {name!r}: use texts for names, and torchmetrics.Metric "
+                "objects for metrics"
+            )
+    if named and is_train:
+        check_model(model, evaluated=True)
+    return named
 
 
 def _by_name(metrics: Metrics | None) -> dict[str, Metric]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bus.errors import ConfigurationError
+from trainer.values import whole
 
 __all__ = ["RandomStates", "check_seed", "make_deterministic", "new_seed", "seed_all"]
 
@@ -21,11 +22,12 @@ def new_seed() -> int:
     return int.from_bytes(os.urandom(4), "little")
 
 
-def check_seed(seed: int) -> int:
+def check_seed(seed: Any) -> int:
     """The seed, or :class:`bus.errors.ConfigurationError` when not every generator takes it."""
-    if not isinstance(seed, int) or not 0 <= seed < _LIMIT:
+    number = whole(seed)
+    if number is None or not 0 <= number < _LIMIT:
         raise ConfigurationError(f"seed {seed!r} is not allowed: use a whole number from 0 to {_LIMIT - 1}")
-    return seed
+    return number
 
 
 def seed_all(seed: int) -> None:

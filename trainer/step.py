@@ -1,7 +1,7 @@
 """What is done with one batch of the training: gradients, and the update of the weights."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from trainer.parallel import Parallel
 from trainer.precision import autocast_of
 from trainer.ranks import Ranks
 from trainer.state import State
+from trainer.values import described
 
 __all__ = ["TrainStep"]
 
@@ -50,6 +51,10 @@ class TrainStep:
         self._rows = 0
         self._fire = engine.run_event
         self._autocast = autocast_of(state.precision, state.device)
+        optimized = {id(one) for optimizer in state.optimizers for one in _parameters_of(optimizer)}
+        self._not_optimized = [
+            one for one in state.model.parameters() if one.requires_grad and id(one) not in optimized
+        ]
 
     def run(self) -> None:
         """From ``BEFORE_TRAIN_BATCH`` to the step of the optimizers."""
@@ -64,12 +69,17 @@ class TrainStep:
             for optimizer in state.optimizers:
                 optimizer.step()
         else:
-            for optimizer in state.optimizers:
+            # The scaler takes no optimizer without any gradient, such as that of a part which is frozen.
+            optimizers = [
+                one for one in state.optimizers if any(weight.grad is not None for weight in _parameters_of(one))
+            ]
+            for optimizer in optimizers:
                 state.scaler.unscale_(optimizer)
             self._fire(AFTER_TRAIN_BATCH)
-            for optimizer in state.optimizers:
+            for optimizer in optimizers:
                 state.scaler.step(optimizer)
-            state.scaler.update()
+            if optimizers:
+                state.scaler.update()
 
     def recompute_gradients(self) -> torch.Tensor:
         """Computes the gradients again; see :class:`trainer.State`."""
@@ -122,6 +132,8 @@ class TrainStep:
     def _forget_gradients(self) -> None:
         for optimizer in self._state.optimizers:
             optimizer.zero_grad()
+        for parameter in self._not_optimized:
+            parameter.grad = None
         for metric in self._state.train_metrics.values():
             metric.reset()
 
@@ -135,16 +147,21 @@ class TrainStep:
         if state.train_metrics:
             self._update_train_metrics()
         fire(BEFORE_BACKWARD)
-        loss: torch.Tensor = _total(state.loss)
+        loss = self._total(state.loss)
         if self._ranks is not None:
             # Gradients are averaged over the ranks, each of which counts by its rows.
             share *= self._rows * self._ranks.world_size / self._ranks.end_count()[0]
         if share != 1.0:
             loss = loss * share
-        if state.scaler is None:
-            loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        try:
+            if state.scaler is None:
+                loss.backward()  # type: ignore[no-untyped-call]
+            else:
+                state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            if loss.numel() == 1 and loss.requires_grad:
+                raise
+            raise self._refused(loss) from None
         fire(AFTER_BACKWARD)
         # Detached only when somebody asks for it: that costs a microsecond, and `state.loss` holds the graph anyway.
         return loss
@@ -166,10 +183,27 @@ class TrainStep:
             for metric in state.train_metrics.values():
                 state.model.update_metric(state.batch, outputs, metric)
 
+    def _total(self, loss: Any) -> torch.Tensor:
+        if isinstance(loss, torch.Tensor):
+            return loss
+        if isinstance(loss, Mapping):
+            parts = [loss["total"]] if "total" in loss else list(loss.values())
+        else:
+            parts = list(loss) if isinstance(loss, list | tuple) else []
+        total = sum(parts) if all(isinstance(part, torch.Tensor | float | int) for part in parts) else None
+        if not isinstance(total, torch.Tensor):
+            raise self._refused(loss)
+        return total
 
-def _total(loss: Any) -> Any:
-    if isinstance(loss, torch.Tensor):
-        return loss
-    if isinstance(loss, dict):
-        return loss["total"] if "total" in loss else sum(loss.values())
-    return sum(loss)
+    def _refused(self, loss: Any) -> ConfigurationError:
+        what = described(loss)
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            what += " that no parameter has a gradient from"
+        return ConfigurationError(
+            f"the loss of model {type(self._state.model).__name__} is {what}: return a tensor with one element from "
+            "loss(outputs, batch), computed from the outputs without detach(), or a list or dict of such tensors"
+        )
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])

@@ -17,8 +17,25 @@ from bus.event import Event
 from bus.publisher import BASE_EVENTS, Publisher, ending_for
 from bus.runs import new_run_name
 from bus.time import Time, TimeInput, Timestamp, TimeUnit
+from bus.wire import check_run_name
 from trainer.algorithm import Algorithm
-from trainer.arguments import OptimizerFactory, Optimizers, check_record, check_schedulers, make_optimizers, several
+from trainer.arguments import (
+    OptimizerFactory,
+    Optimizers,
+    check_compile_config,
+    check_config,
+    check_flags,
+    check_function,
+    check_max_delay,
+    check_optimized,
+    check_path,
+    check_record,
+    check_schedulers,
+    check_text,
+    given_optimizers,
+    make_optimizers,
+    several,
+)
 from trainer.attached import AttachedConsumers, check_picklable, events_of
 from trainer.checkpoints import Checkpoints
 from trainer.data import DataSpec, as_data_spec, check_subset
@@ -32,7 +49,7 @@ from trainer.interrupts import finishing_the_batch
 from trainer.logger import Logger
 from trainer.loop import TrainingLoop
 from trainer.microbatches import Microbatching, MicrobatchSize, check_microbatch_size
-from trainer.models import check_model
+from trainer.models import check_model, metrics_of
 from trainer.parallel import DataParallel, Parallel, check_parts, check_shards
 from trainer.passes import check_loss_interpolation
 from trainer.precision import check_precision, make_scaler
@@ -70,7 +87,7 @@ class Trainer:
         callbacks, loggers: objects of the package ``consumers``; they run in a process that is started for them.
         run_name: the run's name, by default a new one.
         seed: for Python's, numpy's and torch's random numbers; by default a new one, which is recorded.
-        device: ``auto``, ``cpu`` or ``gpu``.
+        device: ``auto``, ``cpu`` or ``gpu``, or torch's device ``cpu`` or ``cuda``.
         precision: ``fp32``, ``amp_bf16`` or ``amp_fp16``; the last one scales the loss.
         device_train_microbatch_size: splits batches into microbatches of so many samples, whose gradients are added up;
             ``auto`` halves them whenever the memory runs out.
@@ -130,7 +147,7 @@ class Trainer:
         loggers: Any | Sequence[Any] | None = None,
         run_name: str | None = None,
         seed: int | None = None,
-        device: str | Device = "auto",
+        device: str | torch.device | Device = "auto",
         *,
         precision: str | None = None,
         device_train_microbatch_size: MicrobatchSize | None = None,
@@ -173,14 +190,39 @@ class Trainer:
         self._microbatch_size = check_microbatch_size(device_train_microbatch_size, self._data)
         self._train_subset = check_subset(train_subset_num_batches, "train_subset_num_batches")
         eval_subset = check_subset(eval_subset_num_batches, "eval_subset_num_batches")
-        self._step_schedulers_every_batch = bool(step_schedulers_every_batch)
+        self._step_schedulers_every_batch = (
+            False if step_schedulers_every_batch is None else step_schedulers_every_batch
+        )
+        check_flags(
+            step_schedulers_every_batch=self._step_schedulers_every_batch,
+            save_overwrite=save_overwrite,
+            save_weights_only=save_weights_only,
+            load_weights_only=load_weights_only,
+            load_strict_model_weights=load_strict_model_weights,
+            autoresume=autoresume,
+            deterministic_mode=deterministic_mode,
+            find_unused_parameters=find_unused_parameters,
+            publish=publish,
+            progress_bar=progress_bar,
+        )
         self._scale_schedule_ratio = scale_schedule_ratio
-        self._compile_config = None if compile_config is None else dict(compile_config)
+        self._compile_config = check_compile_config(compile_config)
+        self._compiled: Callable[[Any], Any] | None = None
+        if clock is not None:
+            check_function(clock, "clock", "()")
         self._clock = clock or wall_clock()
+        config, max_delay = check_config(config), check_max_delay(max_delay)
+        for path, argument in ((save_folder, "save_folder"), (load_path, "load_path"), (runs_dir, "runs_dir")):
+            if path is not None:
+                check_path(path, argument)
+        check_text(save_filename, "save_filename")
+        if save_latest_filename is not None:
+            check_text(save_latest_filename, "save_latest_filename")
         callbacks, loggers = several(callbacks, object, "callbacks"), several(loggers, object, "loggers")
         events = check_record(record) | _check_consumers(callbacks, loggers, publish)
         self._given_optimizers = optimizers
-        self._given_schedulers = check_schedulers(schedulers)
+        made_optimizers = given_optimizers(optimizers)
+        self._given_schedulers = check_schedulers(schedulers, made_optimizers)
         if deterministic_mode:
             make_deterministic()
         precision = check_precision(precision)
@@ -196,7 +238,8 @@ class Trainer:
                 )
         self._check_shards(self._data, evaluators)
         has_run_name = run_name is not None
-        run_name, seed = run_name or new_run_name("run", runs_dir), new_seed() if seed is None else check_seed(seed)
+        run_name = new_run_name("run", runs_dir) if run_name is None else check_run_name(run_name)
+        seed = new_seed() if seed is None else check_seed(seed)
         if self._ranks is not None:
             run_name, seed = self._ranks.share([run_name, seed])
         self._parallel: Parallel | None = None
@@ -212,7 +255,7 @@ class Trainer:
             run_name=run_name,
             rank=rank,
             world_size=world_size,
-            optimizers=[] if callable(optimizers) else make_optimizers(optimizers),
+            optimizers=made_optimizers or [],
             algorithms=several(algorithms, Algorithm, "algorithms"),
             evaluators=evaluators,
         )
@@ -247,7 +290,7 @@ class Trainer:
         self.logger = Logger(self.state)
         with self._ending_on_error():
             if publish:
-                self._publisher = self._start_stream(runs_dir, broker, max_delay, events, config or {})
+                self._publisher = self._start_stream(runs_dir, broker, max_delay, events, config)
                 if (callbacks or loggers) and rank == 0:
                     self._attached = AttachedConsumers(callbacks, loggers, self._publisher.run_dir)
             self.engine = self._make_engine()
@@ -260,7 +303,7 @@ class Trainer:
         state = self.state
         state.model.to(state.device.torch_device)
         if hasattr(state.model, "get_metrics"):
-            state.train_metrics = deepcopy(dict(state.model.get_metrics(is_train=True)))
+            state.train_metrics = deepcopy(metrics_of(state.model, is_train=True))
         for metric in state.train_metrics.values():
             metric.to(state.device.torch_device)
         self._add_metrics(state.evaluators)
@@ -328,6 +371,8 @@ class Trainer:
         sharding = None if self._fsdp_config is None else self._shard(self._fsdp_config)
         if callable(self._given_optimizers):
             state.optimizers[:] = make_optimizers(self._given_optimizers(state.model))
+        check_optimized(state.optimizers, state.model)
+        check_schedulers(self._given_schedulers, state.optimizers)
         state.max_duration = self._max_duration
         self._use_train_data()
         self._compile_schedulers()
@@ -366,11 +411,6 @@ class Trainer:
         state = self.state
         if state.max_duration is None and any(not isinstance(one, LRScheduler) for one in self._given_schedulers):
             return
-        if len(self._given_schedulers) > 1 and any(not isinstance(one, LRScheduler) for one in self._given_schedulers):
-            raise ConfigurationError(
-                f"{len(self._given_schedulers)} schedulers, of which one follows the training time, would set the same "
-                "rates: give one, which may be a function (state, ssr) that combines others"
-            )
         for given in self._given_schedulers:
             if isinstance(given, LRScheduler):
                 state.schedulers.append(given)
@@ -390,6 +430,16 @@ class Trainer:
     def run_dir(self) -> Path | None:
         """The run's directory; ``None`` without a stream."""
         return None if self._publisher is None else self._publisher.run_dir
+
+    @property
+    def attempt(self) -> int | None:
+        """Which attempt of the run this is, from 1; ``None`` without a stream."""
+        return None if self._publisher is None else self._publisher.attempt
+
+    @property
+    def resumed_from(self) -> Path | None:
+        """The checkpoint of the same run that the training goes on from, if there is one."""
+        return self._checkpoints.resumed_from
 
     @property
     def save_folder(self) -> Path | None:
@@ -491,7 +541,9 @@ class Trainer:
                 self._parallel = DataParallel(state.model, state.device, unused or self._find_unused_parameters)
             forward = self._parallel.forward
         if self._compile_config is not None:
-            forward = torch.compile(state.model if forward is None else forward, **self._compile_config)
+            if self._compiled is None:
+                self._compiled = torch.compile(state.model if forward is None else forward, **self._compile_config)
+            forward = self._compiled
         return TrainStep(
             state,
             self.engine,
@@ -586,6 +638,8 @@ class Trainer:
         check_subset(subset_num_batches, "subset_num_batches")
         check_model(self.state.model, evaluated=False, predicts=True)
         spec = as_data_spec(dataloader, "dataloader")
+        if on_outputs is not None:
+            check_function(on_outputs, "on_outputs", "(batch, outputs)")
         with self._ending_on_error():
             return predict(
                 self.state,
@@ -602,7 +656,7 @@ class Trainer:
 
         Raises :class:`bus.errors.CheckpointError` when it cannot be written."""
         self._check_open()
-        return self._checkpoints.write(Path(path), self._evaluation, self._data)
+        return self._checkpoints.write(check_path(path, "path"), self._evaluation, self._data)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -670,7 +724,7 @@ def _check_fsdp(config: Any, world_size: int) -> dict[str, Any]:
 
 
 def _scaled(max_duration: TimeInput | None, ratio: float) -> Time | None:
-    if not isinstance(ratio, int | float) or not 0 < ratio < float("inf"):
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < float("inf"):
         raise ConfigurationError(f"scale_schedule_ratio is {ratio!r}: use a number above 0, such as 0.5")
     if max_duration is None:
         return None

@@ -1,5 +1,6 @@
-"""Numbers that can be sent."""
+"""Values that users give: as numbers that can be sent, and in messages."""
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 
 from bus.errors import ConfigurationError
 
-__all__ = ["plain"]
+__all__ = ["described", "plain", "whole"]
 
 _PLAIN = (int, float, str, bytes, type(None))
 
@@ -28,3 +29,22 @@ def plain(value: Any) -> Any:
         return value.tolist()
     kind = type(value).__name__
     raise ConfigurationError(f"a {kind} cannot be logged: use numbers, text, tensors, lists or maps of them")
+
+
+def whole(value: Any) -> int | None:
+    """The value as an ``int``, from any kind of whole number, such as numpy's or a tensor with one element; ``None``
+    for anything else, also for ``True`` and ``False``."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def described(value: Any) -> str:
+    """The value in a few words, for a message of one line."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    is_empty = isinstance(value, list | tuple | dict) and not value
+    return repr(value) if is_empty or isinstance(value, _PLAIN) else f"a {type(value).__name__}"
