@@ -51,7 +51,7 @@ class Checkpoints:
         *,
         save_folder: str | os.PathLike[str] | None,
         save_filename: str,
-        save_latest_filename: str,
+        save_latest_filename: str | None,
         save_interval: Time,
         keep: int,
         overwrite: bool,
@@ -89,11 +89,12 @@ class Checkpoints:
         """The seed of the sampler in the checkpoint that the training goes on from."""
         self.microbatch_size: int | None = None
         """The size of microbatches in it."""
+        latest = save_latest_filename
         if save_folder is not None:
             self._folder = CheckpointFolder(
                 save_folder,
                 filename=folder_name(save_filename) if sharded else save_filename,
-                latest_filename=folder_name(save_latest_filename) if sharded else save_latest_filename,
+                latest_filename=folder_name(latest) if sharded and latest else latest,
                 keep=keep,
                 overwrite=overwrite,
                 names=_names(state),
@@ -236,7 +237,7 @@ class Checkpoints:
         if not path.is_dir() or is_sharded(path):
             return path
         names, (filename, latest_filename) = _names(self._state), self._filenames
-        kinds = [(filename, latest_filename), (folder_name(filename), folder_name(latest_filename))]
+        kinds = [(filename, latest_filename), (folder_name(filename), latest_filename and folder_name(latest_filename))]
         folders = [CheckpointFolder(path, *kind, overwrite=self._overwrite, names=names) for kind in kinds]
         latest = next((found for folder in folders if (found := self._latest(folder)) is not None), None)
         if latest is None:

@@ -50,12 +50,12 @@ def finishing_the_batch(state: State, with_checkpoint: bool = True) -> Iterator[
     def ask(number: int, frame: FrameType | None) -> None:
         if os.getpid() != owner:
             # This one only: torch has set the other in its workers, in a way that Python does not know of.
-            _restore({number: before[number]}, ask)
+            _restore({number: before[number]}, ask)  # noqa: F821 - it is deleted at the very end only
             if number == signal.SIGTERM:
                 os.kill(os.getpid(), number)
             return
         is_second, interruption.came = interruption.came, True
-        _restore(before, ask)
+        _restore(before, ask)  # noqa: F821
         if is_second:
             os.kill(os.getpid(), number)
             return
@@ -76,6 +76,8 @@ def finishing_the_batch(state: State, with_checkpoint: bool = True) -> Iterator[
     finally:
         _restore(before, ask)
         _restore(before_children, _do_nothing)
+        # It names itself, and would keep the state until the next garbage collection.
+        del ask
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:

@@ -158,7 +158,7 @@ class Trainer:
         scale_schedule_ratio: float = 1.0,
         save_folder: str | os.PathLike[str] | None = None,
         save_filename: str = "ep{epoch}-ba{batch}-rank{rank}.safetensors",
-        save_latest_filename: str = "latest-rank{rank}.safetensors",
+        save_latest_filename: str | None = "latest-rank{rank}.safetensors",
         save_interval: TimeInput = 1,
         save_num_checkpoints_to_keep: int = -1,
         save_overwrite: bool = False,
