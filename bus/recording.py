@@ -1,7 +1,7 @@
 """Recordings as people use them: iterate over a file's snapshots."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from bus.errors import RecordingError, RunNotFoundError
@@ -49,10 +49,13 @@ class Recording:
     def __iter__(self) -> Iterator[Snapshot]:
         return self.snapshots()
 
-    def snapshots(self, events: Iterable[Event] | None = None) -> Iterator[Snapshot]:
+    def snapshots(
+        self, events: Iterable[Event] | None = None, *, after: Mapping[int, tuple[int, int]] | None = None
+    ) -> Iterator[Snapshot]:
         """The snapshots of the given events, in the order in which the broker sent them out; all when ``events`` is
-        ``None``."""
-        order = StreamOrder(self.run_name, self.attempt, events)
+        ``None``. ``after`` is where to go on: of each rank ``(seq, base_seq)`` of the last snapshot that need not come
+        again."""
+        order = StreamOrder(self.run_name, self.attempt, events, after)
         from_record = order.from_record
         with JournalReader(self.path) as reader:
             for records in reader.read():

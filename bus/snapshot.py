@@ -82,6 +82,11 @@ class Snapshot:
         return self._body.seq
 
     @property
+    def base_seq(self) -> int:
+        """Number of base events in this run, attempt and rank so far, this one included if it is one."""
+        return self._body.base_seq
+
+    @property
     def time_ns(self) -> int:
         """When it happened, in nanoseconds since 1970 (UTC). Never decreases within a rank."""
         return self._body.time

@@ -1,6 +1,6 @@
 """From frames to snapshots in order: what live streams and recordings have in common."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,9 +62,14 @@ class StreamOrder:
     A reader that wants base events alone receives all of those and counts them by ``base_seq``; one that wants others
     too receives everything and counts by ``seq``. Either way what it receives is numbered without holes, so a loss
     shows at the very next frame, before anything is given out of order. :attr:`topics` are the subscriptions for
-    that."""
+    that.
 
-    def __init__(self, run: str, attempt: int, events: Iterable[Event] | None) -> None:
+    ``after`` is where an earlier reader stopped: of each rank ``(seq, base_seq)`` of the last event that need not come
+    again."""
+
+    def __init__(
+        self, run: str, attempt: int, events: Iterable[Event] | None, after: Mapping[int, tuple[int, int]] | None = None
+    ) -> None:
         self.run = run
         self.attempt = attempt
         self.events = None if events is None else frozenset(events)
@@ -73,7 +78,7 @@ class StreamOrder:
         """Records that were not messages of the protocol, or of an event that this version does not know."""
         self._base_only = self.events is not None and self.events <= BASE_EVENTS
         self._places: dict[str, _Place | None] = {}
-        self._numbers: dict[int, int] = {}
+        self._numbers: dict[int, int] = {rank: self._number(position) for rank, position in (after or {}).items()}
         self._ends: dict[int, Ending] = {}
         self._world_size = 1
 
@@ -112,8 +117,8 @@ class StreamOrder:
 
     def behind(self, positions: dict[int, tuple[int, int]]) -> Missing | None:
         """Compares with the broker's positions, ``{rank: (seq, base_seq)}``; what is missing, if something is."""
-        for rank, (seq, base_seq) in positions.items():
-            number = base_seq if self._base_only else seq
+        for rank, position in positions.items():
+            number = self._number(position)
             if number > self._numbers.get(rank, 0):
                 return Missing(rank, number)
         return None
@@ -126,6 +131,9 @@ class StreamOrder:
         """Takes what is missing as missing for good: a gap."""
         self.gaps.append(Gap(missing.rank, self._numbers.get(missing.rank, 0) + 1, missing.number))
         self._numbers[missing.rank] = missing.number
+
+    def _number(self, position: tuple[int, int]) -> int:
+        return position[1] if self._base_only else position[0]
 
     def _next(self, topic: str, body: bytes) -> tuple[_Place, EventBody, int, int] | None:
         """The event in a frame with its number and the number that is next, unless it is old, or none of ours."""

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -38,7 +38,8 @@ class Subscriber:
     has ended, and :attr:`ending` says how.
 
     ``run`` is a run's name or directory; ``events`` are those to receive, all by default. Events beyond the base set
-    are published from the moment a subscriber asks for them by name. ``name`` tells the broker who asks.
+    are published from the moment a subscriber asks for them by name. ``name`` tells the broker who asks. ``after`` is
+    where to go on: of each rank ``(seq, base_seq)`` of the last snapshot that need not come again.
 
     Raises:
         RunNotFoundError: there is no such run.
@@ -52,6 +53,7 @@ class Subscriber:
         runs_dir: str | os.PathLike[str] | None = None,
         events: Iterable[Event] | None = None,
         name: str | None = None,
+        after: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
         info = find_run(run, runs_dir)
         self.run_name = info.name
@@ -60,7 +62,7 @@ class Subscriber:
         self.recording = info.recording
         self.ending: Ending | None = None
         """How the run ended; ``None`` until then."""
-        self._order = StreamOrder(info.name, self.attempt, events)
+        self._order = StreamOrder(info.name, self.attempt, events, after)
         self._reader = JournalReader(info.recording)
         self._chunks = self._reader.read()
         self._ready: deque[Snapshot] = deque()
