@@ -3,21 +3,27 @@
 import contextlib
 import logging
 import os
+import resource
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import zmq
 
+from bus import processes
+from bus.archive import Archive
 from bus.clock import wall_clock
 from bus.commands import COMMANDS
-from bus.demand import LEASE_SECONDS
+from bus.demand import LEASE_SECONDS, Demand
 from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError, RunDirectoryError
+from bus.journal import JournalWriter
 from bus.live_run import LiveRank, LiveRun
 from bus.runs import RunDirectory
+from bus.security import DOOR, ROLE_NEEDED, STREAM, Gatekeeper, ServerSecurity
 from bus.time import Timestamp
 from bus.wire import (
     BUNDLE,
@@ -42,13 +48,19 @@ _log = logging.getLogger("offloop.broker")
 FLUSH_SECONDS = 0.2
 BEAT_SECONDS = 0.5
 RECEIVE_QUEUE = 1000
-STREAM_QUEUE = 20_000
+ANSWER_QUEUE = 100
+STREAM_QUEUE = 5000
 STREAM_LINGER = 1000
+LIVE_FRAME = 32 * 1024
+HANDSHAKE_MILLISECONDS = 5000
 BURST = 1000
+ASK_AGAIN_SECONDS = 0.5
 QUIET_SECONDS = 0.2
 BURIAL_SECONDS = 2.0
 NAMED_REFUSALS = 10
 FIRST_RUN_PATIENCE = 30.0
+MAX_TOLD = 50
+MAX_LISTED = 1000
 
 
 @dataclass(frozen=True)
@@ -58,22 +70,32 @@ class BrokerStatistics:
     runs: int
     """Runs served now."""
     collected: int
-    """Events taken from publishers, journaled and sent out."""
+    """Events taken from publishers and sent out."""
+    recorded: int
+    """Events written to journals."""
     duplicates: int
     """Events that came a second time and were skipped."""
     refused: int
     """Messages that made no sense or came from strangers."""
+    asked_again: int
+    """How often a publisher was asked to send again."""
+    missing: int
+    """Events that publishers had to give up before they came: gaps."""
+    ended: int
+    """Runs that have ended."""
 
 
 class Broker:
-    """Serves runs at one address: ``door`` for publishers and leases, ``stream`` for the events themselves.
+    """Serves runs at one address: ``door`` for publishers and requests, ``stream`` for the events themselves.
 
     Nothing that a peer sends stops it: what makes no sense is counted and named in the log. Each event is journaled
     and sent out once, in the order in which it came. :meth:`serve` runs until :meth:`stop`, or, with ``until_over``,
-    until the runs that came have ended.
+    until the runs that came have ended. With ``security`` only keys that its list admits get in, each for what the
+    list says.
 
     Raises:
         BrokerError: the address cannot be listened at.
+        ConfigurationError: the list of keys cannot be used.
     """
 
     def __init__(
@@ -84,36 +106,49 @@ class Broker:
         *,
         directory: RunDirectory | None = None,
         until_over: bool = False,
+        security: ServerSecurity | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
         self._root = runs_dir
+        self._archive = Archive(runs_dir)
         self._directory = directory
         self._until_over = until_over
         self._clock = clock or wall_clock()
         self._runs: dict[str, LiveRun] = {}
         self._topics: dict[tuple[bytes, bytes], tuple[LiveRun, LiveRank, str]] = {}
-        self._collected = self._duplicates = self._refused = self._unnamed = 0
-        self._turned_away: set[bytes] = set()
+        self._publishers: dict[bytes, tuple[LiveRun, LiveRank]] = {}
+        self._collected = self._recorded = self._duplicates = self._refused = self._unnamed = 0
+        self._asked_again = self._missing = 0
+        self._turned_away: deque[bytes] = deque(maxlen=BURST)
         self._heard = 0.0
-        self._served = 0
+        self._served = self._ended = 0
         self._stopping = False
+        _allow_many_connections()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._door_socket = self._bind(zmq.ROUTER, door)
-        self._stream_socket = self._bind(zmq.PUB, stream)
+        self._security = security
+        self._gatekeeper = Gatekeeper(self._context, security) if security is not None else None
+        self._granted: dict[tuple[str, str], bool] = {}
+        self._door_socket = self._bind(zmq.ROUTER, door, DOOR)
+        self._stream_socket = self._bind(zmq.PUB, stream, STREAM)
         self.door = self._door_socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.stream = self._stream_socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._poller = zmq.Poller()
         self._poller.register(self._door_socket, zmq.POLLIN)
+        if self._gatekeeper is not None:
+            self._poller.register(self._gatekeeper.socket, zmq.POLLIN)
 
-    def _bind(self, kind: int, address: str) -> "zmq.Socket[bytes]":
+    def _bind(self, kind: int, address: str, domain: str) -> "zmq.Socket[bytes]":
         bound: zmq.Socket[bytes] = self._context.socket(kind)
         bound.setsockopt(zmq.LINGER, STREAM_LINGER)
         bound.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
         bound.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
-        bound.setsockopt(zmq.SNDHWM, STREAM_QUEUE)
+        bound.setsockopt(zmq.SNDHWM, STREAM_QUEUE if kind == zmq.PUB else ANSWER_QUEUE)
+        bound.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
         if kind == zmq.ROUTER:
             # A publisher that reconnects keeps its name; the connection that it lost must not keep it out.
             bound.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        if self._security is not None:
+            self._security.apply(bound, domain)
         try:
             bound.bind(address)
         except zmq.ZMQError as error:
@@ -133,7 +168,16 @@ class Broker:
 
     def statistics(self) -> BrokerStatistics:
         """How the broker is doing."""
-        return BrokerStatistics(len(self._runs), self._collected, self._duplicates, self._refused)
+        return BrokerStatistics(
+            runs=len(self._runs),
+            collected=self._collected,
+            recorded=self._recorded + sum(run.journal.written for run in self._runs.values()),
+            duplicates=self._duplicates,
+            refused=self._refused,
+            asked_again=self._asked_again,
+            missing=self._missing,
+            ended=self._ended,
+        )
 
     def serve(self) -> None:
         """Collects, journals and fans out until stopped; then closes every journal in order."""
@@ -142,19 +186,23 @@ class Broker:
         try:
             while not self._stopping and not self._all_over(begun):
                 ready = dict(self._poller.poll(50))
+                if self._gatekeeper is not None and self._gatekeeper.socket in ready:
+                    self._gatekeeper.handle()
                 if self._door_socket in ready:
                     self._collect()
                 now = time.monotonic()
                 if self._door_socket in ready:
                     self._heard = now
                 self._bury(ready, now)
-                if now >= next_flush:
+                if now >= next_flush or any(run.flush_soon for run in self._runs.values()):
                     next_flush = now + FLUSH_SECONDS
                     self._flush(now)
                 if now >= next_beat:
                     next_beat = now + BEAT_SECONDS
                     self._beat()
                     self._sum_up_refusals()
+                    # The list may have changed.
+                    self._granted.clear()
         finally:
             self._close()
 
@@ -179,23 +227,43 @@ class Broker:
                     frame = self._door_socket.recv(zmq.NOBLOCK, copy=False)
                 self._refuse(identity, "a message of several frames")
                 continue
-            self._take_message(identity, frame.bytes)
+            self._take_message(identity, frame)
 
-    def _take_message(self, identity: bytes, frame: bytes) -> None:
+    def _take_message(self, identity: bytes, message: zmq.Frame) -> None:
+        frame = message.bytes
         try:
             if not frame.startswith(b"\0"):
+                self._check_role(message, BUNDLE)
                 self._take(identity, frame)
                 return
-            message = decode_control(split_frame(frame)[1])
-            if message.kind != BUNDLE:
-                self._take_control(identity, message)
+            control = decode_control(split_frame(frame)[1])
+            self._check_role(message, control.kind)
+            if control.kind != BUNDLE:
+                self._take_control(identity, control)
                 return
-            frames = message.content.get("frames")
+            frames = control.content.get("frames")
         except ProtocolError as error:
             self._refuse(identity, str(error))
             return
+        except _ForbiddenError as error:
+            self._refuse(identity, str(error))
+            self._answer(identity, "refused", {"reason": str(error), "error": "BrokerError"})
+            return
         for event in frames if isinstance(frames, list) else (None,):
             self._take_bundled(identity, event)
+
+    def _check_role(self, message: zmq.Frame, kind: str) -> None:
+        if self._gatekeeper is None:
+            return
+        role = ROLE_NEEDED.get(kind, "publish")
+        key = str(message.get("User-Id"))
+        granted = self._granted.get((key, role))
+        if granted is None:
+            granted = self._granted[key, role] = self._gatekeeper.may(key, role)
+        if not granted:
+            raise _ForbiddenError(
+                f"the key {key} may not do that: 'bus allow' on the broker's machine gives it {role!r}"
+            )
 
     def _take_bundled(self, identity: bytes, frame: Any) -> None:
         try:
@@ -212,36 +280,67 @@ class Broker:
             self._take_first(identity, frame)
             return
         run, rank, name = place
-        event = decode_event(frame[end + 1 :])
+        body = frame[end + 1 :]
+        event = decode_event(body)
         if event.attempt != run.attempt:
             raise ProtocolError(f"an event of attempt {event.attempt} of run {run.name!r} in attempt {run.attempt}")
-        if event.seq <= rank.seq:
+        if rank.ended and event.seq > rank.seq:
+            raise ProtocolError(f"an event of {run.name}/{rank.rank} after its end")
+        if event.seq == rank.seq + 1:
+            self._accept(run, rank, name, event, frame, end)
+        elif event.seq > rank.seq:
+            # Something was lost on the way, or in a broker before this one.
+            self._ask_again(rank)
+        elif event.seq == rank.journaled + 1 and run.trouble is None:
+            run.record(rank, frame[:end], event, body)
+        else:
             self._duplicates += 1
-            return
-        self._record(run, rank, name, event, frame, end)
 
-    def _record(self, run: LiveRun, rank: LiveRank, name: str, event: EventBody, frame: bytes, end: int) -> None:
+    def _accept(self, run: LiveRun, rank: LiveRank, name: str, event: EventBody, frame: bytes, end: int) -> None:
         rank.seq = event.seq
         rank.time = event.time
         rank.base_seq = event.base_seq
-        if run.recording_error is None:
-            try:
-                run.journal.append(frame[:end], event.seq, event.time, frame[end + 1 :])
-            except OSError as error:
-                self._stop_recording(run, error)
-        self._send_out(frame)
+        body = frame[end + 1 :]
+        run.record(rank, frame[:end], event, body)
+        if rank.journaled < rank.seq and run.trouble is None:
+            self._ask_again(rank)
+        if len(frame) <= LIVE_FRAME:
+            # PUB never blocks: what a slow consumer cannot take is dropped for it, and it reads that part from the
+            # recording.
+            self._stream_socket.send(frame, zmq.NOBLOCK)
+        else:
+            # Nor may queues for slow consumers fill the memory: what is large is read from the recording by all.
+            run.flush_soon = True
         self._collected += 1
         if name == END:
             self._unwatch(rank)
-            self._topics = {key: place for key, place in self._topics.items() if place[1] is not rank}
-            run.note_end(rank, event.fields, time.monotonic())
+            run.note_end(rank, frame[:end], event, body, time.monotonic())
+            if rank.identity is not None:
+                self._answer(rank.identity, "ended", {})
             if run.over:
                 self._end_run(run)
 
-    def _send_out(self, frame: bytes) -> None:
-        # PUB never blocks: what a slow consumer cannot take is dropped for it, and it reads that part from the
-        # recording.
-        self._stream_socket.send(frame, zmq.NOBLOCK)
+    def _ask_again(self, rank: LiveRank) -> None:
+        now = time.monotonic()
+        if rank.identity is not None and now - rank.asked > ASK_AGAIN_SECONDS:
+            rank.asked = now
+            self._asked_again += 1
+            self._answer(rank.identity, "resend", {"after": min(rank.seq, rank.journaled)})
+
+    def _go_on_from(self, identity: bytes, content: dict[str, Any]) -> None:
+        """A publisher says with which event it goes on: what comes before that and is not here, nobody has."""
+        run, rank = self._publishers[identity]
+        first = int(content["from"])
+        if run.trouble is None and first > rank.journaled + 1:
+            _log.warning(
+                "run %s, rank %d: events %d to %d are not recorded, the trainer had to give them up",
+                *(run.name, rank.rank, rank.journaled + 1, first - 1),
+            )
+            rank.journaled = first - 1
+        if first > rank.seq + 1:
+            rank.missing += first - rank.seq - 1
+            self._missing += first - rank.seq - 1
+            rank.seq = first - 1
 
     def _take_first(self, identity: bytes, frame: bytes) -> None:
         """The first event of a topic."""
@@ -253,18 +352,14 @@ class Broker:
         if run is None or rank is None or rank.identity != identity:
             self._turn_away(identity)
             raise ProtocolError(f"an event of {topic.run}/{topic.rank} from somebody who did not say hello for it")
-        if rank.ended:
-            raise ProtocolError(f"an event of {topic.run}/{topic.rank} after its end")
         self._topics[identity, frame[: frame.find(b"\0")]] = (run, rank, topic.name)
         self._take(identity, frame)
 
     def _turn_away(self, identity: bytes) -> None:
         """Tells a publisher that we do not know, once: it may have known a broker that listened here before."""
         if identity not in self._turned_away:
-            if len(self._turned_away) >= BURST:
-                self._turned_away.clear()
-            self._turned_away.add(identity)
-            self._answer(identity, "refused", {"reason": "this broker does not know the run", "error": "BrokerError"})
+            self._turned_away.append(identity)
+            self._answer(identity, "unknown", {})
 
     def _refuse(self, identity: bytes, why: str) -> None:
         self._refused += 1
@@ -277,19 +372,27 @@ class Broker:
         if self._unnamed > NAMED_REFUSALS:
             _log.warning("skipped %d more messages", self._unnamed - NAMED_REFUSALS)
         self._unnamed = 0
+        if self._gatekeeper is not None:
+            self._gatekeeper.sum_up()
 
     # -- control ------------------------------------------------------------------------------------------------------
 
     def _take_control(self, identity: bytes, message: Control) -> None:
+        take = {
+            "hello": self._welcome,
+            "resume": self._go_on_from,
+            "report": self._note_report,
+            "want": self._lease,
+            "command": self._relay,
+            "runs": self._list_runs,
+            "fetch": self._fetch,
+            "statistics": self._tell_statistics,
+        }.get(message.kind)
+        if take is None:
+            self._refuse(identity, f"a control message of the unknown kind {message.kind[:40]!r}")
+            return
         try:
-            if message.kind == "hello":
-                self._welcome(identity, message.content)
-            elif message.kind == "want":
-                self._lease(identity, message.content)
-            elif message.kind == "command":
-                self._relay(identity, message.content)
-            else:
-                self._refuse(identity, f"a control message of the unknown kind {message.kind[:40]!r}")
+            take(identity, message.content)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             self._answer(
                 identity, "refused", {"reason": f"{message.kind} is malformed ({error})", "error": "ProtocolError"}
@@ -299,81 +402,178 @@ class Broker:
             self._answer(identity, "refused", {"reason": str(error), "error": type(error).__name__})
 
     def _answer(self, identity: bytes, kind: str, content: dict[str, Any]) -> None:
-        try:
+        # ROUTER drops what a peer does not read.
+        with contextlib.suppress(zmq.Again):
             self._door_socket.send_multipart([identity, encode_control(kind, content)], zmq.NOBLOCK)
-        except zmq.Again:
-            _log.warning("%s does not read its answers; %r is dropped", identity[:8].hex(), kind)
 
     def _welcome(self, identity: bytes, hello: dict[str, Any]) -> None:
         name, number, world_size = str(hello["run"]), int(hello["rank"]), int(hello["world_size"])
         if not 0 <= number < world_size:
             raise ConfigurationError(f"rank {number} of {world_size}: ranks go from 0 to world_size - 1")
-        pid, info = int(hello.get("pid", 0)), dict(hello.get("info", {}))
-        run = self._runs.get(name) or self._begin_run(name, world_size, info)
-        if number in run.ranks or number >= run.world_size:
-            raise BrokerError(
-                f"rank {number} of run {name!r} is there already: choose another run name, or wait until it ends"
-            )
-        rank = LiveRank(identity, number, self._watch(pid) if hello.get("host") == socket.gethostname() else None)
-        run.ranks[number] = rank
+        pid, incarnation = int(hello.get("pid", 0)), str(hello.get("incarnation", identity.hex()))
+        run = self._runs.get(name)
+        if run is None and hello.get("attempt") is not None:
+            run = self._resume_run(self._directory_of(name), int(hello["attempt"]))
+        elif run is None:
+            info = dict(hello.get("info", {}))
+            run = self._begin_run(self._directory_of(name), world_size, info)
+        rank = self._rank_of(run, number, incarnation, hello.get("attempt"))
+        self._forget_connection(rank)
+        rank.identity = identity
+        self._publishers[identity] = run, rank
+        if hello.get("host") == socket.gethostname():
+            rank.process = self._watch(pid)
+        told = {key: hello.get(key) for key in ("pid", "started", "host")}
+        with self._recording(run):
+            run.directory.note_publisher({"rank": number, "incarnation": incarnation, **told})
         welcome = {
             "attempt": run.attempt,
             "stream": self.stream,
             "path": str(run.directory.path),
             "recording": run.journal.path.name,
-            "events": sorted(run.demand),
+            "demand": run.demand.to_wire(),
+            "acknowledged": rank.acknowledged,
         }
         self._answer(identity, "welcome", welcome)
 
-    def _begin_run(self, name: str, world_size: int, info: dict[str, Any]) -> LiveRun:
-        directory = (
-            self._directory if self._directory and self._directory.name == name else RunDirectory(self._root, name)
-        )
+    def _rank_of(self, run: LiveRun, number: int, incarnation: str, attempt: Any) -> LiveRank:
+        """The rank that says hello: a new one, or the same one again."""
+        rank = run.ranks.get(number)
+        if attempt is not None and attempt != run.attempt:
+            raise BrokerError(
+                f"attempt {attempt} of run {run.name!r} cannot go on: attempt {run.attempt} has begun since"
+            )
+        if rank is None and number < run.world_size:
+            rank = run.ranks[number] = LiveRank(number, incarnation)
+        elif rank is None or rank.incarnation != incarnation or rank.ended:
+            raise BrokerError(
+                f"rank {number} of run {run.name!r} is there already: choose another run name, or wait until it ends"
+            )
+        return rank
+
+    def _directory_of(self, name: str) -> RunDirectory:
+        if self._directory is not None and self._directory.name == name:
+            return self._directory
+        return RunDirectory(self._root, name)
+
+    def _begin_run(self, directory: RunDirectory, world_size: int, info: dict[str, Any]) -> LiveRun:
         try:
             # The recording first: whoever finds the run live may open it at once.
-            run = LiveRun(directory, *directory.next_attempt(), world_size)
-            directory.begin_attempt(info, self.door, self.stream)
+            number, recording = directory.next_attempt()
+            run = LiveRun(directory, number, JournalWriter(recording, directory.name, number), world_size)
+            directory.begin_attempt(info, world_size, self.door, self.stream)
         except BaseException:
             directory.release()
             raise
-        self._runs[name] = run
+        return self._serve_run(run)
+
+    def resume(self) -> None:
+        """Takes up the run of the directory that was given where the broker before this one left it.
+
+        Raises:
+            BrokerError: its newest attempt has ended, or there is none.
+        """
+        assert self._directory is not None  # whoever resumes says what
+        entry = self._directory.resumable()
+        self._resume_run(self._directory, 0 if entry is None else int(entry["attempt"]))
+
+    def _resume_run(self, directory: RunDirectory, attempt: int) -> LiveRun:
+        try:
+            recording, world_size, publishers = directory.resume_attempt(attempt, self.door, self.stream)
+            run = LiveRun(directory, attempt, JournalWriter.resume(recording, directory.name, attempt), world_size)
+        except BaseException:
+            directory.release()
+            raise
+        for told in publishers:
+            rank = run.ranks.setdefault(int(told["rank"]), LiveRank(int(told["rank"])))
+            rank.incarnation = str(told.get("incarnation"))
+            if told.get("host") == socket.gethostname() and not rank.ended:
+                if processes.is_running(told.get("pid"), told.get("started")):
+                    rank.process = self._watch(int(told["pid"]))
+                else:
+                    rank.died = time.monotonic()
+        _log.warning("attempt %d of run %s goes on with a new broker", attempt, run.name)
+        return self._serve_run(run)
+
+    def _serve_run(self, run: LiveRun) -> LiveRun:
+        self._runs[run.name] = run
         self._served += 1
         return run
 
-    def _lease(self, identity: bytes, want: dict[str, Any]) -> None:
-        run = self._runs.get(str(want["run"]))
+    def _forget_connection(self, rank: LiveRank) -> None:
+        """A rank that says hello again has a new connection; nothing is taken from the old one any more."""
+        self._unwatch(rank)
+        rank.died = None
+        if rank.identity is not None:
+            self._publishers.pop(rank.identity, None)
+        self._topics = {key: place for key, place in self._topics.items() if place[1] is not rank}
+
+    def _note_report(self, identity: bytes, content: dict[str, Any]) -> None:
+        self._publishers[identity][1].told = _report(content)
+
+    def _live(self, name: Any) -> LiveRun:
+        run = self._runs.get(str(name))
         if run is None:
-            raise BrokerError(f"run {want['run']!r} is not live here")
-        run.leases.renew(identity, [str(event) for event in want["events"]], time.monotonic())
+            raise BrokerError(f"run {name!r} is not live here")
+        return run
+
+    def _lease(self, identity: bytes, want: dict[str, Any]) -> None:
+        run = self._live(want["run"])
+        name, told = want.get("name"), want.get("report") or {}
+        run.renew_lease(
+            identity, Demand.from_wire(want["demand"]), None if name is None else str(name)[:100], _report(told)
+        )
         self._answer(identity, "leased", {"seconds": LEASE_SECONDS})
         self._push_demand(run, time.monotonic())
 
     def _relay(self, identity: bytes, content: dict[str, Any]) -> None:
-        run, command = self._runs.get(str(content["run"])), str(content["command"])
-        if run is None:
-            raise BrokerError(f"run {content['run']!r} is not live here")
+        run, command = self._live(content["run"]), str(content["command"])
         if command not in COMMANDS:
             raise ConfigurationError(f"command {command!r} is unknown: use {', '.join(COMMANDS)}")
-        ranks = [rank for rank in run.ranks.values() if not rank.ended]
-        for rank in ranks:
-            self._answer(rank.identity, "command", {"command": command})
-        self._answer(identity, "told", {"ranks": len(ranks)})
+        told = [rank.identity for rank in run.ranks.values() if not rank.ended and rank.identity is not None]
+        for publisher in told:
+            self._answer(publisher, "command", {"command": command})
+        self._answer(identity, "told", {"ranks": len(told)})
+
+    def _list_runs(self, identity: bytes, content: dict[str, Any]) -> None:
+        live = {run.name: {"attempt": run.attempt, "stream": self.stream} for run in self._runs.values()}
+        self._answer(identity, "runs", {"runs": self._archive.listing(content.get("run"), live)})
+
+    def _fetch(self, identity: bytes, content: dict[str, Any]) -> None:
+        self._answer(identity, "data", self._archive.read(content))
+
+    def _tell_statistics(self, identity: bytes, content: dict[str, Any]) -> None:
+        run = self._live(content["run"])
+        self._answer(
+            identity,
+            "statistics",
+            {
+                "broker": asdict(self.statistics()),
+                "publishers": {number: dict(rank.told) for number, rank in run.ranks.items()},
+                "consumers": run.consumers()[:MAX_LISTED],
+                "trouble": run.trouble,
+            },
+        )
 
     def _push_demand(self, run: LiveRun, now: float) -> None:
         demand = run.leases.merged(now)
         if demand != run.demand:
             run.demand = demand
             for rank in run.ranks.values():
-                self._answer(rank.identity, "demand", {"events": sorted(demand)})
+                if rank.identity is not None:
+                    self._answer(rank.identity, "demand", {"demand": demand.to_wire()})
 
     # -- what time brings ---------------------------------------------------------------------------------------------
 
     def _flush(self, now: float) -> None:
         for run in self._runs.values():
-            if run.recording_error is None and any(rank.seq > rank.acknowledged for rank in run.ranks.values()):
-                with self._recording(run):
-                    run.journal.flush()
-                self._acknowledge(run)
+            was_well = run.trouble is None
+            run.flush()
+            if run.mend(now):
+                self._catch_up_on_disk(run)
+            elif was_well and run.trouble is not None:
+                self._tell_trouble(run)
+            self._acknowledge(run)
             self._push_demand(run, now)
         for run in [run for run in self._runs.values() if run.is_abandoned(now)]:
             run.status, run.error = "lost", f"only {len(run.ranks)} of {run.world_size} ranks ever came"
@@ -381,29 +581,35 @@ class Broker:
 
     @contextlib.contextmanager
     def _recording(self, run: LiveRun) -> Iterator[None]:
-        """A disk that is full or gone ends the record, but neither the broker nor the live stream."""
+        """What cannot be written down about a run stops neither the broker nor the live stream."""
         try:
             yield
         except (OSError, RunDirectoryError) as error:
-            self._stop_recording(run, error)
+            _log.error("run %s: %s", run.name, error)
 
-    def _stop_recording(self, run: LiveRun, error: Exception) -> None:
-        if run.recording_error is None:
-            run.recording_error = str(error)
-            _log.error("run %s is not recorded any more: %s", run.name, error)
-            for rank in run.ranks.values():
-                self._answer(rank.identity, "trouble", {"reason": str(error), "seq": rank.acknowledged})
+    def _tell_trouble(self, run: LiveRun) -> None:
+        for rank in run.ranks.values():
+            if rank.identity is not None:
+                self._answer(rank.identity, "trouble", {"reason": run.trouble, "seq": rank.acknowledged})
+
+    def _catch_up_on_disk(self, run: LiveRun) -> None:
+        for rank in run.ranks.values():
+            if rank.identity is not None:
+                self._answer(rank.identity, "recovered", {"seq": rank.acknowledged})
+                self._ask_again(rank)
 
     def _acknowledge(self, run: LiveRun) -> None:
         for rank in run.ranks.values():
-            if rank.seq > rank.acknowledged and run.recording_error is None:
-                rank.acknowledged = rank.seq
-                self._answer(rank.identity, "ack", {"seq": rank.seq})
+            if rank.identity is not None and rank.acknowledged > rank.answered:
+                rank.answered = rank.acknowledged
+                self._answer(rank.identity, "ack", {"seq": rank.acknowledged})
 
     def _beat(self) -> None:
         for run in self._runs.values():
             positions = {number: (rank.seq, rank.base_seq) for number, rank in run.ranks.items()}
-            self._send_out(encode_beat(run.name, run.attempt, self._clock(), positions))
+            on_disk = {number: (place.seq, place.base_seq) for number, place in run.journal.positions.items()}
+            beat = encode_beat(run.name, run.attempt, self._clock(), positions, run.journal.size, on_disk)
+            self._stream_socket.send(beat, zmq.NOBLOCK)
 
     def _watch(self, pid: int) -> int | None:
         """A file descriptor that becomes readable when a process of this machine ends, if the system has such."""
@@ -419,7 +625,7 @@ class Broker:
 
         The news of a death can be faster than the last message, so nothing must have come for a while."""
         for run in list(self._runs.values()):
-            for rank in run.ranks.values():
+            for rank in list(run.ranks.values()):
                 if rank.process in ready and rank.died is None:
                     rank.died = now
                 if rank.died is not None and not rank.ended:
@@ -428,7 +634,6 @@ class Broker:
                         self._end_lost(run, rank)
 
     def _end_lost(self, run: LiveRun, rank: LiveRank) -> None:
-        self._unwatch(rank)
         fields = {"status": "lost", "error": "the trainer's process died"}
         encode = event_encoder(Topic(run.name, END, rank.rank), run.attempt)
         now = max(self._clock(), rank.time)
@@ -442,7 +647,7 @@ class Broker:
             pack_map({"world_size": run.world_size}),
         )
         end = frame.index(b"\0")
-        self._record(run, rank, END, decode_event(frame[end + 1 :]), frame, end)
+        self._accept(run, rank, END, decode_event(frame[end + 1 :]), frame, end)
 
     def _unwatch(self, rank: LiveRank) -> None:
         if rank.process is not None:
@@ -451,17 +656,20 @@ class Broker:
             rank.process = None
 
     def _end_run(self, run: LiveRun) -> None:
-        with self._recording(run):
-            run.journal.close()
+        was_well = run.trouble is None
+        run.close_journal()
         with self._recording(run):
             run.directory.end_attempt(run.status, run.error or _incomplete(run))
         run.directory.release()
+        if was_well and run.trouble is not None:
+            self._tell_trouble(run)
         # The last acknowledgement comes last: a publisher that has it finds the run ended, on disk too.
         self._acknowledge(run)
         for rank in run.ranks.values():
-            self._unwatch(rank)
+            self._forget_connection(rank)
         del self._runs[run.name]
-        self._topics = {key: place for key, place in self._topics.items() if place[0] is not run}
+        self._recorded += run.journal.written
+        self._ended += 1
 
     def _close(self) -> None:
         for run in list(self._runs.values()):
@@ -472,5 +680,24 @@ class Broker:
         self._context.destroy()
 
 
+class _ForbiddenError(Exception):
+    """A key asked for something that it may not have."""
+
+
+def _allow_many_connections() -> None:
+    """A connection is a file descriptor, and systems give programs few of them unless they ask for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _report(told: Any) -> dict[str, float]:
+    """What a peer says about itself: numbers by name, and not many, because it is kept."""
+    if not isinstance(told, dict) or len(told) > MAX_TOLD:
+        raise ValueError(f"its report is not a map of at most {MAX_TOLD} numbers")
+    return {str(name)[:100]: value for name, value in told.items() if isinstance(value, int | float)}
+
+
 def _incomplete(run: LiveRun) -> str | None:
-    return run.recording_error and f"the recording is incomplete: {run.recording_error}"
+    return run.trouble and f"the recording is incomplete: {run.trouble}"

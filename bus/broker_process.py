@@ -1,7 +1,8 @@
-"""The broker that a publisher starts for itself: ``python -m bus.broker_process RUNS_DIR RUN_NAME``.
+"""The broker that a publisher starts for itself: ``python -m bus.broker_process begin|resume RUNS_DIR RUN_NAME``.
 
 It locks the run's directory, listens inside it, says so in one line of JSON on standard output, and serves until the
-run is over. It has no terminal: what it has to say later goes into ``broker.log`` in the run's directory."""
+run is over. With ``resume`` it takes up the newest attempt, whose broker has died. It has no terminal: what it has to
+say later goes into ``broker.log`` in the run's directory."""
 
 import contextlib
 import json
@@ -12,30 +13,39 @@ import sys
 from pathlib import Path
 
 from bus.broker import Broker
-from bus.errors import OffloopError
-from bus.runs import SOCKET_FILES, RunDirectory, socket_address
+from bus.errors import BrokerError, OffloopError
+from bus.runs import RUN_FILE, SOCKET_FILES, RunDirectory, socket_address
 
 
 def main() -> None:
     """Runs the broker of one run; see the module's text."""
-    root, name = Path(sys.argv[1]), sys.argv[2]
+    os.umask(0o077)
+    resumes, root, name = sys.argv[1] == "resume", Path(sys.argv[2]), sys.argv[3]
     directory = None
     try:
+        if resumes and not (root / name / RUN_FILE).exists():
+            raise BrokerError(f"the directory of run {name!r} in {root} is gone")
         directory = RunDirectory(root, name)
         door, stream = (socket_address(directory.path / name) for name in SOCKET_FILES)
         broker = Broker(door, stream, root, directory=directory, until_over=True)
+        _log_to(directory.path / "broker.log")
+        if resumes:
+            broker.resume()
     except OffloopError as error:
         if directory is not None:
             directory.release()
         _say({"error": type(error).__name__, "message": str(error)})
         sys.exit(1)
-    log = _LogFile(directory.path / "broker.log", delay=True)
-    log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.getLogger("offloop").addHandler(log)
     signal.signal(signal.SIGTERM, lambda *_: broker.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _say({"ready": door})
     broker.serve()
+
+
+def _log_to(path: Path) -> None:
+    log = _LogFile(path, delay=True)
+    log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.getLogger("offloop").addHandler(log)
 
 
 class _LogFile(logging.FileHandler):

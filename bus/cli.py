@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import re
 import signal
 import time
 from collections import Counter
@@ -13,11 +12,15 @@ from typing import Any
 
 import click
 
+from bus.allow_list import ROLES, AllowList, allow, default_allow_list
 from bus.broker import Broker
 from bus.commands import send_command
 from bus.errors import ConfigurationError, ProtocolError
 from bus.journal import JournalReader
+from bus.keys import PUBLIC_SUFFIX, load_public_key, make_keys
+from bus.recovery import recover, recovered_path
 from bus.runs import RunInfo, find_run, list_runs, runs_dir
+from bus.security import check_listen_address, server_security
 from bus.terminal import run_command
 from bus.wire import END, EventBody, decode_event, parse_topic
 
@@ -72,6 +75,33 @@ def info(run: str, runs_dir: str | None, as_json: bool) -> None:
             click.echo(f"{key.replace('_', ' '):<{width}}  {value}")
 
 
+@bus.command(name="recover")
+@click.argument("run")
+@click.option(
+    "-o", "--output", metavar="FILE", help="What to write. Default: beside it, such as recording-1.recovered.mcap."
+)
+@_runs_dir_option
+@click.pass_context
+def recover_recording(context: click.Context, run: str, output: str | None, runs_dir: str | None) -> None:
+    """Write a clean recording from a damaged one, or from one that was cut off.
+
+    RUN is a recording, or the name or the folder of a run that has ended. The original stays as it is.
+
+    Exit code: 0 when nothing was lost, 3 when something was, 1 when nothing could be recovered.
+    """
+    path = Path(run) if Path(run).is_file() else find_run(run, runs_dir).recording
+    recovery = recover(path, Path(output) if output else recovered_path(path))
+    click.echo(f"kept {recovery.records} records of {path} in {recovery.path}")
+    for line in recovery.damage:
+        click.echo(line)
+    for rank, first, last in recovery.gaps:
+        click.echo(f"missing of rank {rank}: {first} to {last}")
+    if recovery.lost:
+        click.echo("something was lost")
+        context.exit(3)
+    click.echo("nothing was lost")
+
+
 @bus.command()
 @click.argument("run")
 @_runs_dir_option
@@ -85,16 +115,53 @@ def stop(run: str, runs_dir: str | None) -> None:
 @click.option(
     "--listen", default="tcp://127.0.0.1:5570", show_default=True, help="Address; the stream takes the next port."
 )
+@click.option("--key", metavar="FILE", help="The broker's secret key, for other addresses than this machine's own.")
+@click.option(
+    "--allow", "allow_list", metavar="FILE", help="The keys that it admits. Default: 'allowed' beside the broker's key."
+)
 @_runs_dir_option
-def broker(listen: str, runs_dir: str | None) -> None:
+def broker(listen: str, key: str | None, allow_list: str | None, runs_dir: str | None) -> None:
     """Serve any number of runs until Ctrl-C, for trainers started with --broker."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    serving = Broker(listen, _stream_address(listen), _where(runs_dir))
+    security = server_security(key, allow_list)
+    check_listen_address(listen, security)
+    serving = Broker(listen, _stream_address(listen), _where(runs_dir), security=security)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: serving.stop())
     click.echo(f"serving at {serving.door}, runs in {_where(runs_dir)}; start trainers with --broker {serving.door}")
     serving.serve()
     click.echo(f"stopped after {serving.statistics().collected} events")
+
+
+@bus.command()
+@click.argument("name")
+@click.option("--dir", "where", metavar="DIR", help="Default: $OFFLOOP_KEYS_DIR, else ~/.config/offloop/keys.")
+def keygen(name: str, where: str | None) -> None:
+    """Make a key pair: NAME.key to give away, NAME.key_secret to keep."""
+    public, secret = make_keys(name, where)
+    click.echo(f"secret key: {secret}; give it to nobody, and to programs with '--key' or OFFLOOP_KEY")
+    click.echo(f"public key: {public}; give it to whom this key is to meet:")
+    click.echo(f"  a trainer's or consumer's to the broker's machine: bus allow {public.name} --role {'|'.join(ROLES)}")
+    click.echo("  a broker's to trainers and consumers, as '--broker-key' or OFFLOOP_BROKER_KEY")
+
+
+@bus.command(name="allow")
+@click.argument("keyfile", required=False)
+@click.option("--role", "roles", multiple=True, type=click.Choice(ROLES), help="What the key may do; more than once.")
+@click.option("--list", "allow_list", metavar="FILE", help="The allow-list. Default: 'allowed' where keys are.")
+@click.option("--show", is_flag=True, help="Print the list.")
+def allow_key(keyfile: str | None, roles: tuple[str, ...], allow_list: str | None, show: bool) -> None:
+    """Let the owner of the public key in KEYFILE publish, view or command, from their next connection on."""
+    path = Path(allow_list) if allow_list else default_allow_list()
+    if bool(keyfile) != bool(roles) or not (keyfile or show):
+        raise click.UsageError("give a public key file and a role, as in 'bus allow anna.key --role view', or --show")
+    if keyfile:
+        name = Path(keyfile).name.removesuffix(PUBLIC_SUFFIX)
+        new = allow(path, load_public_key(keyfile), name, roles)
+        click.echo(f"{path}: {name} may {', '.join(new)}" if new else f"{path}: {name} was allowed that already")
+    if show:
+        for grant in AllowList.read(path).grants:
+            click.echo(f"{grant.role:<8} {grant.key} {grant.name}")
 
 
 def main() -> None:
@@ -107,14 +174,10 @@ def _where(value: str | None) -> Path:
 
 
 def _stream_address(listen: str) -> str:
-    match = re.fullmatch(r"tcp://(127(?:\.\d{1,3}){3}|localhost|\[::1\]):(\d{1,5})", listen)
-    if match is None or not 0 <= int(match[2]) < 65535:
-        raise ConfigurationError(
-            f"cannot listen at {listen!r}: use tcp://127.0.0.1:PORT; "
-            "other machines reach it through a tunnel, such as ssh -L 5570:127.0.0.1:5570 -L 5571:127.0.0.1:5571 HOST"
-        )
-    port = int(match[2])
-    return f"tcp://{match[1]}:{port + 1 if port else 0}"
+    host, _, port = listen.rpartition(":")
+    if port == "65535":
+        raise ConfigurationError(f"cannot listen at {listen!r}: the stream takes the next port, and there is none")
+    return f"{host}:{int(port) + 1 if port not in ('0', '*') else 0}"
 
 
 def _summary(run: RunInfo) -> dict[str, Any]:

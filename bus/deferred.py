@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from bus.wire import MAX_FRAME
+
 __all__ = ["Deferred", "HeldEvent", "HeldEvents"]
 
 _log = logging.getLogger("offloop")
@@ -35,12 +37,17 @@ class HeldEvent(NamedTuple):
     context: bytes
 
     def to_frame(self) -> bytes:
-        """The frame; without the fields if they cannot be packed, because the event has its number already."""
+        """The frame; without the fields if they cannot be packed or are too large, because the event has its number
+        already."""
         try:
-            return self.encode(*self[1:])
+            frame: bytes = self.encode(*self[1:])
+            if len(frame) > MAX_FRAME:
+                raise ValueError(f"{len(frame):,} bytes, at most {MAX_FRAME:,} are allowed")
+            return frame
         except (TypeError, ValueError, OverflowError) as error:
             _log.warning("the fields of event %d cannot be sent and are left out: %s", self.seq, error)
-            return self.encode(*self._replace(fields={"not_sent": str(error)})[1:])
+            bare: bytes = self.encode(*self._replace(fields={"not_sent": str(error)})[1:])
+            return bare
 
 
 class HeldEvents:

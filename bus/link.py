@@ -1,30 +1,27 @@
 """How a publisher comes by its broker: it starts one in the run's directory, or joins one that stands alone."""
 
-import json
 import os
-import select
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import zmq
 
-from bus import errors
+from bus import processes
+from bus.broker_start import BrokerProcess, named_error
 from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError
 from bus.event import Event
 from bus.runs import SOCKET_FILES, new_run_name, runs_dir, socket_address
+from bus.security import ClientSecurity
 from bus.wire import Control, check_run_name, decode_control, encode_control, split_frame
 
-__all__ = ["BrokerLink", "connect", "describe_process", "python_path"]
+__all__ = ["BrokerLink", "connect", "describe_process"]
 
-START_PATIENCE = 20.0
 WELCOME_PATIENCE = 10.0
-EXIT_PATIENCE = 3.0
 SEND_QUEUE = 1000
 
 
@@ -33,33 +30,46 @@ class BrokerLink:
 
     It stays until :meth:`close`, also when nobody holds it any more."""
 
-    def __init__(self, address: str, hello: dict[str, Any], process: "subprocess.Popen[bytes] | None" = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        hello: dict[str, Any],
+        process: BrokerProcess | None = None,
+        security: ClientSecurity | None = None,
+    ) -> None:
         self.run_name: str = hello["run"]
         self.address = address
         self.process = process
+        self._hello = hello
+        self._security = security
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
-        self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        # The broker knows a publisher by this name, so that it stays the same one through a reconnect.
-        self.socket.setsockopt(zmq.IDENTITY, b"p" + os.urandom(16))
         try:
-            self.socket.connect(address)
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise ConfigurationError(
-                f"{address!r} is not an address of a broker ({error.strerror}): use one like tcp://127.0.0.1:5570"
-            ) from None
-        try:
-            self.welcome = self._greet(address, hello)
+            self.socket = self._connect()
+            self.welcome = self._greet()
         except BaseException:
             self._context.destroy(linger=0)
             raise
         _open_links.add(self)
 
-    def _greet(self, address: str, hello: dict[str, Any]) -> dict[str, Any]:
-        self.socket.send(encode_control("hello", hello))
+    def _connect(self) -> "zmq.Socket[bytes]":
+        door: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        door.setsockopt(zmq.LINGER, 0)
+        door.setsockopt(zmq.SNDHWM, SEND_QUEUE)
+        door.setsockopt(zmq.RECONNECT_IVL, 50)
+        # The broker knows a publisher by this name, so that it stays the same one through a reconnect.
+        door.setsockopt(zmq.IDENTITY, b"p" + os.urandom(16))
+        if self._security is not None:
+            self._security.apply(door)
+        try:
+            door.connect(self.address)
+        except zmq.ZMQError as error:
+            raise ConfigurationError(
+                f"{self.address!r} is not an address of a broker ({error.strerror}): use one like tcp://127.0.0.1:5570"
+            ) from None
+        return door
+
+    def _greet(self) -> dict[str, Any]:
+        self.socket.send(encode_control("hello", self._hello))
         deadline = time.monotonic() + WELCOME_PATIENCE
         while self.socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
             message = self.receive()
@@ -70,9 +80,20 @@ class BrokerLink:
             if message.kind == "refused":
                 raise _refusal(message.content)
         raise BrokerError(
-            f"no broker answers at {address}: start one with 'bus broker --listen ADDRESS', "
-            "or name none to have one started"
+            f"no broker answers at {self.address}: start one with 'bus broker --listen ADDRESS', "
+            f"or name none to have one started{_keys_hint(self._security, self.address)}"
         )
+
+    def renew(self) -> None:
+        """Connects anew and says that the attempt at hand goes on; the ``welcome`` comes by :meth:`receive`."""
+        # What waits in the socket is for a broker that has forgotten us.
+        self.socket.close(linger=0)
+        self.socket = self._connect()
+        self.send(encode_control("hello", {**self._hello, "attempt": self.welcome["attempt"]}), zmq.NOBLOCK)
+
+    def send(self, message: bytes, flags: int) -> None:
+        """Hands a message to the socket; raises :class:`zmq.Again` when its queue is full."""
+        self.socket.send(message, flags)
 
     def receive(self) -> Control | None:
         """The next message from the broker; ``None`` when there is none now, or it makes no sense."""
@@ -85,24 +106,12 @@ class BrokerLink:
         except (zmq.Again, ProtocolError):
             return None
 
-    def broker_ended(self) -> str | None:
-        """How our own broker's process ended, if it has."""
-        code = self.process.poll() if self.process else None
-        if code is None:
-            return None
-        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-
     def close(self) -> None:
         """Closes the connection, and waits a moment for a broker of ours to finish the record."""
         _open_links.discard(self)
         self._context.destroy(linger=0)
-        if self.process is None:
-            return
-        try:
-            self.process.wait(EXIT_PATIENCE)
-        except subprocess.TimeoutExpired:
-            # It goes on without us; being told so keeps Popen from warning about it.
-            self.process.returncode = 0
+        if self.process is not None:
+            self.process.leave()
 
 
 # The garbage collector makes a context forget its sockets before anything can close them, and the context then waits
@@ -118,6 +127,7 @@ def connect(
     world_size: int,
     info: dict[str, Any],
     events: Iterable[Event],
+    security: ClientSecurity | None = None,
 ) -> BrokerLink:
     """Joins the broker at ``broker``, or starts one in the run's directory.
 
@@ -127,12 +137,16 @@ def connect(
     name = check_run_name(run_name) if run_name is not None else new_run_name("run", where)
     if not 0 <= rank < world_size:
         raise ConfigurationError(f"rank is {rank} and world_size {world_size}: ranks go from 0 to world_size - 1")
+    pid = os.getpid()
     hello = {
         "run": name,
         "rank": rank,
         "world_size": world_size,
-        "pid": os.getpid(),
+        "pid": pid,
+        "started": processes.started(pid),
         "host": socket.gethostname(),
+        # Who we are, through restarts of the broker: another process must not go on with our numbers.
+        "incarnation": os.urandom(16).hex(),
         "info": {**describe_process(), **info},
         "events": sorted(event.value for event in events),
     }
@@ -143,7 +157,7 @@ def connect(
             f"what is to be written down about the run cannot be ({error}): use numbers, text, lists, maps and None"
         ) from None
     if broker is not None:
-        return BrokerLink(broker, hello)
+        return BrokerLink(broker, hello, security=security)
     if rank > 0:
         raise ConfigurationError(
             f"rank {rank} needs the address of its run's broker: rank 0 starts one and has it as Publisher.address, "
@@ -151,69 +165,25 @@ def connect(
         )
     root = runs_dir(where).absolute()
     address = socket_address(root / name / SOCKET_FILES[0])
-    process = _start_broker(root, name)
+    process = BrokerProcess(root, name)
     try:
         return BrokerLink(address, hello, process)
     except BaseException:
         process.kill()
-        process.wait()
         raise
 
 
-def _start_broker(root: Path, name: str) -> "subprocess.Popen[bytes]":
-    # A session of its own: Ctrl-C in the terminal ends the trainer, and the broker then finishes the record.
-    process = subprocess.Popen(
-        # -P: what lies in the current folder must not take the place of a package.
-        [sys.executable, "-P", "-m", "bus.broker_process", str(root), name],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": python_path()},
-    )
-    try:
-        answer = _first_words(process)
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    finally:
-        for pipe in (process.stdout, process.stderr):
-            assert pipe is not None  # asked for above
-            pipe.close()
-    if "error" in answer:
-        process.wait()
-        raise _named_error(answer["error"], answer["message"])
-    return process
-
-
-def python_path() -> str:
-    """``PYTHONPATH`` for a process of ours, which has to find our packages also where they are not installed."""
-    return os.pathsep.join(part for part in (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")) if part)
-
-
-def _first_words(process: "subprocess.Popen[bytes]") -> dict[str, str]:
-    """The line in which a new broker says that it is ready, or why it cannot be."""
-    assert process.stdout is not None and process.stderr is not None  # noqa: PT018  they are pipes
-    readable, _, _ = select.select([process.stdout], [], [], START_PATIENCE)
-    line = process.stdout.readline() if readable else b""
-    try:
-        answer: dict[str, str] = json.loads(line)
-    except ValueError:
-        process.kill()
-        *_, why = ["it said nothing", *process.stderr.read().decode(errors="replace").strip().splitlines()]
-        raise BrokerError(f"the broker did not start: {why}") from None
-    return answer
+def _keys_hint(security: ClientSecurity | None, address: str) -> str:
+    """A broker does not answer strangers, so it looks the same as none."""
+    if security is not None:
+        return "; if it is there, it does not know this key: 'bus allow' on its machine admits it"
+    if address.startswith("tcp://"):
+        return "; if it takes keys, name yours and the broker's"
+    return ""
 
 
 def _refusal(content: dict[str, Any]) -> OffloopError:
-    return _named_error(str(content.get("error")), str(content.get("reason", "the broker refused without a reason")))
-
-
-def _named_error(name: str, message: str) -> OffloopError:
-    """The error of ours that a broker named, so that users catch the same one wherever it arose."""
-    kind = getattr(errors, name, None) if name in errors.__all__ else None
-    return kind(message) if kind is not None else BrokerError(message)
+    return named_error(str(content.get("error")), str(content.get("reason", "the broker refused without a reason")))
 
 
 def describe_process() -> dict[str, Any]:

@@ -1,53 +1,85 @@
-"""What the broker keeps of a run while it is live."""
+"""What the broker keeps of a run while it is live: its publishers, its record, and what its consumers want."""
 
-from dataclasses import dataclass
-from pathlib import Path
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from bus.demand import Leases
+from bus.demand import LEASE_SECONDS, Demand, Leases
+from bus.errors import OffloopError
 from bus.journal import JournalWriter
 from bus.runs import RunDirectory
 from bus.stream import SEVERITY
+from bus.wire import EventBody
 
 __all__ = ["LiveRank", "LiveRun"]
 
+_log = logging.getLogger("offloop.broker")
+
 JOIN_SECONDS = 30.0
+RETRY_SECONDS = 0.5
 
 
 @dataclass
 class LiveRank:
     """One publisher: its connection, and the last numbers that came from it."""
 
-    identity: bytes
     rank: int
-    process: int | None
+    incarnation: str = ""
+    """What the publisher calls itself, through every connection."""
+    identity: bytes | None = None
+    """Its connection; ``None`` until it has one to a broker that was started again."""
+    process: int | None = None
     """A file descriptor of its process (pidfd), readable once that has ended; ``None`` when it cannot be watched."""
     seq: int = 0
-    acknowledged: int = 0
+    """Of the last event that was sent out."""
     base_seq: int = 0
     time: int = 0
+    journaled: int = 0
+    """Number of the last event in the journal, on disk or about to be."""
+    acknowledged: int = 0
+    """Number of the last event on disk."""
+    answered: int = 0
+    """Number up to which the publisher was told that its events are on disk."""
+    missing: int = 0
+    """Events that the publisher had to give up before they came."""
     ended: bool = False
+    end: tuple[bytes, EventBody, bytes] | None = None
+    """Topic, event and body of its end."""
     died: float | None = None
     """When its process was found dead, on the steady clock."""
+    asked: float = 0.0
+    """When it was last asked to send again, on the steady clock."""
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """What it last said about itself."""
 
 
 class LiveRun:
-    """One live run: its directory, its journal, its publishers and what its consumers want."""
+    """One live run. ``journal`` may hold an attempt that goes on: then the ranks in it are where it left them."""
 
-    def __init__(self, directory: RunDirectory, attempt: int, recording: Path, world_size: int) -> None:
+    def __init__(self, directory: RunDirectory, attempt: int, journal: JournalWriter, world_size: int) -> None:
         self.directory = directory
         self.name = directory.name
         self.attempt = attempt
-        self.journal = JournalWriter(recording, self.name, attempt)
+        self.journal = journal
         self.world_size = world_size
         self.ranks: dict[int, LiveRank] = {}
         self.leases = Leases()
-        self.demand: frozenset[str] = frozenset()
+        self._consumers: dict[bytes, tuple[float, str | None, Mapping[str, Any]]] = {}
+        self.demand = Demand()
         self.status = "finished"
         self.error: str | None = None
         self.last_end: float | None = None
-        self.recording_error: str | None = None
-        """Why nothing is recorded any more; ``None`` while all is well."""
+        self.trouble: str | None = None
+        """Why nothing is recorded at the moment; ``None`` while all is well."""
+        self.flush_soon = False
+        self._retry_at = 0.0
+        for number, position in journal.positions.items():
+            self.ranks[number] = LiveRank(
+                number, seq=position.seq, base_seq=position.base_seq, time=position.time, ended=position.ended
+            )
+        self._back_to_disk()
 
     @property
     def over(self) -> bool:
@@ -62,10 +94,92 @@ class LiveRun:
             and all(rank.ended for rank in self.ranks.values())
         )
 
-    def note_end(self, rank: LiveRank, fields: dict[str, Any], now: float) -> None:
+    def note_end(self, rank: LiveRank, topic: bytes, event: EventBody, body: bytes, now: float) -> None:
         """Notes that a rank's stream has ended, and how."""
         rank.ended = True
+        rank.end = topic, event, body
         self.last_end = now
-        status = str(fields.get("status", "lost"))
+        status = str(event.fields.get("status", "lost"))
         if status in SEVERITY and SEVERITY.index(status) > SEVERITY.index(self.status):
-            self.status, self.error = status, fields.get("error") and str(fields["error"])
+            error = event.fields.get("error")
+            self.status, self.error = status, error and str(error)
+
+    def renew_lease(self, consumer: bytes, demand: Demand, name: str | None, told: Mapping[str, Any]) -> None:
+        """Notes what a consumer wants, and what it says about itself."""
+        now = time.monotonic()
+        self.leases.renew(consumer, demand, now, name)
+        self._consumers[consumer] = now, name, told
+
+    def consumers(self) -> list[dict[str, Any]]:
+        """What the consumers whose leases run last said about themselves."""
+        oldest = time.monotonic() - LEASE_SECONDS
+        self._consumers = {key: told for key, told in self._consumers.items() if told[0] > oldest}
+        return [{"name": name, **told} for _, name, told in self._consumers.values()]
+
+    # -- the record ---------------------------------------------------------------------------------------------------
+
+    def record(self, rank: LiveRank, topic: bytes, event: EventBody, body: bytes) -> None:
+        """Appends an event to the journal if it is the next one there. While the disk takes nothing, none is: the
+        publishers keep what was not acknowledged, and send it again when it does."""
+        if self.trouble is not None or event.seq != rank.journaled + 1:
+            return
+        try:
+            self.journal.append(topic, event.seq, event.base_seq, event.time, body)
+        except (OSError, OffloopError) as error:
+            self._fail(error)
+        else:
+            rank.journaled = event.seq
+
+    def flush(self) -> None:
+        """Puts what was recorded on the disk."""
+        self.flush_soon = False
+        if self.trouble is None and any(rank.journaled > rank.acknowledged for rank in self.ranks.values()):
+            try:
+                self.journal.flush()
+            except (OSError, OffloopError) as error:
+                self._fail(error)
+            else:
+                for rank in self.ranks.values():
+                    rank.acknowledged = rank.journaled
+
+    def mend(self, now: float) -> bool:
+        """Tries, now and then, to record again after the disk took nothing; whether it does again."""
+        if self.trouble is None or now < self._retry_at:
+            return False
+        self._retry_at = now + RETRY_SECONDS
+        try:
+            self.journal.mend()
+        except (OSError, OffloopError):
+            return False
+        self.trouble = None
+        self._back_to_disk()
+        _log.warning("run %s is recorded again, from what is on disk on", self.name)
+        return True
+
+    def close_journal(self) -> None:
+        """Ends the record. If the disk takes it now, it says at least how the run ended."""
+        try:
+            if self.mend(self._retry_at):
+                for rank in self.ranks.values():
+                    if rank.end is not None and rank.end[1].seq > rank.journaled:
+                        rank.journaled = rank.end[1].seq - 1
+                        self.record(rank, *rank.end)
+            self.journal.close()
+        except (OSError, OffloopError) as error:
+            self._fail(error)
+        else:
+            if self.trouble is None:
+                for rank in self.ranks.values():
+                    rank.acknowledged = rank.journaled
+
+    def _back_to_disk(self) -> None:
+        for number, position in self.journal.positions.items():
+            rank = self.ranks[number]
+            rank.journaled = rank.acknowledged = position.seq
+
+    def _fail(self, error: Exception) -> None:
+        if self.trouble is None:
+            self.trouble = str(error)
+            for rank in self.ranks.values():
+                rank.journaled = rank.acknowledged
+            _log.error("run %s is not recorded at the moment: %s", self.name, error)

@@ -1,12 +1,13 @@
-"""Frames on their way to a socket that does not wait: kept in order, sent together, bounded."""
+"""Events on their way to a broker: kept until it has them on disk, sent together, bounded."""
 
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import zmq
 
 from bus.errors import ConfigurationError
-from bus.wire import MAX_FRAME, encode_bundle
+from bus.wire import MAX_FRAME, encode_bundle, encode_control
 
 __all__ = ["Outbox"]
 
@@ -14,26 +15,54 @@ BUNDLE_FRAMES = 256
 BUNDLE_BYTES = 64 * 1024
 
 
-class Outbox:
-    """A queue of frames bounded in bytes; when it is full the oldest are dropped and counted.
+class _Parcel(NamedTuple):
+    """Frames that go out as one message: a message costs sender and receiver far more than a frame in it."""
 
-    What has gathered is sent as one message: a message costs sender and receiver far more than a frame in it."""
+    message: bytes
+    first: int
+    last: int
+    size: int
+
+
+class Outbox:
+    """The frames of one rank in order, numbered from 1 as they are put in, until they are acknowledged.
+
+    What is sent stays in a ring, so that it can be sent once more (:meth:`rewind`) to a broker that was started again
+    or has lost something on the way. All together is bounded in bytes: past the bound the oldest frames fall off. One
+    that was sent before is most likely there already; one that was not is lost, and counted as dropped."""
 
     def __init__(self, send: Callable[[bytes, int], object], limit: int) -> None:
         self._send = send
         self._limit = limit
         self._frames: deque[bytes] = deque()
-        self._message: bytes | None = None
-        self._message_frames = self._message_size = 0
+        self._unsent: deque[_Parcel] = deque()
+        self._sent: deque[_Parcel] = deque()
+        self._put = 0
+        self._announce = False
+        self.paused = False
+        """While true nothing is sent: nobody is there to take it."""
         self.size = 0
-        """Bytes in the queue."""
+        """Bytes kept, whether sent or not."""
         self.size_high = 0
-        """The most bytes that an attempt to send it left in the queue."""
+        """The most bytes that were ever kept."""
+        self.sent = 0
+        """Frames handed to the socket, those sent once more not counted."""
+        self.resent = 0
+        """Frames handed to the socket once more."""
         self.dropped = 0
-        """Frames given up because the queue was full."""
+        """Frames given up before they were sent, because the bound was reached."""
 
     def __len__(self) -> int:
-        return len(self._frames) + self._message_frames
+        """How many frames wait to be sent."""
+        return len(self._frames) + sum(parcel.last - parcel.first + 1 for parcel in self._unsent)
+
+    @property
+    def first(self) -> int:
+        """Number of the oldest frame that is kept; of the next one when none is."""
+        for parcels in (self._sent, self._unsent):
+            if parcels:
+                return parcels[0].first
+        return self._put - len(self._frames) + 1
 
     def put(self, frame: bytes) -> None:
         """Puts a frame at the end.
@@ -45,38 +74,78 @@ class Outbox:
         if size > MAX_FRAME:
             raise ConfigurationError(f"an event of {size:,} bytes cannot be sent: at most {MAX_FRAME:,} are allowed")
         self._frames.append(frame)
+        self._put += 1
         self.size += size
-        while self.size > self._limit and self._frames:
-            self.size -= len(self._frames.popleft())
-            self.dropped += 1
+        if self.size > self._limit:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        self.size_high = max(self.size_high, self._limit)
+        while self.size > self._limit:
+            if self._sent:
+                self.size -= self._sent.popleft().size
+                continue
+            if not self._unsent:
+                self._unsent.append(self._gather())
+            parcel = self._unsent.popleft()
+            self.size -= parcel.size
+            self.dropped += self._new_in(parcel)
+            self._announce = True
 
     def send(self) -> None:
         """Sends what the socket takes now; the rest stays for the next time."""
+        if self.paused:
+            return
         try:
-            while self._frames or self._message is not None:
-                if self._message is None:
-                    self._message = self._gather()
-                self._send(self._message, zmq.NOBLOCK)
-                self._message = None
-                self.size -= self._message_size
-                self._message_frames = self._message_size = 0
+            if self._announce:
+                self._send(encode_control("resume", {"from": self.first}), zmq.NOBLOCK)
+                self._announce = False
+            while self._unsent or self._frames:
+                if not self._unsent:
+                    self._unsent.append(self._gather())
+                parcel = self._unsent[0]
+                self._send(parcel.message, zmq.NOBLOCK)
+                self._sent.append(self._unsent.popleft())
+                new = self._new_in(parcel)
+                self.sent += new
+                self.resent += parcel.last - parcel.first + 1 - new
         except zmq.Again:
-            self.size_high = max(self.size_high, self.size)
+            pass
+        if self.size > self.size_high:
+            self.size_high = self.size
 
-    def _gather(self) -> bytes:
+    def _new_in(self, parcel: _Parcel) -> int:
+        """How many frames of a parcel were neither sent nor dropped before."""
+        return max(0, parcel.last - max(parcel.first - 1, self.sent + self.dropped))
+
+    def _gather(self) -> _Parcel:
         """Takes the frames of the next message from the front of the queue."""
         queue = self._frames
+        first = self._put - len(queue) + 1
         gathered = [queue.popleft()]
         size = len(gathered[0])
         while queue and len(gathered) < BUNDLE_FRAMES and size + len(queue[0]) <= BUNDLE_BYTES:
             frame = queue.popleft()
             gathered.append(frame)
             size += len(frame)
-        self._message_frames, self._message_size = len(gathered), size
-        return gathered[0] if len(gathered) == 1 else encode_bundle(gathered)
+        message = gathered[0] if len(gathered) == 1 else encode_bundle(gathered)
+        return _Parcel(message, first, first + len(gathered) - 1, size)
+
+    def acknowledge(self, number: int) -> None:
+        """Forgets the frames up to ``number``: they are on disk."""
+        for parcels in (self._sent, self._unsent):
+            while parcels and parcels[0].last <= number:
+                self.size -= parcels.popleft().size
+
+    def rewind(self) -> None:
+        """Begins again at the oldest frame that is kept, and tells the broker with which number that is."""
+        self._unsent.extendleft(reversed(self._sent))
+        self._sent.clear()
+        self._announce = True
 
     def clear(self) -> None:
-        """Forgets what was not sent."""
+        """Forgets everything."""
         self._frames.clear()
-        self._message = None
-        self.size = self._message_frames = self._message_size = 0
+        self._unsent.clear()
+        self._sent.clear()
+        self.size = 0

@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import secrets
+import socket
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,7 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bus.errors import ConfigurationError, RunDirectoryError, RunIsLiveError, RunNotFoundError
+from bus import processes
+from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError, RunNotFoundError
 from bus.wire import check_run_name
 
 __all__ = ["Attempt", "RunDirectory", "RunInfo", "find_run", "list_runs", "new_run_name", "runs_dir"]
@@ -46,6 +49,20 @@ class Attempt:
     """What it failed with."""
     info: dict[str, Any] = field(repr=False)
     """What the trainer told about itself: command, versions, git commit, host, config."""
+    world_size: int = 1
+    """Number of ranks."""
+    publishers: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    """The processes that publish: ``rank``, ``pid``, ``started`` (see :func:`bus.processes.started`), ``host``,
+    ``incarnation``."""
+
+    @property
+    def has_publisher(self) -> bool:
+        """Whether a process of this machine that publishes it is still there."""
+        here = socket.gethostname()
+        return any(
+            told.get("host") == here and processes.is_running(told.get("pid"), told.get("started"))
+            for told in self.publishers
+        )
 
 
 @dataclass(frozen=True)
@@ -78,9 +95,17 @@ class RunInfo:
         return self.last.started
 
     @property
+    def away(self) -> bool:
+        """Whether nothing serves it at this moment although its trainer goes on: its broker was killed, and the trainer
+        starts another."""
+        return not self.live and self.last.status == "lost" and self.last.has_publisher
+
+    @property
     def status(self) -> str:
         """How the newest attempt stands: ``live``, or how it ended."""
-        return "live" if self.live and self.last.status == "running" else self.last.status
+        if self.last.status == "running" or self.away:
+            return "live"
+        return self.last.status
 
 
 def runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
@@ -173,6 +198,8 @@ def _attempt(path: Path, entry: dict[str, Any], locked: bool) -> Attempt:
         status=str(status),
         error=entry.get("error"),
         info=dict(entry.get("info", {})),
+        world_size=int(entry.get("world_size", 1)),
+        publishers=tuple(dict(told) for told in entry.get("publishers", ())),
     )
 
 
@@ -214,11 +241,14 @@ class RunDirectory:
         self.name = name
         with _explained(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(self.path)
             self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._acquire()
             # The directory's name is the run's, also after somebody has moved it.
             self._record = {"attempts": [], **_read_json(self.path / RUN_FILE), "name": name}
+            # What a broker that was killed left behind would send consumers to nobody.
+            self._remove_traces()
         except BaseException:
             os.close(self._lock)
             raise
@@ -244,13 +274,48 @@ class RunDirectory:
         number = 1 + max((entry["attempt"] for entry in self._record["attempts"]), default=0)
         return number, self.path / f"recording-{number}.mcap"
 
-    def begin_attempt(self, info: dict[str, Any], door: str, stream: str) -> None:
+    def begin_attempt(self, info: dict[str, Any], world_size: int, door: str, stream: str) -> None:
         """Writes down that the next attempt has begun, and where its broker listens; its recording has to be there."""
         number, recording = self.next_attempt()
         self._record["attempts"].append(
             {"attempt": number, "recording": recording.name, "started": time.time(), "ended": None}
-            | {"status": "running", "error": None, "info": info}
+            | {"status": "running", "error": None, "world_size": world_size, "publishers": [], "info": info}
         )
+        self._serve(number, door, stream)
+
+    def resume_attempt(self, number: int, door: str, stream: str) -> tuple[Path, int, list[dict[str, Any]]]:
+        """Writes down that an attempt whose broker ended before it goes on, and where its broker listens now. Returns
+        its recording, its number of ranks, and what is known of its publishers.
+
+        Raises:
+            BrokerError: it is not the newest attempt, or it has ended otherwise.
+        """
+        entry = self.resumable()
+        if entry is None or entry["attempt"] != number:
+            raise BrokerError(f"attempt {number} of run {self.name!r} cannot go on: {self._standing()}")
+        entry.update(status="running", error=None, ended=None)
+        self._serve(number, door, stream)
+        return self.path / entry["recording"], entry.get("world_size", 1), list(entry.get("publishers", []))
+
+    def resumable(self) -> dict[str, Any] | None:
+        """What ``run.json`` has of the newest attempt, if that is one whose broker ended before it."""
+        attempts = self._record["attempts"]
+        return attempts[-1] if attempts and attempts[-1].get("status") in ("running", "lost") else None
+
+    def _standing(self) -> str:
+        attempts = self._record["attempts"]
+        if not attempts:
+            return "the run's directory was removed or made anew"
+        return f"attempt {attempts[-1]['attempt']} is the newest and is {attempts[-1]['status']}"
+
+    def note_publisher(self, told: dict[str, Any]) -> None:
+        """Writes down which process publishes a rank: ``rank``, ``pid``, ``started``, ``host``, ``incarnation``."""
+        entry = self._record["attempts"][-1]
+        others = [other for other in entry["publishers"] if other.get("rank") != told["rank"]]
+        entry["publishers"] = [*others, told]
+        self._write(RUN_FILE, self._record)
+
+    def _serve(self, number: int, door: str, stream: str) -> None:
         self._write(BROKER_FILE, {"door": door, "stream": stream, "pid": os.getpid(), "attempt": number})
         self._write(RUN_FILE, self._record)
 
@@ -263,17 +328,26 @@ class RunDirectory:
         """Gives the directory back: it is not live any more."""
         if self._lock < 0:
             return
+        self._remove_traces()
+        os.close(self._lock)
+        self._lock = -1
+
+    def _remove_traces(self) -> None:
         for name in (BROKER_FILE, *SOCKET_FILES):
             with contextlib.suppress(OSError):
                 (self.path / name).unlink()
-        os.close(self._lock)
-        self._lock = -1
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
         temporary = self.path / f".{name}.new"
         with _explained(self.path):
             temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
             temporary.replace(self.path / name)
+
+
+def _make_private(path: Path) -> None:
+    """Shuts everybody else out of a directory that was there before; nothing to do for one that we have just made."""
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        path.chmod(0o700)
 
 
 def socket_address(path: Path) -> str:

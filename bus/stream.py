@@ -4,13 +4,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bus.demand import BASE_EVENTS
+from bus.demand import BASE_EVENTS, Demand
 from bus.errors import ProtocolError
 from bus.event import Event
 from bus.snapshot import Snapshot
-from bus.wire import BEAT, END, EventBody, Topic, decode_event, parse_topic
+from bus.time import Timestamp
+from bus.wire import BEAT, DEMAND, END, EventBody, Topic, decode_event, parse_topic
 
-__all__ = ["Ending", "Gap", "Missing", "StreamOrder"]
+__all__ = ["Ending", "Gap", "InEffect", "Missing", "StreamOrder"]
 
 SEVERITY = ("finished", "stopped", "failed", "lost")
 """How a rank can end; of several ranks the one that comes last here tells how the run ended."""
@@ -38,6 +39,16 @@ class Gap(NamedTuple):
     last: int
 
 
+class InEffect(NamedTuple):
+    """From where on a rank publishes what consumers asked for."""
+
+    seq: int
+    """Number of the mark in the stream."""
+    timestamp: Timestamp
+    """Training time at the mark: it holds from the next batch on."""
+    demand: Demand
+
+
 class Missing(NamedTuple):
     """What a reader of the live stream lacks and has to take from the recording: all of a rank up to that number."""
 
@@ -46,9 +57,10 @@ class Missing(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """What a topic's text means; the end of a rank has no event."""
+    """What a topic's text means; marks, and events that this version does not know, have no event."""
 
     rank: int
+    name: str
     event: Event | None
     wanted: bool
 
@@ -81,13 +93,15 @@ class StreamOrder:
         self._numbers: dict[int, int] = {rank: self._number(position) for rank, position in (after or {}).items()}
         self._ends: dict[int, Ending] = {}
         self._world_size = 1
+        self.in_effect: dict[int, InEffect] = {}
+        """Of each rank what was last said about the demand that it meets."""
 
     @property
     def topics(self) -> list[str]:
         """What to subscribe to on the live stream."""
         if not self._base_only:
             return [f"{self.run}/"]
-        return [f"{self.run}/{name}/" for name in (*(event.value for event in BASE_EVENTS), END, BEAT)]
+        return [f"{self.run}/{name}/" for name in (*(event.value for event in BASE_EVENTS), END, DEMAND, BEAT)]
 
     @property
     def ending(self) -> Ending | None:
@@ -123,6 +137,10 @@ class StreamOrder:
                 return Missing(rank, number)
         return None
 
+    def lag(self, positions: dict[int, tuple[int, int]]) -> int:
+        """How many events the broker's positions are ahead, of all ranks."""
+        return sum(max(0, self._number(position) - self._numbers.get(rank, 0)) for rank, position in positions.items())
+
     def has(self, missing: Missing) -> bool:
         """Whether what was missing has been read."""
         return self._numbers.get(missing.rank, 0) >= missing.number
@@ -147,10 +165,23 @@ class StreamOrder:
 
     def _accept(self, place: _Place, event: EventBody, number: int) -> Snapshot | None:
         self._numbers[place.rank] = number
-        if place.event is None:
+        if place.event is not None:
+            return Snapshot(place.event, self.run, place.rank, event) if place.wanted else None
+        if place.name == END:
             self._note_end(place.rank, event)
-            return None
-        return Snapshot(place.event, self.run, place.rank, event) if place.wanted else None
+        elif place.name == DEMAND:
+            self._note_demand(place.rank, event)
+        else:
+            self.skipped += 1
+        return None
+
+    def _note_demand(self, rank: int, event: EventBody) -> None:
+        try:
+            demand = Demand.from_wire(event.fields.get("demand"))
+        except ProtocolError:
+            self.skipped += 1
+            return
+        self.in_effect[rank] = InEffect(event.seq, Timestamp.from_values(event.timestamp), demand)
 
     def _note_end(self, rank: int, event: EventBody) -> None:
         status, error = event.fields.get("status"), event.fields.get("error")
@@ -181,13 +212,11 @@ class StreamOrder:
             return None
         if topic.run != self.run:
             return None
-        if topic.name == END:
-            return _Place(topic.rank, None, False)
         try:
             event = Event(topic.name)
         except ValueError:
-            self.skipped += 1
-            return None
+            # It is numbered like every other, so it must not look like a loss.
+            return _Place(topic.rank, topic.name, None, False)
         if self._base_only and event not in BASE_EVENTS:
             return None
-        return _Place(topic.rank, event, self.events is None or event in self.events)
+        return _Place(topic.rank, topic.name, event, self.events is None or event in self.events)

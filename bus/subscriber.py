@@ -2,31 +2,53 @@
 
 import asyncio
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
-import zmq
-
-from bus.demand import BASE_EVENTS, RENEW_SECONDS
+from bus.demand import Demand
 from bus.errors import ClosedError, ProtocolError
 from bus.event import Event
-from bus.journal import JournalReader, Record
-from bus.runs import RunInfo, find_run, read_run
+from bus.journal import Record
+from bus.run_source import LocalRun, RemoteRun, RunSource, Standing
+from bus.runs import find_run
+from bus.security import ClientSecurity
 from bus.snapshot import Snapshot
-from bus.stream import Ending, Gap, Missing, StreamOrder
-from bus.wire import BEAT, MAX_FRAME, decode_body, encode_control, split_frame
+from bus.stream import Ending, Gap, InEffect, Missing, StreamOrder
+from bus.stream_link import StreamLink
+from bus.wire import BEAT, decode_body, split_frame
 
-__all__ = ["Subscriber"]
+__all__ = ["Subscriber", "SubscriberStatistics"]
 
-STREAM_QUEUE = 20_000
 BURST = 1000
 DISK_SECONDS = 0.02
+AWAY_SECONDS = 0.1
+FETCH_SECONDS = 0.05
 LIVE_CHECK_SECONDS = 0.5
 GIVE_UP_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class SubscriberStatistics:
+    """How a subscriber is doing; counts since it began."""
+
+    given: int
+    """Snapshots handed on."""
+    lag: int
+    """Events that the broker has, by its last sign of life, and that were not handed on."""
+    fallbacks: int
+    """How often the live stream missed something that was then read from the recording."""
+    reconnects: int
+    """How often a broker was lost and came back."""
+    missing: int
+    """Events that nobody has: gaps."""
+    skipped: int
+    """Messages that made no sense or are of a newer version."""
+    last_seq: int
+    """``seq`` of the last snapshot handed on."""
 
 
 class Subscriber:
@@ -34,43 +56,87 @@ class Subscriber:
     for``, over snapshots.
 
     History is read from the recording, what follows comes from the broker's stream; where that misses something, it
-    is read from the recording again, so every wanted event comes once and in order. The iteration ends when the run
-    has ended, and :attr:`ending` says how.
+    is read from the recording again, so every wanted event comes once and in order. A broker that dies is waited for
+    as long as its trainer lives. The iteration ends when the run has ended, and :attr:`ending` says how.
 
-    ``run`` is a run's name or directory; ``events`` are those to receive, all by default. Events beyond the base set
-    are published from the moment a subscriber asks for them by name. ``name`` tells the broker who asks. ``after`` is
-    where to go on: of each rank ``(seq, base_seq)`` of the last snapshot that need not come again.
+    ``run`` is a run's name or directory; ``events`` are those to receive, all by default. Events beyond the base set,
+    and fields beyond the usual ones, are published from the moment a subscriber asks for them: by name in ``events``,
+    or, more exactly, in ``demand``; :meth:`in_effect` says from where on they are there. ``name`` tells the broker who
+    asks. ``after`` is where to go on: of each rank ``(seq, base_seq)`` of the last snapshot that need not come again.
+
+    With ``broker``, an address such as ``tcp://10.0.0.1:5570``, everything comes through that broker, the recording
+    too; ``security`` holds the keys for it.
 
     Raises:
         RunNotFoundError: there is no such run.
         RecordingError: its recording cannot be read.
+        BrokerError: no broker answers at that address.
     """
 
     def __init__(
         self,
-        run: str | os.PathLike[str],
+        run: str | os.PathLike[str] | None = None,
         *,
         runs_dir: str | os.PathLike[str] | None = None,
         events: Iterable[Event] | None = None,
+        demand: Demand | None = None,
         name: str | None = None,
         after: Mapping[int, tuple[int, int]] | None = None,
+        broker: str | None = None,
+        security: ClientSecurity | None = None,
     ) -> None:
-        info = find_run(run, runs_dir)
-        self.run_name = info.name
-        self.run_dir = info.path
-        self.attempt = info.last.number
-        self.recording = info.recording
+        self._source: RunSource
+        if broker is not None:
+            self._source = RemoteRun(broker, None if run is None else str(run), security)
+        else:
+            self._source = LocalRun(find_run("" if run is None else run, runs_dir))
+        self.run_name = self._source.run_name
+        self.run_dir = self._source.run_dir
+        """The run's directory; ``None`` for a run on another machine."""
+        self.attempt = self._source.attempt
+        self.recording = self._source.recording
+        """The recording that it reads; ``None`` for a run on another machine."""
         self.ending: Ending | None = None
         """How the run ended; ``None`` until then."""
-        self._order = StreamOrder(info.name, self.attempt, events, after)
-        self._reader = JournalReader(info.recording)
+        self._order = StreamOrder(self.run_name, self.attempt, events, after)
+        self._demand = Demand.of(events or ()) if demand is None else demand
+        self._name = name
+        self._security = security
+        self._reader = self._source.reader
         self._chunks = self._reader.read()
         self._ready: deque[Snapshot] = deque()
         self._missing: Missing | None = None
         self._catching_up = True
+        self._over = False
         self._closed = False
-        self._link = _StreamLink(info, self._order, name) if info.live else None
-        self._next_live_check = self._give_up_at = 0.0
+        self._link: StreamLink | None = None
+        self._give_up_at = 0.0
+        self._given = self._fallbacks = self._reconnects = self._lag = self._last_seq = 0
+        # The stream first, then the history: what comes in between is in both.
+        if self._source.look() is Standing.LIVE:
+            self._connect()
+
+    def _connect(self) -> None:
+        place = self._source.place
+        assert place is not None  # it is live
+        self._link = StreamLink(
+            place.stream, place.door, self._order, self._demand, self._report, self._name, self._security
+        )
+
+    def _report(self) -> dict[str, Any]:
+        return asdict(self.statistics())
+
+    def statistics(self) -> SubscriberStatistics:
+        """How it is doing; may be called from another thread."""
+        return SubscriberStatistics(
+            given=self._given,
+            lag=self._lag,
+            fallbacks=self._fallbacks,
+            reconnects=self._reconnects,
+            missing=sum(gap.last - gap.first + 1 for gap in tuple(self._order.gaps)),
+            skipped=self._order.skipped,
+            last_seq=self._last_seq,
+        )
 
     @property
     def live(self) -> bool:
@@ -88,30 +154,44 @@ class Subscriber:
         cut = [self._reader.cut] if self._reader.cut and self._link is None else []
         return "; ".join([*self._reader.damage, *cut]) or None
 
+    def in_effect(self, rank: int = 0) -> InEffect | None:
+        """What a rank last said about the demand that it meets, and from which batch on; ``None`` before it did."""
+        return self._order.in_effect.get(rank)
+
     # -- iterating ----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Snapshot]:
         while True:
             while self._ready:
-                yield self._ready.popleft()
+                yield self._next()
             pause = self._advance()
             if pause is None:
                 return
-            if pause and self._link is not None:
-                self._link.wait(pause, for_frames=not self._catching_up)
+            if not pause:
+                continue
+            if self._link is not None and not self._catching_up:
+                self._link.wait(pause)
+            else:
+                self._source.wait(pause)
 
     async def __aiter__(self) -> AsyncIterator[Snapshot]:
         while True:
             while self._ready:
-                yield self._ready.popleft()
+                yield self._next()
             pause = self._advance()
             if pause is None:
                 return
-            if pause and self._link is not None:
-                await self._link.wait_async(pause, for_frames=not self._catching_up)
+            if pause and self._link is not None and not self._catching_up:
+                await self._link.wait_async(pause)
             else:
                 # A long history must not keep other tasks of the loop from running.
-                await asyncio.sleep(0)
+                await asyncio.sleep(min(pause, FETCH_SECONDS))
+
+    def _next(self) -> Snapshot:
+        snapshot = self._ready.popleft()
+        self._given += 1
+        self._last_seq = snapshot.seq
+        return snapshot
 
     def _advance(self) -> float | None:
         """Takes one step: from the recording while something is missing, else from the live stream. Returns how long
@@ -131,20 +211,41 @@ class Subscriber:
             self._take_records(records)
             return 0.0
         self._chunks = self._reader.read()
-        if self._missing is not None and not self._order.has(self._missing) and self._link is not None:
+        if self._source.pending:
+            return FETCH_SECONDS
+        if self._over:
+            # Read to the end after nobody could write to it any more.
+            self._end_of_recording()
+            return 0.0
+        if self._link is None:
+            return self._find_broker()
+        if self._missing is not None and not self._order.has(self._missing):
             return self._await_missing(self._missing)
         self._missing = None
-        if self._link is None:
-            self._end_of_recording()
+        self._catching_up = False
+        return 0.0
+
+    def _find_broker(self) -> float:
+        """Without a broker: whether there is one again, or is going to be."""
+        standing = self._source.look()
+        if standing is Standing.AWAY:
+            return AWAY_SECONDS
+        if standing is Standing.LIVE:
+            self._connect()
+            self._reconnects += 1
+        elif standing is Standing.UNREACHABLE:
+            self.ending = Ending("unreachable", "its broker does not answer any more")
         else:
-            self._catching_up = False
+            self._over = True
+        self._source.refresh()
         return 0.0
 
     def _await_missing(self, missing: Missing) -> float:
         """What is missing is on its way to the disk: the broker flushes several times a second."""
         if not self._is_live():
-            return 0.0  # the broker wrote its last between our look at the file and now
+            return 0.0
         if time.monotonic() < self._give_up_at:
+            self._source.refresh()
             return DISK_SECONDS
         # The broker lives, but its disk does not take the record: better to go on with a named gap than to stand still.
         self._order.give_up(missing)
@@ -173,7 +274,7 @@ class Subscriber:
         if self._ready:
             return 0.0
         if not self._is_live():
-            self._catching_up = True
+            self._catch_up()
             return 0.0
         return LIVE_CHECK_SECONDS
 
@@ -196,34 +297,46 @@ class Subscriber:
 
     def _compare(self, body: bytes) -> None:
         try:
-            _, attempt, _, positions = decode_body(body)[:4]
-            missing = self._order.behind(positions) if attempt == self.attempt else None
-        except (ProtocolError, ValueError, TypeError, AttributeError):
+            _, attempt, _, positions, *more = decode_body(body)
+            if attempt != self.attempt:
+                return
+            missing = self._order.behind(positions)
+            self._lag = self._order.lag(positions)
+            if missing is None and len(more) >= 2 and self._order.behind(more[1]) is None:
+                # Whatever may be missed from here on comes after this place in the recording.
+                self._go_on_reading_at(int(more[0]))
+        except (ProtocolError, ValueError, TypeError, AttributeError, LookupError):
             self._order.skipped += 1
             return
         if missing is not None:
             self._fall_back(missing)
 
+    def _go_on_reading_at(self, offset: int) -> None:
+        if offset > self._reader.position:
+            self._reader.position = offset
+            self._chunks = self._reader.read()
+
     def _fall_back(self, missing: Missing) -> None:
         self._missing = missing
+        self._fallbacks += 1
         self._give_up_at = time.monotonic() + GIVE_UP_SECONDS
+        self._catch_up()
+
+    def _catch_up(self) -> None:
         self._catching_up = True
+        self._source.refresh()
 
     def _is_live(self) -> bool:
         """Whether the broker of our attempt still serves the run; when it does not, only the recording is left."""
-        now = time.monotonic()
-        if self._link is not None and now >= self._next_live_check:
-            self._next_live_check = now + LIVE_CHECK_SECONDS
-            run = read_run(self.run_dir)
-            if not run.live or run.last.number != self.attempt:
-                self._link.close()
-                self._link = None
+        if self._link is not None and self._source.look() is not Standing.LIVE:
+            self._link.close()
+            self._link = None
         return self._link is not None
 
     def close(self) -> None:
         """Ends the subscription. Can be called more than once."""
         self._closed = True
-        self._reader.close()
+        self._source.close()
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -240,99 +353,3 @@ class Subscriber:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _StreamLink:
-    """The connection to a broker's stream, and to its door when events beyond the base set are wanted."""
-
-    def __init__(self, run: RunInfo, order: StreamOrder, name: str | None) -> None:
-        assert run.stream is not None  # asked by the caller
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RCVHWM, STREAM_QUEUE)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
-        for topic in order.topics:
-            self._socket.subscribe(topic)
-        self._socket.connect(run.stream)
-        self._lease: _Lease | None = None
-        if run.door and order.events is not None and order.events - BASE_EVENTS:
-            self._lease = _Lease(self._context, run, order.events, name)
-        _open_links.add(self)
-
-    def receive(self) -> bytes | None:
-        """The next frame, if there is one now."""
-        try:
-            return self._socket.recv(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-
-    def wait(self, seconds: float, *, for_frames: bool) -> None:
-        """Waits so long, or until a frame is there."""
-        if for_frames:
-            self._socket.poll(int(seconds * 1000))
-        else:
-            time.sleep(seconds)
-
-    async def wait_async(self, seconds: float, *, for_frames: bool) -> None:
-        """As :meth:`wait`, while the event loop goes on."""
-        if not for_frames:
-            await asyncio.sleep(seconds)
-            return
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        descriptor = int(self._socket.getsockopt(zmq.FD))
-        loop.add_reader(descriptor, readable.set)
-        try:
-            # The descriptor tells only of changes, so what is there already has to be asked for.
-            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                await asyncio.wait_for(readable.wait(), seconds)
-        except TimeoutError:
-            return
-        finally:
-            loop.remove_reader(descriptor)
-
-    def close(self) -> None:
-        """Ends the connection."""
-        _open_links.discard(self)
-        if self._lease is not None:
-            self._lease.stop()
-        self._context.destroy(linger=0)
-
-
-# See bus.link: a context that the garbage collector finds in a cycle waits for its sockets for ever.
-_open_links: set[_StreamLink] = set()
-
-
-class _Lease:
-    """Tells the broker once a second what is wanted, on a thread of its own: a slow callback must not let the lease
-    run out."""
-
-    def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", run: RunInfo, events: frozenset[Event], name: str | None
-    ) -> None:
-        wanted: dict[str, Any] = {"run": run.name, "name": name, "events": sorted(event.value for event in events)}
-        self._message = encode_control("want", wanted)
-        self._socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.connect(run.door or "")
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name="offloop-lease", daemon=True)
-        self._thread.start()
-
-    def _renew(self) -> None:
-        while True:
-            try:
-                self._socket.send(self._message, zmq.NOBLOCK)
-                while self._socket.poll(0):
-                    self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                pass  # the broker does not read now: the next renewal says the same
-            if self._stop.wait(RENEW_SECONDS):
-                return
-
-    def stop(self) -> None:
-        """Ends the renewals; the lease runs out by itself."""
-        self._stop.set()
-        self._thread.join()
-        self._socket.close()

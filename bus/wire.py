@@ -12,6 +12,7 @@ from bus.errors import InvalidRunNameError, ProtocolError
 __all__ = [
     "BEAT",
     "BUNDLE",
+    "DEMAND",
     "END",
     "MAX_DEPTH",
     "MAX_FRAME",
@@ -42,6 +43,7 @@ MAX_TIME = (1 << 63) - 1
 DELIMITER = b"\0"
 END = "$end"
 BEAT = "$beat"
+DEMAND = "$demand"
 BUNDLE = "events"
 
 _EVENT_ELEMENTS = 9
@@ -128,10 +130,18 @@ def encode_bundle(frames: list[bytes]) -> bytes:
     return encode_control(BUNDLE, {"frames": frames})
 
 
-def encode_beat(run: str, attempt: int, time: int, positions: dict[int, tuple[int, int]]) -> bytes:
+def encode_beat(
+    run: str,
+    attempt: int,
+    time: int,
+    positions: dict[int, tuple[int, int]],
+    size: int = 0,
+    on_disk: dict[int, tuple[int, int]] | None = None,
+) -> bytes:
     """The broker's sign of life for one run, with the last ``seq`` and ``base_seq`` that it has collected from each
-    rank."""
-    return Topic(run, BEAT, 0).encode() + bytes(msgpack.packb([PROTOCOL_VERSION, attempt, time, positions]))
+    rank, how many bytes of the recording are on disk, and the last numbers in those."""
+    beat = [PROTOCOL_VERSION, attempt, time, positions, size, on_disk or {}]
+    return Topic(run, BEAT, 0).encode() + bytes(msgpack.packb(beat))
 
 
 def split_frame(frame: bytes) -> tuple[Topic | None, bytes]:

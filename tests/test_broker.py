@@ -111,8 +111,12 @@ def test_nonsense_is_skipped_and_the_others_go_on(standalone, stranger, runs_dir
         ("hello", {"run": "r", "rank": "x", "world_size": 1}, "hello is malformed"),
         ("hello", {"run": "r", "rank": math.inf, "world_size": 1}, "hello is malformed"),
         ("hello", {"run": "r", "rank": 0, "world_size": 1, "pid": "me"}, "hello is malformed"),
-        ("want", {"run": "nobody", "events": []}, "not live here"),
-        ("want", {"events": 3}, "want is malformed"),
+        ("want", {"run": "nobody", "demand": {}}, "not live here"),
+        ("want", {"demand": 3}, "want is malformed"),
+        ("resume", {"from": 1}, "resume is malformed"),
+        ("fetch", {"run": "../r", "attempt": 1, "offset": 0}, "cannot be a run name"),
+        ("fetch", {"run": "nobody", "attempt": 1, "offset": 0}, "no recording of attempt 1 of run 'nobody'"),
+        ("statistics", {"run": "nobody"}, "not live here"),
     ],
 )
 def test_bad_requests_are_refused_with_the_reason(stranger, kind, content, reason):
@@ -127,8 +131,8 @@ def test_a_stranger_cannot_publish_into_a_run(standalone, stranger, runs_dir):
         publisher.publish(Event.BATCH_END, batch=1)
         forge = event_encoder(Topic("r", "batch_end", 0), 1)
         stranger.send(forge(2, 2, 0, [0] * 14, None, {"loss": -1.0}, pack_map({})))
-        assert answer(stranger) == ("refused", {"reason": "this broker does not know the run", "error": "BrokerError"})
-        stranger.send(encode_control("want", {"run": "r", "events": []}))
+        assert answer(stranger) == ("unknown", {})
+        stranger.send(encode_control("want", {"run": "r", "demand": {}}))
         assert answer(stranger).kind == "leased"
         publisher.publish(Event.BATCH_END, batch=2)
     assert [snapshot.loss for snapshot in Recording(runs_dir / "r")] == [None, None]
@@ -139,7 +143,7 @@ def test_events_that_come_twice_are_recorded_once(standalone, runs_dir):
         encode = publisher._encoder("batch_end")
         frames = [encode(seq, seq, seq, [0] * 14, None, {}, pack_map({})) for seq in (1, 2, 1, 3, 2)]
         for frame in frames:
-            publisher._link.socket.send(frame)
+            publisher._uplink._link.socket.send(frame)
         publisher._seq = publisher._base_seq = 3
     assert [snapshot.seq for snapshot in Recording(runs_dir / "r")] == [1, 2, 3]
 
@@ -176,7 +180,7 @@ print("ready", flush=True)
 input()
 for batch in range(200):
     publisher.publish(Event.EPOCH_END, batch=batch)
-publisher._link._context.destroy(linger=5000)  # returns when everything is in the system's hands
+publisher._uplink._link._context.destroy(linger=5000)  # returns when everything is in the system's hands
 os.kill(os.getpid(), 9)
 """
     trainer = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -189,34 +193,88 @@ os.kill(os.getpid(), 9)
     assert len(list(Recording(runs_dir / "r"))) == 200
 
 
-def test_a_restarted_broker_is_noticed(runs_dir, caplog):
-    command = [sys.executable, "-m", "bus", "broker", "--listen"]
+def free_address():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    first = subprocess.Popen([*command, address], stdout=subprocess.PIPE, text=True)
-    first.stdout.readline()
-    publisher = Publisher("r", broker=address)
-    first.kill()
-    first.communicate()
-    second = subprocess.Popen([*command, address], stdout=subprocess.PIPE, text=True)
-    second.stdout.readline()
-    wait_for(lambda: publisher.publish(Event.EPOCH_END) or publisher.poll() or not publisher.wanted, "the news")
-    assert "refuses events: this broker does not know the run: the training goes on" in caplog.text
-    publisher.publish(Event.EPOCH_END)
-    publisher.close()
-    second.terminate()
-    second.communicate()
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
-def test_a_stopped_broker_finishes_its_records(runs_dir):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+def start_broker(address):
     process = subprocess.Popen(
         [sys.executable, "-m", "bus", "broker", "--listen", address], stdout=subprocess.PIPE, text=True
     )
     process.stdout.readline()
+    return process
+
+
+def publish_until_recorded(publisher, number):
+    publisher.publish(Event.EPOCH_END)
+    wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged >= number, f"event {number} on disk")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_broker_that_is_started_again_takes_the_run_up_again(runs_dir, caplog, how):
+    address = free_address()
+    first = start_broker(address)
+    publisher = Publisher("r", broker=address)
+    publish_until_recorded(publisher, 1)
+    first.send_signal(how)
+    first.communicate(timeout=20)
+    for _ in range(100):
+        publisher.publish(Event.EPOCH_END)
+    second = start_broker(address)
+    publish_until_recorded(publisher, 102)
+    assert "does not know the run yet: the training goes on, and what came after event 1 is sent again" in caplog.text
+    publisher.close()
+    second.terminate()
+    second.communicate(timeout=20)
+    recording = Recording(runs_dir / "r")
+    assert [snapshot.seq for snapshot in recording] == list(range(1, 103))
+    assert (recording.gaps, recording.damage) == ((), None)
+    assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
+
+
+def test_a_broker_of_its_own_is_started_again(runs_dir, caplog):
+    publisher = Publisher("r")
+    publish_until_recorded(publisher, 1)
+    for round in range(3):
+        broker = json.loads((runs_dir / "r" / "broker.json").read_text())["pid"]
+        os.kill(broker, signal.SIGKILL)
+        for _ in range(10):
+            publisher.publish(Event.EPOCH_END)
+        publish_until_recorded(publisher, 12 + 11 * round)
+    assert publisher.statistics().broker_restarts == 3
+    assert publisher.statistics().resent >= 10
+    publisher.close()
+    recording = Recording(runs_dir / "r")
+    assert [snapshot.seq for snapshot in recording] == list(range(1, 35))
+    assert (recording.ending.status, recording.gaps, recording.damage) == ("finished", (), None)
+    assert "was killed by signal 9; another one is started" in caplog.text
+
+
+def test_an_old_publisher_cannot_go_on_when_a_new_attempt_has_begun(runs_dir, caplog):
+    address = free_address()
+    first = start_broker(address)
+    old = Publisher("r", broker=address)
+    publish_until_recorded(old, 1)
+    first.kill()
+    first.communicate()
+    second = start_broker(address)
+    new = Publisher("r", broker=address)
+    wait_for(lambda: old.publish(Event.EPOCH_END) or old.poll() or not old.wanted, "the refusal")
+    assert "attempt 1 of run 'r' cannot go on: attempt 2 has begun since" in caplog.text
+    old.close()
+    publish_until_recorded(new, 1)
+    new.close()
+    second.terminate()
+    second.communicate(timeout=20)
+    assert [attempt.status for attempt in find_run("r").attempts] == ["lost", "finished"]
+    assert len(list(Recording(runs_dir / "r", attempt=2))) == 1
+
+
+def test_a_stopped_broker_finishes_its_records(runs_dir):
+    address = free_address()
+    process = start_broker(address)
     publisher = Publisher("r", broker=address)
     publisher.publish(Event.BATCH_END, batch=1)
     wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 1, "the record")
@@ -227,7 +285,7 @@ def test_a_stopped_broker_finishes_its_records(runs_dir):
     assert recording.damage is None
     assert str(find_run("r").last.error) == "the broker was stopped"
     publisher._forget()
-    publisher._link.close()
+    publisher._uplink.close()
 
 
 def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_dir, caplog):
@@ -240,12 +298,12 @@ def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_d
     shutil.rmtree(runs_dir / "r")
     publisher.publish(Event.EPOCH_END)
     assert next(following).seq == 2
-    wait_for(lambda: publisher.poll() or "nothing after event" in caplog.text, "the warning")
+    wait_for(lambda: publisher.poll() or "not recorded at the moment" in caplog.text, "the warning")
     follower.close()
     begin = time.monotonic()
     publisher.close()
     assert time.monotonic() - begin < 4
-    assert "goes on, but nothing after event 1 is recorded" in caplog.text
+    assert "goes on, but events after 1 are not recorded at the moment: the recording" in caplog.text
 
 
 def test_a_port_in_use_is_one_line(standalone):

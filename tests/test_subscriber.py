@@ -14,7 +14,7 @@ from helpers import wait_for
 
 from bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
 from bus.stream import Missing
-from bus.subscriber import _StreamLink
+from bus.stream_link import StreamLink
 
 
 def publish(publisher, first, last, event=Event.BATCH_END):
@@ -119,7 +119,7 @@ for snapshot in Subscriber("r", events=[Event.BATCH_START, Event.BATCH_END], nam
 
 
 def test_frames_lost_on_the_way_are_read_from_the_recording(runs_dir, monkeypatch):
-    receive = _StreamLink.receive
+    receive = StreamLink.receive
     count = 0
 
     def lossy(self):
@@ -128,7 +128,7 @@ def test_frames_lost_on_the_way_are_read_from_the_recording(runs_dir, monkeypatc
         count += frame is not None
         return receive(self) if frame is not None and count % 3 == 0 else frame
 
-    monkeypatch.setattr(_StreamLink, "receive", lossy)
+    monkeypatch.setattr(StreamLink, "receive", lossy)
     with Publisher("r") as publisher:
         collector = Collector()
         for batch in range(1, 301):
@@ -162,21 +162,42 @@ print(len(seqs), subscriber.ending)
     assert out == "100100 finished\n"
 
 
-def test_a_killed_broker_ends_the_run_as_lost_with_all_that_was_recorded(runs_dir):
+def test_a_broker_that_is_killed_is_waited_for_while_the_trainer_lives(runs_dir):
     publisher = Publisher("r")
     publish(publisher, 1, 100)
     wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 100, "the record")
-    collector = Collector()
+    early = Collector()
+    wait_for(lambda: len(early.got) == 100, "the history")
     os.kill(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
+    wait_for(lambda: find_run("r").away, "the run to be without a broker")
+    assert find_run("r").status == "live"
+    late = Collector()
+    publish(publisher, 101, 200)
+    publisher.close()
+    for collector in (early, late):
+        collector.join(10)
+        assert batches(collector.got) == list(range(1, 201))
+        assert collector.subscriber.ending.status == "finished"
+        assert collector.subscriber.gaps == ()
+
+
+def test_a_broker_and_a_trainer_that_are_killed_end_the_run_as_lost_within_seconds(runs_dir):
+    process = subprocess.Popen([sys.executable, "-c", LONG_RUN], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "sent\n"
+    collector = Collector()
+    wait_for(lambda: len(collector.got) == 1000, "the events")
+    begin = time.monotonic()
+    os.kill(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
+    process.kill()
     collector.join(10)
-    assert batches(collector.got) == list(range(1, 101))
-    assert collector.subscriber.ending.status == "lost"
-    wait_for(lambda: publisher.poll() or not publisher.wanted, "the publisher to notice")
+    assert time.monotonic() - begin < 3
+    process.communicate()
+    assert str(collector.subscriber.ending) == "lost: the broker ended before the run did"
+    assert batches(collector.got) == list(range(1, 1001))
     assert find_run("r").status == "lost"
 
 
-def test_a_killed_trainer_ends_the_run_as_lost_within_seconds(runs_dir):
-    script = """
+LONG_RUN = """
 import time
 from bus import Event, Publisher
 publisher = Publisher("r")
@@ -188,7 +209,10 @@ while publisher.statistics().acknowledged < 1000:
 print("sent", flush=True)
 time.sleep(60)
 """
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_trainer_ends_the_run_as_lost_within_seconds(runs_dir):
+    process = subprocess.Popen([sys.executable, "-c", LONG_RUN], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "sent\n"
     collector = Collector()
     wait_for(lambda: len(collector.got) == 1000, "the events")
@@ -214,7 +238,7 @@ def test_what_the_broker_wrote_last_is_read_also_when_it_ends_between_two_looks(
     def end_just_now():
         publisher.publish(Event.EPOCH_END)
         publisher.close()
-        subscriber._next_live_check = 0
+        subscriber._source._look_at = 0
         return still_live()
 
     subscriber._is_live = end_just_now
@@ -232,7 +256,7 @@ def test_a_follower_of_a_run_whose_disk_is_full_goes_on_live_with_a_named_gap(ru
     saved = recording.read_bytes()
     recording.unlink()
     publisher.publish(Event.EPOCH_END)
-    wait_for(lambda: publisher.poll() or publisher._trouble, "the broker to notice")
+    wait_for(lambda: publisher.poll() or publisher._uplink.trouble, "the broker to notice")
     recording.write_bytes(saved)
     late = Collector()
     wait_for(lambda: len(late.got) == 1, "the history")

@@ -150,6 +150,6 @@ def test_a_bundle_holds_its_frames(frames):
 
 
 def test_a_beat_names_every_position():
-    topic, body = split_frame(encode_beat("r", 2, 77, {0: (5, 4)}))
+    topic, body = split_frame(encode_beat("r", 2, 77, {0: (5, 4)}, 999, {0: (3, 2)}))
     assert topic == ("r", "$beat", 0)
-    assert decode_body(body) == [1, 2, 77, {0: [5, 4]}]
+    assert decode_body(body) == [1, 2, 77, {0: [5, 4]}, 999, {0: [3, 2]}]

@@ -12,7 +12,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from bus.errors import ConfigurationError
 from bus.event import Event
-from bus.link import python_path
+from bus.broker_start import python_path
 
 __all__ = ["AttachedConsumers", "check_picklable", "events_of"]
 

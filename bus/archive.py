@@ -1,0 +1,71 @@
+"""What a broker gives to consumers that cannot see its disk: which runs there are, and ranges of their recordings."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bus.errors import ProtocolError, RecordingError
+from bus.runs import RUN_FILE, RunInfo, list_runs, read_run
+from bus.wire import check_run_name
+
+__all__ = ["MAX_RANGE", "Archive"]
+
+MAX_RANGE = 256 * 1024
+MAX_LISTED = 1000
+
+
+class Archive:
+    """The runs in one runs directory, read-only."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._root = runs_dir
+
+    def listing(self, name: Any, live: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The runs, the newest first and at most :data:`MAX_LISTED`; with ``name`` that one, if it is there. ``live``
+        holds of each run that is served here its ``attempt`` and the address of its ``stream``."""
+        if name is None:
+            runs = list_runs(self._root)[:MAX_LISTED]
+        else:
+            path = self._root / check_run_name(str(name))
+            runs = [read_run(path)] if (path / RUN_FILE).is_file() else []
+        return [_described(run, live.get(run.name, {})) for run in runs]
+
+    def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """A range of a recording: ``run``, ``attempt``, ``offset``, and ``data``, at most :data:`MAX_RANGE` bytes from
+        there and fewer, or none, where the file ends.
+
+        Raises:
+            RecordingError: there is no such recording.
+        """
+        name, attempt, offset = check_run_name(str(wanted["run"])), int(wanted["attempt"]), int(wanted["offset"])
+        if attempt < 1 or not 0 <= offset < 1 << 62:
+            raise ProtocolError(f"attempt {attempt} and offset {offset}: attempts begin at 1, offsets at 0")
+        size = min(int(wanted.get("size", MAX_RANGE)), MAX_RANGE)
+        try:
+            descriptor = os.open(self._root / name / f"recording-{attempt}.mcap", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = os.pread(descriptor, max(0, size), offset)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise RecordingError(
+                f"the broker has no recording of attempt {attempt} of run {name!r} ({error.strerror})"
+            ) from None
+        return {"run": name, "attempt": attempt, "offset": offset, "data": data}
+
+
+def _described(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:
+    last = run.last
+    live = served.get("attempt") == last.number
+    return {
+        "run": run.name,
+        "attempt": last.number,
+        "attempts": [attempt.number for attempt in run.attempts],
+        "status": "live" if live else last.status,
+        "live": live,
+        "stream": served.get("stream"),
+        "started": last.started,
+        "ended": last.ended,
+        "error": last.error,
+    }

@@ -1,0 +1,163 @@
+"""Keys: pairs of CURVE keys in files, as pyzmq's ``zmq.auth.certs`` writes them (ZPL, https://rfc.zeromq.org/spec/4)."""
+
+import os
+import re
+import shlex
+import stat
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+import zmq.auth
+
+from bus.errors import ConfigurationError
+
+__all__ = ["PUBLIC_SUFFIX", "SECRET_SUFFIX", "KeyPair", "keys_dir", "load_public_key", "load_secret_key", "make_keys"]
+
+SECRET_SUFFIX = ".key_secret"
+PUBLIC_SUFFIX = ".key"
+
+_KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+_Z85_KEY = re.compile(rb"[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z")
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A public key and the secret one that belongs to it, 40 characters of Z85 each."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+def keys_dir(value: str | os.PathLike[str] | None = None) -> Path:
+    """Where keys live: ``value`` if given, else ``$OFFLOOP_KEYS_DIR``, else ``~/.config/offloop/keys``."""
+    return Path(value or os.environ.get("OFFLOOP_KEYS_DIR") or Path.home() / ".config" / "offloop" / "keys")
+
+
+def make_keys(name: str, where: str | os.PathLike[str] | None = None) -> tuple[Path, Path]:
+    """Makes a key pair and returns its files: ``NAME.key``, which may be given away, and ``NAME.key_secret``, which
+    only its owner may read. The directory is made if it is not there, for its owner alone.
+
+    Raises:
+        ConfigurationError: the name cannot be a file's, a key of that name is there already, or the files cannot be
+            written.
+    """
+    if not _KEY_NAME.match(name):
+        raise ConfigurationError(
+            f"{name!r} cannot be a key's name: use 1 to 100 letters, digits, '.', '_' or '-', "
+            "beginning with a letter or digit"
+        )
+    directory = keys_dir(where)
+    public, secret = directory / f"{name}{PUBLIC_SUFFIX}", directory / f"{name}{SECRET_SUFFIX}"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_not_writable_by_others(directory)
+        # Written where nobody else can look, whatever the umask is, and only then given their names.
+        with tempfile.TemporaryDirectory(dir=directory, prefix=".new-") as workshop:
+            made = [Path(path) for path in zmq.auth.create_certificates(workshop, name)]
+            for path, mode in zip(made, (0o644, 0o600), strict=True):
+                path.chmod(mode)
+            # Unlike a rename, a link never replaces what is there.
+            os.link(made[1], secret)
+            try:
+                os.link(made[0], public)
+            except BaseException:
+                secret.unlink()
+                raise
+    except FileExistsError:
+        raise ConfigurationError(
+            f"there is a key {name!r} in {directory} already: choose another name, or remove {public.name} and "
+            f"{secret.name} once nobody uses them"
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(
+            f"the keys cannot be written to {directory}: {error.strerror}; choose another directory with '--dir'"
+        ) from None
+    return public, secret
+
+
+def load_public_key(path: str | os.PathLike[str]) -> bytes:
+    """Reads the public key in a file that was given away.
+
+    Raises:
+        ConfigurationError: there is no such key in it, or a secret one too, which nobody should be given.
+    """
+    public, secret = _load(Path(path))
+    if secret is not None:
+        raise ConfigurationError(
+            f"{path} holds a secret key where a public one is needed: use the file '{PUBLIC_SUFFIX}' beside it, and "
+            "give nobody the secret one"
+        )
+    return public
+
+
+def load_secret_key(path: str | os.PathLike[str]) -> KeyPair:
+    """Reads one's own key pair.
+
+    Raises:
+        ConfigurationError: it is not there, is damaged, holds only the public key, or others can get at it.
+    """
+    file = Path(path)
+    mode = _mode(file)
+    public, secret = _load(file)
+    if secret is None:
+        raise ConfigurationError(
+            f"{path} holds a public key where a secret one is needed: use the file '{SECRET_SUFFIX}' that "
+            "'bus keygen' wrote beside it"
+        )
+    if mode & 0o077:
+        raise ConfigurationError(
+            f"the secret key {path} is open to others (mode {mode:04o}): chmod 600 {shlex.quote(str(path))}, and make "
+            "a new one with 'bus keygen' if somebody may have read it"
+        )
+    check_not_writable_by_others(file.absolute().parent)
+    if zmq.curve_public(secret) != public:
+        raise ConfigurationError(
+            f"{path} is damaged: its public and its secret key do not belong together; make new ones with 'bus keygen'"
+        )
+    return KeyPair(public, secret)
+
+
+def is_key(value: bytes) -> bool:
+    """Whether this is a key as it is written: 40 characters of Z85 (https://rfc.zeromq.org/spec/32)."""
+    return _Z85_KEY.match(value) is not None
+
+
+def check_not_writable_by_others(path: Path) -> None:
+    """Raises :class:`~bus.errors.ConfigurationError` when others than its owner can change or replace what is there."""
+    mode = _mode(path)
+    if mode & 0o022:
+        raise ConfigurationError(
+            f"{path} can be written by others (mode {mode:04o}), so what is in it may be theirs: "
+            f"chmod go-w {shlex.quote(str(path))}"
+        )
+
+
+def _mode(path: Path) -> int:
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _load(path: Path) -> tuple[bytes, bytes | None]:
+    public: bytes | None
+    try:
+        public, secret = zmq.auth.load_certificate(path)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    except (ValueError, IndexError):
+        public = secret = None
+    if public is None or not is_key(public) or (secret is not None and not is_key(secret)):
+        raise ConfigurationError(
+            f"{path} is damaged or no key file: use one that 'bus keygen' wrote, NAME{PUBLIC_SUFFIX} or "
+            f"NAME{SECRET_SUFFIX}"
+        )
+    return public, secret
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} cannot be read: {error.strerror or error}; 'bus keygen NAME' makes keys, 'bus allow' an allow-list"
+    )

@@ -1,0 +1,431 @@
+"""The records that a recording is made of, as bytes: what the writer and the reader of recordings share. The format is
+MCAP (https://mcap.dev/spec) with one record of our own, the mark; ``docs/protocol.md`` says how they are used."""
+
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mcap.records
+import msgpack
+import zstandard
+from mcap.data_stream import RecordBuilder
+from mcap.opcode import Opcode
+
+__all__ = [
+    "Chunk",
+    "ChunkHead",
+    "DamageError",
+    "Mark",
+    "Position",
+    "channel_record",
+    "encode_chunk",
+    "encode_message_indexes",
+    "read_channel",
+    "read_mark",
+    "read_messages",
+    "read_metadata",
+]
+
+PROFILE = "offloop"
+MAGIC = b"\x89MCAP0\r\n"
+MAX_RECORD = 256 * 1024 * 1024
+
+HEAD = struct.Struct("<BQ")
+"""Opcode and length, in front of every record."""
+MESSAGE = struct.Struct("<BQHIQQ")
+"""The head of a message's record, then channel, sequence, log time and publish time; the data follow."""
+_MESSAGE_FIELDS = MESSAGE.size - HEAD.size
+
+_CHUNK = struct.Struct("<BQQQQI4s4sQ")
+_CHUNK_FIELDS = _CHUNK.size - HEAD.size
+_ZSTD = (b"\4\0\0\0", b"zstd")
+_MARK = struct.Struct("<BQ8sII")
+MARK_SIGN = b"\xf1offloop"
+_MARK_ELEMENTS = 7
+_U16 = struct.Struct("<H")
+_U32 = struct.Struct("<I")
+_INDEX = struct.Struct("<BQHI")
+
+OP_HEADER, OP_FOOTER, OP_SCHEMA, OP_CHANNEL, OP_MESSAGE, OP_CHUNK, OP_MESSAGE_INDEX = 1, 2, 3, 4, 5, 6, 7
+OP_ATTACHMENT, OP_METADATA, OP_DATA_END = 9, 12, 15
+OP_MARK = 0x80
+
+# Both stand at a fixed distance behind the beginning of their record, so a reader that has lost its way finds the next
+# record by them, whatever has become of the record's opcode and length.
+SIGNS = re.compile(b"|".join(re.escape(sign) for sign in (b"".join(_ZSTD), MARK_SIGN)))
+_SIGN_OFFSETS = {b"".join(_ZSTD): 37, MARK_SIGN: HEAD.size}
+SIGN_BYTES = 8
+
+_decompress = zstandard.ZstdDecompressor().decompress
+
+
+class DamageError(Exception):
+    """Something in a record that cannot be."""
+
+
+class Position(NamedTuple):
+    """How far the events of one rank have come."""
+
+    seq: int
+    base_seq: int
+    time: int
+    """Of the last event, in nanoseconds since 1970."""
+    ended: bool
+    """Whether the rank's ``$end`` is among them."""
+
+
+def sign_offset(sign: bytes) -> int:
+    """How far behind the beginning of its record a sign stands that :data:`SIGNS` has found."""
+    return _SIGN_OFFSETS[sign]
+
+
+# -- marks ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The record behind each chunk: what is to be found before it, and how far the ranks have come.
+
+    A *segment* is what stands between the end of one mark and the beginning of the next: a chunk and its indexes, or
+    nothing, or in front of the first mark the header. The mark ends it."""
+
+    start: int
+    """Offset at which its segment begins: that of the chunk, if there is one."""
+    before: int
+    """Messages in the file in front of the segment."""
+    total: int
+    """Messages in the file, with those of the segment."""
+    checksum: int
+    """CRC-32 of the segment's bytes."""
+    metadata: dict[str, str]
+    """As in the metadata record at the front."""
+    topics: dict[int, str]
+    """Channels that are used for the first time in the segment."""
+    positions: dict[int, Position]
+    """Of each rank, the position after the segment."""
+
+    def encode(self) -> bytes:
+        """The mark as a record."""
+        positions = {rank: tuple(position) for rank, position in self.positions.items()}
+        values = (self.start, self.before, self.total, self.checksum, self.metadata, self.topics, positions)
+        payload: bytes = msgpack.packb(values)
+        length = _MARK.size - HEAD.size + len(payload)
+        return _MARK.pack(OP_MARK, length, MARK_SIGN, _mark_checksum(payload), len(payload)) + payload
+
+    @classmethod
+    def payload_size(cls, front: bytes) -> int:
+        """How many bytes follow ``front``, the first :data:`MARK_FRONT` bytes of a mark's record.
+
+        Raises:
+            DamageError: it is no mark.
+        """
+        if len(front) < _MARK.size:
+            raise DamageError("it is too short for a mark")
+        _, _, sign, _, size = _MARK.unpack(front)
+        if sign != MARK_SIGN or size > MAX_RECORD:
+            raise DamageError("it is not a mark")
+        return int(size)
+
+    @classmethod
+    def decode(cls, record: bytes) -> "Mark":
+        """Reads a mark; its opcode and the record's length are not looked at, so that damage there costs nothing.
+
+        Raises:
+            DamageError: it is no mark, or its checksum does not hold.
+        """
+        size = cls.payload_size(record[: _MARK.size])
+        payload = record[_MARK.size : _MARK.size + size]
+        if len(payload) < size or _MARK.unpack_from(record)[3] != _mark_checksum(payload):
+            raise DamageError("the mark's checksum does not hold")
+        try:
+            values = msgpack.unpackb(payload, strict_map_key=False)
+            start, before, total, checksum, metadata, topics, positions = values[:_MARK_ELEMENTS]
+            if not all(type(number) is int for number in (start, before, total, checksum)):
+                raise DamageError("the mark's numbers are not numbers")
+            return cls(
+                start,
+                before,
+                total,
+                checksum,
+                {str(key): str(value) for key, value in metadata.items()},
+                {int(channel): str(topic) for channel, topic in topics.items()},
+                {int(rank): Position(*position) for rank, position in positions.items()},
+            )
+        except (ValueError, TypeError, AttributeError, RecursionError, msgpack.UnpackException) as error:
+            raise DamageError(f"the mark cannot be read ({error})") from None
+
+
+MARK_FRONT = _MARK.size
+"""Bytes of a mark's record in front of its payload."""
+
+
+def read_mark(record: bytes) -> Mark:
+    """Reads a mark whose record has the length that it claims.
+
+    Raises:
+        DamageError: it is none, or is damaged.
+    """
+    if len(record) != MARK_FRONT + Mark.payload_size(record[:MARK_FRONT]):
+        raise DamageError("its length is not that of what it holds")
+    return Mark.decode(record)
+
+
+def _mark_checksum(payload: bytes) -> int:
+    return zlib.crc32(payload, zlib.crc32(_U32.pack(len(payload))))
+
+
+# -- chunks -----------------------------------------------------------------------------------------------------------
+
+
+class ChunkHead(NamedTuple):
+    """What stands in front of a chunk's compressed messages."""
+
+    start_time: int
+    end_time: int
+    size: int
+    """Bytes, uncompressed."""
+    checksum: int
+    """CRC-32 of the uncompressed bytes; 0 when there is none."""
+    data_size: int
+    """Bytes, compressed."""
+
+    @classmethod
+    def decode(cls, front: bytes) -> "ChunkHead":
+        """Reads the first :data:`CHUNK_FRONT` bytes of a chunk's record, but for its opcode and length.
+
+        Raises:
+            DamageError: it is no chunk of ours.
+        """
+        if len(front) < _CHUNK.size:
+            raise DamageError("it is too short for a chunk")
+        _, _, start, end, size, checksum, *compression, data_size = _CHUNK.unpack_from(front)
+        if tuple(compression) != _ZSTD:
+            raise DamageError("it is not compressed with zstd, as the chunks of recordings are")
+        if max(size, data_size) > MAX_RECORD:
+            raise DamageError(f"a chunk claims more than {MAX_RECORD} bytes")
+        return cls(start, end, size, checksum, data_size)
+
+
+CHUNK_FRONT = _CHUNK.size
+"""Bytes of a chunk's record in front of its compressed messages."""
+
+
+class Chunk(NamedTuple):
+    """A chunk whose bytes are known to be good."""
+
+    head: ChunkHead
+    data: bytes
+    """Uncompressed: channels and messages."""
+
+    @property
+    def length(self) -> int:
+        """Bytes of the whole record in the file."""
+        return _CHUNK.size + self.head.data_size
+
+    @classmethod
+    def decode(cls, record: bytes) -> "Chunk":
+        """Reads a chunk; its opcode and the record's length are not looked at, so that damage there costs nothing.
+
+        Raises:
+            DamageError: it is no chunk, its checksum does not hold, or it claims to hold too much.
+        """
+        head = ChunkHead.decode(record)
+        packed = memoryview(record)[_CHUNK.size : _CHUNK.size + head.data_size]
+        if len(packed) < head.data_size:
+            raise DamageError("it ends before its messages do")
+        try:
+            if zstandard.frame_content_size(packed) > MAX_RECORD:
+                raise DamageError(f"a chunk claims more than {MAX_RECORD} bytes")
+            data = _decompress(packed, max_output_size=head.size, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise DamageError(f"its messages cannot be decompressed: {error}") from None
+        if len(data) != head.size or (head.checksum and zlib.crc32(data) != head.checksum):
+            raise DamageError("its checksum does not hold")
+        return cls(head, data)
+
+
+def encode_chunk(data: bytes | bytearray, packed: bytes, start_time: int, end_time: int) -> bytes:
+    """A chunk's record: ``data`` are its channels and messages, ``packed`` the same compressed."""
+    length = _CHUNK_FIELDS + len(packed)
+    return (
+        _CHUNK.pack(OP_CHUNK, length, start_time, end_time, len(data), zlib.crc32(data), *_ZSTD, len(packed)) + packed
+    )
+
+
+def read_messages(data: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Of each message in a chunk: its channel, the offset of its record, of its data, and of the end of both.
+
+    A channel's record comes first, as channel -1.
+
+    Raises:
+        DamageError: a record goes on past the chunk.
+    """
+    unpack_head, unpack_channel, head_size = HEAD.unpack_from, _U16.unpack_from, HEAD.size
+    offset, end = 0, len(data)
+    while offset < end:
+        if offset + head_size > end:
+            raise DamageError("a chunk ends within a message")
+        opcode, length = unpack_head(data, offset)
+        begin = offset
+        offset += head_size + length
+        if offset > end:
+            raise DamageError("a message goes on past its chunk")
+        if opcode == OP_MESSAGE:
+            if length < _MESSAGE_FIELDS:
+                raise DamageError("a message is too short")
+            yield unpack_channel(data, begin + head_size)[0], begin, begin + head_size + _MESSAGE_FIELDS, offset
+        elif opcode == OP_CHANNEL:
+            yield -1, begin, begin + head_size, offset
+
+
+def message_time(data: bytes, offset: int) -> int:
+    """The time of the message whose record begins at ``offset``."""
+    return int(MESSAGE.unpack_from(data, offset)[4])
+
+
+# -- channels, metadata, indexes --------------------------------------------------------------------------------------
+
+
+def encode(record: mcap.records.McapRecord) -> bytes:
+    """Any record of the library's."""
+    builder = RecordBuilder()
+    record.write(builder)
+    return bytes(builder.end())
+
+
+def channel_record(identity: int, topic: str) -> mcap.records.Channel:
+    """The channel of a topic."""
+    return mcap.records.Channel(id=identity, topic=topic, message_encoding="msgpack", metadata={}, schema_id=0)
+
+
+def encode_message_indexes(indexes: Iterable[tuple[int, list[int]]], offset: int) -> tuple[bytes, dict[int, int]]:
+    """The index records of a chunk, which begin in the file at ``offset``; ``indexes`` are of each channel time and
+    offset of one message after the other. Also gives where each channel's begins, for the chunk's own index."""
+    records, offsets, length = [], {}, 0
+    for identity, entries in indexes:
+        offsets[identity] = offset + length
+        size = 8 * len(entries)
+        records.append(_INDEX.pack(OP_MESSAGE_INDEX, 6 + size, identity, size))
+        records.append(struct.pack(f"<{len(entries)}Q", *entries))
+        length += _INDEX.size + size
+    return b"".join(records), offsets
+
+
+def chunk_index(
+    head: ChunkHead, offset: int, index_offsets: dict[int, int], index_length: int
+) -> mcap.records.ChunkIndex:
+    """What the summary at the end of the file says of the chunk at ``offset``."""
+    return mcap.records.ChunkIndex(
+        chunk_length=CHUNK_FRONT + head.data_size,
+        chunk_start_offset=offset,
+        compression="zstd",
+        compressed_size=head.data_size,
+        message_end_time=head.end_time,
+        message_index_length=index_length,
+        message_index_offsets=index_offsets,
+        message_start_time=head.start_time,
+        uncompressed_size=head.size,
+    )
+
+
+def encode_footer(summary: bytes, summary_start: int, offsets_start: int) -> bytes:
+    """The footer, with the checksum of the summary that begins at ``summary_start``."""
+    front = struct.pack("<BQQQ", OP_FOOTER, 20, summary_start, offsets_start)
+    return front + _U32.pack(zlib.crc32(front, zlib.crc32(summary)))
+
+
+def read_message_index(front: bytes) -> tuple[int, int]:
+    """Channel and number of messages of a message index, from the first :data:`INDEX_FRONT` bytes of its record.
+
+    Raises:
+        DamageError: it is none.
+    """
+    if len(front) < _INDEX.size:
+        raise DamageError("it is too short for an index")
+    _, length, identity, size = _INDEX.unpack_from(front)
+    if length != 6 + size or size % 16:
+        raise DamageError("an index has not the length that it claims")
+    return identity, size // 16
+
+
+INDEX_FRONT = _INDEX.size
+"""Bytes of a message index in front of its entries."""
+
+
+def read_channel(content: bytes) -> tuple[int, str]:
+    """Number and topic of a channel.
+
+    Raises:
+        DamageError: it is none.
+    """
+    if len(content) < 4:
+        raise DamageError("it is too short for a channel")
+    topic, offset = _string(content, 4)
+    _, offset = _string(content, offset)
+    _, offset = _string_map(content, offset)
+    _at_end(content, offset)
+    return _U16.unpack_from(content)[0], topic
+
+
+def read_metadata(content: bytes) -> tuple[str, dict[str, str]]:
+    """Name and content of a metadata record.
+
+    Raises:
+        DamageError: it is none.
+    """
+    name, offset = _string(content, 0)
+    values, offset = _string_map(content, offset)
+    _at_end(content, offset)
+    return name, values
+
+
+def check_header(content: bytes) -> None:
+    """Raises :class:`DamageError` when it is not the header of a recording."""
+    profile, offset = _string(content, 0)
+    _, offset = _string(content, offset)
+    _at_end(content, offset)
+    if profile != PROFILE:
+        raise DamageError(f"its profile is {profile!r}")
+
+
+def _string(content: bytes, offset: int) -> tuple[str, int]:
+    if offset + 4 > len(content):
+        raise DamageError("a string goes on past its record")
+    (length,) = _U32.unpack_from(content, offset)
+    end = offset + 4 + length
+    if end > len(content):
+        raise DamageError("a string goes on past its record")
+    try:
+        return content[offset + 4 : end].decode(), end
+    except UnicodeDecodeError:
+        raise DamageError("a string is not UTF-8") from None
+
+
+def _string_map(content: bytes, offset: int) -> tuple[dict[str, str], int]:
+    if offset + 4 > len(content):
+        raise DamageError("a map goes on past its record")
+    (length,) = _U32.unpack_from(content, offset)
+    offset += 4
+    end, values = offset + length, {}
+    while offset < end:
+        key, offset = _string(content, offset)
+        values[key], offset = _string(content, offset)
+    return values, offset
+
+
+def _at_end(content: bytes, offset: int) -> None:
+    if offset != len(content):
+        raise DamageError("a record has not the length that its content has")
+
+
+def opcode_name(opcode: int) -> str:
+    """What people call such a record."""
+    if opcode == OP_MARK:
+        return "mark"
+    try:
+        return Opcode(opcode).name.lower().replace("_", " ")
+    except ValueError:
+        return "record"

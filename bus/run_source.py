@@ -1,0 +1,319 @@
+"""Where a subscriber finds a run: in its directory on this machine, or through a broker on another one."""
+
+import enum
+import time
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import zmq
+
+from bus.errors import BrokerError, ProtocolError, RunNotFoundError
+from bus.journal import JournalReader
+from bus.runs import RunInfo, read_run
+from bus.security import ClientSecurity
+from bus.stream_link import connected
+from bus.wire import Control, check_run_name, decode_control, encode_control, split_frame
+
+__all__ = ["LocalRun", "Place", "RemoteRun", "RunSource", "Standing", "ask_broker"]
+
+LOOK_SECONDS = 0.5
+RETURN_SECONDS = 10.0
+ANSWER_SECONDS = 2.0
+PATIENCE_SECONDS = 60.0
+CONNECT_SECONDS = 5.0
+
+
+class Standing(enum.Enum):
+    """How an attempt stands."""
+
+    LIVE = "live"
+    AWAY = "away"
+    """No broker serves it, and another one may."""
+    OVER = "over"
+    UNREACHABLE = "unreachable"
+    """Its broker has not answered for a long time."""
+
+
+class Place(NamedTuple):
+    """Where a live run is served."""
+
+    door: str
+    stream: str
+
+
+class RunSource(Protocol):
+    """One attempt of a run, wherever it is."""
+
+    run_name: str
+    attempt: int
+    run_dir: Path | None
+    """``None`` where the directory cannot be seen."""
+    recording: Path | None
+    reader: JournalReader
+    place: Place | None
+    """Where it is served, when last looked at."""
+
+    def look(self) -> Standing:
+        """How the attempt stands. Does not wait: it may be what was so half a second ago."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether a part of the recording that was asked for is on its way."""
+
+    def refresh(self) -> None:
+        """Says that the recording has grown, or may have."""
+
+    def wait(self, seconds: float) -> None:
+        """Waits so long, or until something of the recording has come."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+class LocalRun:
+    """An attempt whose directory is on this machine."""
+
+    pending = False
+
+    def __init__(self, info: RunInfo) -> None:
+        self.run_name = info.name
+        self.attempt = info.last.number
+        self.run_dir: Path | None = info.path
+        self._path = info.path
+        self.recording: Path | None = info.recording
+        self.reader = JournalReader(info.recording)
+        self.place: Place | None = None
+        self._standing = self._found(info)
+        self._look_at = time.monotonic() + LOOK_SECONDS
+
+    def look(self) -> Standing:
+        """How the attempt stands, by its directory."""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            self._standing = self._found(read_run(self._path))
+        return self._standing
+
+    def _found(self, run: RunInfo) -> Standing:
+        if run.last.number != self.attempt:
+            return Standing.OVER
+        if run.live and run.door is not None and run.stream is not None:
+            self.place = Place(run.door, run.stream)
+            return Standing.LIVE
+        if run.away or run.last.status == "running":
+            return Standing.AWAY
+        return Standing.OVER
+
+    def refresh(self) -> None:
+        """Nothing to do: the file shows what it has."""
+
+    def wait(self, seconds: float) -> None:
+        """Waits so long."""
+        time.sleep(seconds)
+
+    def close(self) -> None:
+        """Closes the recording."""
+        self.reader.close()
+
+
+class RemoteRun:
+    """An attempt that is reached through its broker alone, at ``address``: the recording comes in ranges.
+
+    Raises:
+        RunNotFoundError: the broker knows no such run.
+        BrokerError: nobody answers.
+    """
+
+    def __init__(self, address: str, run: str | None, security: ClientSecurity | None = None) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.run_dir: Path | None = None
+        self.recording: Path | None = None
+        self.place: Place | None = None
+        self._door_address = address
+        try:
+            self._door = connected(self._context, zmq.DEALER, address, security)
+            told = self._first_answer(address, run, security)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self.run_name = check_run_name(str(told["run"]))
+        self.attempt = int(told["attempt"])
+        self._file = _RemoteFile(self._door, self.run_name, self.attempt)
+        self.reader = JournalReader(self._file, f"the recording of run {self.run_name}")
+        self._heard = time.monotonic()
+        self._ask_at = 0.0
+        self._lost_since: float | None = None
+        self._standing = Standing.AWAY
+        self._note(told)
+
+    def _first_answer(self, address: str, run: str | None, security: ClientSecurity | None) -> dict[str, Any]:
+        answer = _exchange(self._door, "runs", {"run": run}, CONNECT_SECONDS)
+        if answer is None:
+            keys = "" if security is None else ", or does not know your key"
+            raise BrokerError(f"no broker answers at {address}: it is not there{keys}")
+        runs = answer.get("runs")
+        if not isinstance(runs, list) or not runs:
+            what = "has no runs yet" if run is None else f"has no run {run!r}"
+            raise RunNotFoundError(f"the broker at {address} {what}: 'bus runs --broker {address}' lists them")
+        live = [told for told in runs if told.get("live")]
+        chosen: dict[str, Any] = (live or runs)[0]
+        return chosen
+
+    def look(self) -> Standing:
+        """How the attempt stands, by what the broker last said of it."""
+        now = time.monotonic()
+        if now >= self._ask_at:
+            self._ask_at = now + LOOK_SECONDS
+            _send(self._door, "runs", {"run": self.run_name})
+        self._take_answers()
+        if now - self._heard > PATIENCE_SECONDS:
+            return Standing.UNREACHABLE
+        return self._standing
+
+    def _take_answers(self) -> None:
+        while (answer := _receive(self._door)) is not None:
+            self._heard = time.monotonic()
+            if answer.kind == "data":
+                self._file.take(answer.content)
+            elif answer.kind == "runs":
+                for told in answer.content.get("runs") or ():
+                    if isinstance(told, dict) and told.get("run") == self.run_name:
+                        self._note(told)
+
+    def _note(self, told: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if told.get("attempt") != self.attempt:
+            self._standing = Standing.OVER
+        elif told.get("live"):
+            self._lost_since = None
+            self.place = Place(self._door_address, _seen_from_here(str(told.get("stream")), self._door_address))
+            self._standing = Standing.LIVE
+        elif told.get("status") in ("lost", "running", "live"):
+            # Its trainer, wherever it is, may be about to find the broker again.
+            self._lost_since = self._lost_since or now
+            self._standing = Standing.AWAY if now - self._lost_since < RETURN_SECONDS else Standing.OVER
+        else:
+            self._standing = Standing.OVER
+
+    @property
+    def pending(self) -> bool:
+        """Whether a range is on its way."""
+        self._take_answers()
+        return not self._file.at_end
+
+    def refresh(self) -> None:
+        """Asks for what came after the end."""
+        self._file.at_end = False
+
+    def wait(self, seconds: float) -> None:
+        """Waits so long, or until an answer has come."""
+        self._door.poll(int(seconds * 1000))
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._context.destroy(linger=0)
+
+
+class _RemoteFile:
+    """A recording as :class:`~bus.journal.JournalReader` wants it, from ranges that are asked for as it goes on."""
+
+    def __init__(self, door: "zmq.Socket[bytes]", run: str, attempt: int) -> None:
+        self._door = door
+        self._which = {"run": run, "attempt": attempt}
+        self._start = 0
+        self._data = bytearray()
+        self._asked = 0.0
+        self.at_end = False
+        """Whether everything that the broker has is here."""
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """What is here of a range; the rest is asked for."""
+        behind = offset - self._start
+        if not 0 <= behind <= len(self._data):
+            self._start, self._data, behind = offset, bytearray(), 0
+            self._asked, self.at_end = 0.0, False
+        elif behind > MAX_BEHIND:
+            del self._data[:behind]
+            self._start, behind = offset, 0
+        if behind + size > len(self._data):
+            self._ask()
+        return bytes(self._data[behind : behind + size])
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        if not self.at_end and now - self._asked > ANSWER_SECONDS:
+            self._asked = now
+            _send(self._door, "fetch", {**self._which, "offset": self._start + len(self._data)})
+
+    def take(self, content: dict[str, Any]) -> None:
+        """Takes an answer, if it is the one that is waited for."""
+        data = content.get("data")
+        if content.get("offset") != self._start + len(self._data) or not isinstance(data, bytes):
+            return
+        self._asked = 0.0
+        self._data += data
+        self.at_end = not data
+
+    def close(self) -> None:
+        """Nothing to do: the connection is the run's."""
+
+
+MAX_BEHIND = 1 << 20
+
+
+def ask_broker(
+    address: str, kind: str, content: dict[str, Any], security: ClientSecurity | None = None
+) -> dict[str, Any]:
+    """One question to a broker, and its answer.
+
+    Raises:
+        BrokerError: nobody answers, or the broker refuses.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        door = connected(context, zmq.DEALER, address, security)
+        answer = _exchange(door, kind, content, CONNECT_SECONDS)
+    finally:
+        context.destroy(linger=0)
+    if answer is None:
+        keys = "" if security is None else ", or it does not know your key"
+        raise BrokerError(f"the broker at {address} does not answer: it may be busy or gone{keys}")
+    return answer
+
+
+def _exchange(door: "zmq.Socket[bytes]", kind: str, content: dict[str, Any], patience: float) -> dict[str, Any] | None:
+    _send(door, kind, content)
+    deadline = time.monotonic() + patience
+    while door.poll(max(0, int(1000 * (deadline - time.monotonic())))):
+        answer = _receive(door)
+        if answer is not None and answer.kind == "refused":
+            raise BrokerError(str(answer.content.get("reason", "the broker refused without a reason")))
+        if answer is not None:
+            return answer.content
+    return None
+
+
+def _send(door: "zmq.Socket[bytes]", kind: str, content: dict[str, Any]) -> None:
+    try:
+        door.send(encode_control(kind, content), zmq.NOBLOCK)
+    except zmq.Again:
+        return  # it is asked again
+
+
+def _receive(door: "zmq.Socket[bytes]") -> Control | None:
+    while True:
+        try:
+            topic, body = split_frame(door.recv(zmq.NOBLOCK))
+            if topic is None:
+                return decode_control(body)
+        except zmq.Again:
+            return None
+        except ProtocolError:
+            continue
+
+
+def _seen_from_here(stream: str, door: str) -> str:
+    """A broker that listens everywhere names no machine: it is where its door is, with a port of its own."""
+    host, _, _ = door.removeprefix("tcp://").rpartition(":")
+    _, _, port = stream.rpartition(":")
+    return f"tcp://{host}:{port}" if stream.startswith("tcp://") else stream

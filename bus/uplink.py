@@ -1,0 +1,184 @@
+"""A publisher's side of the conversation with its broker, through the broker's death and return."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from bus.errors import OffloopError
+from bus.link import BrokerLink
+from bus.outbox import Outbox
+from bus.wire import encode_control
+
+__all__ = ["Uplink"]
+
+_log = logging.getLogger("offloop")
+
+SILENCE_SECONDS = 10.0
+SETTLE_SECONDS = 5.0
+POLL_MILLISECONDS = 20
+
+
+class Uplink:
+    """Hands frames to the broker, keeps them until they are on disk there, and hears what it says; never waits but in
+    :meth:`settle`.
+
+    A broker of our own that dies is started again, and whatever broker comes back is sent what it lacks, as far as
+    ``limit`` bytes reach. ``on_demand`` is given the wire form of what consumers want, ``on_command`` a command's name.
+    :attr:`lost` is true once no broker will take the run any more; everything is then forgotten."""
+
+    def __init__(
+        self, link: BrokerLink, limit: int, on_demand: Callable[[Any], object], on_command: Callable[[Any], object]
+    ) -> None:
+        self.run_name = link.run_name
+        self.outbox = Outbox(link.send, limit)
+        self.acknowledged = 0
+        """Number of the last event that the broker has on disk."""
+        self.trouble: str | None = None
+        """Why the broker records nothing at the moment."""
+        self.restarts = 0
+        """How often the broker was lost and a new one had to be found or started."""
+        self.lost = False
+        self._link = link
+        self._on_demand = on_demand
+        self._on_command = on_command
+        self._heard = time.monotonic()
+        self._silence_named = False
+        self._ended = False
+
+    def listen(self) -> None:
+        """Takes what the broker has said, and looks whether it is still there."""
+        while not self.lost and (message := self._link.receive()) is not None:
+            self._heard = time.monotonic()
+            self._take(message.kind, message.content)
+        self._look_after_broker()
+        self._name_silence()
+
+    def _take(self, kind: str, content: dict[str, Any]) -> None:
+        # Kinds that are not known come from a newer broker: they are skipped.
+        if kind == "ack":
+            self._note_acknowledged(content.get("seq"))
+        elif kind == "demand":
+            self._on_demand(content.get("demand"))
+        elif kind == "command":
+            self._on_command(content.get("command"))
+        elif kind == "resend":
+            self.outbox.rewind()
+        elif kind == "ended":
+            self._ended = True
+        elif kind == "unknown":
+            self._find_again("is another one, which does not know the run yet")
+        elif kind == "welcome":
+            self._note_acknowledged(content.get("acknowledged"))
+            self._on_demand(content.get("demand"))
+            self.outbox.rewind()
+            self.outbox.paused = False
+        elif kind == "refused":
+            self._give_up(f"refuses events: {content.get('reason')}")
+        elif kind == "trouble":
+            self.trouble = str(content.get("reason"))
+            _log.warning(
+                "run %s goes on, but events after %d are not recorded at the moment: %s",
+                *(self.run_name, self.acknowledged, self.trouble),
+            )
+        elif kind == "recovered":
+            self.trouble = None
+            _log.warning("run %s is recorded again", self.run_name)
+
+    def _note_acknowledged(self, number: Any) -> None:
+        if isinstance(number, int) and number > self.acknowledged:
+            self.acknowledged = number
+            self.outbox.acknowledge(number)
+            self._silence_named = False
+
+    def _find_again(self, what: str) -> None:
+        """Says hello to whatever broker there is; until it answers, what is published is kept."""
+        if self.outbox.paused:
+            return
+        _log.warning(
+            "the broker of run %s %s: the training goes on, and what came after event %d is sent again",
+            *(self.run_name, what, self.acknowledged),
+        )
+        self.restarts += 1
+        self.outbox.paused = True
+        self._renew()
+
+    def _renew(self) -> None:
+        try:
+            self._link.renew()
+        except (OffloopError, zmq.ZMQError) as error:
+            self._give_up(f"cannot be reached again: {error}")
+
+    def _look_after_broker(self) -> None:
+        process = self._link.process
+        how = process.ended() if process is not None and not self.lost else None
+        if process is None or how is None:
+            return
+        refusal = process.refusal()
+        if refusal is not None:
+            self._give_up(f"does not take it up again: {refusal}")
+        elif process.restart():
+            if self.outbox.paused:
+                self._renew()
+            else:
+                self._find_again(f"{how}; another one is started")
+
+    def _name_silence(self) -> None:
+        now = time.monotonic()
+        if not self.outbox.size:
+            self._heard = now
+        elif now - self._heard > SILENCE_SECONDS and not self._silence_named and not self.lost:
+            self._silence_named = True
+            _log.warning(
+                "the broker of run %s has not answered for %d s: the training goes on, and what came after event %d "
+                "is kept for it",
+                *(self.run_name, SILENCE_SECONDS, self.acknowledged),
+            )
+
+    def _give_up(self, why: str) -> None:
+        """No broker will take the run any more: the training goes on, and what it publishes goes nowhere."""
+        _log.warning(
+            "the broker of run %s %s: the training goes on, nothing after event %d is recorded",
+            *(self.run_name, why, self.acknowledged),
+        )
+        self.lost = True
+        self.outbox.clear()
+
+    def report(self, statistics: dict[str, Any]) -> None:
+        """Tells the broker how the publisher is doing, for whoever asks there."""
+        if not self.outbox.paused and not self.lost:
+            try:
+                self._link.send(encode_control("report", statistics), zmq.NOBLOCK)
+            except zmq.Again:
+                return
+
+    def settle(self, last: int) -> None:
+        """Waits until the broker has everything up to event ``last`` on disk, for as long as it gets on with that; says
+        what is missing if it does not come to that."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        before = self.acknowledged
+        while self.acknowledged < last and not (self.trouble and self._ended) and not self.lost:
+            if time.monotonic() > deadline:
+                _log.warning(
+                    "the broker of run %s does not answer: events %d to %d may not be recorded",
+                    *(self.run_name, self.acknowledged + 1, last),
+                )
+                return
+            self.outbox.send()
+            self._link.socket.poll(POLL_MILLISECONDS)
+            self.listen()
+            if self.acknowledged > before:
+                before = self.acknowledged
+                deadline = time.monotonic() + SETTLE_SECONDS
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._link.close()
+        dropped = self.outbox.dropped
+        self.outbox.clear()
+        if dropped:
+            _log.warning(
+                "%d events of run %s were given up: the broker did not read them in time", dropped, self.run_name
+            )
