@@ -13,7 +13,7 @@ import zstandard
 from mcap.opcode import Opcode
 
 from bus import mcap_records as records
-from bus.errors import RecordingError, RunDirectoryError
+from bus.errors import ProtocolError, RecordingError, RunDirectoryError
 from bus.journal_scan import Scan, scan
 from bus.mcap_records import MAGIC, PROFILE, Mark, Position
 from bus.wire import END, PROTOCOL_VERSION, parse_topic
@@ -21,7 +21,9 @@ from bus.wire import END, PROTOCOL_VERSION, parse_topic
 __all__ = ["JournalWriter"]
 
 CHUNK_BYTES = 1024 * 1024
+MAX_INDEX_BYTES = 16 * 1024 * 1024
 COMPRESSION_LEVEL = 1
+MAX_TOPICS = 0xFFFF
 
 
 class _Channel(NamedTuple):
@@ -89,10 +91,12 @@ class JournalWriter:
         self._size = 0
         # What the file holds.
         self._identities: dict[str, int] = {}
+        self._last_identity = 0
         self._counts: dict[int, int] = {}
         self._chunks = 0
         self._times: tuple[int, int] | None = None
         self._chunk_indexes = bytearray()
+        self._is_indexed = True
         self._positions: dict[int, Position] = {}
         self._total = 0
         self._forget()
@@ -142,6 +146,7 @@ class JournalWriter:
 
     def _take_over(self, found: Scan) -> None:
         self._identities = {topic: identity for identity, topic in found.topics.items()}
+        self._last_identity = max(found.topics, default=0)
         self._positions = dict(found.positions)
         self._total = found.total
         for chunk in found.chunks:
@@ -175,7 +180,7 @@ class JournalWriter:
         Raises:
             OSError: a chunk was full, and the disk does not take it.
             RunDirectoryError: the file is gone, or the writer is broken.
-            ProtocolError: ``topic`` is none.
+            ProtocolError: ``topic`` is none, or one too many for a file.
         """
         channel = self._channels.get(topic)
         if channel is None:
@@ -198,7 +203,9 @@ class JournalWriter:
         name = topic.decode()
         identity = self._identities.get(name)
         if identity is None:
-            identity = max(self._identities.values(), default=0) + 1
+            if self._last_identity == MAX_TOPICS:
+                raise ProtocolError(f"a recording holds at most {MAX_TOPICS} topics, {name!r} is one more")
+            identity = self._last_identity = self._last_identity + 1
             self._identities[name] = identity
             self._topics[identity] = name
         self._buffer += records.encode(records.channel_record(identity, name))
@@ -243,8 +250,12 @@ class JournalWriter:
             self._counts[identity] = self._counts.get(identity, 0) + count
         first, last = self._times or (index.message_start_time, index.message_end_time)
         self._times = min(first, index.message_start_time), max(last, index.message_end_time)
-        # As bytes: a run of days has hundreds of thousands.
-        self._chunk_indexes += records.encode(index)
+        if self._is_indexed:
+            self._chunk_indexes += records.encode(index)
+        if len(self._chunk_indexes) > MAX_INDEX_BYTES:
+            # A run of weeks would fill the memory with it; without one, tools read the file straight through.
+            self._is_indexed = False
+            self._chunk_indexes.clear()
 
     def _mark(
         self,

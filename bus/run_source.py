@@ -258,7 +258,7 @@ class _RemoteFile:
         """Nothing to do: the connection is the run's."""
 
 
-MAX_BEHIND = 1 << 20
+MAX_BEHIND = 32 << 20
 
 
 def ask_broker(

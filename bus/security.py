@@ -1,7 +1,8 @@
 """Who may talk to a broker over TCP: CURVE keys on both sides, and an allow-list that decides at every handshake.
 
 CURVE (https://rfc.zeromq.org/spec/26) encrypts the connection and proves both keys; ZAP
-(https://rfc.zeromq.org/spec/27) is how ZeroMQ asks whether a key is admitted. The answer comes from the broker's own poll loop, by :class:`Gatekeeper`.
+(https://rfc.zeromq.org/spec/27) is how ZeroMQ asks whether a key is admitted. The answer comes from the
+broker's own poll loop, by :class:`Gatekeeper`.
 """
 
 import contextlib

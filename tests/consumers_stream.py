@@ -122,4 +122,4 @@ def _append(
     # Every event of these streams is a base event, so the number among those is the same.
     frame = event_encoder(Topic(run, name, 0), 1)(seq, seq, time, *values, fields, pack_map({}))
     topic, _, body = frame.partition(b"\0")
-    journal.append(topic, seq, time, body)
+    journal.append(topic, seq, seq, time, body)

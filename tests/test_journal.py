@@ -18,7 +18,7 @@ from helpers import wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus import Recording, RecordingError, RunDirectoryError
+from bus import ProtocolError, Recording, RecordingError, RunDirectoryError
 from bus.journal import JournalReader, JournalWriter, Position, Record
 from bus.mcap_records import SIGNS
 from bus.wire import Topic, event_encoder, pack_map
@@ -119,6 +119,20 @@ def test_other_tools_read_it(tmp_path, seeking):
     assert official(path, seeking) == written == read(path)
 
 
+@pytest.mark.parametrize("seeking", [True, False])
+def test_an_index_that_would_fill_the_memory_is_left_out_and_all_is_read_without_it(tmp_path, monkeypatch, seeking):
+    monkeypatch.setattr("bus.journal_writer.MAX_INDEX_BYTES", 500)
+    path = tmp_path / "a.mcap"
+    writer = JournalWriter(path, "r", 1)
+    written = []
+    for seq in range(1, 40):
+        written.append(append(writer, seq, TOPICS[seq % 5]))
+        writer.flush()
+        assert len(writer._chunk_indexes) <= 700
+    writer.close()
+    assert official(path, seeking) == written == read(path)
+
+
 def test_its_index_is_complete(tmp_path):
     path = tmp_path / "a.mcap"
     sizes = write(path, [3, 4])
@@ -169,6 +183,16 @@ def test_a_chunk_that_has_become_large_is_written_without_being_asked(tmp_path):
     assert [len(chunk) for chunk in JournalReader(tmp_path / "a.mcap").read()] == [2]
     assert (writer.written, writer.positions[0].seq) == (3, 2)
     writer.close()
+
+
+def test_more_topics_than_a_file_may_hold_are_refused_by_name(tmp_path):
+    writer = JournalWriter(tmp_path / "a.mcap", "r", 1)
+    for number in range(65535):
+        writer.append(f"r/event_{number}/0".encode(), 1, 1, 1, b"")
+    with pytest.raises(ProtocolError, match="event_65535"):
+        writer.append(b"r/event_65535/0", 1, 1, 1, b"")
+    writer.close()
+    assert len(read(tmp_path / "a.mcap")) == 65535
 
 
 def test_positions_are_those_that_are_flushed(tmp_path):
