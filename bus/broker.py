@@ -23,7 +23,7 @@ from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolEr
 from bus.journal import JournalWriter
 from bus.live_run import LiveRank, LiveRun
 from bus.runs import RunDirectory
-from bus.security import DOOR, ROLE_NEEDED, STREAM, Gatekeeper, ServerSecurity
+from bus.security import DOOR, ROLE_NEEDED, STREAM, Gatekeeper, ServerSecurity, allow_ipv6, check_listen_address
 from bus.time import Timestamp
 from bus.wire import (
     BUNDLE,
@@ -138,8 +138,10 @@ class Broker:
             self._poller.register(self._gatekeeper.socket, zmq.POLLIN)
 
     def _bind(self, kind: int, address: str, domain: str) -> "zmq.Socket[bytes]":
+        check_listen_address(address, self._security)
         bound: zmq.Socket[bytes] = self._context.socket(kind)
         bound.setsockopt(zmq.LINGER, STREAM_LINGER)
+        allow_ipv6(bound, address)
         bound.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
         bound.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
         bound.setsockopt(zmq.SNDHWM, STREAM_QUEUE if kind == zmq.PUB else ANSWER_QUEUE)

@@ -2,11 +2,8 @@
 
 import json
 import logging
-import os
 import signal
-import time
-from collections import Counter
-from datetime import datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +11,31 @@ import click
 
 from bus.allow_list import ROLES, AllowList, allow, default_allow_list
 from bus.broker import Broker
-from bus.commands import send_command
-from bus.errors import ConfigurationError, ProtocolError
-from bus.journal import JournalReader
+from bus.commands import send_command, send_command_through
+from bus.describe import describe_recording, describe_remote_run, describe_run, lasted, lines, when
+from bus.errors import ConfigurationError
 from bus.keys import PUBLIC_SUFFIX, load_public_key, make_keys
 from bus.recovery import recover, recovered_path
+from bus.run_source import list_remote_runs
 from bus.runs import RunInfo, find_run, list_runs, runs_dir
-from bus.security import check_listen_address, server_security
+from bus.security import check_listen_address, client_security, server_security
 from bus.terminal import run_command
-from bus.wire import END, EventBody, decode_event, parse_topic
 
 __all__ = ["main"]
 
 _runs_dir_option = click.option(
     "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
 )
+
+
+def _remote_options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--broker-key", metavar="FILE", help="The broker's public key. Default: $OFFLOOP_BROKER_KEY."),
+        click.option("--key", metavar="FILE", help="Your secret key for it. Default: $OFFLOOP_KEY."),
+        click.option("--broker", metavar="ADDRESS", help="Ask the broker there, such as tcp://10.0.0.1:5570."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,40 +46,60 @@ def bus() -> None:
 
 @bus.command()
 @_runs_dir_option
+@_remote_options
 @click.option("--live", is_flag=True, help="Only the runs that are live.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-def runs(runs_dir: str | None, live: bool, as_json: bool) -> None:
+def runs(
+    runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None, live: bool, as_json: bool
+) -> None:
     """List the runs, the newest first."""
-    found = [run for run in list_runs(runs_dir) if run.live or not live]
+    if broker is not None:
+        listed = list_remote_runs(broker, client_security(key, broker_key))
+    else:
+        listed = [_summary(run) for run in list_runs(runs_dir)]
+    listed = [run for run in listed if run["status"] == "live" or not live]
     if as_json:
-        click.echo(json.dumps([_summary(run) for run in found], indent=2))
+        click.echo(json.dumps(listed, indent=2))
         return
-    if not found:
-        click.echo(f"no {'live ' if live else ''}runs in {_where(runs_dir)}; 'trainer digits' makes one")
+    if not listed:
+        where = f"at {broker}" if broker else f"in {_where(runs_dir)}; 'trainer digits' makes one"
+        click.echo(f"no {'live ' if live else ''}runs {where}")
         return
-    rows = [("RUN", "STATUS", "STARTED", "LASTED", "RECORDING")]
-    rows += [(run.name, run.status, _when(run.started), _lasted(run), str(run.recording)) for run in found]
+    rows = [("RUN", "STATUS", "STARTED", "LASTED", "" if broker else "RECORDING")]
+    for run in listed:
+        took = lasted(run["started"], run["ended"], live=run["status"] == "live")
+        rows.append((run["run"], run["status"], when(run["started"]), took, run.get("recording", "")))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
-        click.echo("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]))
+        cells = [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]
+        click.echo("  ".join(cells).rstrip())
 
 
 @bus.command()
 @click.argument("run")
 @_runs_dir_option
+@_remote_options
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-def info(run: str, runs_dir: str | None, as_json: bool) -> None:
-    """Describe one RUN: a name, a run's folder, or a recording."""
-    described = _describe_file(Path(run)) if Path(run).is_file() else _describe_run(find_run(run, runs_dir))
+def info(
+    run: str, runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None, as_json: bool
+) -> None:
+    """Describe one RUN: a name, a run's folder, or a recording.
+
+    Of a live run it also says how its broker, its trainer and its consumers are doing.
+    """
+    if broker is not None:
+        described = describe_remote_run(broker, run, client_security(key, broker_key))
+    elif Path(run).is_file():
+        described = describe_recording(Path(run))
+    else:
+        described = describe_run(find_run(run, runs_dir))
     if as_json:
         click.echo(json.dumps(described, indent=2, default=str))
         return
-    width = max(len(key) for key in described)
-    for key, value in described.items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{name} {entry}" for name, entry in value.items())
-        if value not in (None, ""):
-            click.echo(f"{key.replace('_', ' '):<{width}}  {value}")
+    told = list(lines(described))
+    width = max(len(label) for label, _ in told)
+    for label, text in told:
+        click.echo(f"{label:<{width}}  {text}")
 
 
 @bus.command(name="recover")
@@ -105,9 +132,14 @@ def recover_recording(context: click.Context, run: str, output: str | None, runs
 @bus.command()
 @click.argument("run")
 @_runs_dir_option
-def stop(run: str, runs_dir: str | None) -> None:
+@_remote_options
+def stop(run: str, runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None) -> None:
     """Ask a live RUN to end after the batch at hand."""
-    ranks = send_command(find_run(run, runs_dir), "stop")
+    security = client_security(key, broker_key) if key or broker_key else None
+    if broker is not None:
+        ranks = send_command_through(broker, run, "stop", security)
+    else:
+        ranks = send_command(find_run(run, runs_dir), "stop", security)
     click.echo(f"told {ranks} rank{'s' if ranks != 1 else ''} of {run} to stop after the batch at hand")
 
 
@@ -190,80 +222,6 @@ def _summary(run: RunInfo) -> dict[str, Any]:
         "recording": str(run.recording),
         "path": str(run.path),
     }
-
-
-def _when(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
-
-
-def _lasted(run: RunInfo) -> str:
-    end = time.time() if run.live else run.last.ended
-    return _duration(end - run.started) if end is not None else "?"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(seconds, 60)
-    hours, minutes = divmod(int(minutes), 60)
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02.0f}s" if minutes else f"{rest:.1f}s"
-
-
-def _describe_run(run: RunInfo) -> dict[str, Any]:
-    last = run.last
-    told = last.info
-    described = {
-        "run": run.name,
-        "status": run.status,
-        "error": last.error,
-        "attempt": f"{last.number} of {len(run.attempts)}",
-        "started": _when(run.started),
-        "lasted": _lasted(run),
-        "command": " ".join(map(str, told.get("command", []))),
-        "host": told.get("host"),
-        "versions": {"python": told.get("python"), **told.get("versions", {})},
-        "git_commit": f"{told['git_commit']}{' with changes' if told.get('git_dirty') else ''}"
-        if told.get("git_commit")
-        else "",
-        "config": told.get("config", {}),
-    }
-    return {**described, **_describe_recording(run.recording)}
-
-
-def _describe_file(path: Path) -> dict[str, Any]:
-    described = _describe_recording(path)
-    return {"run": described.pop("run", None), **described}
-
-
-def _describe_recording(path: Path) -> dict[str, Any]:
-    counts: Counter[str] = Counter()
-    last: EventBody | None = None
-    with JournalReader(path) as reader:
-        for records in reader.read():
-            topics = [record.topic for record in records]
-            counts.update(topics)
-            bodies = [record.body for record in records if f"/{END}/" not in record.topic]
-            last = _decoded(bodies[-1]) if bodies else last
-        metadata, cut = reader.metadata, reader.cut
-        problems = [*reader.damage, *([cut] if cut else [])]
-    names: Counter[str] = Counter()
-    for topic, count in counts.items():
-        names[parse_topic(topic.encode()).name] += count
-    names.pop(END, None)
-    reached = f"{last.timestamp[1]}ep {last.timestamp[2]}ba {last.timestamp[3]}sp" if last else "nothing yet"
-    return {
-        "run": metadata.get("run"),
-        "reached": reached,
-        "events": dict(names.most_common()),
-        "recording": str(path),
-        "size": f"{os.path.getsize(path):,} bytes",
-        "damage": "; ".join(problems) or None,
-    }
-
-
-def _decoded(body: bytes) -> EventBody | None:
-    try:
-        return decode_event(body)
-    except ProtocolError:
-        return None
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ COMMANDS = ("stop",)
 """What publishers understand: ``stop`` asks the training to end after the batch at hand."""
 
 
-def send_command(run: RunInfo, command: str) -> int:
+def send_command(run: RunInfo, command: str, security: ClientSecurity | None = None) -> int:
     """Sends a command to every rank of a live run, through its broker; returns how many ranks it was sent to.
 
-    A rank takes it with the next event that it publishes.
+    A rank takes it with the next event that it publishes. ``security`` holds the keys for the broker, by default those
+    that the environment names.
 
     Raises:
         ConfigurationError: there is no such command, or the run is not live.
@@ -22,7 +23,7 @@ def send_command(run: RunInfo, command: str) -> int:
     """
     if not run.live or run.door is None:
         raise ConfigurationError(f"run {run.name!r} is {run.status}, so there is nobody to tell: 'bus runs --live'")
-    return send_command_through(run.door, run.name, command)
+    return send_command_through(run.door, run.name, command, security)
 
 
 def send_command_through(address: str, run: str, command: str, security: ClientSecurity | None = None) -> int:

@@ -8,14 +8,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bus.errors import BrokerError, ProtocolError
+from bus.errors import BrokerError, ProtocolError, RunNotFoundError
 from bus.journal import JournalReader
-from bus.run_source import ask_broker
+from bus.run_source import ask_broker, list_remote_runs
 from bus.runs import RunInfo
+from bus.security import ClientSecurity
 from bus.stream import Gap, StreamOrder
 from bus.wire import END, EventBody, decode_event, parse_topic
 
-__all__ = ["describe_recording", "describe_run", "lasted", "lines", "when"]
+__all__ = ["describe_recording", "describe_remote_run", "describe_run", "lasted", "lines", "when"]
 
 
 def describe_run(run: RunInfo) -> dict[str, Any]:
@@ -38,6 +39,21 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
         "config": told.get("config", {}),
     }
     return {**described, **describe_recording(run.recording), "run": run.name, **_statistics(run)}
+
+
+def describe_remote_run(address: str, name: str, security: ClientSecurity | None = None) -> dict[str, Any]:
+    """What a broker on another machine knows of a run.
+
+    Raises:
+        RunNotFoundError: it has no such run.
+        BrokerError: nobody answers there.
+    """
+    for told in list_remote_runs(address, security):
+        if told.get("run") == name:
+            if not told.get("live"):
+                return told
+            return {**told, "statistics": ask_broker(address, "statistics", {"run": name}, security)}
+    raise RunNotFoundError(f"the broker at {address} has no run {name!r}: 'bus runs --broker {address}' lists them")
 
 
 def _statistics(run: RunInfo) -> dict[str, Any]:
@@ -116,18 +132,23 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "attempt", f"{described['attempt']} of {len(described['attempts'])}"
         yield "started", when(described["started"])
         yield "lasted", lasted(described["started"], described["ended"], live=described["status"] == "live")
+    if "command" in described:
         yield "command", " ".join(described["command"])
         yield "host", described["host"]
         yield "versions", _pairs({name: version for name, version in described["versions"].items() if version})
         yield "git commit", _commit(described)
         yield "config", _pairs(described["config"])
-    reached = described["reached"]
-    yield "reached", f"{reached['epoch']}ep {reached['batch']}ba {reached['sample']}sp" if reached else "nothing yet"
-    yield "events", _pairs(described["events"])
-    yield "recording", described["recording"]
-    yield "size", f"{described['size']:,} bytes"
-    yield "missing", ", ".join(_gap(Gap(**gap)) for gap in described["gaps"][:20])
-    yield "damage", "; ".join(described["damage"])
+    if "recording" in described:
+        reached = described["reached"]
+        yield (
+            "reached",
+            f"{reached['epoch']}ep {reached['batch']}ba {reached['sample']}sp" if reached else "nothing yet",
+        )
+        yield "events", _pairs(described["events"])
+        yield "recording", described["recording"]
+        yield "size", f"{described['size']:,} bytes"
+        yield "missing", ", ".join(_gap(Gap(**gap)) for gap in described["gaps"][:20])
+        yield "damage", "; ".join(described["damage"])
     yield from _statistics_lines(described.get("statistics") or {})
     yield "trouble", described.get("trouble")
 

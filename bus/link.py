@@ -16,7 +16,7 @@ from bus.broker_start import BrokerProcess, named_error
 from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError
 from bus.event import Event
 from bus.runs import SOCKET_FILES, new_run_name, runs_dir, socket_address
-from bus.security import ClientSecurity
+from bus.security import ClientSecurity, allow_ipv6, client_security_for
 from bus.wire import Control, check_run_name, decode_control, encode_control, split_frame
 
 __all__ = ["BrokerLink", "connect", "describe_process"]
@@ -58,6 +58,7 @@ class BrokerLink:
         door.setsockopt(zmq.RECONNECT_IVL, 50)
         # The broker knows a publisher by this name, so that it stays the same one through a reconnect.
         door.setsockopt(zmq.IDENTITY, b"p" + os.urandom(16))
+        allow_ipv6(door, self.address)
         if self._security is not None:
             self._security.apply(door)
         try:
@@ -157,7 +158,7 @@ def connect(
             f"what is to be written down about the run cannot be ({error}): use numbers, text, lists, maps and None"
         ) from None
     if broker is not None:
-        return BrokerLink(broker, hello, security=security)
+        return BrokerLink(broker, hello, security=security or client_security_for(broker))
     if rank > 0:
         raise ConfigurationError(
             f"rank {rank} needs the address of its run's broker: rank 0 starts one and has it as Publisher.address, "

@@ -10,11 +10,11 @@ import zmq
 from bus.errors import BrokerError, ProtocolError, RunNotFoundError
 from bus.journal import JournalReader
 from bus.runs import RunInfo, read_run
-from bus.security import ClientSecurity
+from bus.security import ClientSecurity, client_security_for
 from bus.stream_link import connected
 from bus.wire import Control, check_run_name, decode_control, encode_control, split_frame
 
-__all__ = ["LocalRun", "Place", "RemoteRun", "RunSource", "Standing", "ask_broker"]
+__all__ = ["LocalRun", "Place", "RemoteRun", "RunSource", "Standing", "ask_broker", "list_remote_runs"]
 
 LOOK_SECONDS = 0.5
 RETURN_SECONDS = 10.0
@@ -266,9 +266,12 @@ def ask_broker(
 ) -> dict[str, Any]:
     """One question to a broker, and its answer.
 
+    ``security`` holds the keys for it, by default those that the environment names.
+
     Raises:
         BrokerError: nobody answers, or the broker refuses.
     """
+    security = security or client_security_for(address)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         door = connected(context, zmq.DEALER, address, security)
@@ -279,6 +282,16 @@ def ask_broker(
         keys = "" if security is None else ", or it does not know your key"
         raise BrokerError(f"the broker at {address} does not answer: it may be busy or gone{keys}")
     return answer
+
+
+def list_remote_runs(address: str, security: ClientSecurity | None = None) -> list[dict[str, Any]]:
+    """The runs that a broker has, as ``docs/protocol.md`` describes them, the newest first.
+
+    Raises:
+        BrokerError: nobody answers, or the broker refuses.
+    """
+    told = ask_broker(address, "runs", {"run": None}, security).get("runs")
+    return [run for run in told if isinstance(run, dict)] if isinstance(told, list) else []
 
 
 def _exchange(door: "zmq.Socket[bytes]", kind: str, content: dict[str, Any], patience: float) -> dict[str, Any] | None:

@@ -26,8 +26,10 @@ __all__ = [
     "ClientSecurity",
     "Gatekeeper",
     "ServerSecurity",
+    "allow_ipv6",
     "check_listen_address",
     "client_security",
+    "client_security_for",
     "server_security",
 ]
 
@@ -113,6 +115,18 @@ def client_security(
             "OFFLOOP_KEY; 'bus keygen NAME' makes one"
         )
     return None
+
+
+def client_security_for(address: str) -> ClientSecurity | None:
+    """The keys that the environment names, for an address at which keys are taken: a run's own broker, on a Unix
+    socket, takes none."""
+    return client_security() if address.startswith("tcp://") else None
+
+
+def allow_ipv6(socket: "zmq.Socket[bytes]", address: str) -> None:
+    """Lets a socket use an IPv6 address; others are left as they are, because ``*`` would stand for both kinds then."""
+    if "[" in address:
+        socket.setsockopt(zmq.IPV6, 1)
 
 
 def server_security(

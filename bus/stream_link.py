@@ -9,7 +9,7 @@ import zmq
 
 from bus.demand import RENEW_SECONDS, Demand
 from bus.errors import ConfigurationError
-from bus.security import ClientSecurity
+from bus.security import ClientSecurity, allow_ipv6
 from bus.stream import StreamOrder
 from bus.wire import MAX_FRAME, encode_control
 
@@ -43,6 +43,7 @@ def connected(
         # A cable that is pulled closes no connection: only silence shows it.
         made.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
         made.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MILLISECONDS)
+    allow_ipv6(made, address)
     if security is not None:
         security.apply(made)
     prepare(made)

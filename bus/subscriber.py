@@ -15,7 +15,7 @@ from bus.event import Event
 from bus.journal import Record
 from bus.run_source import LocalRun, RemoteRun, RunSource, Standing
 from bus.runs import find_run
-from bus.security import ClientSecurity
+from bus.security import ClientSecurity, client_security_for
 from bus.snapshot import Snapshot
 from bus.stream import Ending, Gap, InEffect, Missing, StreamOrder
 from bus.stream_link import StreamLink
@@ -86,6 +86,8 @@ class Subscriber:
         security: ClientSecurity | None = None,
     ) -> None:
         self._source: RunSource
+        if security is None and broker is not None:
+            security = client_security_for(broker)
         if broker is not None:
             self._source = RemoteRun(broker, None if run is None else str(run), security)
         else:
@@ -101,7 +103,7 @@ class Subscriber:
         self._order = StreamOrder(self.run_name, self.attempt, events, after)
         self._demand = Demand.of(events or ()) if demand is None else demand
         self._name = name
-        self._security = security
+        self._given_security = security
         self._reader = self._source.reader
         self._chunks = self._reader.read()
         self._ready: deque[Snapshot] = deque()
@@ -119,9 +121,9 @@ class Subscriber:
     def _connect(self) -> None:
         place = self._source.place
         assert place is not None  # it is live
-        self._link = StreamLink(
-            place.stream, place.door, self._order, self._demand, self._report, self._name, self._security
-        )
+        # A run whose directory is here may all the same be served by a broker that takes keys.
+        security = self._given_security or client_security_for(place.door)
+        self._link = StreamLink(place.stream, place.door, self._order, self._demand, self._report, self._name, security)
 
     def _report(self) -> dict[str, Any]:
         return asdict(self.statistics())

@@ -14,6 +14,7 @@ import time
 import psutil
 import pytest
 import zmq
+from brokers import free_address, start_broker
 from helpers import wait_for
 
 from bus import BrokerError, Event, Publisher, Recording, Subscriber, find_run
@@ -191,20 +192,6 @@ os.kill(os.getpid(), 9)
     os.kill(broker, signal.SIGCONT)
     wait_for(lambda: not find_run("r").live, "the broker to end")
     assert len(list(Recording(runs_dir / "r"))) == 200
-
-
-def free_address():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-
-
-def start_broker(address):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bus", "broker", "--listen", address], stdout=subprocess.PIPE, text=True
-    )
-    process.stdout.readline()
-    return process
 
 
 def publish_until_recorded(publisher, number):

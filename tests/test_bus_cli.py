@@ -4,11 +4,12 @@ import json
 
 import click
 import pytest
+from brokers import free_address, start_broker
 from click.testing import CliRunner
 from helpers import wait_for
 from training import Act, gold_trainer
 
-from bus import ConfigurationError, Event, Publisher, RunDirectoryError, find_run
+from bus import ConfigurationError, Event, Publisher, RunDirectoryError, Subscriber, find_run
 from bus.cli import bus
 
 
@@ -56,7 +57,8 @@ def test_info_describes_a_run_by_name_by_folder_and_by_recording(two_runs):
     assert "offloop" in described["versions"]
     file = json.loads(invoke("info", "--json", two_runs / "second" / "recording-1.mcap"))
     assert file["run"] == "second"
-    assert file["reached"] == "1ep 5ba 0sp"
+    assert file["reached"] == {"epoch": 1, "batch": 5, "sample": 0}
+    assert (file["gaps"], file["damage"]) == ([], [])
     assert file["events"] == {"batch_end": 5, "fit_end": 1}
 
 
@@ -108,3 +110,43 @@ def test_a_training_that_is_told_to_stop_ends_as_stopped_with_a_checkpoint(runs_
         "ep0-ba3-rank0.safetensors",
         "latest-rank0.safetensors",
     ]
+
+
+def test_info_of_a_live_run_says_how_everybody_is_doing(runs_dir):
+    with Publisher("r") as publisher, Subscriber("r", name="watcher") as subscriber:
+        following = iter(subscriber)
+        for batch in range(1, 101):
+            publisher.publish(Event.BATCH_END, batch=batch)
+        assert next(following).seq == 1
+
+        def told():
+            publisher.publish(Event.EPOCH_END)
+            statistics = json.loads(invoke("info", "--json", "r"))["statistics"]
+            publishers, consumers = statistics["publishers"], statistics["consumers"]
+            return publishers["0"] and consumers and publishers["0"]["published"] > 100 and statistics
+
+        statistics = wait_for(told, "the first reports")
+        assert statistics["publishers"]["0"]["dropped"] == 0
+        assert statistics["publishers"]["0"]["nanoseconds_per_event"] > 0
+        assert statistics["broker"]["collected"] > 100
+        assert [consumer["name"] for consumer in statistics["consumers"]] == ["watcher"]
+        text = invoke("info", "r")
+        assert "us each for the training" in text
+        assert "watcher" in text
+
+
+def test_runs_and_info_ask_a_broker_elsewhere(runs_dir):
+    address = free_address()
+    broker = start_broker(address)
+    try:
+        with Publisher("r", broker=address) as publisher:
+            publisher.publish(Event.BATCH_END, batch=1)
+            (run,) = json.loads(invoke("runs", "--broker", address, "--json", "--live"))
+            assert (run["run"], run["status"], run["attempt"]) == ("r", "live", 1)
+            assert "live" in invoke("runs", "--broker", address)
+            assert json.loads(invoke("info", "r", "--broker", address, "--json"))["statistics"]["broker"]["runs"] == 1
+            assert invoke("stop", "r", "--broker", address) == "told 1 rank of r to stop after the batch at hand\n"
+        assert "finished" in invoke("info", "r", "--broker", address)
+    finally:
+        broker.terminate()
+        broker.communicate(timeout=20)
