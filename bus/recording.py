@@ -44,7 +44,7 @@ class Recording:
         self.damage: str | None = None
         """What could not be read, with its offset, after an iteration; ``None`` when all was good."""
         self.gaps: tuple[Gap, ...] = ()
-        """Events that are missing in the record, after an iteration."""
+        """Events that are missing in the record, as far as the iteration has come."""
 
     def __iter__(self) -> Iterator[Snapshot]:
         return self.snapshots()
@@ -56,16 +56,18 @@ class Recording:
         ``None``. ``after`` is where to go on: of each rank ``(seq, base_seq)`` of the last snapshot that need not come
         again."""
         order = StreamOrder(self.run_name, self.attempt, events, after)
+        self.gaps = ()
         from_record = order.from_record
         with JournalReader(self.path) as reader:
             for records in reader.read():
                 for record in records:
                     snapshot = from_record(record.topic, record.body)
+                    if len(order.gaps) > len(self.gaps):
+                        self.gaps = tuple(order.gaps)
                     if snapshot is not None:
                         yield snapshot
             problems = [*reader.damage, *([reader.cut] if reader.cut else [])]
         self.damage = "; ".join(problems) or None
-        self.gaps = tuple(order.gaps)
         self.ending = order.ending or Ending("lost")
 
     def __repr__(self) -> str:

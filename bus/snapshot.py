@@ -1,6 +1,6 @@
 """The read-only state that callbacks see."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -173,6 +173,22 @@ class Snapshot:
         """Every published field by name, as it travelled."""
         return MappingProxyType({**self._body.context, **self._body.fields})
 
+    @property
+    def on_demand(self) -> tuple[str, ...]:
+        """Names of the fields that are there because a consumer asked for them."""
+        names = self._body.fields.get("on_demand")
+        return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+
+    def without(self, names: Collection[str]) -> "Snapshot":
+        """The same snapshot without some of the fields that somebody asked for."""
+        fields = {name: value for name, value in self._body.fields.items() if name not in names}
+        on_demand = [name for name in self.on_demand if name not in names]
+        if on_demand:
+            fields["on_demand"] = on_demand
+        else:
+            fields.pop("on_demand", None)
+        return Snapshot(self.event, self.run_name, self.rank, self._body._replace(fields=fields))
+
     def get_elapsed_duration(self) -> Time | None:
         """Which part of ``max_duration`` is over, in the unit ``dur``: 0 at the start, 1 at the end; ``None`` without
         one."""
@@ -201,7 +217,8 @@ class Snapshot:
         carried = ", ".join(sorted({*body.fields, *body.context})) or "no fields"
         raise FieldNotAvailableError(
             f"the {self.event.value} snapshot has no field {name!r}; it carries {carried}; "
-            f"publish it with the event to have it here: publisher.publish(event, {name}=...)"
+            f"a callback asks for it with fields = ({name!r},), a loop of your own sends it with "
+            f"publisher.publish(event, {name}=...)"
         )
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:

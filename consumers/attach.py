@@ -2,17 +2,20 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from bus.errors import RunNotFoundError
+from bus.demand import Demand
+from bus.errors import RunError, RunNotFoundError
 from bus.event import Event
 from bus.recording import Recording
+from bus.run_source import list_remote_runs
 from bus.runs import RunInfo, find_run, list_runs, runs_dir
+from bus.security import ClientSecurity
 from bus.subscriber import Subscriber
 
-__all__ = ["Stream", "attach", "find_or_wait", "newest_or_wait"]
+__all__ = ["RemoteRunInfo", "Stream", "attach", "find_or_wait", "find_remote", "newest_or_wait"]
 
 Stream: TypeAlias = Subscriber | Recording
 
@@ -22,10 +25,83 @@ GRACE_SECONDS = 5.0
 _POLL = 0.2
 
 
-def attach(run: RunInfo, events: Iterable[Event]) -> Stream:
+class RemoteRunInfo(NamedTuple):
+    """A run at a broker elsewhere."""
+
+    broker: str
+    """The broker's address."""
+    name: str
+    attempt: int
+    live: bool
+    security: ClientSecurity | None
+
+
+def attach(
+    run: RunInfo | RemoteRunInfo,
+    events: Iterable[Event],
+    demand: Demand,
+    name: str | None = None,
+    after: Mapping[int, tuple[int, int]] | None = None,
+) -> Stream:
     """The stream of a run: live with its whole history before, or from the recording when nothing serves it any
-    more."""
-    return Subscriber(str(run.path), events=events) if run.live else Recording(run.recording)
+    more.
+
+    ``demand`` is what is asked of the training, ``name`` the consumer's, ``after`` where a live stream goes on, see
+    :class:`~bus.subscriber.Subscriber`; a recording is told that when it is read.
+
+    Raises:
+        RunError: with ``after``, another attempt of the run has begun meanwhile.
+    """
+    if isinstance(run, RemoteRunInfo):
+        subscriber = Subscriber(
+            run.name,
+            events=events,
+            demand=demand,
+            name=name,
+            after=after,
+            broker=run.broker,
+            security=run.security,
+        )
+        attempt, rest = run.attempt, f"'bus info {run.name} --broker {run.broker}' shows it"
+    elif run.live or run.away:
+        subscriber = Subscriber(str(run.path), events=events, demand=demand, name=name, after=after)
+        attempt, rest = run.last.number, f"or finish the one before with '--replay {run.recording}'"
+    else:
+        return Recording(run.recording)
+    if after and subscriber.attempt != attempt:
+        subscriber.close()
+        raise RunError(
+            f"attempt {subscriber.attempt} of run {run.name!r} has begun just now: start this consumer again for "
+            f"it, {rest}"
+        )
+    return subscriber
+
+
+def find_remote(
+    broker: str, name: str | None, security: ClientSecurity | None, wait: bool, say: Callable[[str], None]
+) -> RemoteRunInfo:
+    """The run of that name at a broker elsewhere; without a name the newest live one, else the newest; with ``wait``,
+    as soon as there is one, and without a name only a live one.
+
+    Raises:
+        RunNotFoundError: there is none, and ``wait`` is false.
+        BrokerError: no broker answers there.
+    """
+    said = False
+    while True:
+        runs = [run for run in list_remote_runs(broker, security) if name is None or run["run"] == name]
+        live = [run for run in runs if run["live"]]
+        chosen = live or ([] if wait and name is None else runs)
+        if chosen:
+            run = chosen[0]
+            return RemoteRunInfo(broker, run["run"], run["attempt"], run["live"], security)
+        if not wait:
+            what = f"run {name!r}" if name else "runs"
+            raise RunNotFoundError(f"there are no {what} at {broker}: 'bus runs --broker {broker}' lists what there is")
+        if not said:
+            say(f"waiting for {'run ' + name if name else 'a run'} at {broker} ... (Ctrl-C ends)")
+            said = True
+        time.sleep(_POLL)
 
 
 def find_or_wait(name: str, where: str | os.PathLike[str] | None, wait: bool, say: Callable[[str], None]) -> RunInfo:
@@ -54,7 +130,7 @@ def newest_or_wait(where: str | os.PathLike[str] | None, wait: bool, say: Callab
     Says on ``say`` what it chose or waits for, and which other runs are live.
     """
     known = list_runs(where)
-    live = [run for run in known if run.live]
+    live = [run for run in known if run.live or run.away]
     if live:
         _say_others(live, say)
         return live[0]

@@ -1,6 +1,7 @@
 """The process in which callbacks given to a trainer run: ``python -m consumers.attached``.
 
-On standard input it is told what to do: one line of JSON, ``{"sys_path": [...], "run": "..."}``, then a pickle of
+On standard input it is told what to do: one line of JSON, ``{"sys_path": [...], "run": "..."}``, with ``broker``,
+``key`` and ``broker_key`` where the run's directory is on another machine, then a pickle of
 ``{"callbacks": [...], "loggers": [...]}``. The line comes first because unpickling imports the user's modules, for
 which the trainer's ``sys.path`` has to be in place. The pickle comes from the parent process through a pipe of its own;
 nothing else is ever unpickled.
@@ -15,8 +16,9 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from bus.errors import ConfigurationError, OffloopError
+from bus.security import ClientSecurity, client_security
 from bus.subscriber import Subscriber
-from consumers.callback import Callback
+from consumers.callback import Callback, demand_of
 from consumers.callbacks import TrainerMetrics
 from consumers.logger import LoggerDestination
 from consumers.loggers import ConsoleLogger
@@ -25,15 +27,22 @@ from consumers.runner import Runner, wanted_events
 __all__ = ["main", "run_attached"]
 
 
-def run_attached(run: str, callbacks: Sequence[Callback], loggers: Sequence[LoggerDestination]) -> int:
+def run_attached(
+    run: str,
+    callbacks: Sequence[Callback],
+    loggers: Sequence[LoggerDestination],
+    broker: str | None = None,
+    security: ClientSecurity | None = None,
+) -> int:
     """Runs a trainer's callbacks until its run ends; returns the exit code, 1 if one of them or a logger failed.
 
-    Loggers get what the trainer itself has to say too; callbacks without a logger log to the console.
+    ``run`` is the run's directory, or its name at the broker at ``broker``. Loggers get what the trainer itself has to
+    say too; callbacks without a logger log to the console.
     """
     made = list(callbacks)
     if loggers and not any(isinstance(callback, TrainerMetrics) for callback in made):
         made.insert(0, TrainerMetrics())
-    subscriber = Subscriber(run, events=wanted_events(made))
+    subscriber = Subscriber(run, events=wanted_events(made), demand=demand_of(made), broker=broker, security=security)
     try:
         statistics = Runner(subscriber, made, list(loggers) or [ConsoleLogger()]).run()
     finally:
@@ -73,7 +82,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         order = read_order(sys.stdin.buffer)
-        code = run_attached(order["run"], order["callbacks"], order["loggers"])
+        broker = order.get("broker")
+        security = None if broker is None else client_security(order.get("key"), order.get("broker_key"))
+        code = run_attached(order["run"], order["callbacks"], order["loggers"], broker, security)
     except OffloopError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 1

@@ -1,13 +1,15 @@
 """The base class of everything that looks at a run."""
 
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Iterable
 from typing import Any, ClassVar, TypeAlias
 
+from bus.demand import Demand, Want, batch_number
+from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.snapshot import Snapshot
 from consumers.logger import Logger
 
-__all__ = ["Callback", "MaybeAwaitable"]
+__all__ = ["Callback", "MaybeAwaitable", "demand_of", "view_for"]
 
 MaybeAwaitable: TypeAlias = Awaitable[None] | None
 """What a callback's method returns: nothing, or, for an ``async`` method, what is to be awaited."""
@@ -32,12 +34,34 @@ class Callback:
     events: ClassVar[Collection[Event | str] | None] = None
     """Which events :meth:`run_event` wants, for a class that overrides it; ``None`` for all of them."""
 
+    fields: ClassVar[Collection[str]] = ()
+    """Which fields of ``state`` are to be computed for this callback, such as ``("gradient_norm",)``: attributes of
+    every snapshot that it is sent and that they exist at. Of other fields that are not always there it sees none."""
+
+    every: ClassVar[int] = 1
+    """How often, in batches of the training (or of the evaluation or prediction): 10 for the batches 10, 20, ... Holds
+    for ``fields`` and for events that are not always published, such as ``AFTER_TRAIN_BATCH``; the others
+    (:data:`bus.BASE_EVENTS`) come at every batch. An object may set its own in ``__init__``."""
+
     def wanted_events(self) -> set[Event]:
         """The events that this callback is to be sent: those whose methods it overrides, or, where :meth:`run_event` is
         overridden, :attr:`events`."""
         if self._overrides("run_event"):
             return set(Event) if self.events is None else {Event(event) for event in self.events}
         return {event for event in Event if self._overrides(event.value)}
+
+    def demand(self) -> Demand:
+        """What the training is asked for: :meth:`wanted_events` and :attr:`fields`, every so many batches. Override it
+        to ask for each event or field at an interval of its own.
+
+        Raises :class:`bus.errors.ConfigurationError` for an interval, or a name of a field, that is not allowed."""
+        if isinstance(self.fields, str):
+            raise ConfigurationError(
+                f"fields of callback {type(self).__name__} is the text {self.fields!r}: give a tuple of names, such as "
+                f"({self.fields!r},)"
+            )
+        want = Want(self.every, dict.fromkeys(self.fields, self.every))
+        return Demand(dict.fromkeys(self.wanted_events(), want))
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> MaybeAwaitable:
         """Called for every wanted event; calls the event's method. An override replaces those methods."""
@@ -51,11 +75,14 @@ class Callback:
         """Every callback is closed: give back what is held. Not called when this callback's :meth:`close` raised."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What :meth:`load_state_dict` needs to go on from here; plain values only."""
+        """Everything that :meth:`load_state_dict` needs to go on from here as if nothing had happened.
+
+        Plain values only: numbers, strings, bytes, lists, maps, ``None``. Called between two events, at least
+        once a second in a busy run, so it has to be small."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what :meth:`state_dict` gave."""
+        """Takes up what :meth:`state_dict` gave, before the first event; tuples are lists by then."""
 
     def _overrides(self, name: str) -> bool:
         return name in vars(self) or getattr(type(self), name) is not getattr(Callback, name)
@@ -179,3 +206,30 @@ class Callback:
 
     def predict_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
         """``predict()`` is through."""
+
+
+def demand_of(callbacks: Iterable[Callback]) -> Demand:
+    """What several callbacks ask for, together.
+
+    Raises :class:`bus.errors.ConfigurationError` for one whose demand is not allowed."""
+    return Demand.merge(callback.demand() for callback in callbacks)
+
+
+def view_for(demand: Demand, snapshot: Snapshot) -> Snapshot | None:
+    """The snapshot as a callback with that demand is to see it, ``None`` when it is not to see it at all.
+
+    What other consumers asked for is in the stream too. Events that are not due by this demand, and fields that were
+    computed for others, are kept from the callback: it sees the same whoever else is there, live and in a replay."""
+    event = snapshot.event
+    if event not in demand.events:
+        return None
+    on_demand = snapshot.on_demand
+    if not on_demand and demand.is_always_same(event):
+        return snapshot
+    number = batch_number(
+        event, snapshot.timestamp.values, snapshot.eval_timestamp.values, snapshot.predict_timestamp.values
+    )
+    if not demand.is_due(event, number):
+        return None
+    hidden = set(on_demand).difference(demand.due_fields(event, number))
+    return snapshot.without(hidden) if hidden else snapshot

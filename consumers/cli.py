@@ -1,19 +1,27 @@
 """The command ``consumer``: attach callbacks to a run, or replay a recording through them."""
 
+import contextlib
 from pathlib import Path
 from typing import get_args
 
 import click
 
 from bus.recording import Recording
-from bus.runs import RUN_FILE, read_run
+from bus.runs import RUN_FILE, RunInfo, read_run
+from bus.security import client_security
 from bus.subscriber import Subscriber
 from bus.terminal import run_command
-from consumers.attach import Stream, attach, find_or_wait, newest_or_wait
+from consumers.attach import RemoteRunInfo, Stream, attach, find_or_wait, find_remote, newest_or_wait
+from consumers.callback import demand_of
+from consumers.progress import Committed
 from consumers.registry import CALLBACKS, LOGGERS, create_selected
-from consumers.runner import OnError, Runner, RunnerStatistics, wanted_events
+from consumers.runner import COMMIT_EVENTS, OnError, Runner, RunnerStatistics, wanted_events
+from consumers.state_file import StateFile, check_name
 
 __all__ = ["consumer", "main"]
+
+STATE_DIR = "consumers"
+"""Where in a run's directory named consumers keep how far they are."""
 
 EXIT_TROUBLE = 1
 EXIT_LOST = 4
@@ -53,6 +61,11 @@ def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[s
     "--runs-dir", type=click.Path(path_type=Path), help="Where runs live [default: $OFFLOOP_RUNS_DIR or runs]."
 )
 @click.option(
+    "--broker", metavar="ADDRESS", help="Reads everything through the broker there, such as tcp://10.0.0.1:5570."
+)
+@click.option("--key", metavar="FILE", help="Your secret key for that broker [default: $OFFLOOP_KEY].")
+@click.option("--broker-key", metavar="FILE", help="That broker's public key [default: $OFFLOOP_BROKER_KEY].")
+@click.option(
     "--replay", type=click.Path(path_type=Path), metavar="PATH", help="Reads a recording or a run's directory."
 )
 @click.option("--wait", is_flag=True, help="Waits for the next run, or with --run for that one to exist.")
@@ -63,6 +76,27 @@ def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[s
     show_default=True,
     help="What a callback that raises gets: further events, none, or the end of the consumer.",
 )
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="Keeps how far this consumer is, under that name in the run's directory. The same command goes on from there "
+    "after whatever ended it, and its files come out as if nothing had happened. After an error with "
+    "'--on-error stop' it goes on before that error.",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where '--name' keeps that. Default: 'consumers' in the run's directory.",
+)
+@click.option(
+    "--commit-every",
+    type=click.IntRange(min=1),
+    default=COMMIT_EVENTS,
+    show_default=True,
+    metavar="N",
+    help="With '--name', after how many events to keep how far it is; once a second in any case.",
+)
 @click.version_option(package_name="offloop", prog_name="consumer")
 @click.option("--list", "show_list", is_flag=True, help="Shows callbacks and loggers with their options, and exits.")
 def consumer(
@@ -71,9 +105,15 @@ def consumer(
     options: tuple[str, ...],
     run: str | None,
     runs_dir: Path | None,
+    broker: str | None,
+    key: str | None,
+    broker_key: str | None,
     replay: Path | None,
     wait: bool,
     on_error: OnError,
+    name: str | None,
+    state_dir: Path | None,
+    commit_every: int,
     show_list: bool,
 ) -> int:
     """Runs callbacks on a training run, from outside and without slowing it.
@@ -89,21 +129,39 @@ def consumer(
         return 0
     if replay and (run or wait):
         raise click.UsageError("--replay reads a file: it goes with neither --run nor --wait")
+    if broker and (replay or runs_dir):
+        raise click.UsageError("--broker reads everything through it: it goes with neither --replay nor --runs-dir")
+    if name is not None and broker and state_dir is None:
+        raise click.UsageError(
+            "--name keeps how far a consumer is in the run's directory, which is on another machine: "
+            "add --state-dir DIR"
+        )
+    if name is not None:
+        check_name(name)
+    elif state_dir:
+        raise click.UsageError("--state-dir is where '--name' keeps how far a consumer is: give it a name too")
     made, destinations = create_selected(callbacks, loggers, options)
     events = wanted_events(made)
-    if replay or (run and Path(run).is_file()):
-        stream: Stream = Recording(replay or Path(str(run)))
-    elif run:
-        stream = attach(find_or_wait(run, runs_dir, wait, _say), events)
+    demand = demand_of(made)
+    found: RunInfo | RemoteRunInfo | Recording
+    if broker:
+        found = find_remote(broker, run, client_security(key, broker_key), wait, _say)
     else:
-        stream = attach(newest_or_wait(runs_dir, wait, _say), events)
-    if isinstance(stream, Subscriber):
-        _say(f"attached to run {stream.run_name}, which is live; Ctrl-C leaves it")
-    try:
-        statistics = Runner(stream, made, destinations, on_error).run()
-    finally:
+        found = _find(run, runs_dir, replay, wait)
+    with contextlib.ExitStack() as opened:
+        progress = None
+        if name is not None:
+            progress = opened.enter_context(_open_state(state_dir, name, found))
+        committed = None if progress is None else progress.load()
+        after = None if committed is None else committed.positions
+        stream = found if isinstance(found, Recording) else attach(found, events, demand, name, after)
         if isinstance(stream, Subscriber):
-            stream.close()
+            opened.enter_context(stream)
+            if stream.live:
+                _say(f"attached to run {stream.run_name}, which is live; Ctrl-C leaves it")
+        if committed is not None:
+            _say_committed(committed, str(name))
+        statistics = Runner(stream, made, destinations, on_error, progress, commit_every).run()
     return _report(stream, statistics)
 
 
@@ -112,13 +170,37 @@ def main() -> None:
     run_command(consumer)
 
 
+def _find(run: str | None, runs_dir: Path | None, replay: Path | None, wait: bool) -> RunInfo | Recording:
+    if replay or (run and Path(run).is_file()):
+        return Recording(replay or Path(str(run)))
+    return find_or_wait(run, runs_dir, wait, _say) if run else newest_or_wait(runs_dir, wait, _say)
+
+
+def _open_state(directory: Path | None, name: str, found: RunInfo | RemoteRunInfo | Recording) -> StateFile:
+    if isinstance(found, RemoteRunInfo):
+        assert directory is not None  # asked for above
+        return StateFile(directory, name, found.name, found.attempt)
+    if isinstance(found, Recording):
+        return StateFile(directory or found.path.parent / STATE_DIR, name, found.run_name, found.attempt)
+    return StateFile(directory or found.path / STATE_DIR, name, found.name, found.last.number)
+
+
+def _say_committed(committed: Committed, name: str) -> None:
+    if committed.ending is not None:
+        _say(f"consumer {name} has handled this run to its end already: nothing is logged again")
+    elif committed.last is not None:
+        _say(f"consumer {name} goes on after {committed.handled} events")
+
+
 def _say(message: str) -> None:
     click.echo(message, err=True)
 
 
 def _report(stream: Stream, statistics: RunnerStatistics) -> int:
     """Says how it went, in the last lines on standard error; returns the exit code."""
-    missing = [f"missing: events {gap.first} to {gap.last} of rank {gap.rank}, which nobody has" for gap in stream.gaps]
+    missing = [
+        f"missing: events {gap.first} to {gap.last} of rank {gap.rank}, which nobody has" for gap in statistics.gaps
+    ]
     problems = [*statistics.problems, *missing]
     for problem in problems:
         _say(problem)
@@ -126,10 +208,10 @@ def _report(stream: Stream, statistics: RunnerStatistics) -> int:
     if statistics.interrupted:
         _say(f"run {stream.run_name} was left on request: {handled}")
         return EXIT_TROUBLE if problems else 0
-    if stream.ending is None or stream.ending.status == "lost":
+    if statistics.ending is None or statistics.ending.status == "lost":
         return _report_no_end(stream, handled, EXIT_TROUBLE if problems else 0)
-    _say(f"run {stream.run_name} {stream.ending}: {handled}{_damage(stream)}")
-    return EXIT_LOST if stream.damage else EXIT_TROUBLE if problems else 0
+    _say(f"run {stream.run_name} {statistics.ending}: {handled}{_damage(statistics.damage)}")
+    return EXIT_LOST if statistics.damage else EXIT_TROUBLE if problems else 0
 
 
 def _report_no_end(stream: Stream, handled: str, code: int) -> int:
@@ -137,12 +219,12 @@ def _report_no_end(stream: Stream, handled: str, code: int) -> int:
         _say(f"run {stream.run_name} is still live: {handled}, which is what is recorded so far")
         return code
     why = stream.ending.error if stream.ending is not None and stream.ending.error else "nothing says how it ended"
-    _say(f"run {stream.run_name} was lost, {why}: {handled}{_damage(stream)}")
+    _say(f"run {stream.run_name} was lost, {why}: {handled}{_damage(stream.damage)}")
     return EXIT_LOST
 
 
-def _damage(stream: Stream) -> str:
-    return f"; {stream.damage}, all else was read" if stream.damage else ""
+def _damage(damage: str | None) -> str:
+    return f"; {damage}, all else was read" if damage else ""
 
 
 def _is_live(stream: Stream) -> bool:

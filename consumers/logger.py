@@ -61,6 +61,22 @@ class LoggerDestination:
     def close(self) -> None:
         """Called once, after every callback is closed; also when the consumer is interrupted."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """The position, for :meth:`load_state_dict` to go back to: how much has been written, and what is still held
+        back. Plain values only: numbers, strings, bytes, lists, maps, ``None``.
+
+        Called between two events. Everything before the position has to be safe when this returns: a file is flushed
+        and synced to the disk, because the position is stored next, and must not be ahead of what it stands for."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Called before :meth:`open` by a consumer that goes on, with what :meth:`state_dict` gave (tuples are lists by
+        now). What :meth:`open` finds was written by the process before: it has to be there, and what came after the
+        position is to be taken back, because those events come again.
+
+        Both may be left out by a destination that only hands rows on; what it was given since the position, it is
+        then given twice."""
+
 
 class Logger:
     """What callbacks log through. It gathers what is logged during one event; the :class:`~consumers.runner.Runner`

@@ -5,11 +5,11 @@ receive -> run callbacks -> gather what they logged -> hand it to the destinatio
 
 import asyncio
 import contextlib
-import difflib
 import inspect
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,17 +18,26 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, TypeAlias, get_args
 
-from bus.errors import ClosedError, ConfigurationError, OffloopError
+from bus.errors import ClosedError, ConfigurationError, OffloopError, RunDirectoryError
 from bus.event import Event
 from bus.snapshot import Snapshot
-from consumers.callback import Callback
+from bus.stream import Ending, Gap
+from consumers.callback import Callback, view_for
 from consumers.logger import Logger, LoggerDestination, RunPlace
+from consumers.members import Member, numbered_names, wanted_events
+from consumers.progress import CallbackState, Committed, DestinationState, Progress
 
-__all__ = ["CallbackError", "OnError", "Runner", "RunnerStatistics", "wanted_events"]
+__all__ = ["COMMIT_EVENTS", "CallbackError", "OnError", "Runner", "RunnerStatistics", "wanted_events"]
 
 OnError: TypeAlias = Literal["continue", "disable", "stop"]
 
+COMMIT_EVENTS = 1000
+"""After how many handled events the progress is committed, unless told otherwise."""
+
+COMMIT_SECONDS = 1.0
+
 _BREATH = 256
+_NOWHERE = (0, 0)
 
 
 class CallbackError(OffloopError):
@@ -37,7 +46,7 @@ class CallbackError(OffloopError):
 
 @dataclass(frozen=True)
 class RunnerStatistics:
-    """How a runner is doing."""
+    """How a runner is doing, and the runners before it that committed to the same progress."""
 
     handled: int
     """Events that at least one callback was given."""
@@ -49,6 +58,14 @@ class RunnerStatistics:
     """``seq`` of the event handled last; ``None`` before the first."""
     interrupted: bool
     """Whether SIGINT or SIGTERM ended it."""
+    gaps: tuple[Gap, ...] = ()
+    """Events that nobody has: published, but neither received nor recorded."""
+    ending: Ending | None = None
+    """How the run ended; ``None`` until then, and for streams that do not say it."""
+    damage: str | None = None
+    """What of the recording could not be read."""
+    uncommitted: str | None = None
+    """Why the last attempt to commit the progress failed; ``None`` when it did not."""
 
     @property
     def problems(self) -> list[str]:
@@ -57,50 +74,8 @@ class RunnerStatistics:
         return [
             *(f"callback {name} raised {count} time{'s' if count > 1 else ''}" for name, count in raised),
             *(f"destination {name} failed and lacks what came after" for name in self.failed_destinations),
+            *([self.uncommitted] if self.uncommitted else []),
         ]
-
-
-def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
-    """Every event that at least one of the callbacks wants.
-
-    Raises:
-        ConfigurationError: one of them handles nothing at all, which is a slip of the pen.
-    """
-    events: set[Event] = set()
-    for callback in callbacks:
-        wanted = callback.wanted_events()
-        if not wanted and not _overrides(callback, "close", "post_close"):
-            raise ConfigurationError(
-                f"callback {type(callback).__name__} handles no event: its methods are named after events, "
-                f"such as batch_end{_misspelt(callback)}"
-            )
-        events |= wanted
-    return events
-
-
-def _overrides(callback: Callback, *names: str) -> bool:
-    return any(getattr(type(callback), name, None) is not getattr(Callback, name) for name in names)
-
-
-def _misspelt(callback: Callback) -> str:
-    methods = {event.value for event in Event}
-    for name in vars(type(callback)):
-        close = difflib.get_close_matches(name, methods, n=1, cutoff=0.75)
-        if close:
-            return f"; did you mean {close[0]} for {name}?"
-    return ""
-
-
-class _Member:
-    """A callback and what the runner knows about it."""
-
-    def __init__(self, callback: Callback, name: str) -> None:
-        self.callback = callback
-        self.name = name
-        self.wanted = callback.wanted_events()
-        self.all_ranks = callback.all_ranks
-        self.errors = 0
-        self.closed = False
 
 
 class Runner:
@@ -117,6 +92,13 @@ class Runner:
     ends the run with :class:`CallbackError`. A destination that raises is shown and given nothing more, so that what it
     wrote has no holes.
 
+    With ``progress``, such as a :class:`~consumers.state_file.StateFile`, it goes on from what was committed there, and
+    commits after ``commit_every`` events handled, or when a second has gone by since the last commit, and at the end.
+    Events up to the committed position are passed over; a stream that can start after it, should. At the end it commits
+    before the callbacks are closed, and what they log then is written once more by a runner that goes on; when the run
+    has ended, a last commit after that says that all is done, and later runners do nothing. While a destination has
+    failed, and once ``stop`` has ended the run, nothing is committed: the next runner begins before that failure.
+
     SIGINT and SIGTERM, where they are not ignored, let the current event be finished and everything be closed; a second
     one interrupts at once.
     """
@@ -127,15 +109,31 @@ class Runner:
         callbacks: Sequence[Callback],
         destinations: Sequence[LoggerDestination] = (),
         on_error: OnError = "continue",
+        progress: Progress | None = None,
+        commit_every: int = COMMIT_EVENTS,
     ) -> None:
+        if commit_every < 1:
+            raise ConfigurationError(f"commit_every counts handled events and is at least 1, not {commit_every}")
         if on_error not in get_args(OnError):
             raise ConfigurationError(f"on_error {on_error!r} is not known: use {', '.join(get_args(OnError))}")
         self._stream = stream
-        self._members = [_Member(callback, name) for callback, name in zip(callbacks, _names(callbacks), strict=True)]
-        self._destinations = list(destinations)
+        self._members = [
+            Member(callback, name) for callback, name in zip(callbacks, numbered_names(callbacks), strict=True)
+        ]
+        self._place = _place(stream)
+        self._destinations = dict(zip(numbered_names(destinations), destinations, strict=True))
         self._on_error = on_error
+        self._progress = progress
+        self._commit_every = commit_every
+        self._next_commit = 0.0
+        self._handled_at_commit = 0
+        self._uncommitted: str | None = None
+        self._positions: dict[int, tuple[int, int]] = {}
+        self._gaps: tuple[Gap, ...] = ()
+        self._ending: Ending | None = None
+        self._damage: str | None = None
         self._logger = Logger()
-        self._table = self._make_table(self._members)
+        self._table = self._make_table()
         self._last: Snapshot | None = None
         self._handled = 0
         self._failed_destinations: list[str] = []
@@ -153,13 +151,21 @@ class Runner:
             failed_destinations=tuple(self._failed_destinations),
             last_seq=None if self._last is None else self._last.seq,
             interrupted=self._interrupted,
+            # What a reader that goes on finds again is the same gap.
+            gaps=tuple(dict.fromkeys((*self._gaps, *getattr(self._stream, "gaps", ())))),
+            ending=self._ending or getattr(self._stream, "ending", None),
+            damage=self._damage or getattr(self._stream, "damage", None),
+            uncommitted=self._uncommitted,
         )
 
     def run(self) -> RunnerStatistics:
         """Handles the stream to its end, in an event loop of its own.
 
         Raises:
-            ConfigurationError: a destination cannot be opened.
+            ConfigurationError: a destination cannot be opened, or what was committed is of other callbacks or
+                destinations.
+            RecordingError: what was committed is damaged.
+            RunDirectoryError: nothing can be committed.
             CallbackError: a callback raised and ``on_error`` is ``stop``.
         """
         if _loop_is_running():
@@ -179,22 +185,119 @@ class Runner:
         if self._started:
             raise ClosedError("a runner runs once: make a new one with new callbacks")
         self._started = True
+        if self._restore():
+            return self.statistics()
         self._open_destinations()
         with self._signals():
             try:
                 await self._consume()
+                # What callbacks log while they are closed comes after the position from which the next runner goes on.
+                self._commit()
             finally:
                 await self._close()
         if self._fatal is not None:
             raise self._fatal
+        ending = self.statistics().ending
+        # A run that is lost may be taken up again.
+        if ending is not None and ending.status != "lost" and not self._interrupted:
+            self._commit(ending)
         return self.statistics()
+
+    def _restore(self) -> bool:
+        """Takes up what was committed; whether that was everything."""
+        committed = None if self._progress is None else self._progress.load()
+        if committed is None:
+            return False
+        _check_same(
+            "callbacks", [known.name for known in committed.callbacks], [member.name for member in self._members]
+        )
+        _check_same("loggers", [known.name for known in committed.destinations], list(self._destinations))
+        self._positions = dict(committed.positions)
+        self._last = committed.last
+        self._handled = self._handled_at_commit = committed.handled
+        self._gaps, self._ending, self._damage = committed.gaps, committed.ending, committed.damage
+        for member, known in zip(self._members, committed.callbacks, strict=True):
+            member.errors, member.disabled = known.errors, known.disabled
+        self._table = self._make_table()
+        if committed.ending is not None:
+            return True
+        for member, known in zip(self._members, committed.callbacks, strict=True):
+            _load(member.name, member.callback, known.state)
+        for name, state in committed.destinations:
+            _load(name, self._destinations[name], state)
+        return False
+
+    def _commit(self, ending: Ending | None = None) -> None:
+        """Commits where everything stands, if nothing has failed; with ``ending``, that nothing is left to do."""
+        try:
+            self._store(ending)
+            self._uncommitted = None
+        except RunDirectoryError as error:
+            if self._uncommitted is None:
+                print(f"{error}; it goes on, and tries again to keep it", file=sys.stderr, flush=True)
+            self._uncommitted = str(error)
+
+    def _store(self, ending: Ending | None = None) -> None:
+        self._handled_at_commit = self._handled
+        self._next_commit = time.monotonic() + COMMIT_SECONDS
+        if self._progress is None or self._fatal is not None or self._failed_destinations:
+            return
+        callbacks, destinations = self._callback_states(ending), self._destination_states(ending)
+        if callbacks is None or destinations is None:
+            return
+        statistics = self.statistics()
+        self._progress.commit(
+            Committed(
+                run_name=self._place.run_name,
+                attempt=self._place.attempt,
+                positions=self._positions,
+                last=self._last,
+                handled=self._handled,
+                callbacks=callbacks,
+                destinations=destinations,
+                gaps=statistics.gaps,
+                ending=ending,
+                damage=statistics.damage if ending else None,
+            )
+        )
+
+    def _callback_states(self, ending: Ending | None) -> tuple[CallbackState, ...] | None:
+        states = []
+        for member in self._members:
+            try:
+                state = {} if ending else member.callback.state_dict()
+            except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
+                self._note_error(member, error, "state_dict")
+                return None
+            states.append(CallbackState(member.name, member.errors, member.disabled, state))
+        return tuple(states)
+
+    def _destination_states(self, ending: Ending | None) -> tuple[DestinationState, ...] | None:
+        states: list[dict[str, Any]] = []
+        if ending is None:
+            self._for_each_destination(lambda destination: states.append(destination.state_dict()))
+        else:
+            states = [{} for _ in self._destinations]
+        if self._failed_destinations:
+            return None
+        return tuple(map(DestinationState, self._destinations, states))
+
+    def _is_commit_due(self) -> bool:
+        handled = self._handled - self._handled_at_commit
+        return handled >= self._commit_every or (handled > 0 and time.monotonic() >= self._next_commit)
 
     async def _consume(self) -> None:
         self._waiting = True
         try:
             async with contextlib.aclosing(self._snapshots()) as snapshots:
                 async for snapshot in snapshots:
-                    await self._handle(snapshot)
+                    if self._progress is None:
+                        await self._handle(snapshot)
+                    elif snapshot.seq > self._positions.get(snapshot.rank, _NOWHERE)[0]:
+                        await self._handle(snapshot)
+                        self._positions[snapshot.rank] = (snapshot.seq, snapshot.base_seq)
+                    if not self._leaving and self._progress is not None and self._is_commit_due():
+                        self._commit()
                     if self._leaving:
                         break
         except asyncio.CancelledError:
@@ -213,7 +316,8 @@ class Runner:
             return
         # A recording reads faster when it knows what it need not decode.
         select = getattr(stream, "snapshots", None)
-        for count, snapshot in enumerate(stream if select is None else select(set(self._table)), 1):
+        selected = stream if select is None else select(set(self._table), after=self._positions)
+        for count, snapshot in enumerate(selected, 1):
             yield snapshot
             if count % _BREATH == 0:
                 # A stream that never has to wait would otherwise keep tasks that callbacks started from running.
@@ -231,8 +335,11 @@ class Runner:
         logger.begin(snapshot)
         self._last = snapshot
         for member in members:
+            seen = view_for(member.demand, snapshot)
+            if seen is None:
+                continue
             try:
-                result = member.callback.run_event(event, snapshot, logger)
+                result = member.callback.run_event(event, seen, logger)
                 if result is not None and inspect.isawaitable(result):
                     await result
             except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
@@ -242,7 +349,7 @@ class Runner:
         self._handled += 1
         self._waiting = True
 
-    def _note_error(self, member: _Member, error: Exception, where: str) -> None:
+    def _note_error(self, member: Member, error: Exception, where: str) -> None:
         member.errors += 1
         place = f"at {where}, seq {self._last.seq}" if self._last else f"at {where}, before any event"
         if member.errors == 1:
@@ -250,7 +357,8 @@ class Runner:
         if member.closed:
             return
         if self._on_error == "disable":
-            self._table = self._make_table([other for other in self._members if other.errors == 0])
+            member.disabled = True
+            self._table = self._make_table()
         elif self._on_error == "stop":
             self._leave(CallbackError(f"callback {member.name} raised {type(error).__name__} {place}: {error}"), error)
 
@@ -271,21 +379,20 @@ class Runner:
         self._for_each_destination(deliver_to)
 
     def _for_each_destination(self, action: Callable[[LoggerDestination], None]) -> None:
-        for destination in tuple(self._destinations):
+        for name, destination in tuple(self._destinations.items()):
             try:
                 action(destination)
             except Exception as error:  # noqa: BLE001  a destination may raise anything, and is shown with its traceback
-                self._destinations.remove(destination)
+                del self._destinations[name]
                 if isinstance(error, BrokenPipeError):
                     # Whoever read our output is gone: leave as every program in a pipe does.
                     self._leave(error)
                     continue
-                name = type(destination).__name__
                 self._failed_destinations.append(name)
                 _show(f"destination {name} failed and is given nothing more", error)
 
     async def _close(self) -> None:
-        state = self._last or Snapshot.build(Event.INIT, run_name=_place(self._stream).run_name)
+        state = self._last or Snapshot.build(Event.INIT, run_name=self._place.run_name)
         self._logger.begin(state)
         for member in self._members:
             member.closed = True
@@ -296,7 +403,7 @@ class Runner:
             await self._end(member, "post_close")
         self._for_each_destination(lambda destination: destination.close())
 
-    async def _end(self, member: _Member, method: str, *arguments: Any) -> bool:
+    async def _end(self, member: Member, method: str, *arguments: Any) -> bool:
         try:
             result: Awaitable[None] | None = getattr(member.callback, method)(*arguments)
             if result is not None and inspect.isawaitable(result):
@@ -307,19 +414,23 @@ class Runner:
         return True
 
     def _open_destinations(self) -> None:
-        place, opened = _place(self._stream), []
+        opened: list[LoggerDestination] = []
         try:
-            for destination in self._destinations:
-                destination.open(place)
+            for destination in self._destinations.values():
+                destination.open(self._place)
                 opened.append(destination)
+            # From here on what the destinations have written is known to be ours.
+            self._store()
         except BaseException:
             for destination in opened:
                 destination.close()
             raise
 
-    def _make_table(self, members: Iterable[_Member]) -> dict[Event, list[_Member]]:
-        table: defaultdict[Event, list[_Member]] = defaultdict(list)
-        for member in members:
+    def _make_table(self) -> dict[Event, list[Member]]:
+        table: defaultdict[Event, list[Member]] = defaultdict(list)
+        for member in self._members:
+            if member.disabled:
+                continue
             for event in member.wanted:
                 table[event].append(member)
         return dict(table)
@@ -367,12 +478,22 @@ def _place(stream: Any) -> RunPlace:
     return RunPlace(getattr(stream, "run_name", "run"), getattr(stream, "attempt", 1), run_dir)
 
 
-def _names(callbacks: Iterable[Callback]) -> Iterator[str]:
-    seen: defaultdict[str, int] = defaultdict(int)
-    for callback in callbacks:
-        name = type(callback).__name__
-        seen[name] += 1
-        yield name if seen[name] == 1 else f"{name}#{seen[name]}"
+def _check_same(kind: str, before: list[str], given: list[str]) -> None:
+    if before != given:
+        raise ConfigurationError(
+            f"this consumer has begun with the {kind} {', '.join(before) or 'none'} and is given "
+            f"{', '.join(given) or 'none'}: give it those that it had, or choose another '--name'"
+        )
+
+
+def _load(name: str, owner: Callback | LoggerDestination, state: dict[str, Any]) -> None:
+    try:
+        owner.load_state_dict(state)
+    except Exception as error:
+        raise ConfigurationError(
+            f"{name} cannot go on from what it committed, {type(error).__name__}: {error}; "
+            "give it the options that it had, or choose another '--name'"
+        ) from error
 
 
 def _show(headline: str, error: Exception) -> None:

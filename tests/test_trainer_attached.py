@@ -16,7 +16,7 @@ from bus.event import Event
 from bus.recording import Recording
 from bus.runs import list_runs
 from consumers import Callback, JsonlLogger, LRMonitor
-from trainer.attached import AttachedConsumers, events_of
+from trainer.attached import AttachedConsumers, demand_of
 
 READ_ORDER = """
 import json, pathlib, pickle, sys
@@ -28,7 +28,7 @@ pathlib.Path(order["run"], "order").write_text(repr(sorted(payload)) + repr([c()
 
 
 def process(code: str, run: Path, callbacks: list[Any] | None = None) -> AttachedConsumers:
-    return AttachedConsumers(callbacks or [], [], run, [sys.executable, "-c", code])
+    return AttachedConsumers(callbacks or [], [], {"run": str(run)}, [sys.executable, "-c", code])
 
 
 def test_callbacks_and_loggers_run_in_a_process_that_the_trainer_waits_for(
@@ -132,4 +132,4 @@ def test_the_events_of_callbacks_are_published_from_the_start() -> None:
         def wanted_events(self) -> set[str]:
             return {"batch_start", "AFTER_LOSS"}
 
-    assert events_of([Wants(), LRMonitor()]) >= {Event.BATCH_START, Event.AFTER_LOSS, Event.BATCH_END}
+    assert demand_of([Wants(), LRMonitor()]).events >= {Event.BATCH_START, Event.AFTER_LOSS, Event.BATCH_END}

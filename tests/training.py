@@ -5,6 +5,7 @@ from typing import Any
 
 from gold import GoldMLP, gold_loader, gold_optimizer
 
+from bus.demand import Demand
 from bus.event import Event
 from trainer import Algorithm, Evaluator, Logger, State, Trainer
 
@@ -57,7 +58,10 @@ class FakeClock:
 
 
 class FakeStream:
-    """Keeps what is sent."""
+    """Keeps what is sent; no consumer wants anything."""
+
+    demand = Demand()
+    demand_version = 0
 
     def __init__(self) -> None:
         self.sent: list[tuple[Event, dict[str, Any], bytes]] = []
@@ -73,3 +77,6 @@ class FakeStream:
     ) -> None:
         # Not copied: an event that waits to be sent must not change under the stream's hands.
         self.sent.append((event, fields, context))
+
+    def demand_in_effect(self, timestamp: Any) -> None:
+        raise AssertionError("nobody asked for anything")

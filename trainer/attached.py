@@ -4,17 +4,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from bus.broker_start import python_path
+from bus.demand import Demand
 from bus.errors import ConfigurationError
 from bus.event import Event
-from bus.broker_start import python_path
+from bus.publisher import Publisher
+from bus.runs import RUN_FILE
 
-__all__ = ["AttachedConsumers", "check_picklable", "events_of"]
+__all__ = ["AttachedConsumers", "check_picklable", "demand_of", "run_place"]
 
 # -P: what lies in the current folder must not take the place of a package.
 _COMMAND = [sys.executable, "-P", "-m", "consumers.attached"]
@@ -26,15 +28,19 @@ class AttachedConsumers:
 
     It is fed by the stream like any other consumer, lives in a session of its own so that Ctrl-C reaches only the
     trainer, and ends when the stream has ended and everything is handled. What to run goes through a pipe: a line of
-    JSON with ``sys_path`` and ``run``, then a pickle of ``callbacks`` and ``loggers``, whose classes may come from the
-    user's script itself.
+    JSON with ``sys_path`` and ``where`` (see :func:`run_place`), then a pickle of ``callbacks`` and ``loggers``, whose
+    classes may come from the user's script itself.
     """
 
     def __init__(
-        self, callbacks: Sequence[Any], loggers: Sequence[Any], run_dir: Path, command: Sequence[str] = _COMMAND
+        self,
+        callbacks: Sequence[Any],
+        loggers: Sequence[Any],
+        where: Mapping[str, str | None],
+        command: Sequence[str] = _COMMAND,
     ) -> None:
         # The line comes first because unpickling imports the user's modules, which needs the path.
-        line = json.dumps({"sys_path": sys.path, "run": str(run_dir)}).encode() + b"\n"
+        line = json.dumps({"sys_path": sys.path, **where}).encode() + b"\n"
         pickled = cloudpickle.dumps({"callbacks": list(callbacks), "loggers": list(loggers)})
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, start_new_session=True, env={**os.environ, "PYTHONPATH": python_path()}
@@ -61,11 +67,19 @@ class AttachedConsumers:
             _say(f"the callbacks' process {self._process.pid} {how}: its logs may be incomplete, the recording is not")
 
 
-def events_of(callbacks: Iterable[Any]) -> set[Event]:
-    """The events that the callbacks want to see.
+def run_place(publisher: Publisher, key: str | None, broker_key: str | None) -> dict[str, str | None]:
+    """Where a consumer on this machine finds a run: its directory, or its name and its broker when the directory is on
+    another machine."""
+    if (publisher.run_dir / RUN_FILE).exists():
+        return {"run": str(publisher.run_dir)}
+    return {"run": publisher.run_name, "broker": publisher.address, "key": key, "broker_key": broker_key}
+
+
+def demand_of(callbacks: Iterable[Any]) -> Demand:
+    """What the callbacks want to be sent.
 
     Raises :class:`bus.errors.ConfigurationError` for an object that is no callback."""
-    events: set[Event] = set()
+    demands: list[Demand] = []
     for callback in callbacks:
         wanted_events = getattr(callback, "wanted_events", None)
         if isinstance(callback, type) or not callable(wanted_events):
@@ -74,8 +88,10 @@ def events_of(callbacks: Iterable[Any]) -> set[Event]:
                 f"callbacks has {what}: give objects whose class extends consumers.Callback, such as "
                 "consumers.SpeedMonitor(); what changes the training goes into algorithms"
             )
-        events |= {Event(event) for event in wanted_events()}
-    return events
+        events = {Event(event) for event in wanted_events()}
+        demand = getattr(callback, "demand", None)
+        demands.append(demand() if callable(demand) else Demand.of(events))
+    return Demand.merge(demands)
 
 
 def check_picklable(objects: Iterable[Any], argument: str) -> None:

@@ -160,6 +160,8 @@ COMMON_OPTIONS: dict[str, list[click.Option]] = {
             metavar="ADDRESS",
             help="A broker that runs already, such as tcp://127.0.0.1:5570. Default: own.",
         ),
+        click.Option(["--key"], metavar="FILE", help="Your secret key for that broker. Default: $OFFLOOP_KEY."),
+        click.Option(["--broker-key"], metavar="FILE", help="That broker's public key. Default: $OFFLOOP_BROKER_KEY."),
         click.Option(
             ["--record"], metavar="EVENTS", help="Events to record beside the base set, such as batch_start, or 'all'."
         ),

@@ -1,13 +1,14 @@
 """Turns the state at an event into what is published of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from bus.demand import BASE_EVENTS
+from bus.demand import BASE_EVENTS, Demand, batch_number
 from bus.event import Event
 from bus.publisher import Publisher
 from bus.time import Timestamp
 from trainer.device import DeferredMap
+from trainer.fields import BUILT_IN, Field, FieldsOnDemand
 from trainer.logger import Logger
 from trainer.metrics import read_metrics
 from trainer.state import State
@@ -26,6 +27,11 @@ _Values = tuple[int, ...]
 class StreamPublisher(Protocol):
     """What is used of :class:`bus.publisher.Publisher`."""
 
+    demand: Demand
+    """What consumers want."""
+    demand_version: int
+    """A number that changes whenever the demand does, which happens within :meth:`send` only."""
+
     def send(
         self,
         event: Event,
@@ -37,16 +43,44 @@ class StreamPublisher(Protocol):
     ) -> None:
         """Publishes an event, with ``has_deferred`` one with fields that may be on their way."""
 
+    def demand_in_effect(self, timestamp: _Values) -> None:
+        """Tells consumers that :attr:`demand` is met from here on."""
+
+
+_BASE = Demand.of(BASE_EVENTS)
+
 
 class StatePublisher:
     """Publishes what callbacks may see of the state, at about a microsecond beside the sending.
 
     The context is packed only when something in it changed. The loss is read once for each batch, and only for an event
     that is published.
+
+    Args:
+        state, logger: what is published.
+        stream: where to, and what consumers want of it. A demand that changes takes effect with the next batch, never
+            in the middle of one; batches of an evaluation count by themselves, and BATCH_CHECKPOINT comes after them.
+        always: what is published in any case.
+        fields: what consumers can ask for.
     """
 
-    def __init__(self, state: State, logger: Logger, stream: StreamPublisher) -> None:
+    def __init__(
+        self,
+        state: State,
+        logger: Logger,
+        stream: StreamPublisher,
+        always: Demand = _BASE,
+        fields: Mapping[str, Field] = BUILT_IN,
+    ) -> None:
         self._state = state
+        self._stream = stream
+        self._always = always
+        self._fields = FieldsOnDemand(state, fields)
+        # The batch in which the demand became another one, which is not in effect yet.
+        self._changed_in: tuple[int, bool, bool] | None = None
+        # The events that nothing has to be looked up for; none while a demand is to take effect.
+        self._plain: frozenset[Event] = frozenset()
+        self._use_demand()
         self._logger = logger
         self._logged = logger.entries
         self._defers = state.device.name == "gpu"
@@ -62,8 +96,14 @@ class StatePublisher:
             self._with_more = self._with_more | _WITH_FLOPS
 
     def publish(self, event: Event) -> None:
-        """Gathers the fields of an event and sends it."""
+        """Gathers the fields of an event and sends it, if it is due."""
         state = self._state
+        asked: tuple[str, ...] = ()
+        if event not in self._plain:
+            due = self._due_fields(event)
+            if due is None:
+                return
+            asked = due
         if state.context_changed:
             self._pack_context()
         if state.optimizers != self._optimizers:
@@ -85,6 +125,8 @@ class StatePublisher:
         }
         if event in self._with_more or (self._logged and event in BASE_EVENTS):
             fields.update(self._more(event))
+        if asked:
+            fields.update(self._fields.compute(event, asked))
         previous = state.previous_timestamp
         self._send(
             event,
@@ -94,6 +136,37 @@ class StatePublisher:
             self._context,
             self._defers,
         )
+        if self._stream.demand_version != self._version:
+            self._changed_in = self._batch(event)
+            self._plain = frozenset()
+
+    def _due_fields(self, event: Event) -> tuple[str, ...] | None:
+        """The fields that are asked for at an event; ``None`` for an event that is not due."""
+        if self._changed_in is not None and not self._is_in_same_batch(event):
+            self._use_demand()
+            self._stream.demand_in_effect(self._state.timestamp.values)
+        number = self._number(event)
+        # A demand that is not in effect yet brings its events here already.
+        return self._demand.due_fields(event, number) if self._demand.is_due(event, number) else None
+
+    def _use_demand(self) -> None:
+        stream = self._stream
+        self._demand, self._version = Demand.merge([self._always, stream.demand]), stream.demand_version
+        self._changed_in = None
+        self._plain = frozenset(event for event in self._demand.events if self._demand.is_always_same(event))
+
+    def _number(self, event: Event) -> int:
+        state = self._state
+        return batch_number(event, state.timestamp.values, state.eval_timestamp.values, state.predict_timestamp.values)
+
+    def _batch(self, event: Event) -> tuple[int, bool, bool]:
+        """Which batch an event belongs to, of the training, an evaluation or a prediction."""
+        return self._number(event), event.is_eval, event.is_predict
+
+    def _is_in_same_batch(self, event: Event) -> bool:
+        """Whether an event belongs to the batch in which the demand changed."""
+        batch = self._batch(event)
+        return batch[0] > 0 and batch == self._changed_in
 
     def _name_optimizers(self) -> None:
         self._optimizers = list(self._state.optimizers)

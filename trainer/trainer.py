@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
@@ -12,10 +12,12 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from bus.clock import wall_clock
+from bus.demand import Demand
 from bus.errors import ClosedError, ConfigurationError, RankError
 from bus.event import Event
 from bus.publisher import BASE_EVENTS, Publisher, ending_for
 from bus.runs import new_run_name
+from bus.security import ClientSecurity, client_security, client_security_for
 from bus.time import Time, TimeInput, Timestamp, TimeUnit
 from bus.wire import check_run_name
 from trainer.algorithm import Algorithm
@@ -36,7 +38,7 @@ from trainer.arguments import (
     make_optimizers,
     several,
 )
-from trainer.attached import AttachedConsumers, check_picklable, events_of
+from trainer.attached import AttachedConsumers, check_picklable, demand_of, run_place
 from trainer.checkpoints import Checkpoints
 from trainer.data import DataSpec, as_data_spec, check_subset
 from trainer.device import Device, get_device, is_gpu
@@ -45,6 +47,7 @@ from trainer.engine import Engine
 from trainer.epoch_order import EpochOrder
 from trainer.evaluation import Evaluation
 from trainer.evaluator import Evaluator, as_evaluators
+from trainer.fields import Field, FieldFunction, check_fields
 from trainer.interrupts import finishing_the_batch
 from trainer.logger import Logger
 from trainer.loop import TrainingLoop
@@ -115,11 +118,14 @@ class Trainer:
         runs_dir: where runs live, by default ``$OFFLOOP_RUNS_DIR`` or ``runs``.
         publish: whether there is a stream at all.
         broker: the address of a broker that stands alone; by default one is started.
+        key, broker_key: files with one's own secret key and with that broker's public one, where it takes keys; by
+            default those that ``$OFFLOOP_KEY`` and ``$OFFLOOP_BROKER_KEY`` name.
         progress_bar: whether to show progress on standard error.
         record: events to record beside the base set, or ``"all"``; others are recorded while a consumer wants them.
         max_delay: seconds by which the events of batches may be late in a fast loop, see :class:`bus.Publisher`.
         clock: nanoseconds since 1970, for tests.
         config: what else to write down about the run in ``run.json``.
+        fields: what else consumers can ask for, by name: functions of the state, see :mod:`trainer.fields`.
 
     Use it as a context manager, or call :meth:`close` at the end. An exception that ends :meth:`fit`, :meth:`eval` or
     :meth:`predict` ends the run as failed.
@@ -174,11 +180,14 @@ class Trainer:
         runs_dir: str | os.PathLike[str] | None = None,
         publish: bool = True,
         broker: str | None = None,
+        key: str | None = None,
+        broker_key: str | None = None,
         progress_bar: bool = True,
         record: str | Iterable[Event | str] | None = None,
         max_delay: float = 0.05,
         clock: Callable[[], int] | None = None,
         config: Mapping[str, Any] | None = None,
+        fields: Mapping[str, FieldFunction] | None = None,
     ) -> None:
         evaluators = as_evaluators(eval_dataloader)
         check_model(model, evaluated=bool(evaluators))
@@ -211,7 +220,8 @@ class Trainer:
         if clock is not None:
             check_function(clock, "clock", "()")
         self._clock = clock or wall_clock()
-        config, max_delay = check_config(config), check_max_delay(max_delay)
+        security = _check_keys(broker, key, broker_key)
+        config, max_delay, own_fields = check_config(config), check_max_delay(max_delay), check_fields(fields)
         for path, argument in ((save_folder, "save_folder"), (load_path, "load_path"), (runs_dir, "runs_dir")):
             if path is not None:
                 check_path(path, argument)
@@ -219,7 +229,9 @@ class Trainer:
         if save_latest_filename is not None:
             check_text(save_latest_filename, "save_latest_filename")
         callbacks, loggers = several(callbacks, object, "callbacks"), several(loggers, object, "loggers")
-        events = check_record(record) | _check_consumers(callbacks, loggers, publish)
+        always = Demand.merge(
+            [Demand.of(BASE_EVENTS | check_record(record)), _check_consumers(callbacks, loggers, publish)]
+        )
         self._given_optimizers = optimizers
         made_optimizers = given_optimizers(optimizers)
         self._given_schedulers = check_schedulers(schedulers, made_optimizers)
@@ -290,10 +302,10 @@ class Trainer:
         self.logger = Logger(self.state)
         with self._ending_on_error():
             if publish:
-                self._publisher = self._start_stream(runs_dir, broker, max_delay, events, config)
+                self._publisher = self._start_stream(runs_dir, broker, security, max_delay, always.events, config)
                 if (callbacks or loggers) and rank == 0:
-                    self._attached = AttachedConsumers(callbacks, loggers, self._publisher.run_dir)
-            self.engine = self._make_engine()
+                    self._attached = AttachedConsumers(callbacks, loggers, run_place(self._publisher, key, broker_key))
+            self.engine = self._make_engine(always, own_fields)
             self._evaluation = Evaluation(
                 self.state, self.engine, self._clock, subset_num_batches=eval_subset, in_step=in_step
             )
@@ -320,8 +332,9 @@ class Trainer:
         self,
         runs_dir: str | os.PathLike[str] | None,
         broker: str | None,
+        security: ClientSecurity | None,
         max_delay: float,
-        events: set[Event],
+        events: Set[Event],
         config: Mapping[str, Any],
     ) -> Publisher:
         state = self.state
@@ -334,7 +347,8 @@ class Trainer:
                 rank=state.rank,
                 world_size=state.world_size,
                 info={**self._describe(), "config": dict(config)},
-                events=BASE_EVENTS | events,
+                events=events,
+                security=security,
                 clock=self._clock,
                 max_delay=max_delay,
                 on_stop=state.request_stop,
@@ -353,10 +367,10 @@ class Trainer:
             "device": str(state.device.torch_device),
         }
 
-    def _make_engine(self) -> Engine:
+    def _make_engine(self, always: Demand, fields: Mapping[str, Field]) -> Engine:
         if self._publisher is None:
             return Engine(self.state, self.logger)
-        publish = StatePublisher(self.state, self.logger, self._publisher).publish
+        publish = StatePublisher(self.state, self.logger, self._publisher, always, fields).publish
         return Engine(self.state, self.logger, self._publisher.wanted, publish)
 
     def _begin(self) -> None:
@@ -708,12 +722,20 @@ class Trainer:
             self._end_on(error)
 
 
-def _check_consumers(callbacks: list[Any], loggers: list[Any], publish: bool) -> set[Event]:
+def _check_keys(broker: str | None, key: str | None, broker_key: str | None) -> ClientSecurity | None:
+    if broker is not None:
+        return client_security(key, broker_key) if key or broker_key else client_security_for(broker)
+    if key or broker_key:
+        raise ConfigurationError("key and broker_key are for a broker that stands alone: name it with broker=")
+    return None
+
+
+def _check_consumers(callbacks: list[Any], loggers: list[Any], publish: bool) -> Demand:
     if (callbacks or loggers) and not publish:
         raise ConfigurationError("callbacks and loggers are fed by the stream: leave out publish=False, or them")
     check_picklable(callbacks, "callbacks")
     check_picklable(loggers, "loggers")
-    return events_of(callbacks)
+    return demand_of(callbacks)
 
 
 def _check_fsdp(config: Any, world_size: int) -> dict[str, Any]:

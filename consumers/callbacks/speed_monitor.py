@@ -48,15 +48,24 @@ class SpeedMonitor(Callback):
         self._tokens: deque[int] = deque(maxlen=window_size + 1)
         self._seconds: deque[float] = deque(maxlen=window_size + 1)
         self._flops: deque[float] = deque(maxlen=window_size + 1)
+        self._window: dict[str, deque[Any]] = {
+            "samples": self._samples,
+            "tokens": self._tokens,
+            "seconds": self._seconds,
+            "flops": self._flops,
+        }
         self._eval_seconds = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """The time spent evaluating so far, in seconds. The window is not kept: a resumed run fills it anew."""
-        return {"total_eval_wct": self._eval_seconds}
+        """The time spent evaluating so far, in seconds, and the window."""
+        window = {name: list(values) for name, values in self._window.items()}
+        return {"total_eval_wct": self._eval_seconds, "window": window}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up the time spent evaluating before."""
+        """Takes up the time spent evaluating before, and the window; without one it is filled anew."""
         self._eval_seconds = state["total_eval_wct"]
+        for name, values in state.get("window", {}).items():
+            self._window[name].extend(values)
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         """Takes in the batch and logs."""

@@ -68,6 +68,23 @@ class ConsoleLogger(LoggerDestination):
         if self._metrics:
             self._print_line()
 
+    def state_dict(self) -> dict[str, Any]:
+        """When the next line is due, and what it has so far, as it would be printed."""
+        return {
+            "next": self._next,
+            "metrics": {name: format_value(value) for name, value in self._metrics.items()},
+            "order": list(self._order),
+            "step": self._step,
+            "epoch": self._epoch,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with the line that was being gathered; lines printed since then are printed again."""
+        self._next = float(state["next"])
+        self._metrics = dict(state["metrics"])
+        self._order = {name: place for place, name in enumerate(state["order"])}
+        self._step, self._epoch = state["step"], state["epoch"]
+
     def _is_shown(self, name: str) -> bool:
         shown = self._shown.get(name)
         if shown is None:

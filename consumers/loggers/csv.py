@@ -1,14 +1,18 @@
 """Rows as a table."""
 
 import csv
-from collections.abc import Iterable, Sequence
-from typing import Any, TextIO
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from bus.snapshot import Snapshot
-from consumers.logger import Row, RunPlace
+from consumers.logger import Row
 from consumers.loggers.files import FileDestination
 
 __all__ = ["CsvLogger"]
+
+_FIXED = ["step", "time"]
 
 
 class CsvLogger(FileDestination):
@@ -20,36 +24,77 @@ class CsvLogger(FileDestination):
     """
 
     name = "csv"
+    blank = "step,time\n"
 
     def __init__(self, path: str | None = None, overwrite: bool = False) -> None:
         super().__init__(path, overwrite)
         self._metrics: dict[str, None] = {}
-
-    def open(self, place: RunPlace) -> None:
-        """Creates the file with its header."""
-        super().open(place)
-        _write(self.file, [self._header()])
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Writes a line for each."""
         new = {name: None for row in rows for name in row.metrics if name not in self._metrics}
         if new:
             self._metrics |= new
-            self.replace_file(lambda file: self._copy_widened(file, len(new)))
-        _write(
-            self.file, ([row.step, row.time, *(row.metrics.get(name, "") for name in self._metrics)] for row in rows)
-        )
+            self.replace_file(_widened(self.opened_path, len(new), self._header()))
+        self.write(_lines([row.step, row.time, *(row.metrics.get(name, "") for name in self._metrics)] for row in rows))
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of every file, and the metrics that have a column."""
+        return {**super().state_dict(), "metrics": list(self._metrics)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Says which rows and columns to keep when the file is opened."""
+        super().load_state_dict(state)
+        self._metrics = dict.fromkeys(state["metrics"])
+
+    def begin(self) -> None:
+        """Begins a table without metrics."""
+        self._metrics = {}
+        super().begin()
+
+    def roll_back(self, length: int, checksum: int) -> None:
+        """Cuts the open file to the committed rows, and, if it has become wider since, to the committed columns."""
+        committed = self._header()
+        found = _header_of(self.opened_path)
+        if len(found) > len(committed) and found[: len(committed)] == committed:
+            self.replace_file(_narrowed(self.opened_path, len(committed), length), (length, checksum))
+        else:
+            super().roll_back(length, checksum)
 
     def _header(self) -> list[str]:
-        return ["step", "time", *self._metrics]
-
-    def _copy_widened(self, file: TextIO, columns: int) -> None:
-        with open(self.file.name, encoding="utf-8", newline="") as old:
-            lines = csv.reader(old)
-            next(lines)
-            _write(file, [self._header()])
-            _write(file, (line + [""] * columns for line in lines))
+        return [*_FIXED, *self._metrics]
 
 
-def _write(file: TextIO, lines: Iterable[Iterable[Any]]) -> None:
-    csv.writer(file, lineterminator="\n").writerows(lines)
+def _lines(rows: Iterable[Iterable[Any]]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _read(path: Path) -> Iterator[list[str]]:
+    # What was committed may be followed by anything, also by half a character.
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        yield from csv.reader(file)
+
+
+def _header_of(path: Path) -> list[str]:
+    return next(_read(path), [])
+
+
+def _widened(path: Path, columns: int, header: list[str]) -> Iterator[str]:
+    rows = _read(path)
+    next(rows)
+    yield _lines([header])
+    for row in rows:
+        yield _lines([row + [""] * columns])
+
+
+def _narrowed(path: Path, columns: int, length: int) -> Iterator[str]:
+    """The first ``length`` bytes of the table as it was when it had so many columns."""
+    written = 0
+    for row in _read(path):
+        line = _lines([row[:columns]])
+        written += len(line.encode())
+        if written > length:
+            return
+        yield line

@@ -1,60 +1,80 @@
 """What destinations that write a file share."""
 
+import fcntl
 import os
-from collections.abc import Callable
+import stat
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Any, BinaryIO
 
 from bus.errors import ClosedError, ConfigurationError
 from consumers.logger import LoggerDestination, RunPlace
 
 __all__ = ["FileDestination"]
 
+_BLOCK = 1024 * 1024
+
 
 class FileDestination(LoggerDestination):
-    """A destination that writes lines to one file, by default ``metrics.NAME`` in the run's directory
+    """A destination that writes text to one file, by default ``metrics.NAME`` in the run's directory
     (``metrics-2.NAME`` for the second attempt of a run, and so on).
 
-    Every line is handed to the system as it is written, so other programs can follow the file. An existing file is
-    refused unless ``overwrite`` is true.
+    What an event logged is handed to the system as a whole, at once, so other programs can follow the file. An existing
+    file that holds anything is refused unless ``overwrite`` is true, or unless this is a consumer that goes on: then
+    the file is cut back to where that consumer had committed it. A file has one writer at a time.
     """
 
     name = ""
     """Its short name, for messages."""
 
+    blank = ""
+    """What a file holds before its first row."""
+
     def __init__(self, path: str | None = None, overwrite: bool = False) -> None:
-        self._path = None if path is None else Path(path)
+        self._chosen = None if path is None else Path(path)
+        self._path: Path | None = None
         self._overwrite = overwrite
-        self._file: TextIO | None = None
+        self._file: BinaryIO | None = None
+        self._bytes = 0
+        self._checksum = 0
+        self._goes_on = False
+        self._entry_is_safe = False
 
     def open(self, place: RunPlace) -> None:
-        """Creates the file.
+        """Creates the file, or opens it to go on.
 
         Raises:
-            ConfigurationError: there is one already, it cannot be created, or no path was given and the stream has no
-            directory.
+            ConfigurationError: there is one already, or another process writes it, it cannot be created, or no path was
+            given and the stream has no directory; or the file that this consumer wrote is gone or was changed.
         """
-        path = self._path or self._default_path(place)
+        self._path = self._chosen or self._default_path(place)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = _open(path, "w" if self._overwrite else "x")
-        except OSError as error:
-            if isinstance(error, FileExistsError) and path.exists():
-                problem = f"exists: '-o {self.name}.overwrite=true' replaces it,"
+            if not self._goes_on:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = _open(self._path, os.O_APPEND | (0 if self._goes_on else os.O_CREAT))
+            if not _acquire(self._file, self._path):
+                raise self._problem("is being written by another process:")
+            if self._goes_on:
+                self.roll_back(self._bytes, self._checksum)
             else:
-                problem = f"cannot be written: {error.strerror};"
-            raise ConfigurationError(f"{path} {problem} '-o {self.name}.path=FILE' writes elsewhere") from None
+                self.begin()
+        except OSError as error:
+            if self._goes_on and isinstance(error, FileNotFoundError):
+                raise self._mismatch("is gone") from None
+            raise self._problem(f"cannot be written: {error.strerror};") from None
+        self._goes_on = False
 
-    @property
-    def file(self) -> TextIO:
-        """The open file.
+    def write(self, text: str) -> None:
+        """Appends to the file.
 
         Raises:
             ClosedError: before :meth:`open` and after :meth:`close`.
         """
-        if self._file is None:
-            raise ClosedError(f"{self.name} was given rows while its file was not open: call open() first")
-        return self._file
+        file, data = self._opened, text.encode()
+        file.write(data)
+        file.flush()
+        self._count(data)
 
     def close(self) -> None:
         """Closes the file; whatever was written stays."""
@@ -62,16 +82,117 @@ class FileDestination(LoggerDestination):
             self._file.close()
             self._file = None
 
-    def replace_file(self, write: Callable[[TextIO], None]) -> None:
-        """Puts a file that ``write`` writes in the place of the open one, as a whole or not at all, and opens it to go
-        on."""
-        path = Path(self.file.name)
+    def state_dict(self) -> dict[str, Any]:
+        """How much is in the file, and its checksum; all of that is on the disk when this returns."""
+        os.fsync(self._opened.fileno())
+        if not self._entry_is_safe:
+            _sync_directory(self.opened_path.parent)
+            self._entry_is_safe = True
+        return {"bytes": self._bytes, "checksum": self._checksum}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Says how much of the file to keep when it is opened."""
+        self._bytes, self._checksum = int(state["bytes"]), int(state["checksum"])
+        self._goes_on = True
+
+    def begin(self) -> None:
+        """Empties the open file, and writes what it has before its first row.
+
+        Raises:
+            ConfigurationError: it holds something that may not be replaced.
+        """
+        self._bytes = self._checksum = 0
+        blank = self.blank.encode()
+        status = os.fstat(self._opened.fileno())
+        if stat.S_ISREG(status.st_mode):
+            # A process that was killed before its first row leaves a blank file, which is nobody's.
+            is_blank = status.st_size <= len(blank) and self.opened_path.read_bytes() in (b"", blank)
+            if not is_blank and not self._overwrite:
+                raise self._problem(f"exists: '-o {self.name}.overwrite=true' replaces it,")
+            os.ftruncate(self._opened.fileno(), 0)
+        elif not self._overwrite:
+            raise self._problem(f"is no regular file: '-o {self.name}.overwrite=true' writes to it all the same,")
+        self.write(self.blank)
+
+    def roll_back(self, length: int, checksum: int) -> None:
+        """Cuts the open file to its first ``length`` bytes.
+
+        Raises:
+            ConfigurationError: they are not those that were committed.
+        """
+        self._verify(_checksum_of(self.opened_path, length), (length, checksum))
+        os.ftruncate(self._opened.fileno(), length)
+
+    def replace_file(self, pieces: Iterable[str], expected: tuple[int, int] | None = None) -> None:
+        """Puts a file of those pieces in the place of the open one, as a whole or not at all, and goes on in it.
+
+        Raises:
+            ConfigurationError: its length and checksum are not the ``expected`` ones.
+        """
+        path, old = self.opened_path, self._opened
         temporary = path.with_name(f".{path.name}.new")
-        with _open(temporary, "w", buffering=-1) as file:
-            write(file)
-        os.replace(temporary, path)
-        self.file.close()
-        self._file = _open(path, "a")
+        file = _open(temporary, os.O_APPEND | os.O_CREAT)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(file.fileno(), 0)
+            written = checksum = 0
+            for data in map(str.encode, pieces):
+                written += file.write(data)
+                checksum = zlib.crc32(data, checksum)
+            if expected is not None:
+                self._verify((written, checksum), expected)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            file.close()
+            raise
+        old.close()
+        self._file, self._bytes, self._checksum = file, written, checksum
+        self._entry_is_safe = False
+
+    @property
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            raise ClosedError(self._not_open)
+        return self._file
+
+    @property
+    def _not_open(self) -> str:
+        return f"{self.name} was given rows while its file was not open: call open() first"
+
+    @property
+    def opened_path(self) -> Path:
+        """Where the open file is.
+
+        Raises:
+            ClosedError: before :meth:`open` and after :meth:`close`.
+        """
+        if self._file is None or self._path is None:
+            raise ClosedError(self._not_open)
+        return self._path
+
+    def _count(self, data: bytes) -> None:
+        self._bytes += len(data)
+        self._checksum = zlib.crc32(data, self._checksum)
+
+    def _verify(self, found: tuple[int, int], expected: tuple[int, int]) -> None:
+        if found[0] != expected[0]:
+            raise self._mismatch(f"is shorter than the {expected[0]} bytes")
+        if found[1] != expected[1]:
+            raise self._mismatch(f"does not begin with the {expected[0]} bytes")
+
+    def _mismatch(self, what: str) -> ConfigurationError:
+        self.close()
+        rest = ", which this consumer has written" if what == "is gone" else " that this consumer has written"
+        return ConfigurationError(
+            f"{self._path} {what}{rest}: put it back to go on, or begin anew with another '--name' "
+            f"and '-o {self.name}.path=FILE'"
+        )
+
+    def _problem(self, what: str) -> ConfigurationError:
+        self.close()
+        return ConfigurationError(f"{self._path} {what} '-o {self.name}.path=FILE' writes elsewhere")
 
     def _default_path(self, place: RunPlace) -> Path:
         if place.run_dir is None:
@@ -83,6 +204,33 @@ class FileDestination(LoggerDestination):
         return place.run_dir / f"metrics{suffix}.{self.name}"
 
 
-def _open(path: Path, mode: Literal["w", "x", "a"], buffering: int = 1) -> TextIO:
-    # Line ends stay as written on every system, and line buffering puts each row where others can read it.
-    return open(path, mode, buffering=buffering, encoding="utf-8", newline="")
+def _open(path: Path, flags: int) -> BinaryIO:
+    return open(os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o666), "wb")
+
+
+def _acquire(file: BinaryIO, path: Path) -> bool:
+    """Whether the file is ours alone. The lock ends with this process, however that ends."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    # Another writer may have put a new file in its place before it let go of this one.
+    return os.path.samestat(os.fstat(file.fileno()), path.stat())
+
+
+def _checksum_of(path: Path, length: int) -> tuple[int, int]:
+    """How many of the first ``length`` bytes there are, and their checksum."""
+    read = checksum = 0
+    with path.open("rb") as file:
+        while data := file.read(min(_BLOCK, length - read)):
+            read += len(data)
+            checksum = zlib.crc32(data, checksum)
+    return read, checksum
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -26,19 +26,18 @@ class JsonlLogger(FileDestination):
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Writes a line for each."""
-        for row in rows:
-            self._write({"step": row.step, "time": row.time, **row.metrics})
+        self.write("".join(_line({"step": row.step, "time": row.time, **row.metrics}) for row in rows))
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
         """Writes one line."""
-        self._write({"hyperparameters": dict(hyperparameters), "time": state.time})
+        self.write(_line({"hyperparameters": dict(hyperparameters), "time": state.time}))
 
-    def _write(self, entry: dict[str, Any]) -> None:
-        try:
-            line = _encode(entry)
-        except ValueError:
-            line = _encode(_strict(entry))
-        self.file.write(f"{line}\n")
+
+def _line(entry: dict[str, Any]) -> str:
+    try:
+        return f"{_encode(entry)}\n"
+    except ValueError:
+        return f"{_encode(_strict(entry))}\n"
 
 
 def _strict(value: Any) -> Any:

@@ -1,0 +1,66 @@
+"""The callbacks of a runner: which events they want, what they are called, how they did."""
+
+import difflib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from bus.errors import ConfigurationError
+from bus.event import Event
+from consumers.callback import Callback
+
+__all__ = ["Member", "numbered_names", "wanted_events"]
+
+
+def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
+    """Every event that at least one of the callbacks wants.
+
+    Raises:
+        ConfigurationError: one of them handles nothing at all, which is a slip of the pen.
+    """
+    events: set[Event] = set()
+    for callback in callbacks:
+        wanted = callback.wanted_events()
+        if not wanted and not _overrides(callback, "close", "post_close"):
+            raise ConfigurationError(
+                f"callback {type(callback).__name__} handles no event: its methods are named after events, "
+                f"such as batch_end{_misspelt(callback)}"
+            )
+        events |= wanted
+    return events
+
+
+def _overrides(callback: Callback, *names: str) -> bool:
+    return any(getattr(type(callback), name, None) is not getattr(Callback, name) for name in names)
+
+
+def _misspelt(callback: Callback) -> str:
+    methods = {event.value for event in Event}
+    for name in vars(type(callback)):
+        close = difflib.get_close_matches(name, methods, n=1, cutoff=0.75)
+        if close:
+            return f"; did you mean {close[0]} for {name}?"
+    return ""
+
+
+class Member:
+    """A callback and what the runner knows about it."""
+
+    def __init__(self, callback: Callback, name: str) -> None:
+        self.callback = callback
+        self.name = name
+        self.wanted = callback.wanted_events()
+        self.demand = callback.demand()
+        self.all_ranks = callback.all_ranks
+        self.errors = 0
+        self.disabled = False
+        """Whether it is given no more events."""
+        self.closed = False
+
+
+def numbered_names(members: Iterable[object]) -> Iterator[str]:
+    """The name of each object's class, numbered from its second occurrence on: ``SpeedMonitor``, ``SpeedMonitor#2``."""
+    seen: defaultdict[str, int] = defaultdict(int)
+    for member in members:
+        name = type(member).__name__
+        seen[name] += 1
+        yield name if seen[name] == 1 else f"{name}#{seen[name]}"
