@@ -40,13 +40,12 @@ class Gap(NamedTuple):
 
 
 class InEffect(NamedTuple):
-    """From where on a rank publishes what consumers asked for."""
+    """From where on a rank publishes what was asked for."""
 
     seq: int
-    """Number of the mark in the stream."""
+    """Every event after this number."""
     timestamp: Timestamp
-    """Training time at the mark: it holds from the next batch on."""
-    demand: Demand
+    """Training time there: the batches after those that it counts."""
 
 
 class Missing(NamedTuple):
@@ -76,11 +75,17 @@ class StreamOrder:
     shows at the very next frame, before anything is given out of order. :attr:`topics` are the subscriptions for
     that.
 
-    ``after`` is where an earlier reader stopped: of each rank ``(seq, base_seq)`` of the last event that need not come
+    ``demand`` is what the reader asks of the training; :attr:`in_effect` says from where on it is met. ``after`` is
+    where an earlier reader stopped: of each rank ``(seq, base_seq)`` of the last event that need not come
     again."""
 
     def __init__(
-        self, run: str, attempt: int, events: Iterable[Event] | None, after: Mapping[int, tuple[int, int]] | None = None
+        self,
+        run: str,
+        attempt: int,
+        events: Iterable[Event] | None,
+        after: Mapping[int, tuple[int, int]] | None = None,
+        demand: Demand | None = None,
     ) -> None:
         self.run = run
         self.attempt = attempt
@@ -93,8 +98,9 @@ class StreamOrder:
         self._numbers: dict[int, int] = {rank: self._number(position) for rank, position in (after or {}).items()}
         self._ends: dict[int, Ending] = {}
         self._world_size = 1
+        self._demand = demand or Demand()
         self.in_effect: dict[int, InEffect] = {}
-        """Of each rank what was last said about the demand that it meets."""
+        """Of each rank that has said so: from where on it meets the demand, up to the last event that was read."""
 
     @property
     def topics(self) -> list[str]:
@@ -181,7 +187,10 @@ class StreamOrder:
         except ProtocolError:
             self.skipped += 1
             return
-        self.in_effect[rank] = InEffect(event.seq, Timestamp.from_values(event.timestamp), demand)
+        if Demand.merge([demand, self._demand]) != demand:
+            self.in_effect.pop(rank, None)
+        else:
+            self.in_effect.setdefault(rank, InEffect(event.seq, Timestamp.from_values(event.timestamp)))
 
     def _note_end(self, rank: int, event: EventBody) -> None:
         status, error = event.fields.get("status"), event.fields.get("error")

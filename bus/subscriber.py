@@ -100,8 +100,8 @@ class Subscriber:
         """The recording that it reads; ``None`` for a run on another machine."""
         self.ending: Ending | None = None
         """How the run ended; ``None`` until then."""
-        self._order = StreamOrder(self.run_name, self.attempt, events, after)
         self._demand = Demand.of(events or ()) if demand is None else demand
+        self._order = StreamOrder(self.run_name, self.attempt, events, after, self._demand)
         self._name = name
         self._given_security = security
         self._reader = self._source.reader
@@ -157,7 +157,8 @@ class Subscriber:
         return "; ".join([*self._reader.damage, *cut]) or None
 
     def in_effect(self, rank: int = 0) -> InEffect | None:
-        """What a rank last said about the demand that it meets, and from which batch on; ``None`` before it did."""
+        """From where on a rank publishes what was asked for beyond what is always there; ``None`` until it has said
+        so."""
         return self._order.in_effect.get(rank)
 
     # -- iterating ----------------------------------------------------------------------------------------------------

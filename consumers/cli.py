@@ -1,6 +1,7 @@
 """The command ``consumer``: attach callbacks to a run, or replay a recording through them."""
 
 import contextlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import get_args
 
@@ -162,7 +163,7 @@ def consumer(
         if committed is not None:
             _say_committed(committed, str(name))
         statistics = Runner(stream, made, destinations, on_error, progress, commit_every).run()
-    return _report(stream, statistics)
+    return _report(stream, statistics, sorted({field for callback in made for field in callback.fields}))
 
 
 def main() -> None:
@@ -196,11 +197,13 @@ def _say(message: str) -> None:
     click.echo(message, err=True)
 
 
-def _report(stream: Stream, statistics: RunnerStatistics) -> int:
+def _report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str]) -> int:
     """Says how it went, in the last lines on standard error; returns the exit code."""
     missing = [
         f"missing: events {gap.first} to {gap.last} of rank {gap.rank}, which nobody has" for gap in statistics.gaps
     ]
+    if isinstance(stream, Subscriber) and (since := stream.in_effect()) is not None and fields:
+        _say(f"{', '.join(fields)}: asked for from batch {since.timestamp.batch.value + 1} on")
     problems = [*statistics.problems, *missing]
     for problem in problems:
         _say(problem)
