@@ -32,7 +32,8 @@ _EXCHANGE_EVERY = 50_000_000
 _REPORT_EVERY = 1_000_000_000
 _FLUSH_MASK = 0xFF
 _SAMPLE_MASK = 0x3F
-_BACKLOG_BYTES = 64 * 1024 * 1024
+BACKLOG_BYTES = 64 * 1024 * 1024
+MIN_BACKLOG_BYTES = 64 * 1024
 _CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
 _TRAINING_TIME = (
     *("iteration", "epoch", "batch", "sample", "token"),
@@ -119,16 +120,13 @@ class Publisher:
         events: Iterable[Event] = BASE_EVENTS,
         clock: Callable[[], int] | None = None,
         max_delay: float = 0.05,
-        backlog_bytes: int = _BACKLOG_BYTES,
+        backlog_bytes: int = BACKLOG_BYTES,
         on_stop: Callable[[], object] | None = None,
         security: ClientSecurity | None = None,
     ) -> None:
         if not 0 <= max_delay <= 1:
             raise ConfigurationError(f"max_delay is {max_delay}; it is in seconds: 0 to 1, 0 sends every event at once")
-        if backlog_bytes < 1:
-            raise ConfigurationError(
-                f"backlog_bytes is {backlog_bytes}; it bounds the memory for events on their way: 1 or more"
-            )
+        check_backlog_bytes(backlog_bytes)
         self.stop_requested = False
         """Whether somebody has asked for the training to end: a loop of your own looks here after each batch."""
         self._on_stop = on_stop
@@ -155,7 +153,7 @@ class Publisher:
         self._clock = clock or wall_clock()
         self._began = self._clock()
         self._lanes = {event: _Lane(event, self._encoder(event.value)) for event in Event}
-        self._uplink = Uplink(link, backlog_bytes, self._take_demand, self._take_command)
+        self._uplink = Uplink(link, backlog_bytes)
         self._outbox = self._uplink.outbox
         self._held = HeldEvents()
         self._max_delay = round(max_delay * 1e9)
@@ -164,7 +162,7 @@ class Publisher:
         self._encoding_time = self._encodings_timed = self._flushing_time = 0
         self._context: tuple[dict[str, Any], bytes] = ({}, b"")
         self._previous: tuple[int, ...] | None = None
-        self._take_demand(welcome.get("demand"))
+        self._take_news()
         _open_publishers.add(self)
 
     def _encoder(self, name: str) -> Callable[..., bytes]:
@@ -294,10 +292,18 @@ class Publisher:
         if self._uplink.lost:
             self._shut()
             return
+        self._take_news()
         self._outbox.send()
         if self._last_time >= self._next_report:
             self._next_report = self._last_time + _REPORT_EVERY
             self._uplink.report(asdict(self.statistics()))
+
+    def _take_news(self) -> None:
+        uplink = self._uplink
+        while uplink.demands:
+            self._take_demand(uplink.demands.pop(0))
+        while uplink.commands:
+            self._take_command(uplink.commands.pop(0))
 
     def _take_command(self, command: Any) -> None:
         # Others may come from a newer broker: what is not understood is skipped.
@@ -403,6 +409,15 @@ class Publisher:
         """In a forked child: the stream stays the parent's."""
         self._closed = True
         self.wanted.clear()
+
+
+def check_backlog_bytes(value: int) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` for a bound in which no event could be kept."""
+    if not isinstance(value, int) or value < MIN_BACKLOG_BYTES:
+        raise ConfigurationError(
+            f"backlog_bytes is {value!r}: it bounds the memory for events that are not on disk yet, in bytes, "
+            f"{MIN_BACKLOG_BYTES:,} or more; {BACKLOG_BYTES:,} is the default"
+        )
 
 
 def ending_for(error: BaseException | None) -> tuple[str, str | None]:

@@ -39,6 +39,8 @@ class SubscriberStatistics:
     """Snapshots handed on."""
     lag: int
     """Events that the broker has, by its last sign of life, and that were not handed on."""
+    lag_high: int
+    """The largest lag so far."""
     fallbacks: int
     """How often the live stream missed something that was then read from the recording."""
     reconnects: int
@@ -113,7 +115,7 @@ class Subscriber:
         self._closed = False
         self._link: StreamLink | None = None
         self._give_up_at = 0.0
-        self._given = self._fallbacks = self._reconnects = self._lag = self._last_seq = 0
+        self._given = self._fallbacks = self._reconnects = self._lag = self._lag_high = self._last_seq = 0
         # The stream first, then the history: what comes in between is in both.
         if self._source.look() is Standing.LIVE:
             self._connect()
@@ -133,6 +135,7 @@ class Subscriber:
         return SubscriberStatistics(
             given=self._given,
             lag=self._lag,
+            lag_high=self._lag_high,
             fallbacks=self._fallbacks,
             reconnects=self._reconnects,
             missing=sum(gap.last - gap.first + 1 for gap in tuple(self._order.gaps)),
@@ -305,6 +308,7 @@ class Subscriber:
                 return
             missing = self._order.behind(positions)
             self._lag = self._order.lag(positions)
+            self._lag_high = max(self._lag_high, self._lag)
             if missing is None and len(more) >= 2 and self._order.behind(more[1]) is None:
                 # Whatever may be missed from here on comes after this place in the recording.
                 self._go_on_reading_at(int(more[0]))

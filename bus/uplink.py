@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -26,12 +25,10 @@ class Uplink:
     :meth:`settle`.
 
     A broker of our own that dies is started again, and whatever broker comes back is sent what it lacks, as far as
-    ``limit`` bytes reach. ``on_demand`` is given the wire form of what consumers want, ``on_command`` a command's name.
-    :attr:`lost` is true once no broker will take the run any more; everything is then forgotten."""
+    ``limit`` bytes reach. :attr:`lost` is true once no broker will take the run any more; everything is then
+    forgotten."""
 
-    def __init__(
-        self, link: BrokerLink, limit: int, on_demand: Callable[[Any], object], on_command: Callable[[Any], object]
-    ) -> None:
+    def __init__(self, link: BrokerLink, limit: int) -> None:
         self.run_name = link.run_name
         self.outbox = Outbox(link.send, limit)
         self.acknowledged = 0
@@ -41,9 +38,11 @@ class Uplink:
         self.restarts = 0
         """How often the broker was lost and a new one had to be found or started."""
         self.lost = False
+        self.demands: list[Any] = [link.welcome.get("demand")]
+        """What the broker has said consumers want, in the form of the wire; whoever reads it empties it."""
+        self.commands: list[Any] = []
+        """Commands that have come; whoever reads them empties it."""
         self._link = link
-        self._on_demand = on_demand
-        self._on_command = on_command
         self._heard = time.monotonic()
         self._silence_named = False
         self._ended = False
@@ -61,9 +60,9 @@ class Uplink:
         if kind == "ack":
             self._note_acknowledged(content.get("seq"))
         elif kind == "demand":
-            self._on_demand(content.get("demand"))
+            self.demands.append(content.get("demand"))
         elif kind == "command":
-            self._on_command(content.get("command"))
+            self.commands.append(content.get("command"))
         elif kind == "resend":
             self.outbox.rewind()
         elif kind == "ended":
@@ -72,7 +71,7 @@ class Uplink:
             self._find_again("is another one, which does not know the run yet")
         elif kind == "welcome":
             self._note_acknowledged(content.get("acknowledged"))
-            self._on_demand(content.get("demand"))
+            self.demands.append(content.get("demand"))
             self.outbox.rewind()
             self.outbox.paused = False
         elif kind == "refused":

@@ -427,14 +427,15 @@ def outputs(tmp_path: Path, prefix: str) -> list[bytes]:
     return [(tmp_path / f"{prefix}.{name}").read_bytes() for name in ("jsonl", "csv")]
 
 
-def test_killed_at_ten_moments_of_a_replay_the_files_are_the_same_to_the_byte(
+@pytest.mark.timeout(150)
+def test_killed_at_25_moments_of_a_replay_the_files_are_the_same_to_the_byte(
     command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path
 ) -> None:
     directory = record_run(runs_dir, "r", snapshots_of_training(batches=4000))
     assert finish(command("undisturbed", "--replay", directory))[0] == 0
     expected = outputs(tmp_path, "undisturbed")
     named = command("killed", "--replay", directory, "--name", "mine", "--commit-every", 20)
-    for target in sorted(random.sample(range(len(expected[0]) * 9 // 10), 10)):
+    for target in sorted(random.sample(range(len(expected[0]) * 9 // 10), 25)):
         kill_when_written(named, tmp_path / "killed.jsonl", target)
     code, lines = finish(named)
     assert code == 0, lines
@@ -453,15 +454,16 @@ def kill_when_written(command: list[str], path: Path, size: int) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-def test_killed_at_ten_moments_of_a_live_run_the_files_are_the_same_to_the_byte(
+@pytest.mark.timeout(150)
+def test_killed_at_25_moments_of_a_live_run_the_files_are_the_same_to_the_byte(
     command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path
 ) -> None:
     named = command("killed", "--run", "r", "--name", "mine", "--commit-every", 20)
     path = tmp_path / "killed.jsonl"
 
-    def kill_ten_times() -> None:
+    def kill_many_times() -> None:
         written = 0
-        for _ in range(10):
+        for _ in range(25):
             kill_when_written(named, path, written + random.randrange(1, 20_000))
             written = path.stat().st_size
 
@@ -472,7 +474,7 @@ def test_killed_at_ten_moments_of_a_live_run_the_files_are_the_same_to_the_byte(
     stop = [Act(stop_when_done, Event.BATCH_END)]
     trainer = gold_trainer(60, 6, max_duration="9999ep", algorithms=stop, publish=True, run_name="r")
     with ThreadPoolExecutor(1) as pool:
-        kills = pool.submit(kill_ten_times)
+        kills = pool.submit(kill_many_times)
         trainer.fit()
         kills.result()
     last = subprocess.Popen(named, stderr=subprocess.PIPE, text=True)

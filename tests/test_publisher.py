@@ -484,3 +484,10 @@ def test_a_broker_that_does_not_say_how_many_ranks_it_told_is_named(runs_dir, co
     finally:
         broker.join()
         context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1000, "64MiB"])
+def test_a_ring_that_holds_nothing_is_refused(runs_dir, size):
+    with pytest.raises(ConfigurationError, match="65,536 or more; 67,108,864 is the default"):
+        Publisher("r", backlog_bytes=size)
+    assert not (runs_dir / "r").exists()

@@ -163,6 +163,12 @@ COMMON_OPTIONS: dict[str, list[click.Option]] = {
         click.Option(["--key"], metavar="FILE", help="Your secret key for that broker. Default: $OFFLOOP_KEY."),
         click.Option(["--broker-key"], metavar="FILE", help="That broker's public key. Default: $OFFLOOP_BROKER_KEY."),
         click.Option(
+            ["--backlog-bytes"],
+            type=int,
+            metavar="N",
+            help="Bound of the memory for events that are not on disk yet. Default: 64 MiB.",
+        ),
+        click.Option(
             ["--record"], metavar="EVENTS", help="Events to record beside the base set, such as batch_start, or 'all'."
         ),
         click.Option(

@@ -15,7 +15,7 @@ from bus.clock import wall_clock
 from bus.demand import Demand
 from bus.errors import ClosedError, ConfigurationError, RankError
 from bus.event import Event
-from bus.publisher import BASE_EVENTS, Publisher, ending_for
+from bus.publisher import BACKLOG_BYTES, BASE_EVENTS, Publisher, check_backlog_bytes, ending_for
 from bus.runs import new_run_name
 from bus.security import ClientSecurity, client_security, client_security_for
 from bus.time import Time, TimeInput, Timestamp, TimeUnit
@@ -123,6 +123,7 @@ class Trainer:
         progress_bar: whether to show progress on standard error.
         record: events to record beside the base set, or ``"all"``; others are recorded while a consumer wants them.
         max_delay: seconds by which the events of batches may be late in a fast loop, see :class:`bus.Publisher`.
+        backlog_bytes: bound of the memory for events that the broker does not have on disk yet, 64 MiB by default.
         clock: nanoseconds since 1970, for tests.
         config: what else to write down about the run in ``run.json``.
         fields: what else consumers can ask for, by name: functions of the state, see :mod:`trainer.fields`.
@@ -185,6 +186,7 @@ class Trainer:
         progress_bar: bool = True,
         record: str | Iterable[Event | str] | None = None,
         max_delay: float = 0.05,
+        backlog_bytes: int = BACKLOG_BYTES,
         clock: Callable[[], int] | None = None,
         config: Mapping[str, Any] | None = None,
         fields: Mapping[str, FieldFunction] | None = None,
@@ -221,6 +223,7 @@ class Trainer:
             check_function(clock, "clock", "()")
         self._clock = clock or wall_clock()
         security = _check_keys(broker, key, broker_key)
+        check_backlog_bytes(backlog_bytes)
         config, max_delay, own_fields = check_config(config), check_max_delay(max_delay), check_fields(fields)
         for path, argument in ((save_folder, "save_folder"), (load_path, "load_path"), (runs_dir, "runs_dir")):
             if path is not None:
@@ -302,7 +305,9 @@ class Trainer:
         self.logger = Logger(self.state)
         with self._ending_on_error():
             if publish:
-                self._publisher = self._start_stream(runs_dir, broker, security, max_delay, always.events, config)
+                self._publisher = self._start_stream(
+                    runs_dir, broker, security, max_delay, backlog_bytes, always.events, config
+                )
                 if (callbacks or loggers) and rank == 0:
                     self._attached = AttachedConsumers(callbacks, loggers, run_place(self._publisher, key, broker_key))
             self.engine = self._make_engine(always, own_fields)
@@ -334,6 +339,7 @@ class Trainer:
         broker: str | None,
         security: ClientSecurity | None,
         max_delay: float,
+        backlog_bytes: int,
         events: Set[Event],
         config: Mapping[str, Any],
     ) -> Publisher:
@@ -351,6 +357,7 @@ class Trainer:
                 security=security,
                 clock=self._clock,
                 max_delay=max_delay,
+                backlog_bytes=backlog_bytes,
                 on_stop=state.request_stop,
             )
 
