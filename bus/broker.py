@@ -331,8 +331,12 @@ class Broker:
 
     def _go_on_from(self, identity: bytes, content: dict[str, Any]) -> None:
         """A publisher says with which event it goes on: what comes before that and is not here, nobody has."""
-        run, rank = self._publishers[identity]
         first = int(content["from"])
+        place = self._publishers.get(identity)
+        if place is None:
+            self._turn_away(identity)
+            return
+        run, rank = place
         if run.trouble is None and first > rank.journaled + 1:
             _log.warning(
                 "run %s, rank %d: events %d to %d are not recorded, the trainer had to give them up",
@@ -511,7 +515,16 @@ class Broker:
         self._topics = {key: place for key, place in self._topics.items() if place[1] is not rank}
 
     def _note_report(self, identity: bytes, content: dict[str, Any]) -> None:
-        self._publishers[identity][1].told = _report(content)
+        place = self._publishers.get(identity)
+        if place is None:
+            self._turn_away(identity)
+        else:
+            rank, told = place[1], _report(content)
+            if len(told) > 1:
+                rank.told = told
+            if told.get("last_sent", 0) > rank.seq:
+                # It was sent before this message on the same connection, so it was lost on the way.
+                self._ask_again(rank)
 
     def _live(self, name: Any) -> LiveRun:
         run = self._runs.get(str(name))

@@ -39,6 +39,8 @@ class Outbox:
         self._sent: deque[_Parcel] = deque()
         self._put = 0
         self._announce = False
+        self.last_sent = 0
+        """Number of the frame that was handed to the socket last."""
         self.paused = False
         """While true nothing is sent: nobody is there to take it."""
         self.size = 0
@@ -106,6 +108,7 @@ class Outbox:
                 parcel = self._unsent[0]
                 self._send(parcel.message, zmq.NOBLOCK)
                 self._sent.append(self._unsent.popleft())
+                self.last_sent = parcel.last
                 new = self._new_in(parcel)
                 self.sent += new
                 self.resent += parcel.last - parcel.first + 1 - new

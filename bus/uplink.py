@@ -16,6 +16,7 @@ __all__ = ["Uplink"]
 _log = logging.getLogger("offloop")
 
 SILENCE_SECONDS = 10.0
+PROBE_SECONDS = 0.5
 SETTLE_SECONDS = 5.0
 POLL_MILLISECONDS = 20
 
@@ -44,6 +45,7 @@ class Uplink:
         """Commands that have come; whoever reads them empties it."""
         self._link = link
         self._heard = time.monotonic()
+        self._probed = 0.0
         self._silence_named = False
         self._ended = False
 
@@ -53,7 +55,7 @@ class Uplink:
             self._heard = time.monotonic()
             self._take(message.kind, message.content)
         self._look_after_broker()
-        self._name_silence()
+        self._mind_silence()
 
     def _take(self, kind: str, content: dict[str, Any]) -> None:
         # Kinds that are not known come from a newer broker: they are skipped.
@@ -124,11 +126,15 @@ class Uplink:
             else:
                 self._find_again(f"{how}; another one is started")
 
-    def _name_silence(self) -> None:
+    def _mind_silence(self) -> None:
         now = time.monotonic()
         if not self.outbox.size:
             self._heard = now
-        elif now - self._heard > SILENCE_SECONDS and not self._silence_named and not self.lost:
+        elif now - max(self._heard, self._probed) > PROBE_SECONDS:
+            # A broker that was started again says nothing to somebody whom it does not know, unless it is spoken to.
+            self._probed = now
+            self.report({})
+        if now - self._heard > SILENCE_SECONDS and not self._silence_named and not self.lost:
             self._silence_named = True
             _log.warning(
                 "the broker of run %s has not answered for %d s: the training goes on, and what came after event %d "
@@ -146,10 +152,11 @@ class Uplink:
         self.outbox.clear()
 
     def report(self, statistics: dict[str, Any]) -> None:
-        """Tells the broker how the publisher is doing, for whoever asks there."""
+        """Tells the broker how the publisher is doing, for whoever asks there, and which event it must have by now."""
         if not self.outbox.paused and not self.lost:
             try:
-                self._link.send(encode_control("report", statistics), zmq.NOBLOCK)
+                told = {**statistics, "last_sent": self.outbox.last_sent}
+                self._link.send(encode_control("report", told), zmq.NOBLOCK)
             except zmq.Again:
                 return
 

@@ -114,7 +114,7 @@ def test_nonsense_is_skipped_and_the_others_go_on(standalone, stranger, runs_dir
         ("hello", {"run": "r", "rank": 0, "world_size": 1, "pid": "me"}, "hello is malformed"),
         ("want", {"run": "nobody", "demand": {}}, "not live here"),
         ("want", {"demand": 3}, "want is malformed"),
-        ("resume", {"from": 1}, "resume is malformed"),
+        ("resume", {"from": "here"}, "resume is malformed"),
         ("fetch", {"run": "../r", "attempt": 1, "offset": 0}, "cannot be a run name"),
         ("fetch", {"run": "nobody", "attempt": 1, "offset": 0}, "no recording of attempt 1 of run 'nobody'"),
         ("statistics", {"run": "nobody"}, "not live here"),
@@ -125,6 +125,12 @@ def test_bad_requests_are_refused_with_the_reason(stranger, kind, content, reaso
     reply = answer(stranger)
     assert reply.kind == "refused"
     assert reason in reply.content["reason"]
+
+
+@pytest.mark.parametrize(("kind", "content"), [("resume", {"from": 1}), ("report", {"published": 3})])
+def test_a_publisher_that_is_not_known_is_told_so(stranger, kind, content):
+    stranger.send(encode_control(kind, content))
+    assert answer(stranger) == ("unknown", {})
 
 
 def test_a_stranger_cannot_publish_into_a_run(standalone, stranger, runs_dir):
@@ -237,6 +243,31 @@ def test_a_broker_of_its_own_is_started_again(runs_dir, caplog):
     assert [snapshot.seq for snapshot in recording] == list(range(1, 35))
     assert (recording.ending.status, recording.gaps, recording.damage) == ("finished", (), None)
     assert "was killed by signal 9; another one is started" in caplog.text
+
+
+def test_all_ranks_find_a_broker_again_that_was_started_again(runs_dir):
+    first = Publisher("r", rank=0, world_size=2)
+    second = Publisher("r", broker=first.address, rank=1, world_size=2)
+    for number in range(1, 4):
+        broker = json.loads((runs_dir / "r" / "broker.json").read_text())["pid"]
+        for publisher in (first, second):
+            for _ in range(10):
+                publisher.publish(Event.EPOCH_END)
+        os.kill(broker, signal.SIGKILL)
+
+        def recovered(number=number):
+            for publisher in (first, second):
+                publisher.poll()
+            return all(one.statistics().acknowledged >= 10 * number for one in (first, second))
+
+        wait_for(recovered, "both ranks to be recorded", timeout=20)
+    second.close()
+    first.close()
+    recording = Recording(runs_dir / "r")
+    snapshots = list(recording)
+    for rank in (0, 1):
+        assert [snapshot.seq for snapshot in snapshots if snapshot.rank == rank] == list(range(1, 31))
+    assert (recording.ending.status, recording.gaps) == ("finished", ())
 
 
 def test_an_old_publisher_cannot_go_on_when_a_new_attempt_has_begun(runs_dir, caplog):
