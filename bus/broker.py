@@ -2,26 +2,21 @@
 
 import contextlib
 import logging
-import os
 import resource
-import socket
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from bus import processes
 from bus.archive import Archive
 from bus.clock import wall_clock
-from bus.commands import COMMANDS
-from bus.demand import LEASE_SECONDS, Demand
-from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError, RunDirectoryError
-from bus.journal import JournalWriter
+from bus.door import Door
+from bus.errors import BrokerError, ProtocolError
 from bus.live_run import LiveRank, LiveRun
+from bus.live_runs import LiveRuns
 from bus.runs import RunDirectory
 from bus.security import DOOR, ROLE_NEEDED, STREAM, Gatekeeper, ServerSecurity, allow_ipv6, check_listen_address
 from bus.time import Timestamp
@@ -29,7 +24,6 @@ from bus.wire import (
     BUNDLE,
     END,
     MAX_FRAME,
-    Control,
     EventBody,
     Topic,
     decode_control,
@@ -59,8 +53,8 @@ QUIET_SECONDS = 0.2
 BURIAL_SECONDS = 2.0
 NAMED_REFUSALS = 10
 FIRST_RUN_PATIENCE = 30.0
-MAX_TOLD = 50
-MAX_LISTED = 1000
+RETURN_SECONDS = 2.0
+MAX_TOPICS = 200
 
 
 @dataclass(frozen=True)
@@ -109,19 +103,11 @@ class Broker:
         security: ServerSecurity | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
-        self._root = runs_dir
-        self._archive = Archive(runs_dir)
-        self._directory = directory
         self._until_over = until_over
         self._clock = clock or wall_clock()
-        self._runs: dict[str, LiveRun] = {}
-        self._topics: dict[tuple[bytes, bytes], tuple[LiveRun, LiveRank, str]] = {}
-        self._publishers: dict[bytes, tuple[LiveRun, LiveRank]] = {}
-        self._collected = self._recorded = self._duplicates = self._refused = self._unnamed = 0
+        self._collected = self._duplicates = self._refused = self._unnamed = 0
         self._asked_again = self._missing = 0
-        self._turned_away: deque[bytes] = deque(maxlen=BURST)
         self._heard = 0.0
-        self._served = self._ended = 0
         self._stopping = False
         _allow_many_connections()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -136,6 +122,10 @@ class Broker:
         self._poller.register(self._door_socket, zmq.POLLIN)
         if self._gatekeeper is not None:
             self._poller.register(self._gatekeeper.socket, zmq.POLLIN)
+        self._runs = LiveRuns(runs_dir, directory, self.door, self.stream, self._poller)
+        self._door = Door(
+            self._runs, Archive(runs_dir), self._answer, self._ask_again, self._go_on_from, self.statistics
+        )
 
     def _bind(self, kind: int, address: str, domain: str) -> "zmq.Socket[bytes]":
         check_listen_address(address, self._security)
@@ -173,13 +163,21 @@ class Broker:
         return BrokerStatistics(
             runs=len(self._runs),
             collected=self._collected,
-            recorded=self._recorded + sum(run.journal.written for run in self._runs.values()),
+            recorded=self._runs.recorded,
             duplicates=self._duplicates,
             refused=self._refused,
             asked_again=self._asked_again,
             missing=self._missing,
-            ended=self._ended,
+            ended=self._runs.served - len(self._runs),
         )
+
+    def resume(self) -> None:
+        """Takes up the run of the directory that was given where the broker before this one left it.
+
+        Raises:
+            BrokerError: its newest attempt has ended, or there is none.
+        """
+        self._runs.resume_given()
 
     def serve(self) -> None:
         """Collects, journals and fans out until stopped; then closes every journal in order."""
@@ -196,7 +194,7 @@ class Broker:
                 if self._door_socket in ready:
                     self._heard = now
                 self._bury(ready, now)
-                if now >= next_flush or any(run.flush_soon for run in self._runs.values()):
+                if now >= next_flush or any(run.flush_soon for run in self._runs):
                     next_flush = now + FLUSH_SECONDS
                     self._flush(now)
                 if now >= next_beat:
@@ -209,9 +207,9 @@ class Broker:
             self._close()
 
     def _all_over(self, begun: float) -> bool:
-        if not self._until_over or self._runs:
+        if not self._until_over or len(self._runs):
             return False
-        return self._served > 0 or time.monotonic() - begun > FIRST_RUN_PATIENCE
+        return self._runs.served > 0 or time.monotonic() - begun > FIRST_RUN_PATIENCE
 
     # -- collect -> journal -> fan out --------------------------------------------------------------------------------
 
@@ -241,7 +239,7 @@ class Broker:
             control = decode_control(split_frame(frame)[1])
             self._check_role(message, control.kind)
             if control.kind != BUNDLE:
-                self._take_control(identity, control)
+                self._door.take(identity, control)
                 return
             frames = control.content.get("frames")
         except ProtocolError as error:
@@ -277,26 +275,52 @@ class Broker:
 
     def _take(self, identity: bytes, frame: bytes) -> None:
         end = frame.find(b"\0", 0, 257)
-        place = self._topics.get((identity, frame[:end]))
+        place = self._runs.publisher(identity)
         if place is None:
-            self._take_first(identity, frame)
-            return
-        run, rank, name = place
+            self._door.turn_away(identity)
+            raise ProtocolError("an event from somebody who did not say hello for it")
+        run, rank = place
+        name = rank.names.get(frame[:end])
+        if name is None:
+            name = self._name_topic(run, rank, frame, end)
         body = frame[end + 1 :]
-        event = decode_event(body)
+        try:
+            event = decode_event(body)
+        except ProtocolError:
+            rank.spoiled += 1
+            raise
         if event.attempt != run.attempt:
             raise ProtocolError(f"an event of attempt {event.attempt} of run {run.name!r} in attempt {run.attempt}")
         if rank.ended and event.seq > rank.seq:
             raise ProtocolError(f"an event of {run.name}/{rank.rank} after its end")
-        if event.seq == rank.seq + 1:
-            self._accept(run, rank, name, event, frame, end)
-        elif event.seq > rank.seq:
+        if event.seq > rank.seq + 1 and not self._is_spoiled_until(run, rank, event.seq):
             # Something was lost on the way, or in a broker before this one.
             self._ask_again(rank)
+        elif event.seq > rank.seq:
+            self._accept(run, rank, name, event, frame, end)
         elif event.seq == rank.journaled + 1 and run.trouble is None:
             run.record(rank, frame[:end], event, body)
         else:
             self._duplicates += 1
+
+    def _name_topic(self, run: LiveRun, rank: LiveRank, frame: bytes, end: int) -> str:
+        """The first event of a topic on a connection."""
+        topic, _ = split_frame(frame)
+        if topic is None or (topic.run, topic.rank) != (run.name, rank.rank):
+            raise ProtocolError(f"an event of {topic} from the publisher of {run.name}/{rank.rank}")
+        if len(rank.names) >= MAX_TOPICS:
+            raise ProtocolError(
+                f"{run.name}/{rank.rank} has sent {MAX_TOPICS} kinds of events, which is as many as may be"
+            )
+        rank.names[frame[:end]] = topic.name
+        return topic.name
+
+    def _is_spoiled_until(self, run: LiveRun, rank: LiveRank, seq: int) -> bool:
+        """Whether what is missing before an event makes no sense however often it is sent: then it goes on without."""
+        if not rank.spoiled or rank.asked_after != rank.seq:
+            return False
+        self._go_on_from(run, rank, seq)
+        return True
 
     def _accept(self, run: LiveRun, rank: LiveRank, name: str, event: EventBody, frame: bytes, end: int) -> None:
         rank.seq = event.seq
@@ -315,7 +339,7 @@ class Broker:
             run.flush_soon = True
         self._collected += 1
         if name == END:
-            self._unwatch(rank)
+            self._runs.unwatch(rank)
             run.note_end(rank, frame[:end], event, body, time.monotonic())
             if rank.identity is not None:
                 self._answer(rank.identity, "ended", {})
@@ -326,46 +350,22 @@ class Broker:
         now = time.monotonic()
         if rank.identity is not None and now - rank.asked > ASK_AGAIN_SECONDS:
             rank.asked = now
+            rank.asked_after = rank.seq
+            rank.spoiled = 0
             self._asked_again += 1
             self._answer(rank.identity, "resend", {"after": min(rank.seq, rank.journaled)})
 
-    def _go_on_from(self, identity: bytes, content: dict[str, Any]) -> None:
-        """A publisher says with which event it goes on: what comes before that and is not here, nobody has."""
-        first = int(content["from"])
-        place = self._publishers.get(identity)
-        if place is None:
-            self._turn_away(identity)
-            return
-        run, rank = place
+    def _go_on_from(self, run: LiveRun, rank: LiveRank, first: int) -> None:
+        """A rank goes on with that event: what comes before it and is not here, nobody has."""
         if run.trouble is None and first > rank.journaled + 1:
             _log.warning(
-                "run %s, rank %d: events %d to %d are not recorded, the trainer had to give them up",
+                "run %s, rank %d: events %d to %d are not recorded, because they were lost",
                 *(run.name, rank.rank, rank.journaled + 1, first - 1),
             )
             rank.journaled = first - 1
         if first > rank.seq + 1:
-            rank.missing += first - rank.seq - 1
             self._missing += first - rank.seq - 1
             rank.seq = first - 1
-
-    def _take_first(self, identity: bytes, frame: bytes) -> None:
-        """The first event of a topic."""
-        topic, _ = split_frame(frame)
-        if topic is None:
-            raise ProtocolError("a control message among events")
-        run = self._runs.get(topic.run)
-        rank = run.ranks.get(topic.rank) if run else None
-        if run is None or rank is None or rank.identity != identity:
-            self._turn_away(identity)
-            raise ProtocolError(f"an event of {topic.run}/{topic.rank} from somebody who did not say hello for it")
-        self._topics[identity, frame[: frame.find(b"\0")]] = (run, rank, topic.name)
-        self._take(identity, frame)
-
-    def _turn_away(self, identity: bytes) -> None:
-        """Tells a publisher that we do not know, once: it may have known a broker that listened here before."""
-        if identity not in self._turned_away:
-            self._turned_away.append(identity)
-            self._answer(identity, "unknown", {})
 
     def _refuse(self, identity: bytes, why: str) -> None:
         self._refused += 1
@@ -381,237 +381,35 @@ class Broker:
         if self._gatekeeper is not None:
             self._gatekeeper.sum_up()
 
-    # -- control ------------------------------------------------------------------------------------------------------
-
-    def _take_control(self, identity: bytes, message: Control) -> None:
-        take = {
-            "hello": self._welcome,
-            "resume": self._go_on_from,
-            "report": self._note_report,
-            "want": self._lease,
-            "command": self._relay,
-            "runs": self._list_runs,
-            "fetch": self._fetch,
-            "statistics": self._tell_statistics,
-        }.get(message.kind)
-        if take is None:
-            self._refuse(identity, f"a control message of the unknown kind {message.kind[:40]!r}")
-            return
-        try:
-            take(identity, message.content)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            self._answer(
-                identity, "refused", {"reason": f"{message.kind} is malformed ({error})", "error": "ProtocolError"}
-            )
-            raise ProtocolError(f"{message.kind} is malformed: {error}") from None
-        except OffloopError as error:
-            self._answer(identity, "refused", {"reason": str(error), "error": type(error).__name__})
-
     def _answer(self, identity: bytes, kind: str, content: dict[str, Any]) -> None:
         # ROUTER drops what a peer does not read.
         with contextlib.suppress(zmq.Again):
             self._door_socket.send_multipart([identity, encode_control(kind, content)], zmq.NOBLOCK)
 
-    def _welcome(self, identity: bytes, hello: dict[str, Any]) -> None:
-        name, number, world_size = str(hello["run"]), int(hello["rank"]), int(hello["world_size"])
-        if not 0 <= number < world_size:
-            raise ConfigurationError(f"rank {number} of {world_size}: ranks go from 0 to world_size - 1")
-        pid, incarnation = int(hello.get("pid", 0)), str(hello.get("incarnation", identity.hex()))
-        run = self._runs.get(name)
-        if run is None and hello.get("attempt") is not None:
-            run = self._resume_run(self._directory_of(name), int(hello["attempt"]))
-        elif run is None:
-            info = dict(hello.get("info", {}))
-            run = self._begin_run(self._directory_of(name), world_size, info)
-        rank = self._rank_of(run, number, incarnation, hello.get("attempt"))
-        self._forget_connection(rank)
-        rank.identity = identity
-        self._publishers[identity] = run, rank
-        if hello.get("host") == socket.gethostname():
-            rank.process = self._watch(pid)
-        told = {key: hello.get(key) for key in ("pid", "started", "host")}
-        with self._recording(run):
-            run.directory.note_publisher({"rank": number, "incarnation": incarnation, **told})
-        welcome = {
-            "attempt": run.attempt,
-            "stream": self.stream,
-            "path": str(run.directory.path),
-            "recording": run.journal.path.name,
-            "demand": run.demand.to_wire(),
-            "acknowledged": rank.acknowledged,
-        }
-        self._answer(identity, "welcome", welcome)
-
-    def _rank_of(self, run: LiveRun, number: int, incarnation: str, attempt: Any) -> LiveRank:
-        """The rank that says hello: a new one, or the same one again."""
-        rank = run.ranks.get(number)
-        if attempt is not None and attempt != run.attempt:
-            raise BrokerError(
-                f"attempt {attempt} of run {run.name!r} cannot go on: attempt {run.attempt} has begun since"
-            )
-        if rank is None and number < run.world_size:
-            rank = run.ranks[number] = LiveRank(number, incarnation)
-        elif rank is None or rank.incarnation != incarnation or rank.ended:
-            raise BrokerError(
-                f"rank {number} of run {run.name!r} is there already: choose another run name, or wait until it ends"
-            )
-        return rank
-
-    def _directory_of(self, name: str) -> RunDirectory:
-        if self._directory is not None and self._directory.name == name:
-            return self._directory
-        return RunDirectory(self._root, name)
-
-    def _begin_run(self, directory: RunDirectory, world_size: int, info: dict[str, Any]) -> LiveRun:
-        try:
-            # The recording first: whoever finds the run live may open it at once.
-            number, recording = directory.next_attempt()
-            run = LiveRun(directory, number, JournalWriter(recording, directory.name, number), world_size)
-            directory.begin_attempt(info, world_size, self.door, self.stream)
-        except BaseException:
-            directory.release()
-            raise
-        return self._serve_run(run)
-
-    def resume(self) -> None:
-        """Takes up the run of the directory that was given where the broker before this one left it.
-
-        Raises:
-            BrokerError: its newest attempt has ended, or there is none.
-        """
-        assert self._directory is not None  # whoever resumes says what
-        entry = self._directory.resumable()
-        self._resume_run(self._directory, 0 if entry is None else int(entry["attempt"]))
-
-    def _resume_run(self, directory: RunDirectory, attempt: int) -> LiveRun:
-        try:
-            recording, world_size, publishers = directory.resume_attempt(attempt, self.door, self.stream)
-            run = LiveRun(directory, attempt, JournalWriter.resume(recording, directory.name, attempt), world_size)
-        except BaseException:
-            directory.release()
-            raise
-        for told in publishers:
-            rank = run.ranks.setdefault(int(told["rank"]), LiveRank(int(told["rank"])))
-            rank.incarnation = str(told.get("incarnation"))
-            if told.get("host") == socket.gethostname() and not rank.ended:
-                if processes.is_running(told.get("pid"), told.get("started")):
-                    rank.process = self._watch(int(told["pid"]))
-                else:
-                    rank.died = time.monotonic()
-        _log.warning("attempt %d of run %s goes on with a new broker", attempt, run.name)
-        return self._serve_run(run)
-
-    def _serve_run(self, run: LiveRun) -> LiveRun:
-        self._runs[run.name] = run
-        self._served += 1
-        return run
-
-    def _forget_connection(self, rank: LiveRank) -> None:
-        """A rank that says hello again has a new connection; nothing is taken from the old one any more."""
-        self._unwatch(rank)
-        rank.died = None
-        if rank.identity is not None:
-            self._publishers.pop(rank.identity, None)
-        self._topics = {key: place for key, place in self._topics.items() if place[1] is not rank}
-
-    def _note_report(self, identity: bytes, content: dict[str, Any]) -> None:
-        place = self._publishers.get(identity)
-        if place is None:
-            self._turn_away(identity)
-        else:
-            rank, told = place[1], _report(content)
-            if len(told) > 1:
-                rank.told = told
-            if told.get("last_sent", 0) > rank.seq:
-                # It was sent before this message on the same connection, so it was lost on the way.
-                self._ask_again(rank)
-
-    def _live(self, name: Any) -> LiveRun:
-        run = self._runs.get(str(name))
-        if run is None:
-            raise BrokerError(f"run {name!r} is not live here")
-        return run
-
-    def _lease(self, identity: bytes, want: dict[str, Any]) -> None:
-        run = self._live(want["run"])
-        name, told = want.get("name"), want.get("report") or {}
-        run.renew_lease(
-            identity, Demand.from_wire(want["demand"]), None if name is None else str(name)[:100], _report(told)
-        )
-        self._answer(identity, "leased", {"seconds": LEASE_SECONDS})
-        self._push_demand(run, time.monotonic())
-
-    def _relay(self, identity: bytes, content: dict[str, Any]) -> None:
-        run, command = self._live(content["run"]), str(content["command"])
-        if command not in COMMANDS:
-            raise ConfigurationError(f"command {command!r} is unknown: use {', '.join(COMMANDS)}")
-        told = [rank.identity for rank in run.ranks.values() if not rank.ended and rank.identity is not None]
-        for publisher in told:
-            self._answer(publisher, "command", {"command": command})
-        self._answer(identity, "told", {"ranks": len(told)})
-
-    def _list_runs(self, identity: bytes, content: dict[str, Any]) -> None:
-        live = {run.name: {"attempt": run.attempt, "stream": self.stream} for run in self._runs.values()}
-        self._answer(identity, "runs", {"runs": self._archive.listing(content.get("run"), live)})
-
-    def _fetch(self, identity: bytes, content: dict[str, Any]) -> None:
-        self._answer(identity, "data", self._archive.read(content))
-
-    def _tell_statistics(self, identity: bytes, content: dict[str, Any]) -> None:
-        run = self._live(content["run"])
-        self._answer(
-            identity,
-            "statistics",
-            {
-                "broker": asdict(self.statistics()),
-                "publishers": {number: dict(rank.told) for number, rank in run.ranks.items()},
-                "consumers": run.consumers()[:MAX_LISTED],
-                "trouble": run.trouble,
-            },
-        )
-
-    def _push_demand(self, run: LiveRun, now: float) -> None:
-        demand = run.leases.merged(now)
-        if demand != run.demand:
-            run.demand = demand
-            for rank in run.ranks.values():
-                if rank.identity is not None:
-                    self._answer(rank.identity, "demand", {"demand": demand.to_wire()})
-
     # -- what time brings ---------------------------------------------------------------------------------------------
 
     def _flush(self, now: float) -> None:
-        for run in self._runs.values():
+        for run in self._runs:
             was_well = run.trouble is None
             run.flush()
             if run.mend(now):
-                self._catch_up_on_disk(run)
+                self._tell_all(run, "recovered", {})
+                for rank in run.ranks.values():
+                    self._ask_again(rank)
             elif was_well and run.trouble is not None:
-                self._tell_trouble(run)
+                self._tell_all(run, "trouble", {"reason": run.trouble})
             self._acknowledge(run)
-            self._push_demand(run, now)
-        for run in [run for run in self._runs.values() if run.is_abandoned(now)]:
-            run.status, run.error = "lost", f"only {len(run.ranks)} of {run.world_size} ranks ever came"
-            self._end_run(run)
+            self._door.push_demand(run)
+            if run.is_abandoned(now):
+                run.note_status("lost", f"only {len(run.ranks)} of {run.world_size} ranks ever came")
+                self._end_run(run)
+            elif run.over and now - (run.last_end or now) > RETURN_SECONDS:
+                # It had ended before a broker that did not come to write that down.
+                self._end_run(run)
 
-    @contextlib.contextmanager
-    def _recording(self, run: LiveRun) -> Iterator[None]:
-        """What cannot be written down about a run stops neither the broker nor the live stream."""
-        try:
-            yield
-        except (OSError, RunDirectoryError) as error:
-            _log.error("run %s: %s", run.name, error)
-
-    def _tell_trouble(self, run: LiveRun) -> None:
-        for rank in run.ranks.values():
-            if rank.identity is not None:
-                self._answer(rank.identity, "trouble", {"reason": run.trouble, "seq": rank.acknowledged})
-
-    def _catch_up_on_disk(self, run: LiveRun) -> None:
-        for rank in run.ranks.values():
-            if rank.identity is not None:
-                self._answer(rank.identity, "recovered", {"seq": rank.acknowledged})
-                self._ask_again(rank)
+    def _tell_all(self, run: LiveRun, kind: str, content: dict[str, Any]) -> None:
+        for identity in run.connections():
+            self._answer(identity, kind, content)
 
     def _acknowledge(self, run: LiveRun) -> None:
         for rank in run.ranks.values():
@@ -620,27 +418,18 @@ class Broker:
                 self._answer(rank.identity, "ack", {"seq": rank.acknowledged})
 
     def _beat(self) -> None:
-        for run in self._runs.values():
+        for run in self._runs:
             positions = {number: (rank.seq, rank.base_seq) for number, rank in run.ranks.items()}
             on_disk = {number: (place.seq, place.base_seq) for number, place in run.journal.positions.items()}
             beat = encode_beat(run.name, run.attempt, self._clock(), positions, run.journal.size, on_disk)
             self._stream_socket.send(beat, zmq.NOBLOCK)
 
-    def _watch(self, pid: int) -> int | None:
-        """A file descriptor that becomes readable when a process of this machine ends, if the system has such."""
-        try:
-            descriptor = os.pidfd_open(pid)
-        except (AttributeError, OSError, OverflowError):
-            return None
-        self._poller.register(descriptor, zmq.POLLIN)
-        return descriptor
-
     def _bury(self, ready: dict[Any, int], now: float) -> None:
         """Ends the streams of publishers that died without a word, once all that they had sent is collected.
 
         The news of a death can be faster than the last message, so nothing must have come for a while."""
-        for run in list(self._runs.values()):
-            for rank in list(run.ranks.values()):
+        for run in self._runs:
+            for rank in run.ranks.values():
                 if rank.process in ready and rank.died is None:
                     rank.died = now
                 if rank.died is not None and not rank.ended:
@@ -664,34 +453,19 @@ class Broker:
         end = frame.index(b"\0")
         self._accept(run, rank, END, decode_event(frame[end + 1 :]), frame, end)
 
-    def _unwatch(self, rank: LiveRank) -> None:
-        if rank.process is not None:
-            self._poller.unregister(rank.process)
-            os.close(rank.process)
-            rank.process = None
-
     def _end_run(self, run: LiveRun) -> None:
         was_well = run.trouble is None
-        run.close_journal()
-        with self._recording(run):
-            run.directory.end_attempt(run.status, run.error or _incomplete(run))
-        run.directory.release()
+        self._runs.end(run)
         if was_well and run.trouble is not None:
-            self._tell_trouble(run)
+            self._tell_all(run, "trouble", {"reason": run.trouble})
         # The last acknowledgement comes last: a publisher that has it finds the run ended, on disk too.
         self._acknowledge(run)
-        for rank in run.ranks.values():
-            self._forget_connection(rank)
-        del self._runs[run.name]
-        self._recorded += run.journal.written
-        self._ended += 1
 
     def _close(self) -> None:
-        for run in list(self._runs.values()):
-            run.status, run.error = "lost", "the broker was stopped"
+        for run in self._runs:
+            run.note_status("lost", "the broker was stopped")
             self._end_run(run)
-        if self._directory is not None and self._served == 0:
-            self._directory.release()
+        self._runs.close()
         self._context.destroy()
 
 
@@ -705,14 +479,3 @@ def _allow_many_connections() -> None:
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _report(told: Any) -> dict[str, float]:
-    """What a peer says about itself: numbers by name, and not many, because it is kept."""
-    if not isinstance(told, dict) or len(told) > MAX_TOLD:
-        raise ValueError(f"its report is not a map of at most {MAX_TOLD} numbers")
-    return {str(name)[:100]: value for name, value in told.items() if isinstance(value, int | float)}
-
-
-def _incomplete(run: LiveRun) -> str | None:
-    return run.trouble and f"the recording is incomplete: {run.trouble}"

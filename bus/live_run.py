@@ -42,8 +42,12 @@ class LiveRank:
     """Number of the last event on disk."""
     answered: int = 0
     """Number up to which the publisher was told that its events are on disk."""
-    missing: int = 0
-    """Events that the publisher had to give up before they came."""
+    names: dict[bytes, str] = field(default_factory=dict)
+    """The topics that its connection has used, and the names of events in them."""
+    spoiled: int = 0
+    """Events that made no sense since it was last asked to send again."""
+    asked_after: int = -1
+    """Behind which event it was last asked to."""
     ended: bool = False
     end: tuple[bytes, EventBody, bytes] | None = None
     """Topic, event and body of its end."""
@@ -99,10 +103,17 @@ class LiveRun:
         rank.ended = True
         rank.end = topic, event, body
         self.last_end = now
-        status = str(event.fields.get("status", "lost"))
+        error = event.fields.get("error")
+        self.note_status(str(event.fields.get("status", "lost")), error and str(error))
+
+    def note_status(self, status: str, error: str | None) -> None:
+        """Notes how something of the run ended: of several endings the worst is the run's."""
         if status in SEVERITY and SEVERITY.index(status) > SEVERITY.index(self.status):
-            error = event.fields.get("error")
-            self.status, self.error = status, error and str(error)
+            self.status, self.error = status, error
+
+    def connections(self) -> list[bytes]:
+        """Of the publishers that have one."""
+        return [rank.identity for rank in self.ranks.values() if rank.identity is not None]
 
     def renew_lease(self, consumer: bytes, demand: Demand, name: str | None, told: Mapping[str, Any]) -> None:
         """Notes what a consumer wants, and what it says about itself."""

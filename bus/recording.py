@@ -41,6 +41,8 @@ class Recording:
             ) from None
         self.ending: Ending | None = None
         """How the run ended, after an iteration to the end of the file; ``lost`` when the file does not say it."""
+        self.endings: list[Ending] = []
+        """How its ranks ended, after an iteration, of those that have."""
         self.damage: str | None = None
         """What could not be read, with its offset, after an iteration; ``None`` when all was good."""
         self.gaps: tuple[Gap, ...] = ()
@@ -68,6 +70,7 @@ class Recording:
                         yield snapshot
             problems = [*reader.damage, *([reader.cut] if reader.cut else [])]
         self.damage = "; ".join(problems) or None
+        self.endings = order.endings
         self.ending = order.ending or Ending("lost")
 
     def __repr__(self) -> str:

@@ -110,6 +110,11 @@ class StreamOrder:
         return [f"{self.run}/{name}/" for name in (*(event.value for event in BASE_EVENTS), END, DEMAND, BEAT)]
 
     @property
+    def endings(self) -> list[Ending]:
+        """How ranks ended, of those that have."""
+        return list(self._ends.values())
+
+    @property
     def ending(self) -> Ending | None:
         """How the run ended, once every rank has ended: the worst of the ranks' endings."""
         if not self._ends or len(self._ends) < self._world_size:

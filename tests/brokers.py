@@ -1,5 +1,6 @@
 """Brokers that stand alone, for tests."""
 
+import random
 import socket
 import subprocess
 import sys
@@ -8,10 +9,17 @@ __all__ = ["free_address", "start_broker"]
 
 
 def free_address() -> str:
-    """An address at which nobody listens, and the next port most likely neither."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    """An address at which nobody listens, and at the next port neither."""
+    while True:
+        # Below the ports that the system gives to connections, which would take one between this look and its use.
+        port = random.randrange(15_000, 32_000, 2)
+        with socket.socket() as door, socket.socket() as stream:
+            try:
+                door.bind(("127.0.0.1", port))
+                stream.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return f"tcp://127.0.0.1:{port}"
 
 
 def start_broker(address: str, *arguments: str) -> "subprocess.Popen[str]":
@@ -20,5 +28,5 @@ def start_broker(address: str, *arguments: str) -> "subprocess.Popen[str]":
         [sys.executable, "-m", "bus", "broker", "--listen", address, *arguments], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None  # it is a pipe
-    process.stdout.readline()
+    assert "serving at" in process.stdout.readline()
     return process

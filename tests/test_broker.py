@@ -24,13 +24,11 @@ from bus.wire import Topic, decode_control, encode_control, event_encoder, pack_
 @pytest.fixture
 def standalone(runs_dir):
     """``bus broker`` at a free port: its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "bus", "broker", "--listen", f"tcp://127.0.0.1:{port}"]
+    address = free_address()
+    command = [sys.executable, "-m", "bus", "broker", "--listen", address]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert "serving at" in process.stdout.readline()
-    yield f"tcp://127.0.0.1:{port}"
+    yield address
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=10)
     assert process.returncode == 0
@@ -185,7 +183,7 @@ from bus import Event, Publisher
 publisher = Publisher("r")
 print("ready", flush=True)
 input()
-for batch in range(200):
+for batch in range(50):
     publisher.publish(Event.EPOCH_END, batch=batch)
 publisher._uplink._link._context.destroy(linger=5000)  # returns when everything is in the system's hands
 os.kill(os.getpid(), 9)
@@ -197,7 +195,7 @@ os.kill(os.getpid(), 9)
     trainer.communicate("go\n", timeout=20)
     os.kill(broker, signal.SIGCONT)
     wait_for(lambda: not find_run("r").live, "the broker to end")
-    assert len(list(Recording(runs_dir / "r"))) == 200
+    assert len(list(Recording(runs_dir / "r"))) == 50
 
 
 def publish_until_recorded(publisher, number):
@@ -342,3 +340,37 @@ def test_a_trainer_that_dies_at_once_leaves_no_broker_behind(runs_dir):
     wait_for(lambda: not find_run("r").live, "the broker to end")
     assert find_run("r").status == "lost"
     assert not os.path.exists(runs_dir / "r" / "broker.json")
+
+
+def test_an_event_that_makes_no_sense_is_a_gap_and_what_follows_goes_on(standalone, runs_dir, monkeypatch):
+    with Publisher("r", broker=standalone) as publisher:
+        publish_until_recorded(publisher, 1)
+        # What no publisher of ours sends: a field nested deeper than readers take.
+        deep: list = []
+        for _ in range(40):
+            deep = [deep]
+        publisher.send(Event.EPOCH_END, (0,) * 14, None, {"deep": deep}, pack_map({}))
+        publisher.publish(Event.EPOCH_END)
+        wait_for(
+            lambda: publisher.publish(Event.EPOCH_END) or publisher.poll() or publisher.statistics().acknowledged > 2,
+            "what follows on disk",
+        )
+    recording = Recording(runs_dir / "r")
+    seqs = [snapshot.seq for snapshot in recording]
+    assert seqs == [1, *range(3, len(seqs) + 2)]
+    assert [tuple(gap) for gap in recording.gaps] == [(0, 2, 2)]
+
+
+def test_a_run_that_had_ended_before_its_broker_could_write_that_down_is_finished_by_the_next(runs_dir):
+    publisher = Publisher("r")
+    publish_until_recorded(publisher, 1)
+    broker = psutil.Process(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"])
+    publisher._flush(wait=True)
+    publisher._publish_mark("$end", (0,) * 14, {"status": "failed", "error": "a reason"})
+    publisher._outbox.send()
+    broker.kill()
+    # Whatever the broker came to before it was killed.
+    publisher._uplink.settle(publisher._seq)
+    publisher._shut()
+    wait_for(lambda: not find_run("r").live, "the end of the run")
+    assert (find_run("r").status, find_run("r").last.error) == ("failed", "a reason")

@@ -1,0 +1,173 @@
+"""What peers ask of a broker at its door, events aside."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from bus.archive import Archive
+from bus.commands import COMMANDS
+from bus.demand import LEASE_SECONDS, Demand
+from bus.errors import ConfigurationError, OffloopError, ProtocolError
+from bus.live_run import LiveRank, LiveRun
+from bus.live_runs import LiveRuns
+from bus.wire import Control
+
+__all__ = ["Answer", "Door"]
+
+MAX_TOLD = 50
+MAX_NAME = 100
+MAX_LISTED = 1000
+MAX_REMEMBERED = 1000
+
+
+class Answer(Protocol):
+    """Sends a control message to a connection, if it is read there."""
+
+    def __call__(self, identity: bytes, kind: str, content: dict[str, Any]) -> None:
+        """Without waiting."""
+
+
+class Door:
+    """Answers control messages. ``ask_again`` makes a publisher send again what did not come, ``go_on_from`` notes the
+    number with which it goes on, ``statistics`` gives the broker's own."""
+
+    def __init__(
+        self,
+        runs: LiveRuns,
+        archive: Archive,
+        answer: Answer,
+        ask_again: Callable[[LiveRank], object],
+        go_on_from: Callable[[LiveRun, LiveRank, int], object],
+        statistics: Callable[[], Any],
+    ) -> None:
+        self._runs = runs
+        self._archive = archive
+        self._answer = answer
+        self._ask_again = ask_again
+        self._go_on_from = go_on_from
+        self._statistics = statistics
+        self._turned_away: deque[bytes] = deque(maxlen=MAX_REMEMBERED)
+        self._kinds: dict[str, Callable[[bytes, dict[str, Any]], None]] = {
+            "hello": self._welcome,
+            "resume": self._resume,
+            "report": self._note_report,
+            "want": self._lease,
+            "command": self._relay,
+            "runs": self._list_runs,
+            "fetch": self._fetch,
+            "statistics": self._tell_statistics,
+        }
+
+    def take(self, identity: bytes, message: Control) -> None:
+        """Does what a message asks for, and answers; a request that cannot be met is refused with the reason.
+
+        Raises:
+            ProtocolError: it makes no sense.
+        """
+        act = self._kinds.get(message.kind)
+        if act is None:
+            raise ProtocolError(f"a control message of the unknown kind {message.kind[:40]!r}")
+        try:
+            act(identity, message.content)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            reason = f"{message.kind} is malformed ({error})"
+            self._answer(identity, "refused", {"reason": reason, "error": "ProtocolError"})
+            raise ProtocolError(reason) from None
+        except OffloopError as error:
+            self._answer(identity, "refused", {"reason": str(error), "error": type(error).__name__})
+
+    # -- publishers ---------------------------------------------------------------------------------------------------
+
+    def _welcome(self, identity: bytes, hello: dict[str, Any]) -> None:
+        run, rank = self._runs.greet(identity, hello)
+        welcome = {
+            "attempt": run.attempt,
+            "stream": self._runs.stream,
+            "path": str(run.directory.path),
+            "recording": run.journal.path.name,
+            "demand": run.demand.to_wire(),
+            "acknowledged": rank.acknowledged,
+        }
+        self._answer(identity, "welcome", welcome)
+
+    def turn_away(self, identity: bytes) -> None:
+        """Tells a publisher that we do not know, once: it may have known a broker that listened here before."""
+        if identity not in self._turned_away:
+            self._turned_away.append(identity)
+            self._answer(identity, "unknown", {})
+
+    def _resume(self, identity: bytes, content: dict[str, Any]) -> None:
+        first = int(content["from"])
+        place = self._runs.publisher(identity)
+        if place is None:
+            self.turn_away(identity)
+        else:
+            self._go_on_from(*place, first)
+
+    def _note_report(self, identity: bytes, content: dict[str, Any]) -> None:
+        told = _report(content)
+        place = self._runs.publisher(identity)
+        if place is None:
+            self.turn_away(identity)
+            return
+        _, rank = place
+        if len(told) > 1:
+            rank.told = told
+        if told.get("last_sent", 0) > rank.seq:
+            # It was sent before this message on the same connection, so it was lost on the way.
+            self._ask_again(rank)
+
+    # -- consumers ----------------------------------------------------------------------------------------------------
+
+    def _lease(self, identity: bytes, want: dict[str, Any]) -> None:
+        run = self._runs.find(want["run"])
+        name, told = want.get("name"), _report(want.get("report") or {})
+        demand = Demand.from_wire(want["demand"])
+        run.renew_lease(identity, demand, None if name is None else str(name)[:MAX_NAME], told)
+        self._answer(identity, "leased", {"seconds": LEASE_SECONDS})
+        self.push_demand(run)
+
+    def push_demand(self, run: LiveRun) -> None:
+        """Tells a run's publishers what its consumers want, when that has changed."""
+        demand = run.leases.merged(time.monotonic())
+        if demand != run.demand:
+            run.demand = demand
+            for identity in run.connections():
+                self._answer(identity, "demand", {"demand": demand.to_wire()})
+
+    def _list_runs(self, identity: bytes, content: dict[str, Any]) -> None:
+        live = {run.name: {"attempt": run.attempt, "stream": self._runs.stream} for run in self._runs}
+        self._answer(identity, "runs", {"runs": self._archive.listing(content.get("run"), live)})
+
+    def _fetch(self, identity: bytes, content: dict[str, Any]) -> None:
+        self._answer(identity, "data", self._archive.read(content))
+
+    # -- anyone -------------------------------------------------------------------------------------------------------
+
+    def _relay(self, identity: bytes, content: dict[str, Any]) -> None:
+        run, command = self._runs.find(content["run"]), str(content["command"])
+        if command not in COMMANDS:
+            raise ConfigurationError(f"command {command!r} is unknown: use {', '.join(COMMANDS)}")
+        told = [rank.identity for rank in run.ranks.values() if not rank.ended and rank.identity is not None]
+        for publisher in told:
+            self._answer(publisher, "command", {"command": command})
+        self._answer(identity, "told", {"ranks": len(told)})
+
+    def _tell_statistics(self, identity: bytes, content: dict[str, Any]) -> None:
+        run = self._runs.find(content["run"])
+        told = {
+            "broker": asdict(self._statistics()),
+            "publishers": {number: dict(rank.told) for number, rank in run.ranks.items()},
+            "consumers": run.consumers()[:MAX_LISTED],
+            "trouble": run.trouble,
+        }
+        self._answer(identity, "statistics", told)
+
+
+def _report(told: Any) -> dict[str, float]:
+    """What a peer says about itself: numbers by name, and not many, because it is kept."""
+    if not isinstance(told, dict) or len(told) > MAX_TOLD:
+        raise ValueError(f"its report is not a map of at most {MAX_TOLD} numbers")
+    return {str(name)[:MAX_NAME]: value for name, value in told.items() if isinstance(value, int | float)}

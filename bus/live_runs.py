@@ -1,0 +1,240 @@
+"""The runs that a broker serves: how they begin, go on after a restart, and end, and who publishes them."""
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from bus import processes
+from bus.errors import BrokerError, ConfigurationError, RunDirectoryError
+from bus.journal import JournalWriter
+from bus.live_run import LiveRank, LiveRun
+from bus.recording import Recording
+from bus.runs import RUN_FILE, RunDirectory
+from bus.wire import check_run_name
+
+__all__ = ["LiveRuns"]
+
+_log = logging.getLogger("offloop.broker")
+
+
+class LiveRuns:
+    """Every run at a broker with its publishers. ``door`` and ``stream`` are where the broker listens; with
+    ``directory`` that run's is held already. Processes of this machine are watched by ``poller``."""
+
+    def __init__(self, root: Path, directory: RunDirectory | None, door: str, stream: str, poller: zmq.Poller) -> None:
+        self.door = door
+        self.stream = stream
+        self.served = 0
+        """Runs that came."""
+        self.recorded_before = 0
+        """Events in the journals of runs that have ended."""
+        self._root = root
+        self._directory = directory
+        self._poller = poller
+        self._live: dict[str, LiveRun] = {}
+        self._publishers: dict[bytes, tuple[LiveRun, LiveRank]] = {}
+
+    def __iter__(self) -> Iterator[LiveRun]:
+        # What is done with a run may end it.
+        return iter(tuple(self._live.values()))
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def recorded(self) -> int:
+        """Events in all journals."""
+        return self.recorded_before + sum(run.journal.written for run in self._live.values())
+
+    def get(self, name: str) -> LiveRun | None:
+        """The run of that name, if it is live."""
+        return self._live.get(name)
+
+    def find(self, name: Any) -> LiveRun:
+        """The run of that name.
+
+        Raises:
+            BrokerError: it is not live here.
+        """
+        run = self._live.get(str(name))
+        if run is None:
+            raise BrokerError(f"run {name!r} is not live here")
+        return run
+
+    def publisher(self, identity: bytes) -> tuple[LiveRun, LiveRank] | None:
+        """Whose connection that is, if it is a publisher's."""
+        return self._publishers.get(identity)
+
+    # -- they begin ---------------------------------------------------------------------------------------------------
+
+    def greet(self, identity: bytes, hello: dict[str, Any]) -> tuple[LiveRun, LiveRank]:
+        """Takes in a publisher: of a new attempt, as a further rank, or again after its connection or the broker was
+        lost.
+
+        Raises:
+            OffloopError: the one that says why not.
+        """
+        name, number, world_size = str(hello["run"]), int(hello["rank"]), int(hello["world_size"])
+        if not 0 <= number < world_size:
+            raise ConfigurationError(f"rank {number} of {world_size}: ranks go from 0 to world_size - 1")
+        pid, attempt = int(hello.get("pid", 0)), hello.get("attempt")
+        incarnation = str(hello.get("incarnation", identity.hex()))
+        run = self._live.get(name)
+        if run is None and attempt is not None:
+            run = self._resume(name, int(attempt))
+        elif run is None:
+            run = self._begin(name, world_size, dict(hello.get("info", {})))
+        rank = _rank_of(run, number, incarnation, attempt)
+        self.forget_connection(rank)
+        rank.identity = identity
+        self._publishers[identity] = run, rank
+        if hello.get("host") == socket.gethostname():
+            rank.process = self._watch(pid)
+        told = {key: hello.get(key) for key in ("pid", "started", "host")}
+        with _said_in_the_log(run):
+            run.directory.note_publisher({"rank": number, "incarnation": incarnation, **told})
+        return run, rank
+
+    def _begin(self, name: str, world_size: int, info: dict[str, Any]) -> LiveRun:
+        directory = self._directory_of(name)
+        try:
+            # The recording first: whoever finds the run live may open it at once.
+            number, recording = directory.next_attempt()
+            run = LiveRun(directory, number, JournalWriter(recording, name, number), world_size)
+            directory.begin_attempt(info, world_size, self.door, self.stream)
+        except BaseException:
+            directory.release()
+            raise
+        return self._serve(run)
+
+    def resume_given(self) -> None:
+        """Takes up the run of the directory that was given, where the broker before this one left it.
+
+        Raises:
+            BrokerError: its newest attempt has ended, or there is none.
+        """
+        assert self._directory is not None  # whoever resumes says what
+        entry = self._directory.resumable()
+        self._resume(self._directory.name, 0 if entry is None else int(entry["attempt"]))
+
+    def _resume(self, name: str, attempt: int) -> LiveRun:
+        if not (self._root / check_run_name(name) / RUN_FILE).exists():
+            raise BrokerError(f"attempt {attempt} of run {name!r} cannot go on: its directory is gone")
+        directory = self._directory_of(name)
+        try:
+            recording, world_size, publishers = directory.resume_attempt(attempt, self.door, self.stream)
+            run = LiveRun(directory, attempt, JournalWriter.resume(recording, name, attempt), world_size)
+        except BaseException:
+            directory.release()
+            raise
+        for told in publishers:
+            self._expect(run, told)
+        if any(rank.ended for rank in run.ranks.values()):
+            _note_endings(run)
+        _log.warning("attempt %d of run %s goes on with a new broker", attempt, name)
+        return self._serve(run)
+
+    def _expect(self, run: LiveRun, told: dict[str, Any]) -> None:
+        """A publisher of an attempt that goes on, which may come again, or may have died in the meantime."""
+        rank = run.ranks.setdefault(int(told["rank"]), LiveRank(int(told["rank"])))
+        rank.incarnation = str(told.get("incarnation"))
+        if told.get("host") == socket.gethostname() and not rank.ended:
+            if processes.is_running(told.get("pid"), told.get("started")):
+                rank.process = self._watch(int(told["pid"]))
+            else:
+                rank.died = time.monotonic()
+
+    def _directory_of(self, name: str) -> RunDirectory:
+        if self._directory is not None and self._directory.name == name:
+            return self._directory
+        return RunDirectory(self._root, name)
+
+    def _serve(self, run: LiveRun) -> LiveRun:
+        self._live[run.name] = run
+        self.served += 1
+        return run
+
+    # -- they end -----------------------------------------------------------------------------------------------------
+
+    def forget_connection(self, rank: LiveRank) -> None:
+        """Nothing is taken from a rank's connection any more: it has ended, or has another one."""
+        self.unwatch(rank)
+        rank.died = None
+        rank.names.clear()
+        if rank.identity is not None:
+            self._publishers.pop(rank.identity, None)
+
+    def end(self, run: LiveRun) -> None:
+        """Closes a run's record, writes down how it ended, and gives its directory back."""
+        run.close_journal()
+        with _said_in_the_log(run):
+            incomplete = run.trouble and f"the recording is incomplete: {run.trouble}"
+            run.directory.end_attempt(run.status, run.error or incomplete)
+        run.directory.release()
+        for rank in run.ranks.values():
+            self.forget_connection(rank)
+        del self._live[run.name]
+        self.recorded_before += run.journal.written
+
+    def close(self) -> None:
+        """Gives the directory back that no run came for."""
+        if self._directory is not None and self.served == 0:
+            self._directory.release()
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def _watch(self, pid: int) -> int | None:
+        """A file descriptor that becomes readable when a process of this machine ends, if the system has such."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except (AttributeError, OSError, OverflowError):
+            return None
+        self._poller.register(descriptor, zmq.POLLIN)
+        return descriptor
+
+    def unwatch(self, rank: LiveRank) -> None:
+        """Stops watching a rank's process."""
+        if rank.process is not None:
+            self._poller.unregister(rank.process)
+            os.close(rank.process)
+            rank.process = None
+
+
+def _rank_of(run: LiveRun, number: int, incarnation: str, attempt: Any) -> LiveRank:
+    """The rank that says hello: a new one, or the same one again."""
+    if attempt is not None and attempt != run.attempt:
+        raise BrokerError(f"attempt {attempt} of run {run.name!r} cannot go on: attempt {run.attempt} has begun since")
+    rank = run.ranks.get(number)
+    if rank is None and number < run.world_size:
+        rank = run.ranks[number] = LiveRank(number, incarnation)
+    elif rank is None or rank.incarnation != incarnation:
+        raise BrokerError(
+            f"rank {number} of run {run.name!r} is there already: choose another run name, or wait until it ends"
+        )
+    return rank
+
+
+def _note_endings(run: LiveRun) -> None:
+    """How the ranks ended that had ended before the broker did, by the record."""
+    recording = Recording(run.journal.path)
+    for _ in recording.snapshots(()):
+        pass
+    for ending in recording.endings:
+        run.note_status(ending.status, ending.error)
+    run.last_end = time.monotonic()
+
+
+@contextlib.contextmanager
+def _said_in_the_log(run: LiveRun) -> Iterator[None]:
+    """What cannot be written down about a run stops neither the broker nor the live stream."""
+    try:
+        yield
+    except (OSError, RunDirectoryError) as error:
+        _log.error("run %s: %s", run.name, error)
