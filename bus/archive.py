@@ -1,6 +1,7 @@
 """What a broker gives to consumers that cannot see its disk: which runs there are, and ranges of their recordings."""
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ __all__ = ["MAX_RANGE", "Archive"]
 
 MAX_RANGE = 256 * 1024
 MAX_LISTED = 1000
+LIST_SECONDS = 0.5
 
 
 class Archive:
@@ -20,16 +22,26 @@ class Archive:
 
     def __init__(self, runs_dir: Path) -> None:
         self._root = runs_dir
+        self._listed: list[RunInfo] = []
+        self._list_again = 0.0
 
     def listing(self, name: Any, live: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The runs, the newest first and at most :data:`MAX_LISTED`; with ``name`` that one, if it is there. ``live``
         holds of each run that is served here its ``attempt`` and the address of its ``stream``."""
         if name is None:
-            runs = list_runs(self._root)[:MAX_LISTED]
+            runs = self._all()
         else:
             path = self._root / check_run_name(str(name))
             runs = [read_run(path)] if (path / RUN_FILE).is_file() else []
         return [_described(run, live.get(run.name, {})) for run in runs]
+
+    def _all(self) -> list[RunInfo]:
+        # Whoever asks often must not keep the broker busy with reading.
+        now = time.monotonic()
+        if now >= self._list_again:
+            self._listed = list_runs(self._root)[:MAX_LISTED]
+            self._list_again = time.monotonic() + max(LIST_SECONDS, 10 * (time.monotonic() - now))
+        return self._listed
 
     def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """A range of a recording: ``run``, ``attempt``, ``offset``, and ``data``, at most :data:`MAX_RANGE` bytes from

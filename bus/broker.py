@@ -19,6 +19,7 @@ from bus.live_run import LiveRank, LiveRun
 from bus.live_runs import LiveRuns
 from bus.runs import RunDirectory
 from bus.security import DOOR, ROLE_NEEDED, STREAM, Gatekeeper, ServerSecurity, allow_ipv6, check_listen_address
+from bus.stream_link import notice_silence
 from bus.time import Timestamp
 from bus.wire import (
     BUNDLE,
@@ -32,6 +33,7 @@ from bus.wire import (
     encode_control,
     event_encoder,
     pack_map,
+    sequence_number,
     split_frame,
 )
 
@@ -41,19 +43,22 @@ _log = logging.getLogger("offloop.broker")
 
 FLUSH_SECONDS = 0.2
 BEAT_SECONDS = 0.5
-RECEIVE_QUEUE = 1000
+RECEIVE_QUEUE = 100
 ANSWER_QUEUE = 100
 STREAM_QUEUE = 5000
 STREAM_LINGER = 1000
 LIVE_FRAME = 32 * 1024
 HANDSHAKE_MILLISECONDS = 5000
-BURST = 1000
+ACCEPT_QUEUE = 4096
+COLLECT_SECONDS = 0.02
+MAX_BUNDLE = 4096
 ASK_AGAIN_SECONDS = 0.5
 QUIET_SECONDS = 0.2
 BURIAL_SECONDS = 2.0
 NAMED_REFUSALS = 10
 FIRST_RUN_PATIENCE = 30.0
 RETURN_SECONDS = 2.0
+ABSENCE_SECONDS = 60.0
 MAX_TOPICS = 200
 
 
@@ -136,9 +141,15 @@ class Broker:
         bound.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
         bound.setsockopt(zmq.SNDHWM, STREAM_QUEUE if kind == zmq.PUB else ANSWER_QUEUE)
         bound.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
+        # With libzmq's 100 a burst of connections keeps honest ones out for seconds: TCP tries again after one.
+        bound.setsockopt(zmq.BACKLOG, ACCEPT_QUEUE)
         if kind == zmq.ROUTER:
             # A publisher that reconnects keeps its name; the connection that it lost must not keep it out.
             bound.setsockopt(zmq.ROUTER_HANDOVER, 1)
+            # Sending is how we learn that a connection is gone.
+            bound.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if address.startswith("tcp://"):
+            notice_silence(bound)
         if self._security is not None:
             self._security.apply(bound, domain)
         try:
@@ -200,6 +211,7 @@ class Broker:
                 if now >= next_beat:
                     next_beat = now + BEAT_SECONDS
                     self._beat()
+                    self._miss(now)
                     self._sum_up_refusals()
                     # The list may have changed.
                     self._granted.clear()
@@ -215,7 +227,9 @@ class Broker:
 
     def _collect(self) -> None:
         receive = self._door_socket.recv
-        for _ in range(BURST):
+        until = time.monotonic() + COLLECT_SECONDS
+        # Whatever comes in, what is due by the clock is done in between.
+        while time.monotonic() < until:
             try:
                 identity = receive(zmq.NOBLOCK)
             except zmq.Again:
@@ -249,8 +263,14 @@ class Broker:
             self._refuse(identity, str(error))
             self._answer(identity, "refused", {"reason": str(error), "error": "BrokerError"})
             return
-        for event in frames if isinstance(frames, list) else (None,):
-            self._take_bundled(identity, event)
+        if not isinstance(frames, list) or len(frames) > MAX_BUNDLE:
+            self._refuse(identity, f"a bundle that is not a list of at most {MAX_BUNDLE} events")
+        elif self._runs.publisher(identity) is None:
+            self._door.turn_away(identity)
+            self._refuse(identity, "events from somebody who did not say hello for them")
+        else:
+            for event in frames:
+                self._take_bundled(identity, event)
 
     def _check_role(self, message: zmq.Frame, kind: str) -> None:
         if self._gatekeeper is None:
@@ -287,13 +307,13 @@ class Broker:
         try:
             event = decode_event(body)
         except ProtocolError:
-            rank.spoiled += 1
+            self._pass_over(run, rank, body)
             raise
         if event.attempt != run.attempt:
             raise ProtocolError(f"an event of attempt {event.attempt} of run {run.name!r} in attempt {run.attempt}")
         if rank.ended and event.seq > rank.seq:
             raise ProtocolError(f"an event of {run.name}/{rank.rank} after its end")
-        if event.seq > rank.seq + 1 and not self._is_spoiled_until(run, rank, event.seq):
+        if event.seq > rank.seq + 1:
             # Something was lost on the way, or in a broker before this one.
             self._ask_again(rank)
         elif event.seq > rank.seq:
@@ -315,12 +335,14 @@ class Broker:
         rank.names[frame[:end]] = topic.name
         return topic.name
 
-    def _is_spoiled_until(self, run: LiveRun, rank: LiveRank, seq: int) -> bool:
-        """Whether what is missing before an event makes no sense however often it is sent: then it goes on without."""
-        if not rank.spoiled or rank.asked_after != rank.seq:
-            return False
-        self._go_on_from(run, rank, seq)
-        return True
+    def _pass_over(self, run: LiveRun, rank: LiveRank, body: bytes) -> None:
+        """An event that makes no sense is lost once it comes in its turn, by its number if it has one. One without is
+        lost when it comes again in the place of the next."""
+        number = sequence_number(body)
+        if number == rank.seq + 1 or (number is None and rank.spoiled == rank.seq + 1 and rank.asked_after == rank.seq):
+            self._go_on_from(run, rank, rank.seq + 2)
+        elif number is None and rank.asked_after == rank.seq:
+            rank.spoiled = rank.seq + 1
 
     def _accept(self, run: LiveRun, rank: LiveRank, name: str, event: EventBody, frame: bytes, end: int) -> None:
         rank.seq = event.seq
@@ -351,7 +373,6 @@ class Broker:
         if rank.identity is not None and now - rank.asked > ASK_AGAIN_SECONDS:
             rank.asked = now
             rank.asked_after = rank.seq
-            rank.spoiled = 0
             self._asked_again += 1
             self._answer(rank.identity, "resend", {"after": min(rank.seq, rank.journaled)})
 
@@ -362,6 +383,7 @@ class Broker:
                 "run %s, rank %d: events %d to %d are not recorded, because they were lost",
                 *(run.name, rank.rank, rank.journaled + 1, first - 1),
             )
+            run.lost += first - 1 - rank.journaled
             rank.journaled = first - 1
         if first > rank.seq + 1:
             self._missing += first - rank.seq - 1
@@ -381,10 +403,15 @@ class Broker:
         if self._gatekeeper is not None:
             self._gatekeeper.sum_up()
 
-    def _answer(self, identity: bytes, kind: str, content: dict[str, Any]) -> None:
-        # ROUTER drops what a peer does not read.
-        with contextlib.suppress(zmq.Again):
+    def _answer(self, identity: bytes, kind: str, content: dict[str, Any]) -> bool:
+        """Sends a control message, which is dropped when the peer does not read; whether the peer is connected."""
+        try:
             self._door_socket.send_multipart([identity, encode_control(kind, content)], zmq.NOBLOCK)
+        except zmq.Again:
+            return True
+        except zmq.ZMQError:
+            return False
+        return True
 
     # -- what time brings ---------------------------------------------------------------------------------------------
 
@@ -400,6 +427,7 @@ class Broker:
                 self._tell_all(run, "trouble", {"reason": run.trouble})
             self._acknowledge(run)
             self._door.push_demand(run)
+            run.forget_consumers()
             if run.is_abandoned(now):
                 run.note_status("lost", f"only {len(run.ranks)} of {run.world_size} ranks ever came")
                 self._end_run(run)
@@ -437,8 +465,24 @@ class Broker:
                     if quiet > QUIET_SECONDS or now - rank.died > BURIAL_SECONDS:
                         self._end_lost(run, rank)
 
-    def _end_lost(self, run: LiveRun, rank: LiveRank) -> None:
-        fields = {"status": "lost", "error": "the trainer's process died"}
+    def _miss(self, now: float) -> None:
+        """Ends the streams of publishers on other machines that have not been connected for a long time.
+
+        Whether one is, ZeroMQ finds out by heartbeats of its own: a training that computes for an hour stays, and a
+        process that was forked from a dead trainer keeps nothing alive."""
+        for run in self._runs:
+            for rank in run.ranks.values():
+                if rank.ended or rank.process is not None:
+                    continue
+                if rank.identity is not None and self._answer(rank.identity, "beat", {}):
+                    rank.gone = None
+                elif rank.gone is None:
+                    rank.gone = now
+                elif now - rank.gone > ABSENCE_SECONDS:
+                    self._end_lost(run, rank, f"the trainer could not be reached for {ABSENCE_SECONDS:g} s")
+
+    def _end_lost(self, run: LiveRun, rank: LiveRank, error: str = "the trainer's process died") -> None:
+        fields = {"status": "lost", "error": error}
         encode = event_encoder(Topic(run.name, END, rank.rank), run.attempt)
         now = max(self._clock(), rank.time)
         frame = encode(
@@ -455,7 +499,10 @@ class Broker:
 
     def _end_run(self, run: LiveRun) -> None:
         was_well = run.trouble is None
-        self._runs.end(run)
+        unwritten = self._runs.end(run)
+        if unwritten is not None:
+            # Where the directory cannot be written, our log most likely cannot either.
+            self._tell_all(run, "notice", {"text": unwritten})
         if was_well and run.trouble is not None:
             self._tell_all(run, "trouble", {"reason": run.trouble})
         # The last acknowledgement comes last: a publisher that has it finds the run ended, on disk too.

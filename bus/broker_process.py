@@ -55,11 +55,17 @@ class _LogFile(logging.FileHandler):
         with contextlib.suppress(OSError):
             super().emit(record)
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Says nothing: what it would be written to is a pipe that nobody reads."""
+
 
 def _say(answer: dict[str, str]) -> None:
     print(json.dumps(answer), flush=True)
     # Nothing may be kept waiting for the end of our output.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    if "ready" in answer:
+        os.dup2(nowhere, sys.stderr.fileno())
 
 
 if __name__ == "__main__":

@@ -96,7 +96,9 @@ class BrokerProcess:
         # It has ended, so what it said is all there, and reading does not wait.
         line = out.readline()
         try:
-            return str(json.loads(line)["message"])
+            answer = json.loads(line)
+            # A disk that takes nothing may take something later.
+            return None if answer["error"] == "RunDirectoryError" else str(answer["message"])
         except (ValueError, KeyError, TypeError):
             return None
 

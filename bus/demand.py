@@ -305,8 +305,9 @@ class Leases:
 
         Raises :class:`bus.errors.BrokerError` when there are too many leases, or too much is wanted by all of them
         together; what this consumer had leased before goes on then until it ends."""
-        self._forget_ended(now)
         lease = self._leases.get(consumer)
+        if lease is None:
+            self._forget_ended(now)
         if lease is None and len(self._leases) >= MAX_LEASES:
             raise BrokerError(
                 f"{MAX_LEASES} consumers have told this run what they want, which is as many as may: end some of them"

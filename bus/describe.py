@@ -48,11 +48,10 @@ def describe_remote_run(address: str, name: str, security: ClientSecurity | None
         RunNotFoundError: it has no such run.
         BrokerError: nobody answers there.
     """
-    for told in list_remote_runs(address, security):
-        if told.get("run") == name:
-            if not told.get("live"):
-                return told
-            return {**told, "statistics": ask_broker(address, "statistics", {"run": name}, security)}
+    for told in list_remote_runs(address, security, name):
+        if not told.get("live"):
+            return told
+        return {**told, "statistics": ask_broker(address, "statistics", {"run": name}, security)}
     raise RunNotFoundError(f"the broker at {address} has no run {name!r}: 'bus runs --broker {address}' lists them")
 
 

@@ -1,7 +1,6 @@
 """What peers ask of a broker at its door, events aside."""
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -20,13 +19,14 @@ MAX_TOLD = 50
 MAX_NAME = 100
 MAX_LISTED = 1000
 MAX_REMEMBERED = 1000
+TURN_AWAY_SECONDS = 1.0
 
 
 class Answer(Protocol):
     """Sends a control message to a connection, if it is read there."""
 
-    def __call__(self, identity: bytes, kind: str, content: dict[str, Any]) -> None:
-        """Without waiting."""
+    def __call__(self, identity: bytes, kind: str, content: dict[str, Any]) -> bool:
+        """Without waiting; whether the peer is connected."""
 
 
 class Door:
@@ -48,7 +48,7 @@ class Door:
         self._ask_again = ask_again
         self._go_on_from = go_on_from
         self._statistics = statistics
-        self._turned_away: deque[bytes] = deque(maxlen=MAX_REMEMBERED)
+        self._turned_away: dict[bytes, float] = {}
         self._kinds: dict[str, Callable[[bytes, dict[str, Any]], None]] = {
             "hello": self._welcome,
             "resume": self._resume,
@@ -71,12 +71,14 @@ class Door:
             raise ProtocolError(f"a control message of the unknown kind {message.kind[:40]!r}")
         try:
             act(identity, message.content)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
             reason = f"{message.kind} is malformed ({error})"
             self._answer(identity, "refused", {"reason": reason, "error": "ProtocolError"})
             raise ProtocolError(reason) from None
         except OffloopError as error:
             self._answer(identity, "refused", {"reason": str(error), "error": type(error).__name__})
+        except OSError as error:
+            self._answer(identity, "refused", {"reason": f"{message.kind}: {error}", "error": "RunDirectoryError"})
 
     # -- publishers ---------------------------------------------------------------------------------------------------
 
@@ -91,11 +93,17 @@ class Door:
             "acknowledged": rank.acknowledged,
         }
         self._answer(identity, "welcome", welcome)
+        if run.trouble is not None:
+            self._answer(identity, "trouble", {"reason": run.trouble})
 
     def turn_away(self, identity: bytes) -> None:
-        """Tells a publisher that we do not know, once: it may have known a broker that listened here before."""
-        if identity not in self._turned_away:
-            self._turned_away.append(identity)
+        """Tells a publisher that we do not know, at most once a second: it may have known a broker that listened here
+        before."""
+        now = time.monotonic()
+        if now - self._turned_away.get(identity, 0.0) > TURN_AWAY_SECONDS:
+            if len(self._turned_away) >= MAX_REMEMBERED:
+                self._turned_away.clear()
+            self._turned_away[identity] = now
             self._answer(identity, "unknown", {})
 
     def _resume(self, identity: bytes, content: dict[str, Any]) -> None:
@@ -127,7 +135,6 @@ class Door:
         demand = Demand.from_wire(want["demand"])
         run.renew_lease(identity, demand, None if name is None else str(name)[:MAX_NAME], told)
         self._answer(identity, "leased", {"seconds": LEASE_SECONDS})
-        self.push_demand(run)
 
     def push_demand(self, run: LiveRun) -> None:
         """Tells a run's publishers what its consumers want, when that has changed."""

@@ -191,9 +191,9 @@ class JournalReader:
         Raises:
             RecordingError: it is not a recording, or the disk does not give it.
         """
-        if self.finished:
-            return
-        # What follows the last mark may have been cut off and written anew in the meantime.
+        # What follows the last mark may have been cut off and written anew in the meantime; the footer too, by a broker
+        # that goes on where one before it was stopped.
+        self.finished = False
         self._offset, self._segment = self._position, _Segment()
         self.cut = None
         if not self._begins():

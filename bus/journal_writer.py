@@ -329,9 +329,22 @@ class JournalWriter:
             self._check_present()
         except RunDirectoryError:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path)) from None
-        os.ftruncate(self._descriptor, self._size)
+        end = self._size
+        os.ftruncate(self._descriptor, end)
+        # Where a chunk finds no room a mark still may, and then the record would come and go: this needs as much as a
+        # chunk does, and readers skip it.
+        self._put(records.HEAD.pack(records.OP_PADDING, CHUNK_BYTES) + bytes(CHUNK_BYTES))
+        os.ftruncate(self._descriptor, end)
+        self._size = end
         self._put(self._mark(b"", 0).encode())
         self._trouble = None
+
+    def discard(self) -> None:
+        """Closes and removes a file that is not to be a recording after all."""
+        if not self._closed:
+            self._closed = True
+            os.close(self._descriptor)
+            self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Flushes, writes the index and the footer, and closes the file; a broken writer's file ends without them. Can

@@ -17,6 +17,7 @@ from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolEr
 from bus.event import Event
 from bus.runs import SOCKET_FILES, new_run_name, runs_dir, socket_address
 from bus.security import ClientSecurity, allow_ipv6, client_security_for
+from bus.stream_link import notice_silence
 from bus.wire import Control, check_run_name, decode_control, encode_control, split_frame
 
 __all__ = ["BrokerLink", "connect", "describe_process"]
@@ -56,6 +57,8 @@ class BrokerLink:
         door.setsockopt(zmq.LINGER, 0)
         door.setsockopt(zmq.SNDHWM, SEND_QUEUE)
         door.setsockopt(zmq.RECONNECT_IVL, 50)
+        if self.address.startswith("tcp://"):
+            notice_silence(door)
         # The broker knows a publisher by this name, so that it stays the same one through a reconnect.
         door.setsockopt(zmq.IDENTITY, b"p" + os.urandom(16))
         allow_ipv6(door, self.address)

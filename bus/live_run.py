@@ -45,7 +45,7 @@ class LiveRank:
     names: dict[bytes, str] = field(default_factory=dict)
     """The topics that its connection has used, and the names of events in them."""
     spoiled: int = 0
-    """Events that made no sense since it was last asked to send again."""
+    """Number of the event in whose place something came that makes no sense at all."""
     asked_after: int = -1
     """Behind which event it was last asked to."""
     ended: bool = False
@@ -53,6 +53,8 @@ class LiveRank:
     """Topic, event and body of its end."""
     died: float | None = None
     """When its process was found dead, on the steady clock."""
+    gone: float | None = None
+    """Since when its connection is, on the steady clock; only of processes that cannot be watched."""
     asked: float = 0.0
     """When it was last asked to send again, on the steady clock."""
     told: Mapping[str, Any] = field(default_factory=dict)
@@ -77,6 +79,8 @@ class LiveRun:
         self.last_end: float | None = None
         self.trouble: str | None = None
         """Why nothing is recorded at the moment; ``None`` while all is well."""
+        self.lost = 0
+        """Events that came but are not in the record."""
         self.flush_soon = False
         self._retry_at = 0.0
         for number, position in journal.positions.items():
@@ -116,16 +120,32 @@ class LiveRun:
         return [rank.identity for rank in self.ranks.values() if rank.identity is not None]
 
     def renew_lease(self, consumer: bytes, demand: Demand, name: str | None, told: Mapping[str, Any]) -> None:
-        """Notes what a consumer wants, and what it says about itself."""
+        """Notes what a consumer wants, and what it says about itself.
+
+        Raises:
+            BrokerError: too many do, or they want too much.
+        """
         now = time.monotonic()
         self.leases.renew(consumer, demand, now, name)
         self._consumers[consumer] = now, name, told
 
+    def forget_consumers(self) -> None:
+        """Forgets what consumers said whose leases have run out."""
+        oldest = time.monotonic() - LEASE_SECONDS
+        if any(told[0] <= oldest for told in self._consumers.values()):
+            self._consumers = {key: told for key, told in self._consumers.items() if told[0] > oldest}
+
     def consumers(self) -> list[dict[str, Any]]:
         """What the consumers whose leases run last said about themselves."""
-        oldest = time.monotonic() - LEASE_SECONDS
-        self._consumers = {key: told for key, told in self._consumers.items() if told[0] > oldest}
+        self.forget_consumers()
         return [{"name": name, **told} for _, name, told in self._consumers.values()]
+
+    @property
+    def incomplete(self) -> str | None:
+        """What is to be said of a record that lacks something."""
+        if self.trouble is not None:
+            return f"the recording is incomplete: {self.trouble}"
+        return f"the recording lacks {self.lost} events" if self.lost else None
 
     # -- the record ---------------------------------------------------------------------------------------------------
 
@@ -169,12 +189,14 @@ class LiveRun:
 
     def close_journal(self) -> None:
         """Ends the record. If the disk takes it now, it says at least how the run ended."""
+        self.mend(self._retry_at)
+        if self.trouble is None:
+            for rank in self.ranks.values():
+                if rank.end is not None and rank.end[1].seq > rank.journaled:
+                    self.lost += rank.end[1].seq - 1 - rank.journaled
+                    rank.journaled = rank.end[1].seq - 1
+                    self.record(rank, *rank.end)
         try:
-            if self.mend(self._retry_at):
-                for rank in self.ranks.values():
-                    if rank.end is not None and rank.end[1].seq > rank.journaled:
-                        rank.journaled = rank.end[1].seq - 1
-                        self.record(rank, *rank.end)
             self.journal.close()
         except (OSError, OffloopError) as error:
             self._fail(error)

@@ -12,7 +12,7 @@ from typing import Any
 import zmq
 
 from bus import processes
-from bus.errors import BrokerError, ConfigurationError, RunDirectoryError
+from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError
 from bus.journal import JournalWriter
 from bus.live_run import LiveRank, LiveRun
 from bus.recording import Recording
@@ -87,28 +87,38 @@ class LiveRuns:
         pid, attempt = int(hello.get("pid", 0)), hello.get("attempt")
         incarnation = str(hello.get("incarnation", identity.hex()))
         run = self._live.get(name)
+        if self._directory is not None and self._directory.name != name:
+            raise BrokerError(f"this broker serves run {self._directory.name!r} alone: 'bus broker' serves any number")
         if run is None and attempt is not None:
-            run = self._resume(name, int(attempt))
+            run = self._resume(name, int(attempt), number, incarnation)
         elif run is None:
-            run = self._begin(name, world_size, dict(hello.get("info", {})))
+            run = self._begin(name, world_size, dict(hello.get("info", {})), pid)
         rank = _rank_of(run, number, incarnation, attempt)
         self.forget_connection(rank)
         rank.identity = identity
         self._publishers[identity] = run, rank
-        if hello.get("host") == socket.gethostname():
+        # A container may have the name of its host, and processes of its own.
+        if hello.get("host") == socket.gethostname() and processes.is_running(pid, hello.get("started")):
             rank.process = self._watch(pid)
         told = {key: hello.get(key) for key in ("pid", "started", "host")}
         with _said_in_the_log(run):
             run.directory.note_publisher({"rank": number, "incarnation": incarnation, **told})
         return run, rank
 
-    def _begin(self, name: str, world_size: int, info: dict[str, Any]) -> LiveRun:
+    def _begin(self, name: str, world_size: int, info: dict[str, Any], pid: int) -> LiveRun:
         directory = self._directory_of(name)
         try:
+            _refuse_if_away(directory, pid)
             # The recording first: whoever finds the run live may open it at once.
             number, recording = directory.next_attempt()
-            run = LiveRun(directory, number, JournalWriter(recording, name, number), world_size)
-            directory.begin_attempt(info, world_size, self.door, self.stream)
+            journal = JournalWriter(recording, name, number)
+            try:
+                directory.begin_attempt(recording, number, info, world_size)
+                directory.announce(number, self.door, self.stream)
+                run = LiveRun(directory, number, journal, world_size)
+            except BaseException:
+                journal.discard()
+                raise
         except BaseException:
             directory.release()
             raise
@@ -124,13 +134,15 @@ class LiveRuns:
         entry = self._directory.resumable()
         self._resume(self._directory.name, 0 if entry is None else int(entry["attempt"]))
 
-    def _resume(self, name: str, attempt: int) -> LiveRun:
+    def _resume(self, name: str, attempt: int, number: int = 0, incarnation: str | None = None) -> LiveRun:
         if not (self._root / check_run_name(name) / RUN_FILE).exists():
             raise BrokerError(f"attempt {attempt} of run {name!r} cannot go on: its directory is gone")
         directory = self._directory_of(name)
         try:
-            recording, world_size, publishers = directory.resume_attempt(attempt, self.door, self.stream)
+            _refuse_others(directory, number, incarnation)
+            recording, world_size, publishers = directory.resume_attempt(attempt)
             run = LiveRun(directory, attempt, JournalWriter.resume(recording, name, attempt), world_size)
+            directory.announce(attempt, self.door, self.stream)
         except BaseException:
             directory.release()
             raise
@@ -166,22 +178,28 @@ class LiveRuns:
     def forget_connection(self, rank: LiveRank) -> None:
         """Nothing is taken from a rank's connection any more: it has ended, or has another one."""
         self.unwatch(rank)
-        rank.died = None
+        rank.died = rank.gone = None
         rank.names.clear()
-        if rank.identity is not None:
-            self._publishers.pop(rank.identity, None)
+        # A connection may have begun something else since.
+        if rank.identity is not None and self._publishers.get(rank.identity, (None, None))[1] is rank:
+            del self._publishers[rank.identity]
 
-    def end(self, run: LiveRun) -> None:
-        """Closes a run's record, writes down how it ended, and gives its directory back."""
+    def end(self, run: LiveRun) -> str | None:
+        """Closes a run's record, writes down how it ended, and gives its directory back. Returns why it could not be
+        written down, if it could not."""
         run.close_journal()
-        with _said_in_the_log(run):
-            incomplete = run.trouble and f"the recording is incomplete: {run.trouble}"
-            run.directory.end_attempt(run.status, run.error or incomplete)
+        unwritten = None
+        try:
+            run.directory.end_attempt(run.status, run.error or run.incomplete)
+        except RunDirectoryError as error:
+            unwritten = f"it is {run.status}, but that cannot be written down: {error}"
+            _log.error("run %s: %s", run.name, unwritten)
         run.directory.release()
         for rank in run.ranks.values():
             self.forget_connection(rank)
         del self._live[run.name]
         self.recorded_before += run.journal.written
+        return unwritten
 
     def close(self) -> None:
         """Gives the directory back that no run came for."""
@@ -207,6 +225,27 @@ class LiveRuns:
             rank.process = None
 
 
+def _refuse_if_away(directory: RunDirectory, pid: int) -> None:
+    """A run whose broker is gone belongs to its trainer for as long as that lives; another attempt would put an end to
+    what it goes on with."""
+    entry = directory.resumable()
+    for told in (entry or {}).get("publishers", ()):
+        other = told.get("pid")
+        here = told.get("host") == socket.gethostname()
+        if here and other != pid and processes.is_running(other, told.get("started")):
+            raise RunIsLiveError(
+                f"run {directory.name!r} is live already: its trainer, process {other}, goes on and finds this broker "
+                "again; choose another run name, or end that process"
+            )
+
+
+def _refuse_others(directory: RunDirectory, number: int, incarnation: str | None) -> None:
+    """An attempt is taken up for its own publishers alone."""
+    for told in (directory.resumable() or {}).get("publishers", ()):
+        if incarnation is not None and told.get("rank") == number and told.get("incarnation") != incarnation:
+            raise BrokerError(f"rank {number} of run {directory.name!r} is another trainer's: choose another run name")
+
+
 def _rank_of(run: LiveRun, number: int, incarnation: str, attempt: Any) -> LiveRank:
     """The rank that says hello: a new one, or the same one again."""
     if attempt is not None and attempt != run.attempt:
@@ -214,6 +253,9 @@ def _rank_of(run: LiveRun, number: int, incarnation: str, attempt: Any) -> LiveR
     rank = run.ranks.get(number)
     if rank is None and number < run.world_size:
         rank = run.ranks[number] = LiveRank(number, incarnation)
+    elif rank is not None and not rank.incarnation:
+        # It could not be written down before the broker was lost.
+        rank.incarnation = incarnation
     elif rank is None or rank.incarnation != incarnation:
         raise BrokerError(
             f"rank {number} of run {run.name!r} is there already: choose another run name, or wait until it ends"
@@ -224,9 +266,7 @@ def _rank_of(run: LiveRun, number: int, incarnation: str, attempt: Any) -> LiveR
 def _note_endings(run: LiveRun) -> None:
     """How the ranks ended that had ended before the broker did, by the record."""
     recording = Recording(run.journal.path)
-    for _ in recording.snapshots(()):
-        pass
-    for ending in recording.endings:
+    for ending in recording.read_endings():
         run.note_status(ending.status, ending.error)
     run.last_end = time.monotonic()
 

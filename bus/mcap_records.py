@@ -3,6 +3,7 @@ MCAP (https://mcap.dev/spec) with one record of our own, the mark; ``docs/protoc
 
 import re
 import struct
+import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ _INDEX = struct.Struct("<BQHI")
 OP_HEADER, OP_FOOTER, OP_SCHEMA, OP_CHANNEL, OP_MESSAGE, OP_CHUNK, OP_MESSAGE_INDEX = 1, 2, 3, 4, 5, 6, 7
 OP_ATTACHMENT, OP_METADATA, OP_DATA_END = 9, 12, 15
 OP_MARK = 0x80
+OP_PADDING = 0x81
 
 # Both stand at a fixed distance behind the beginning of their record, so a reader that has lost its way finds the next
 # record by them, whatever has become of the record's opcode and length.
@@ -59,7 +61,15 @@ SIGNS = re.compile(b"|".join(re.escape(sign) for sign in (b"".join(_ZSTD), MARK_
 _SIGN_OFFSETS = {b"".join(_ZSTD): 37, MARK_SIGN: HEAD.size}
 SIGN_BYTES = 8
 
-_decompress = zstandard.ZstdDecompressor().decompress
+
+class _Zstandard(threading.local):
+    """A decompressor for each thread: two threads in one crash the process."""
+
+    def __init__(self) -> None:
+        self.decompress = zstandard.ZstdDecompressor().decompress
+
+
+_zstandard = _Zstandard()
 
 
 class DamageError(Exception):
@@ -239,7 +249,7 @@ class Chunk(NamedTuple):
         try:
             if zstandard.frame_content_size(packed) > MAX_RECORD:
                 raise DamageError(f"a chunk claims more than {MAX_RECORD} bytes")
-            data = _decompress(packed, max_output_size=head.size, allow_extra_data=False)
+            data = _zstandard.decompress(packed, max_output_size=head.size, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise DamageError(f"its messages cannot be decompressed: {error}") from None
         if len(data) != head.size or (head.checksum and zlib.crc32(data) != head.checksum):

@@ -59,6 +59,11 @@ class Outbox:
         return len(self._frames) + sum(parcel.last - parcel.first + 1 for parcel in self._unsent)
 
     @property
+    def count(self) -> int:
+        """How many frames were ever put in: the number of the last one."""
+        return self._put
+
+    @property
     def first(self) -> int:
         """Number of the oldest frame that is kept; of the next one when none is."""
         for parcels in (self._sent, self._unsent):

@@ -160,6 +160,8 @@ class Publisher:
         self._last_time = self._flush_at = self._next_exchange = self._next_report = 0
         self._seq = self._base_seq = 0
         self._encoding_time = self._encodings_timed = self._flushing_time = 0
+        self._sending = 0
+        self._close_as: tuple[str, str | None] | None = None
         self._context: tuple[dict[str, Any], bytes] = ({}, b"")
         self._previous: tuple[int, ...] | None = None
         self._take_news()
@@ -191,26 +193,35 @@ class Publisher:
         With ``has_deferred`` there may be :class:`Deferred` values among the fields. The event, and every one after
         it, is then held back in order until they are there; that is looked up at later events, and waited for only at
         FIT_END and :meth:`close`. ``fields`` may be kept until then."""
-        now = self._clock()
-        if now < self._last_time:
-            now = self._last_time
-        lane = self._lanes[event]
-        seq = self._seq + 1
-        base_seq = self._base_seq + lane.counts
-        began = 0 if seq & _SAMPLE_MASK else thread_time_ns()
-        if has_deferred or self._held:
-            self._held.append(HeldEvent(lane.encode, seq, base_seq, now, timestamp, previous, fields, context))
-        else:
-            self._outbox.put(lane.encode(seq, base_seq, now, timestamp, previous, fields, context))
-        # Numbers are given only now: a field that cannot be packed leaves no hole in them.
-        self._last_time = now
-        self._seq = seq
-        self._base_seq = base_seq
-        if began:
-            self._encoding_time += thread_time_ns() - began
-            self._encodings_timed += 1
-        if now >= self._flush_at or lane.is_urgent or not seq & _FLUSH_MASK:
-            self._flush(wait=event is Event.FIT_END)
+        self._sending += 1
+        try:
+            if self._closed:
+                # By a signal handler, since somebody asked whether the event is wanted.
+                return
+            now = self._clock()
+            if now < self._last_time:
+                now = self._last_time
+            lane = self._lanes[event]
+            seq = self._seq + 1
+            base_seq = self._base_seq + lane.counts
+            began = 0 if seq & _SAMPLE_MASK else thread_time_ns()
+            if has_deferred or self._held:
+                self._held.append(HeldEvent(lane.encode, seq, base_seq, now, timestamp, previous, fields, context))
+            else:
+                self._outbox.put(lane.encode(seq, base_seq, now, timestamp, previous, fields, context))
+            # Numbers are given only now: a field that cannot be packed leaves no hole in them.
+            self._last_time = now
+            self._seq = seq
+            self._base_seq = base_seq
+            if began:
+                self._encoding_time += thread_time_ns() - began
+                self._encodings_timed += 1
+            if now >= self._flush_at or lane.is_urgent or not seq & _FLUSH_MASK:
+                self._flush(wait=event is Event.FIT_END)
+        finally:
+            self._sending -= 1
+            if self._close_as is not None and not self._sending:
+                self.close(*self._close_as)
 
     def publish(self, event: Event | str, **fields: Any) -> None:
         """Publishes an event of a loop of your own, if anybody wants it.
@@ -347,11 +358,16 @@ class Publisher:
 
     def close(self, status: str = "finished", error: str | None = None) -> None:
         """Ends the stream: sends what is left and how the run ended (``finished``, ``failed`` or ``stopped``), and
-        waits, at most five seconds, until the broker has it on disk. Can be called more than once."""
+        waits until the broker has it on disk, but no longer than five seconds without getting on. Can be called more
+        than once."""
         if self._closed:
             return
         if status not in ("finished", "failed", "stopped"):
             raise ConfigurationError(f"a run cannot end {status!r}: use 'finished', 'failed' or 'stopped'")
+        if self._sending:
+            # A signal handler closes in the middle of an event, which has to be whole first.
+            self._close_as = status, error
+            return
         try:
             self._flush(wait=True)
             if not self._closed:

@@ -1,15 +1,17 @@
 """Where a subscriber finds a run: in its directory on this machine, or through a broker on another one."""
 
+import contextlib
 import enum
+import os
 import time
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import zmq
 
-from bus.errors import BrokerError, ProtocolError, RunNotFoundError
+from bus.errors import BrokerError, ProtocolError, RunDirectoryError, RunNotFoundError
 from bus.journal import JournalReader
-from bus.runs import RunInfo, read_run
+from bus.runs import LOCK_FILE, RunInfo, is_held, read_run
 from bus.security import ClientSecurity, client_security_for
 from bus.stream_link import connected
 from bus.wire import Control, check_run_name, decode_control, encode_control, split_frame
@@ -83,7 +85,11 @@ class LocalRun:
         self.recording: Path | None = info.recording
         self.reader = JournalReader(info.recording)
         self.place: Place | None = None
+        self._lost_since: float | None = None
         self._standing = self._found(info)
+        self._lock = -1
+        with contextlib.suppress(OSError):
+            self._lock = os.open(info.path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
         self._look_at = time.monotonic() + LOOK_SECONDS
 
     def look(self) -> Standing:
@@ -91,7 +97,12 @@ class LocalRun:
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_SECONDS
-            self._standing = self._found(read_run(self._path))
+            try:
+                self._standing = self._found(read_run(self._path))
+            except RunDirectoryError:
+                # Deleted under the broker, which goes on with the live stream: its lock is all that still tells of it.
+                alive = self._standing is Standing.LIVE and is_held(self._lock)
+                self._standing = Standing.LIVE if alive else Standing.OVER
         return self._standing
 
     def _found(self, run: RunInfo) -> Standing:
@@ -99,9 +110,15 @@ class LocalRun:
             return Standing.OVER
         if run.live and run.door is not None and run.stream is not None:
             self.place = Place(run.door, run.stream)
+            self._lost_since = None
             return Standing.LIVE
         if run.away or run.last.status == "running":
             return Standing.AWAY
+        if run.last.status == "lost" and run.last.is_published_elsewhere:
+            # Whether its trainer is still there cannot be seen from here; it has a moment to find a broker again.
+            now = time.monotonic()
+            self._lost_since = self._lost_since or now
+            return Standing.AWAY if now - self._lost_since < RETURN_SECONDS else Standing.OVER
         return Standing.OVER
 
     def refresh(self) -> None:
@@ -114,6 +131,9 @@ class LocalRun:
     def close(self) -> None:
         """Closes the recording."""
         self.reader.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
 class RemoteRun:
@@ -175,6 +195,10 @@ class RemoteRun:
             self._heard = time.monotonic()
             if answer.kind == "data":
                 self._file.take(answer.content)
+            elif answer.kind == "refused":
+                # Nothing more is to be had; what there is has been read.
+                self._file.at_end = True
+                self._standing = Standing.OVER
             elif answer.kind == "runs":
                 for told in answer.content.get("runs") or ():
                     if isinstance(told, dict) and told.get("run") == self.run_name:
@@ -284,13 +308,15 @@ def ask_broker(
     return answer
 
 
-def list_remote_runs(address: str, security: ClientSecurity | None = None) -> list[dict[str, Any]]:
-    """The runs that a broker has, as ``docs/protocol.md`` describes them, the newest first.
+def list_remote_runs(
+    address: str, security: ClientSecurity | None = None, name: str | None = None
+) -> list[dict[str, Any]]:
+    """The runs that a broker has, as ``docs/protocol.md`` describes them, the newest first; with ``name`` that one.
 
     Raises:
         BrokerError: nobody answers, or the broker refuses.
     """
-    told = ask_broker(address, "runs", {"run": None}, security).get("runs")
+    told = ask_broker(address, "runs", {"run": name}, security).get("runs")
     return [run for run in told if isinstance(run, dict)] if isinstance(told, list) else []
 
 

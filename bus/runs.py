@@ -64,6 +64,12 @@ class Attempt:
             for told in self.publishers
         )
 
+    @property
+    def is_published_elsewhere(self) -> bool:
+        """Whether one of the processes that publish it is on another machine."""
+        here = socket.gethostname()
+        return any(told.get("host") != here for told in self.publishers)
+
 
 @dataclass(frozen=True)
 class RunInfo:
@@ -220,11 +226,18 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False
     try:
+        return is_held(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_held(descriptor: int) -> bool:
+    """Whether a broker holds the lock of that open file, which may have been deleted since it was opened."""
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
     return False
 
 
@@ -272,20 +285,27 @@ class RunDirectory:
     def next_attempt(self) -> tuple[int, Path]:
         """The number of the next attempt, and where its recording goes."""
         number = 1 + max((entry["attempt"] for entry in self._record["attempts"]), default=0)
-        return number, self.path / f"recording-{number}.mcap"
+        # A broker that was killed in its first moment leaves a recording of which nothing else tells.
+        while (recording := self.path / f"recording-{number}.mcap").exists():
+            number += 1
+        return number, recording
 
-    def begin_attempt(self, info: dict[str, Any], world_size: int, door: str, stream: str) -> None:
-        """Writes down that the next attempt has begun, and where its broker listens; its recording has to be there."""
-        number, recording = self.next_attempt()
-        self._record["attempts"].append(
-            {"attempt": number, "recording": recording.name, "started": time.time(), "ended": None}
-            | {"status": "running", "error": None, "world_size": world_size, "publishers": [], "info": info}
-        )
-        self._serve(number, door, stream)
+    def begin_attempt(self, recording: Path, number: int, info: dict[str, Any], world_size: int) -> None:
+        """Writes down that an attempt has begun, whose recording is there."""
+        entry = {"attempt": number, "recording": recording.name, "started": time.time(), "ended": None} | {
+            "status": "running",
+            "error": None,
+            "world_size": world_size,
+            "publishers": [],
+            "info": info,
+        }
+        record = {**self._record, "attempts": [*self._record["attempts"], entry]}
+        self._write(RUN_FILE, record)
+        self._record = record
 
-    def resume_attempt(self, number: int, door: str, stream: str) -> tuple[Path, int, list[dict[str, Any]]]:
-        """Writes down that an attempt whose broker ended before it goes on, and where its broker listens now. Returns
-        its recording, its number of ranks, and what is known of its publishers.
+    def resume_attempt(self, number: int) -> tuple[Path, int, list[dict[str, Any]]]:
+        """Writes down that an attempt whose broker ended before it goes on. Returns its recording, its number of ranks,
+        and what is known of its publishers.
 
         Raises:
             BrokerError: it is not the newest attempt, or it has ended otherwise.
@@ -294,7 +314,7 @@ class RunDirectory:
         if entry is None or entry["attempt"] != number:
             raise BrokerError(f"attempt {number} of run {self.name!r} cannot go on: {self._standing()}")
         entry.update(status="running", error=None, ended=None)
-        self._serve(number, door, stream)
+        self._write(RUN_FILE, self._record)
         return self.path / entry["recording"], entry.get("world_size", 1), list(entry.get("publishers", []))
 
     def resumable(self) -> dict[str, Any] | None:
@@ -315,9 +335,9 @@ class RunDirectory:
         entry["publishers"] = [*others, told]
         self._write(RUN_FILE, self._record)
 
-    def _serve(self, number: int, door: str, stream: str) -> None:
+    def announce(self, number: int, door: str, stream: str) -> None:
+        """Writes down where the broker of an attempt listens: from here on it is live."""
         self._write(BROKER_FILE, {"door": door, "stream": stream, "pid": os.getpid(), "attempt": number})
-        self._write(RUN_FILE, self._record)
 
     def end_attempt(self, status: str, error: str | None) -> None:
         """Writes down how the attempt ended."""

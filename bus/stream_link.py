@@ -13,11 +13,12 @@ from bus.security import ClientSecurity, allow_ipv6
 from bus.stream import StreamOrder
 from bus.wire import MAX_FRAME, encode_control
 
-__all__ = ["StreamLink", "connected"]
+__all__ = ["StreamLink", "connected", "notice_silence"]
 
 STREAM_QUEUE = 5000
 HEARTBEAT_MILLISECONDS = 2000
 HEARTBEAT_TIMEOUT_MILLISECONDS = 10_000
+HANDSHAKE_MILLISECONDS = 5000
 RECONNECT_MILLISECONDS = 100
 RECONNECT_MAX_MILLISECONDS = 2000
 
@@ -40,9 +41,7 @@ def connected(
     made.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MILLISECONDS)
     made.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MILLISECONDS)
     if address.startswith("tcp://"):
-        # A cable that is pulled closes no connection: only silence shows it.
-        made.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
-        made.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MILLISECONDS)
+        notice_silence(made)
     allow_ipv6(made, address)
     if security is not None:
         security.apply(made)
@@ -55,6 +54,15 @@ def connected(
             f"{address!r} is not an address of a broker ({error.strerror}): use one like tcp://127.0.0.1:5570"
         ) from None
     return made
+
+
+def notice_silence(made: "zmq.Socket[bytes]") -> None:
+    """Has a socket begin a new connection when the old one, or the attempt to make one, meets only silence: a cable
+    that is pulled closes no connection."""
+    made.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
+    made.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MILLISECONDS)
+    made.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
+    made.setsockopt(zmq.CONNECT_TIMEOUT, HANDSHAKE_MILLISECONDS)
 
 
 class StreamLink:

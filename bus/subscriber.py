@@ -218,6 +218,9 @@ class Subscriber:
             return 0.0
         self._chunks = self._reader.read()
         if self._source.pending:
+            if self._source.look() is Standing.UNREACHABLE:
+                self._end_unreachable()
+                return 0.0
             return FETCH_SECONDS
         if self._over:
             # Read to the end after nobody could write to it any more.
@@ -240,7 +243,7 @@ class Subscriber:
             self._connect()
             self._reconnects += 1
         elif standing is Standing.UNREACHABLE:
-            self.ending = Ending("unreachable", "its broker does not answer any more")
+            self._end_unreachable()
         else:
             self._over = True
         self._source.refresh()
@@ -263,6 +266,9 @@ class Subscriber:
             snapshot = from_record(record.topic, record.body)
             if snapshot is not None:
                 self._ready.append(snapshot)
+
+    def _end_unreachable(self) -> None:
+        self.ending = Ending("unreachable", "its broker does not answer any more")
 
     def _end_of_recording(self) -> None:
         if self._order.ending is None:

@@ -17,6 +17,7 @@ _log = logging.getLogger("offloop")
 
 SILENCE_SECONDS = 10.0
 PROBE_SECONDS = 0.5
+HELLO_AGAIN_SECONDS = 2.0
 SETTLE_SECONDS = 5.0
 POLL_MILLISECONDS = 20
 
@@ -45,8 +46,10 @@ class Uplink:
         """Commands that have come; whoever reads them empties it."""
         self._link = link
         self._heard = time.monotonic()
-        self._probed = 0.0
+        self._probed = self._asked = 0.0
         self._silence_named = False
+        self._named = 0
+        """Number of the last event that was named as lost."""
         self._ended = False
 
     def listen(self) -> None:
@@ -66,18 +69,21 @@ class Uplink:
         elif kind == "command":
             self.commands.append(content.get("command"))
         elif kind == "resend":
-            self.outbox.rewind()
+            self._send_again(content.get("after"))
         elif kind == "ended":
             self._ended = True
         elif kind == "unknown":
             self._find_again("is another one, which does not know the run yet")
         elif kind == "welcome":
+            if self._is_ahead_of_us(content.get("acknowledged")):
+                self._give_up("took this trainer for lost while it could not be reached, and ended the record")
+                return
             self._note_acknowledged(content.get("acknowledged"))
             self.demands.append(content.get("demand"))
-            self.outbox.rewind()
+            self._send_again(self.acknowledged)
             self.outbox.paused = False
         elif kind == "refused":
-            self._give_up(f"refuses events: {content.get('reason')}")
+            self._take_refusal(str(content.get("reason")), content.get("error"))
         elif kind == "trouble":
             self.trouble = str(content.get("reason"))
             _log.warning(
@@ -87,11 +93,37 @@ class Uplink:
         elif kind == "recovered":
             self.trouble = None
             _log.warning("run %s is recorded again", self.run_name)
+        elif kind == "notice":
+            _log.warning("run %s: %s", self.run_name, content.get("text"))
+
+    def _take_refusal(self, reason: str, error: Any) -> None:
+        if not self.outbox.paused:
+            _log.warning("the broker of run %s refuses a request: %s", self.run_name, reason)
+        elif error != "RunDirectoryError":
+            # A disk that takes nothing may take something later: hello is said again.
+            self._give_up(f"refuses events: {reason}")
+
+    def _send_again(self, after: Any) -> None:
+        """Begins again with the oldest event that is kept, for a broker that has all up to ``after``; what came between
+        the two is lost, and is named once."""
+        lost = self.outbox.first - 1
+        if isinstance(after, int) and lost > max(after, self._named):
+            _log.warning(
+                "run %s: events %d to %d are not recorded: the broker was away, or its disk full, for longer than "
+                "backlog_bytes can hold",
+                *(self.run_name, max(after, self._named) + 1, lost),
+            )
+            self._named = lost
+        self.outbox.rewind()
+
+    def _is_ahead_of_us(self, number: Any) -> bool:
+        return isinstance(number, int) and number > self.outbox.count
 
     def _note_acknowledged(self, number: Any) -> None:
         if isinstance(number, int) and number > self.acknowledged:
             self.acknowledged = number
             self.outbox.acknowledge(number)
+            self.trouble = None
             self._silence_named = False
 
     def _find_again(self, what: str) -> None:
@@ -107,6 +139,7 @@ class Uplink:
         self._renew()
 
     def _renew(self) -> None:
+        self._asked = time.monotonic()
         try:
             self._link.renew()
         except (OffloopError, zmq.ZMQError) as error:
@@ -128,7 +161,11 @@ class Uplink:
 
     def _mind_silence(self) -> None:
         now = time.monotonic()
-        if not self.outbox.size:
+        if self.outbox.paused:
+            if now - self._asked > HELLO_AGAIN_SECONDS:
+                # The broker that heard the last one may be gone already.
+                self._renew()
+        elif not self.outbox.size:
             self._heard = now
         elif now - max(self._heard, self._probed) > PROBE_SECONDS:
             # A broker that was started again says nothing to somebody whom it does not know, unless it is spoken to.

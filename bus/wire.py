@@ -30,6 +30,7 @@ __all__ = [
     "event_encoder",
     "is_shallow",
     "pack_map",
+    "sequence_number",
     "split_frame",
 ]
 
@@ -224,6 +225,15 @@ def decode_event(body: bytes) -> EventBody:
     return event
 
 
+def sequence_number(body: bytes) -> int | None:
+    """The ``seq`` of an event that makes no sense otherwise, if there is one to be found."""
+    try:
+        number = decode_body(body)[2]
+    except (ProtocolError, IndexError):
+        return None
+    return number if type(number) is int and number >= 1 else None
+
+
 def _is_training_time(values: Any) -> bool:
     # A sum is an integer only if all its parts are, and it is taken in C: this is done twice for every frame.
     try:
@@ -250,4 +260,6 @@ def decode_control(body: bytes) -> Control:
     array = decode_body(body)
     if len(array) < 3 or not isinstance(array[1], str) or not isinstance(array[2], dict):
         raise ProtocolError("a control message is not an array of version, kind and content")
+    if not is_shallow(array[2]):
+        raise ProtocolError(f"a control message is nested deeper than {MAX_DEPTH}")
     return Control(array[1], array[2])

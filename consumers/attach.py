@@ -89,7 +89,7 @@ def find_remote(
     """
     said = False
     while True:
-        runs = [run for run in list_remote_runs(broker, security) if name is None or run["run"] == name]
+        runs = list_remote_runs(broker, security, name)
         live = [run for run in runs if run["live"]]
         chosen = live or ([] if wait and name is None else runs)
         if chosen:

@@ -232,8 +232,6 @@ def test_a_recording_that_was_finished_and_gone_on_with_is_read_on(tmp_path):
         writer = JournalWriter.resume(tmp_path / "a.mcap", "r", 1)
         added = append(writer, 8)
         writer.close()
-        assert (list(reader.read()), reader.finished) == ([], True)
-        reader.position = reader.position
         assert (list(reader.read()), reader.damage) == ([[added]], [])
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 import msgpack
 import pytest
 import zmq
+from brokers import free_address
 from click.testing import CliRunner, Result
 from helpers import wait_for
 
@@ -431,9 +431,7 @@ def guarded(runs_dir: Path, keys: Path) -> Iterator[str]:
     make_keys("stranger")
     for name, roles in (("trainer", ["publish"]), ("viewer", ["view"]), ("boss", ["command"])):
         allow(keys / "allowed", load_public_key(make_keys(name)[0]), name, roles)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_address().rpartition(":")[2]
     command = [sys.executable, "-m", "bus", "broker", "--listen", f"tcp://0.0.0.0:{port}"]
     process = subprocess.Popen(
         [*command, "--key", str(keys / "broker.key_secret")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

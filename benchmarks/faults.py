@@ -1,0 +1,267 @@
+"""What faults cost: how long the training is held up, how soon everybody goes on or is told, what is sent again.
+
+The faults are those of the tests, done to the same processes (``tests/faults.py``); what is promised of each stands in
+``docs/reliability.md``. Every figure is taken with nothing lost, or the program ends with an error. A call's time on
+the clock includes the waiting for a core, where there are fewer of those than processes.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import Report, scratch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from faults import (
+    Follower,
+    StandingBroker,
+    Training,
+    assert_complete,
+    numbers_in,
+    read_recording,
+    resident,
+    stopped,
+)
+from helpers import wait_for
+
+from bus import Recording
+
+STALL = 5.0
+"""Milliseconds that one call may take."""
+TOLD = 3.0
+"""Seconds after which consumers know that a run was lost."""
+FLAT = 32.0
+"""MiB by which memory may grow that is said to stay flat."""
+PATIENCE = 300.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything."""
+
+    deaths: int
+    still: float
+    """Seconds for which a process stands still."""
+    lag: int
+    consumers: int
+    """In four processes."""
+
+
+QUICK = Sizes(deaths=2, still=0.5, lag=5_000, consumers=8)
+SHORT = Sizes(deaths=20, still=10, lag=100_000, consumers=64)
+LONG = Sizes(deaths=100, still=60, lag=2_000_000, consumers=64)
+
+
+def add_stalls(report: Report, what: str, told: dict[str, Any]) -> None:
+    """The longest call of ``publish``."""
+    report.add(f"{what}: longest call, on the clock", told["longest_ms"], "ms")
+    report.add(f"{what}: longest call, the thread's own time", told["longest_busy_ms"], "ms", STALL)
+
+
+def undisturbed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
+    """What a call takes when nothing happens."""
+    with Training(runs_dir, events=round(2000 * sizes.still)) as training:
+        add_stalls(report, "2,000 events/s, no fault", training.result(PATIENCE))
+
+
+def broker_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
+    """The publisher's own broker, again and again, with one consumer from the beginning."""
+    moments = random.Random(7)
+    recoveries = []
+    with Training(runs_dir, restart_pauses=(0.0, 0.0)) as training, Follower(runs_dir) as follower:
+        for _ in range(sizes.deaths):
+            training.await_recorded(training.published + 1)
+            time.sleep(moments.uniform(0, 0.3))
+            os.kill(training.broker_pid, signal.SIGKILL)
+            recoveries.append(until(lambda number=training.published: training.acknowledged > number))
+        told = training.finish(PATIENCE)
+        assert_complete(follower.result(PATIENCE), told["events"])
+    read_recording(runs_dir / "r", told["events"])
+    what = f"own broker killed {sizes.deaths} times"
+    add_stalls(report, what, told)
+    report.add(f"{what}: until what is published then is on disk, median", statistics.median(recoveries), "s")
+    report.add(f"{what}: the same, longest", max(recoveries), "s")
+    report.add(f"{what}: events published", told["events"], "events")
+    report.add(f"{what}: events sent again", told["resent"], "events")
+    report.add(f"{what}: events missing", 0, "events", 0)
+
+
+def standing_broker_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
+    """``bus broker``, away for a second each time."""
+    recoveries = []
+    with (
+        StandingBroker(runs_dir) as broker,
+        Training(runs_dir, broker=broker.address) as training,
+        Follower(runs_dir, broker=broker.address) as follower,
+    ):
+        for _ in range(max(1, sizes.deaths // 4)):
+            training.await_recorded(training.published + 1)
+            broker.end(signal.SIGKILL)
+            training.await_published(training.published + 2000)
+            broker.start()
+            recoveries.append(until(lambda number=training.published: training.acknowledged > number))
+        told = training.finish(PATIENCE)
+        assert_complete(follower.result(PATIENCE), told["events"])
+    read_recording(runs_dir / "r", told["events"])
+    what = "standing broker killed, back after a second"
+    add_stalls(report, what, told)
+    report.add(f"{what}: until everything is on disk, median", statistics.median(recoveries), "s")
+    report.add(f"{what}: events sent again", told["resent"], "events")
+
+
+def until(condition: Callable[[], object]) -> float:
+    """Seconds until a condition holds."""
+    begin = time.monotonic()
+    wait_for(condition, "the recovery", PATIENCE)
+    return time.monotonic() - begin
+
+
+def trainer_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
+    """How soon a consumer is told, without and with the broker killed at the same moment."""
+    for with_broker in (False, True):
+        waits, unrecorded = [], []
+        for number in range(max(1, sizes.deaths // 4)):
+            run = f"r{number}{with_broker:d}"
+            with Training(runs_dir, run) as training, Follower(runs_dir, run) as follower:
+                training.await_recorded(500)
+                if with_broker:
+                    os.kill(training.broker_pid, signal.SIGKILL)
+                killed = training.kill()
+                told = follower.result(PATIENCE)
+            waits.append(told["ended_at"] - killed)
+            recorded = sum(1 for _ in numbers_in(iter(Recording(runs_dir / run))))
+            if recorded < training.acknowledged:
+                raise SystemExit(f"{training.acknowledged - recorded} events that were acknowledged are not recorded")
+            unrecorded.append(training.published - recorded)
+        what = "trainer and broker killed" if with_broker else "trainer killed"
+        report.add(f"{what}: until consumers are told, longest", max(waits), "s", TOLD)
+        report.add(f"{what}: published and not recorded, most", max(unrecorded), "events")
+
+
+def consumer_still(report: Report, runs_dir: Path, sizes: Sizes) -> None:
+    """A consumer that stands still under 5,000 events/s."""
+    with Training(runs_dir, rate=5000) as training, Follower(runs_dir) as follower:
+        training.await_recorded(2000)
+        pids = (training.pid, training.broker_pid)
+        before = [resident(pid) for pid in pids]
+        with stopped(follower.pid):
+            time.sleep(sizes.still)
+            grown = [resident(pid) - was for pid, was in zip(pids, before, strict=True)]
+        woken = time.monotonic()
+        told = training.finish(PATIENCE)
+        seen = follower.result(PATIENCE)
+        assert_complete(seen, told["events"])
+    what = f"consumer stopped for {sizes.still:g} s at 5,000 events/s"
+    add_stalls(report, what, told)
+    add_growth(report, what, grown)
+    report.add(f"{what}: until it has caught up", seen["ended_at"] - woken, "s")
+
+
+def add_growth(report: Report, what: str, grown: list[float]) -> None:
+    """How much the memory of trainer and broker grew."""
+    for who, mebibytes in zip(("trainer", "broker"), grown, strict=True):
+        report.add(f"{what}: growth of the {who}", mebibytes, "MiB", FLAT)
+
+
+def broker_still(report: Report, runs_dir: Path, sizes: Sizes) -> None:
+    """A broker that stands still under 5,000 events/s: with the usual backlog, and with one that is too small."""
+    for run, backlog in (("r", {}), ("small", {"backlog_bytes": 100_000, "max_delay": 0})):
+        with Training(runs_dir, run, rate=5000, **backlog) as training, Follower(runs_dir, run) as follower:
+            training.await_recorded(2000)
+            before = resident(training.pid)
+            with stopped(training.broker_pid):
+                first, begin = training.published, time.monotonic()
+                time.sleep(sizes.still)
+                speed = (training.published - first) / (time.monotonic() - begin)
+                grown = resident(training.pid) - before
+            told = training.finish(PATIENCE)
+            seen = follower.result(PATIENCE)
+        recording = Recording(runs_dir / run)
+        kept = list(numbers_in(iter(recording)))
+        missing = sum(gap.last - gap.first + 1 for gap in recording.gaps)
+        if (missing, len(kept) + missing, seen["numbers"]) != (told["dropped"], told["events"], kept):
+            raise SystemExit(f"{told['dropped']} events were given up and {missing} are named as missing")
+        what = f"broker stopped for {sizes.still:g} s at 5,000 events/s"
+        what += f", backlog of {backlog['backlog_bytes']:,} bytes" if backlog else ""
+        add_stalls(report, what, told)
+        report.add(f"{what}: speed meanwhile", speed, "events/s", 4900, at_least=True)
+        report.add(f"{what}: growth of the trainer", grown, "MiB")
+        report.add(f"{what}: events missing, all named", missing, "events", None if backlog else 0)
+
+
+def consumer_behind(report: Report, runs_dir: Path, sizes: Sizes) -> None:
+    """A consumer that does next to nothing while so many events are published."""
+    with Training(runs_dir, rate=30_000, events=sizes.lag + 1000, ending="stay") as training:
+        training.await_recorded(500)
+        pids = (training.pid, training.broker_pid)
+        before = [resident(pid) for pid in pids]
+        with Follower(runs_dir, pause=0.1) as slow:
+            training.await_loop_end()
+            grown = [resident(pid) - was for pid, was in zip(pids, before, strict=True)]
+            training.kill()
+            slow.signal(signal.SIGUSR1)
+            hurried = time.monotonic()
+            told = slow.result(PATIENCE)
+            assert_complete(told, sizes.lag + 1000, "lost: the trainer's process died")
+    what = f"consumer {sizes.lag:,} events behind"
+    add_growth(report, what, grown)
+    report.add(f"{what}: until it has caught up", told["ended_at"] - hurried, "s")
+
+
+def many_consumers(report: Report, runs_dir: Path, sizes: Sizes) -> None:
+    """Many consumers of one broker."""
+    with Training(runs_dir, rate=1000) as training, contextlib.ExitStack() as stack:
+        followers = [stack.enter_context(Follower(runs_dir, times=sizes.consumers // 4)) for _ in range(4)]
+        training.await_published(training.published + round(500 * sizes.still))
+        told = training.finish(PATIENCE)
+        finished = time.monotonic()
+        ends = []
+        for follower in followers:
+            for one in follower.results(PATIENCE):
+                assert_complete(one, told["events"])
+                ends.append(one["ended_at"])
+    what = f"{sizes.consumers} consumers at 1,000 events/s"
+    add_stalls(report, what, told)
+    report.add(f"{what}: until the last one has everything", max(0.0, max(ends) - finished), "s")
+
+
+MEASUREMENTS = (
+    undisturbed,
+    broker_killed,
+    standing_broker_killed,
+    trainer_killed,
+    consumer_still,
+    broker_still,
+    consumer_behind,
+    many_consumers,
+)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="tiny sizes, only to see that everything works")
+    size.add_argument("--long", action="store_true", help="a minute of standing still, 100 deaths, 2 million events")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
+    options = parser.parse_args()
+    sizes = QUICK if options.quick else LONG if options.long else SHORT
+    report = Report("faults", options.quick)
+    for measure in MEASUREMENTS:
+        with scratch() as runs_dir:
+            measure(report, runs_dir, sizes)
+    report.show(options.json)
+
+
+if __name__ == "__main__":
+    main()

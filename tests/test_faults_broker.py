@@ -1,0 +1,216 @@
+"""Brokers that are killed, stopped and started again in the middle of a run: nothing is lost, and nobody waits."""
+
+import contextlib
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from faults import (
+    Follower,
+    StandingBroker,
+    Training,
+    assert_complete,
+    backward_clock,
+    numbers_in,
+    read_recording,
+    stopped,
+)
+from helpers import wait_for
+
+from bus import BrokerError, Publisher, Recording, RunIsLiveError, find_run
+from bus.journal import JournalReader
+from bus.wire import decode_event
+
+AT_ONCE = (0.0, 0.0)
+"""Pauses before a broker is started again, of which the usual ones would make a test of many deaths long."""
+
+
+def kill_at_random_moments(training: Training, times: int, seed: int) -> None:
+    """Kills the broker that a training has: most often one that serves, sometimes one that is only just starting."""
+    moments = random.Random(seed)
+    for _ in range(times):
+        if moments.random() < 0.7:
+            wait_for(lambda: training.broker_pid, "a broker that serves")
+        # The moment is the fault itself: nothing is waited for with it.
+        time.sleep(moments.uniform(0, 0.3))
+        for pid in wait_for(lambda: training.broker_pids, "a broker to kill"):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_broker_killed_at_20_random_moments_loses_nothing(runs_dir: Path) -> None:
+    with Training(runs_dir, restart_pauses=AT_ONCE) as training, Follower(runs_dir) as before:
+        kill_at_random_moments(training, 10, seed=1)
+        with Follower(runs_dir) as middle:
+            kill_at_random_moments(training, 10, seed=2)
+            told = training.finish()
+            with Follower(runs_dir) as after:
+                for follower in (before, middle, after):
+                    assert_complete(follower.result(), told["events"])
+    assert told["broker_restarts"] > 5
+    assert (told["dropped"], told["acknowledged"]) == (0, told["events"] + 1)
+    read_recording(runs_dir / "r", told["events"])
+    assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_standing_broker_that_ends_and_is_started_again_loses_nothing(runs_dir: Path, how: int) -> None:
+    with (
+        StandingBroker(runs_dir) as broker,
+        Training(runs_dir, broker=broker.address) as training,
+        Follower(runs_dir) as here,
+        Follower(runs_dir, broker=broker.address) as elsewhere,
+    ):
+        for number in (1000, 3000, 5000):
+            training.await_published(number)
+            broker.end(how)
+            training.await_published(number + 500)
+            broker.start()
+            training.await_recorded(number + 500)
+        told = training.finish()
+        for follower in (here, elsewhere):
+            assert_complete(follower.result(), told["events"])
+        with Follower(runs_dir, broker=broker.address) as after:
+            assert_complete(after.result(), told["events"])
+        assert (told["broker_restarts"], told["dropped"]) == (3, 0)
+        read_recording(runs_dir / "r", told["events"])
+        assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
+
+
+def test_a_broker_that_stands_still_is_not_waited_for_and_gets_everything_later(runs_dir: Path) -> None:
+    with Training(runs_dir, rate=5000, events=15_000) as training, Follower(runs_dir) as follower:
+        training.await_recorded(1000)
+        with stopped(training.broker_pid):
+            training.await_published(14_000)
+        told = training.result()
+        assert_complete(follower.result(), 15_000)
+    assert (told["events"], told["dropped"], told["broker_restarts"]) == (15_000, 0, 0)
+    read_recording(runs_dir / "r", 15_000)
+
+
+def test_what_exceeds_the_backlog_of_a_broker_that_stands_still_is_a_gap_with_a_name(runs_dir: Path) -> None:
+    with (
+        # Each event is a message of its own, so that the connection's queue, which counts messages, is soon full.
+        Training(runs_dir, rate=5000, events=15_000, backlog_bytes=200_000, max_delay=0, size=400) as training,
+        Follower(runs_dir) as follower,
+    ):
+        training.await_recorded(1000)
+        with stopped(training.broker_pid):
+            training.await_published(13_000)
+        told = training.result()
+        seen = follower.result()
+    assert told["dropped"] > 1000
+    assert told["backlog_bytes_high"] <= 200_000
+    recording = Recording(runs_dir / "r")
+    kept = list(numbers_in(iter(recording)))
+    missing = sorted(set(range(1, 15_001)) - set(kept))
+    (gap,) = recording.gaps
+    assert missing == list(range(gap.first, gap.last + 1))
+    assert len(missing) == told["dropped"]
+    assert str(recording.ending) == "finished"
+    assert (seen["numbers"], seen["gaps"], seen["ending"]) == (kept, [list(gap)], "finished")
+    log = (runs_dir / "r" / "broker.log").read_text()
+    assert f"events {gap.first} to {gap.last} are not recorded, the trainer had to give them up" in log
+
+
+def test_a_second_broker_is_refused_a_run_that_has_one(runs_dir: Path) -> None:
+    with Training(runs_dir) as training, StandingBroker(runs_dir) as second:
+        training.await_recorded(100)
+        with pytest.raises(RunIsLiveError, match=r"run 'r' in .* is live already: choose another run name"):
+            Publisher("r", broker=second.address)
+        with pytest.raises(RunIsLiveError, match="is live already"):
+            Publisher("r")
+        told = training.finish()
+    read_recording(runs_dir / "r", told["events"])
+    assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
+
+
+def test_a_second_publisher_of_a_rank_is_refused_also_while_the_first_one_has_no_broker(runs_dir: Path) -> None:
+    with StandingBroker(runs_dir) as broker, Training(runs_dir, broker=broker.address) as training:
+        training.await_recorded(100)
+        with pytest.raises(BrokerError, match="rank 0 of run 'r' is there already: choose another run name"):
+            Publisher("r", broker=broker.address)
+        with stopped(training.pid):
+            broker.end(signal.SIGKILL)
+            broker.start()
+            # Nobody has taken attempt 1 up again, so this is another start of the run.
+            with Publisher("r", broker=broker.address) as second:
+                assert second.attempt == 2
+        told = training.finish()
+        assert told["acknowledged"] < told["events"]
+    assert "attempt 1 of run 'r' cannot go on" in training.errors
+    assert "the training goes on, nothing after event" in training.errors
+    assert [attempt.status for attempt in find_run("r").attempts] == ["lost", "finished"]
+    assert list(Recording(runs_dir / "r", attempt=2)) == []
+    kept = list(numbers_in(iter(Recording(runs_dir / "r", attempt=1))))
+    assert kept == list(range(1, len(kept) + 1))
+    assert len(kept) >= told["acknowledged"] > 0
+
+
+def test_a_rank_that_has_not_found_the_new_broker_yet_keeps_its_place(runs_dir: Path) -> None:
+    with (
+        StandingBroker(runs_dir) as broker,
+        Training(runs_dir, broker=broker.address, rank=0, world_size=2) as first,
+        Training(runs_dir, broker=broker.address, rank=1, world_size=2) as second,
+    ):
+        second.await_recorded(100)
+        with stopped(second.pid):
+            broker.end(signal.SIGKILL)
+            broker.start()
+            first.await_recorded(first.published + 100)
+            with pytest.raises(BrokerError, match="rank 1 of run 'r' is there already"):
+                Publisher("r", broker=broker.address, rank=1, world_size=2)
+        events = [training.finish()["events"] for training in (first, second)]
+    snapshots = list(Recording(runs_dir / "r"))
+    for rank, published in enumerate(events):
+        of_rank = (snapshot for snapshot in snapshots if snapshot.rank == rank)
+        assert list(numbers_in(of_rank)) == list(range(1, published + 1))
+    assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
+
+
+def test_an_old_publisher_is_refused_and_trains_on_while_a_new_attempt_is_recorded(runs_dir: Path) -> None:
+    with StandingBroker(runs_dir) as broker, Training(runs_dir, broker=broker.address) as old:
+        old.await_recorded(100)
+        with stopped(old.pid):
+            broker.end(signal.SIGKILL)
+            broker.start()
+            new = Training(runs_dir, broker=broker.address)
+        with new:
+            new.await_recorded(100)
+            seen = old.published
+            old.await_published(seen + 1000)
+            old_told, new_told = old.finish(), new.finish()
+    assert "attempt 1 of run 'r' cannot go on: attempt 2" in old.errors
+    assert old_told["events"] > seen
+    assert new.errors == ""
+    read_recording(runs_dir / "r", new_told["events"], attempt=2)
+    kept = list(numbers_in(iter(Recording(runs_dir / "r", attempt=1))))
+    assert kept == list(range(1, len(kept) + 1))
+    assert [attempt.status for attempt in find_run("r").attempts] == ["lost", "finished"]
+
+
+def test_event_times_never_go_back_although_clocks_do(runs_dir: Path) -> None:
+    with Training(runs_dir, environment=backward_clock(runs_dir / "clock")) as training, Follower(runs_dir) as follower:
+        training.await_recorded(100)
+        os.kill(training.broker_pid, signal.SIGKILL)
+        training.await_recorded(training.published + 500)
+        # The end is then written by a broker, whose clock is far behind the trainer's.
+        training.kill()
+        told = follower.result()
+    assert told["numbers"] == list(range(1, len(told["numbers"]) + 1))
+    with JournalReader(find_run("r").recording) as reader:
+        times = [decode_event(record.body).time for records in reader.read() for record in records]
+    assert times == sorted(times)
+    assert len(times) == len(told["numbers"]) + 1
+
+
+def test_64_consumers_of_one_broker_are_all_complete(runs_dir: Path) -> None:
+    with Training(runs_dir, rate=1000) as training, contextlib.ExitStack() as stack:
+        followers = [stack.enter_context(Follower(runs_dir, times=16)) for _ in range(4)]
+        training.await_published(training.published + 1000)
+        told = training.finish()
+        for follower in followers:
+            for one in follower.results():
+                assert_complete(one, told["events"])

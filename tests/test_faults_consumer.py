@@ -1,0 +1,71 @@
+"""Consumers that stand still, lag, or are many: each gets everything, and nobody else notices."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from faults import Follower, Training, assert_complete, resident, stopped
+
+from bus import Event, Publisher
+
+MEBIBYTES = 32
+"""By how much the memory of a process may grow of which is said that it stays flat: queues that fill, caches."""
+
+
+def test_a_consumer_that_stood_still_catches_up_while_memory_stays_flat(runs_dir: Path) -> None:
+    with Training(runs_dir, rate=5000) as training, Follower(runs_dir) as follower, Follower(runs_dir) as other:
+        training.await_recorded(2000)
+        pids = (training.pid, training.broker_pid)
+        before = [resident(pid) for pid in pids]
+        with stopped(follower.pid):
+            training.await_published(training.published + 20_000)
+            after = [resident(pid) for pid in pids]
+        told = training.finish()
+        assert_complete(follower.result(), told["events"])
+        assert_complete(other.result(), told["events"])
+    assert max(grown - was for was, grown in zip(before, after, strict=True)) < MEBIBYTES
+    assert told["dropped"] == 0
+
+
+def test_a_consumer_may_lag_by_100_000_events_while_memory_stays_flat(runs_dir: Path) -> None:
+    with Training(runs_dir, rate=50_000, events=102_000, ending="stay") as training:
+        training.await_recorded(1000)
+        pids = (training.pid, training.broker_pid)
+        before = [resident(pid) for pid in pids]
+        with Follower(runs_dir, pause=0.1) as slow:
+            training.await_loop_end()
+            assert training.published == 102_000
+            after = [resident(pid) for pid in pids]
+            training.kill()
+            # It has handled some hundred by then.
+            slow.signal(signal.SIGUSR1)
+            told = slow.result()
+    assert_complete(told, 102_000, "lost: the trainer's process died")
+    assert max(grown - was for was, grown in zip(before, after, strict=True)) < MEBIBYTES
+
+
+READERS = """
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from bus import Recording
+
+together = threading.Barrier(8)
+
+def read(_):
+    together.wait()
+    return [snapshot.seq for _ in range(3) for snapshot in Recording(sys.argv[1])]
+
+with ThreadPoolExecutor(8) as pool:
+    for numbers in pool.map(read, range(8)):
+        assert numbers == list(range(1, 10_001)) * 3
+"""
+
+
+def test_many_threads_of_one_process_read_at_the_same_time(runs_dir: Path) -> None:
+    with Publisher("r") as publisher:
+        for number in range(1, 10_001):
+            publisher.publish(Event.BATCH_END, batch=number)
+    command = [sys.executable, "-c", READERS, str(publisher.recording)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
