@@ -10,7 +10,14 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-@pytest.mark.parametrize(("name", "figure"), [("hot_loop", "unwanted event"), ("stream", "replay")])
+@pytest.mark.parametrize(
+    ("name", "figure"),
+    [
+        ("hot_loop", "unwanted event"),
+        ("stream", "replay"),
+        ("faults", "trainer killed: until consumers are told, longest"),
+    ],
+)
 def test_it_runs_at_a_tiny_size(runs_dir, tmp_path, name, figure):
     command = [sys.executable, BENCHMARKS / f"{name}.py", "--quick", "--json", tmp_path / "figures.json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
