@@ -19,6 +19,7 @@ from bus.live_run import LiveRank, LiveRun
 from bus.live_runs import LiveRuns
 from bus.runs import RunDirectory
 from bus.security import DOOR, ROLE_NEEDED, STREAM, Gatekeeper, ServerSecurity, allow_ipv6, check_listen_address
+from bus.strangers import FailedHandshakes
 from bus.stream_link import notice_silence
 from bus.time import Timestamp
 from bus.wire import (
@@ -125,8 +126,11 @@ class Broker:
         self.stream = self._stream_socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._poller = zmq.Poller()
         self._poller.register(self._door_socket, zmq.POLLIN)
+        self._strangers: FailedHandshakes | None = None
         if self._gatekeeper is not None:
-            self._poller.register(self._gatekeeper.socket, zmq.POLLIN)
+            self._strangers = FailedHandshakes({DOOR: self._door_socket, STREAM: self._stream_socket})
+            for asked in (self._gatekeeper.socket, *self._strangers.sockets):
+                self._poller.register(asked, zmq.POLLIN)
         self._runs = LiveRuns(runs_dir, directory, self.door, self.stream, self._poller)
         self._door = Door(
             self._runs, Archive(runs_dir), self._answer, self._ask_again, self._go_on_from, self.statistics
@@ -197,8 +201,9 @@ class Broker:
         try:
             while not self._stopping and not self._all_over(begun):
                 ready = dict(self._poller.poll(50))
-                if self._gatekeeper is not None and self._gatekeeper.socket in ready:
+                if self._gatekeeper is not None and self._strangers is not None:
                     self._gatekeeper.handle()
+                    self._strangers.handle()
                 if self._door_socket in ready:
                     self._collect()
                 now = time.monotonic()
@@ -400,8 +405,9 @@ class Broker:
         if self._unnamed > NAMED_REFUSALS:
             _log.warning("skipped %d more messages", self._unnamed - NAMED_REFUSALS)
         self._unnamed = 0
-        if self._gatekeeper is not None:
+        if self._gatekeeper is not None and self._strangers is not None:
             self._gatekeeper.sum_up()
+            self._strangers.sum_up()
 
     def _answer(self, identity: bytes, kind: str, content: dict[str, Any]) -> bool:
         """Sends a control message, which is dropped when the peer does not read; whether the peer is connected."""
@@ -513,6 +519,8 @@ class Broker:
             run.note_status("lost", "the broker was stopped")
             self._end_run(run)
         self._runs.close()
+        if self._strangers is not None:
+            self._strangers.close()
         self._context.destroy()
 
 

@@ -444,6 +444,8 @@ def guarded(runs_dir: Path, keys: Path) -> Iterator[str]:
     _, error = process.communicate(timeout=10)
     assert process.returncode == 0, error
     assert load_public_key(keys / "stranger.key").decode() in error
+    assert "a connection to the door came without a key, or with another broker's, and was refused; the last" in error
+    assert "to connect: 127.0.0.1" in error
     assert "Traceback" not in error
 
 
@@ -471,6 +473,11 @@ def test_a_real_broker_grants_each_key_its_role_and_a_stranger_nothing(guarded: 
         door.connect(guarded)
         door.send(encode_control("runs", {}))
         assert not door.poll(500)
+        # Nor is one without any key.
+        keyless = context.socket(zmq.DEALER)
+        keyless.connect(guarded)
+        keyless.send(encode_control("runs", {}))
+        assert not keyless.poll(500)
         context.destroy(linger=0)
 
 
