@@ -12,13 +12,14 @@ READY := $(VENV)/.ready
 LOG := $(VENV)/setup.log
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: help setup demo test check bench
+.PHONY: help setup demo test check bench fuzz
 
 help:
 	@echo "make demo    train on real digits, with callbacks attached from another process"
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, imports between packages"
 	@echo "make bench   measure the training loop and the stream"
+	@echo "make fuzz    bad input for every decoder and socket, SECONDS=60 for each"
 	@echo "make setup   only make the virtual environment $(VENV), which all of these do first"
 
 setup: $(READY)
@@ -48,3 +49,10 @@ check: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/hot_loop.py
 	$(BIN)/python benchmarks/stream.py
+
+SECONDS ?= 60
+
+fuzz: $(READY)
+	$(PIP) --group fuzz
+	$(BIN)/python fuzz/decoders.py --all --seconds $(SECONDS)
+	$(BIN)/python fuzz/sockets.py --seconds $(SECONDS)

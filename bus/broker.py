@@ -44,7 +44,9 @@ _log = logging.getLogger("offloop.broker")
 
 FLUSH_SECONDS = 0.2
 BEAT_SECONDS = 0.5
-RECEIVE_QUEUE = 100
+# Without a bound: libzmq 4.3 aborts the process when a connection with a full queue is reset (libzmq issue 4767). What
+# a publisher of ours can have on the way is bounded by its ring.
+RECEIVE_QUEUE = 0
 ANSWER_QUEUE = 100
 STREAM_QUEUE = 5000
 STREAM_LINGER = 1000

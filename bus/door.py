@@ -20,6 +20,8 @@ MAX_NAME = 100
 MAX_LISTED = 1000
 MAX_REMEMBERED = 1000
 TURN_AWAY_SECONDS = 1.0
+MAX_REASON = 1000
+MAX_RESUME = 1 << 53  # what is missing is added up, and has to stay a number that can be sent
 
 
 class Answer(Protocol):
@@ -76,7 +78,7 @@ class Door:
             self._answer(identity, "refused", {"reason": reason, "error": "ProtocolError"})
             raise ProtocolError(reason) from None
         except OffloopError as error:
-            self._answer(identity, "refused", {"reason": str(error), "error": type(error).__name__})
+            self._answer(identity, "refused", {"reason": str(error)[:MAX_REASON], "error": type(error).__name__})
         except OSError as error:
             self._answer(identity, "refused", {"reason": f"{message.kind}: {error}", "error": "RunDirectoryError"})
 
@@ -108,6 +110,8 @@ class Door:
 
     def _resume(self, identity: bytes, content: dict[str, Any]) -> None:
         first = int(content["from"])
+        if not 1 <= first <= MAX_RESUME:
+            raise ValueError(f"events are numbered from 1 to {MAX_RESUME}")
         place = self._runs.publisher(identity)
         if place is None:
             self.turn_away(identity)

@@ -24,12 +24,9 @@ FRONT_BYTES = 4096
 _DATA_OPCODES = frozenset(
     (
         records.OP_HEADER,
-        records.OP_SCHEMA,
         records.OP_CHANNEL,
-        records.OP_MESSAGE,
         records.OP_CHUNK,
         records.OP_MESSAGE_INDEX,
-        records.OP_ATTACHMENT,
         records.OP_METADATA,
         records.OP_DATA_END,
         records.OP_MARK,

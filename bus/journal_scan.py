@@ -84,12 +84,15 @@ class _Scanner:
             try:
                 step = self._step(offset)
             except DamageError:
-                marks = self._marks_after(offset)
-                following = next(marks, None)
+                following = next(self._marks_from(offset), None)
                 if following is None:
                     break
-                self._pending.clear()
-                offset = following
+                begin, mark, end = following
+                if begin > offset:
+                    self._pending.clear()
+                # Only its head may be damaged: where that says it ends is not looked at.
+                self._take_mark(mark, end)
+                offset = self.result.end = end
                 continue
             if step is None:
                 break
@@ -145,19 +148,20 @@ class _Scanner:
         found.before = found.total = mark.total
         found.segment = end
 
-    def _marks_after(self, offset: int) -> Iterator[int]:
-        """Where whole marks begin behind ``offset``."""
-        offset += 1
+    def _marks_from(self, offset: int) -> Iterator[tuple[int, Mark, int]]:
+        """Whole marks that begin at ``offset`` or behind it, whatever their opcode and length have become: where each
+        begins, the mark, and where it ends."""
+        first = offset
         while data := self._read(offset, _BLOCK):
             for sign in records.SIGNS.finditer(data):
                 begin = offset + sign.start() - records.sign_offset(sign[0])
-                if sign[0] == records.MARK_SIGN:
+                if sign[0] == records.MARK_SIGN and begin >= first:
                     try:
-                        front = self._read(begin, records.MARK_FRONT)
-                        Mark.decode(self._read(begin, records.MARK_FRONT + Mark.payload_size(front)))
+                        size = records.MARK_FRONT + Mark.payload_size(self._read(begin, records.MARK_FRONT))
+                        mark = Mark.decode(self._read(begin, size))
                     except DamageError:
                         continue
-                    yield begin
+                    yield begin, mark, begin + size
             if len(data) < _BLOCK:
                 return
             offset += len(data) - records.SIGN_BYTES + 1
@@ -182,8 +186,8 @@ class _Scanner:
                 found.chunks.append(chunk.scanned())
         found.chunks = [chunk for chunk in found.chunks if self._knows_topics(chunk)]
         offset = found.segment
-        while offset < found.end:
-            block = self._read(offset, min(_BLOCK, found.end - offset))
+        # A file that is shorter than what every recording begins with has no block there.
+        while block := self._read(offset, min(_BLOCK, found.end - offset)):
             found.checksum = zlib.crc32(block, found.checksum)
             offset += len(block)
 

@@ -112,7 +112,11 @@ def load_secret_key(path: str | os.PathLike[str]) -> KeyPair:
             "a new one with 'bus keygen' if somebody may have read it"
         )
     check_not_writable_by_others(file.absolute().parent)
-    if zmq.curve_public(secret) != public:
+    try:
+        belongs = zmq.curve_public(secret) == public
+    except zmq.ZMQError:
+        belongs = False  # not every 40 characters of the alphabet are a number of 32 bytes
+    if not belongs:
         raise ConfigurationError(
             f"{path} is damaged: its public and its secret key do not belong together; make new ones with 'bus keygen'"
         )

@@ -80,7 +80,7 @@ class BrokerLink:
             if message is None:
                 continue
             if message.kind == "welcome":
-                return message.content
+                return _checked_welcome(message.content, self.address)
             if message.kind == "refused":
                 raise _refusal(message.content)
         raise BrokerError(
@@ -184,6 +184,13 @@ def _keys_hint(security: ClientSecurity | None, address: str) -> str:
     if address.startswith("tcp://"):
         return "; if it takes keys, name yours and the broker's"
     return ""
+
+
+def _checked_welcome(content: dict[str, Any], address: str) -> dict[str, Any]:
+    attempt, place = content.get("attempt"), (content.get("path"), content.get("recording"))
+    if type(attempt) is not int or not all(isinstance(part, str) for part in place):
+        raise BrokerError(f"what answers at {address} is no broker: its welcome lacks what it must have")
+    return content
 
 
 def _refusal(content: dict[str, Any]) -> OffloopError:

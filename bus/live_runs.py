@@ -1,6 +1,7 @@
 """The runs that a broker serves: how they begin, go on after a restart, and end, and who publishes them."""
 
 import contextlib
+import json
 import logging
 import os
 import socket
@@ -22,6 +23,8 @@ from bus.wire import check_run_name
 __all__ = ["LiveRuns"]
 
 _log = logging.getLogger("offloop.broker")
+
+MAX_TEXT = 255
 
 
 class LiveRuns:
@@ -84,15 +87,17 @@ class LiveRuns:
         name, number, world_size = str(hello["run"]), int(hello["rank"]), int(hello["world_size"])
         if not 0 <= number < world_size:
             raise ConfigurationError(f"rank {number} of {world_size}: ranks go from 0 to world_size - 1")
-        pid, attempt = int(hello.get("pid", 0)), hello.get("attempt")
-        incarnation = str(hello.get("incarnation", identity.hex()))
+        pid, attempt, info = int(hello.get("pid", 0)), hello.get("attempt"), dict(hello.get("info", {}))
+        incarnation = str(hello.get("incarnation", identity.hex()))[:MAX_TEXT]
+        # It is written down as JSON, which does not take everything that travels: seen before anything is made.
+        json.dumps(info, default=str)
         run = self._live.get(name)
         if self._directory is not None and self._directory.name != name:
             raise BrokerError(f"this broker serves run {self._directory.name!r} alone: 'bus broker' serves any number")
         if run is None and attempt is not None:
             run = self._resume(name, int(attempt), number, incarnation)
         elif run is None:
-            run = self._begin(name, world_size, dict(hello.get("info", {})), pid)
+            run = self._begin(name, world_size, info, pid)
         rank = _rank_of(run, number, incarnation, attempt)
         self.forget_connection(rank)
         rank.identity = identity
@@ -100,7 +105,7 @@ class LiveRuns:
         # A container may have the name of its host, and processes of its own.
         if hello.get("host") == socket.gethostname() and processes.is_running(pid, hello.get("started")):
             rank.process = self._watch(pid)
-        told = {key: hello.get(key) for key in ("pid", "started", "host")}
+        told = {"pid": pid, "started": _integer(hello.get("started")), "host": str(hello.get("host"))[:MAX_TEXT]}
         with _said_in_the_log(run):
             run.directory.note_publisher({"rank": number, "incarnation": incarnation, **told})
         return run, rank
@@ -269,6 +274,10 @@ def _note_endings(run: LiveRun) -> None:
     for ending in recording.read_endings():
         run.note_status(ending.status, ending.error)
     run.last_end = time.monotonic()
+
+
+def _integer(value: Any) -> int | None:
+    return value if type(value) is int else None
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ LOOK_SECONDS = 0.5
 RETURN_SECONDS = 10.0
 ANSWER_SECONDS = 2.0
 PATIENCE_SECONDS = 60.0
+SILENCE_SECONDS = 5.0
 CONNECT_SECONDS = 5.0
 
 
@@ -156,11 +157,12 @@ class RemoteRun:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self.run_name = check_run_name(str(told["run"]))
-        self.attempt = int(told["attempt"])
+        self.run_name = check_run_name(told["run"])
+        self.attempt: int = told["attempt"]
         self._file = _RemoteFile(self._door, self.run_name, self.attempt)
         self.reader = JournalReader(self._file, f"the recording of run {self.run_name}")
-        self._heard = time.monotonic()
+        self._heard = self._connected = time.monotonic()
+        self._security = security
         self._ask_at = 0.0
         self._lost_since: float | None = None
         self._standing = Standing.AWAY
@@ -171,8 +173,8 @@ class RemoteRun:
         if answer is None:
             keys = "" if security is None else ", or does not know your key"
             raise BrokerError(f"no broker answers at {address}: it is not there{keys}")
-        runs = answer.get("runs")
-        if not isinstance(runs, list) or not runs:
+        runs = _runs_told(answer)
+        if not runs:
             what = "has no runs yet" if run is None else f"has no run {run!r}"
             raise RunNotFoundError(f"the broker at {address} {what}: 'bus runs --broker {address}' lists them")
         live = [told for told in runs if told.get("live")]
@@ -188,7 +190,16 @@ class RemoteRun:
         self._take_answers()
         if now - self._heard > PATIENCE_SECONDS:
             return Standing.UNREACHABLE
+        if now - max(self._heard, self._connected) > SILENCE_SECONDS:
+            self._connect_anew(now)
         return self._standing
+
+    def _connect_anew(self, now: float) -> None:
+        """The connection may be dead, and nobody closed it."""
+        self._connected = now
+        self._door.close(linger=0)
+        self._door = connected(self._context, zmq.DEALER, self._door_address, self._security)
+        self._file.use(self._door)
 
     def _take_answers(self) -> None:
         while (answer := _receive(self._door)) is not None:
@@ -200,8 +211,8 @@ class RemoteRun:
                 self._file.at_end = True
                 self._standing = Standing.OVER
             elif answer.kind == "runs":
-                for told in answer.content.get("runs") or ():
-                    if isinstance(told, dict) and told.get("run") == self.run_name:
+                for told in _runs_told(answer.content):
+                    if told["run"] == self.run_name:
                         self._note(told)
 
     def _note(self, told: dict[str, Any]) -> None:
@@ -236,6 +247,16 @@ class RemoteRun:
     def close(self) -> None:
         """Ends the connection."""
         self._context.destroy(linger=0)
+
+
+def _runs_told(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs in an answer, those that are told as the protocol has it."""
+    runs = content.get("runs")
+    return [
+        told
+        for told in (runs if isinstance(runs, list) else ())
+        if isinstance(told, dict) and isinstance(told.get("run"), str) and type(told.get("attempt")) is int
+    ]
 
 
 class _RemoteFile:
@@ -277,6 +298,11 @@ class _RemoteFile:
         self._asked = 0.0
         self._data += data
         self.at_end = not data
+
+    def use(self, door: "zmq.Socket[bytes]") -> None:
+        """Asks by another connection from here on."""
+        self._door = door
+        self._asked = 0.0
 
     def close(self) -> None:
         """Nothing to do: the connection is the run's."""

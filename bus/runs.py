@@ -185,7 +185,7 @@ def read_run(path: Path) -> RunInfo:
         # A broker that is just about to begin the next attempt does not serve the one before.
         live = broker.get("attempt") == attempts[-1].number
         return RunInfo(record["name"], path, live, attempts, broker.get("door"), broker.get("stream"))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+    except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError):
         raise RunDirectoryError(
             f"{path / RUN_FILE} is missing or damaged; the recordings beside it can still be read: "
             f"consumer --replay {path}/recording-1.mcap"
@@ -214,7 +214,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{path} cannot be read: {error}") from None
     return value if isinstance(value, dict) else {}
 

@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from bus.errors import FieldNotAvailableError, FrozenSnapshotError
+from bus.errors import FieldNotAvailableError, FrozenSnapshotError, ProtocolError
 from bus.event import Event
-from bus.time import Time, Timestamp
-from bus.wire import PROTOCOL_VERSION, EventBody
+from bus.time import Time, Timestamp, TimeUnit
+from bus.wire import PROTOCOL_VERSION, EventBody, is_training_time
 
 __all__ = ["Snapshot"]
 
@@ -121,7 +121,7 @@ class Snapshot:
     def max_duration(self) -> Time | None:
         """How long the training is to go on; ``None`` when that was not said."""
         text = self._get("max_duration", None)
-        return None if text is None else Time.from_timestring(text)
+        return None if text is None else Time.from_timestring(str(text))
 
     @property
     def loss(self) -> float | None:
@@ -132,7 +132,7 @@ class Snapshot:
     @property
     def lr(self) -> Mapping[str, list[float]]:
         """Learning rates: optimizer name to one rate for each parameter group."""
-        return MappingProxyType(self._get("lr", {}))
+        return self._map("lr")
 
     @property
     def batch_size(self) -> int | None:
@@ -155,12 +155,12 @@ class Snapshot:
     @property
     def train_metrics(self) -> Mapping[str, Any]:
         """Training metrics by name."""
-        return MappingProxyType(self._get("train_metrics", {}))
+        return self._map("train_metrics")
 
     @property
     def eval_metrics(self) -> Mapping[str, Mapping[str, Any]]:
         """Evaluation metrics: evaluator label, then name."""
-        return MappingProxyType(self._get("eval_metrics", {}))
+        return self._map("eval_metrics")
 
     @property
     def world_size(self) -> int:
@@ -195,6 +195,8 @@ class Snapshot:
         max_duration = self.max_duration
         if max_duration is None:
             return None
+        if not max_duration.value:
+            return Time(1.0, TimeUnit.DURATION)
         elapsed: Time = self.timestamp.get(max_duration.unit) / max_duration
         return elapsed
 
@@ -206,7 +208,17 @@ class Snapshot:
 
     def _training_time(self, name: str) -> Timestamp:
         values = self._get(name, None)
-        return Timestamp() if values is None else Timestamp.from_values(values)
+        if values is None:
+            return Timestamp()
+        if not is_training_time(values):
+            raise ProtocolError(f"the {self.event.value} snapshot's {name} is not 14 whole numbers, as it must be")
+        return Timestamp.from_values(values)
+
+    def _map(self, name: str) -> Mapping[str, Any]:
+        value = self._get(name, {})
+        if not isinstance(value, dict):
+            raise ProtocolError(f"the {self.event.value} snapshot's {name} is a {type(value).__name__}, not a map")
+        return MappingProxyType(value)
 
     def __getattr__(self, name: str) -> Any:
         body: EventBody = object.__getattribute__(self, "_body")
@@ -214,7 +226,7 @@ class Snapshot:
             return body.fields[name]
         if name in body.context:
             return body.context[name]
-        carried = ", ".join(sorted({*body.fields, *body.context})) or "no fields"
+        carried = ", ".join(sorted(map(str, {*body.fields, *body.context}))) or "no fields"
         raise FieldNotAvailableError(
             f"the {self.event.value} snapshot has no field {name!r}; it carries {carried}; "
             f"a callback asks for it with fields = ({name!r},), a loop of your own sends it with "

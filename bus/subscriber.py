@@ -29,6 +29,7 @@ AWAY_SECONDS = 0.1
 FETCH_SECONDS = 0.05
 LIVE_CHECK_SECONDS = 0.5
 GIVE_UP_SECONDS = 5.0
+SILENCE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class Subscriber:
         self._closed = False
         self._link: StreamLink | None = None
         self._give_up_at = 0.0
+        self._heard = time.monotonic()
         self._given = self._fallbacks = self._reconnects = self._lag = self._lag_high = self._last_seq = 0
         # The stream first, then the history: what comes in between is in both.
         if self._source.look() is Standing.LIVE:
@@ -123,6 +125,7 @@ class Subscriber:
     def _connect(self) -> None:
         place = self._source.place
         assert place is not None  # it is live
+        self._heard = time.monotonic()
         # A run whose directory is here may all the same be served by a broker that takes keys.
         security = self._given_security or client_security_for(place.door)
         self._link = StreamLink(place.stream, place.door, self._order, self._demand, self._report, self._name, security)
@@ -281,11 +284,12 @@ class Subscriber:
             if frame is None:
                 break
             self._take_frame(frame)
+            self._heard = time.monotonic()
             if self._catching_up or self._order.ending is not None:
                 return 0.0
         if self._ready:
             return 0.0
-        if not self._is_live():
+        if not self._is_live() or self._is_silent():
             self._catch_up()
             return 0.0
         return LIVE_CHECK_SECONDS
@@ -338,6 +342,14 @@ class Subscriber:
     def _catch_up(self) -> None:
         self._catching_up = True
         self._source.refresh()
+
+    def _is_silent(self) -> bool:
+        """Whether not even the broker's sign of life has come for long; the connection is then begun anew."""
+        if self._link is None or time.monotonic() - self._heard < SILENCE_SECONDS:
+            return False
+        self._link.close()
+        self._link = None
+        return True
 
     def _is_live(self) -> bool:
         """Whether the broker of our attempt still serves the run; when it does not, only the recording is left."""

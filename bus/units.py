@@ -38,6 +38,7 @@ class TimeUnit(str, Enum):  # noqa: UP042 - str() of a member is its name, as pe
 _UNITS = ", ".join(unit.value for unit in TimeUnit)
 _HOW_TO_WRITE = f"write a number and a unit ({_UNITS}) such as '10ep', or hours, minutes, seconds such as '1h30m'"
 _LONGEST_TEXT = 64  # texts come from other processes too, and matching takes the square of their length
+_LARGEST = 10**50
 _CLOCK_TIME = re.compile(r"(?:([0-9]+)\s*h)?\s*(?:([0-9]+)\s*m)?\s*(?:([0-9]+)\s*s)?", re.IGNORECASE)
 _INTEGER = re.compile(r"[+-]?[0-9]+")  # float() would round the long ones
 _NUMBER_AND_UNIT = re.compile(rf"(.+?)\s*({'|'.join(unit.value for unit in TimeUnit)})", re.IGNORECASE)
@@ -97,12 +98,12 @@ class Time:
         clock_time = _CLOCK_TIME.fullmatch(stripped)
         if clock_time and stripped:
             hours, minutes, seconds = (int(number or 0) for number in clock_time.groups())
-            return cls(hours * 3600 + minutes * 60 + seconds, TimeUnit.SECOND)
+            return cls(_within(hours * 3600 + minutes * 60 + seconds, text), TimeUnit.SECOND)
         parts = _NUMBER_AND_UNIT.fullmatch(stripped)
         if not parts:
             raise InvalidTimeError(f"{text!r} is no time: {_HOW_TO_WRITE}")
         unit = TimeUnit(parts[2])
-        return cls(_parse_number(parts[1], unit, text), unit)
+        return cls(_within(_parse_number(parts[1], unit, text), text), unit)
 
     @classmethod
     def from_timedelta(cls, duration: datetime.timedelta | str) -> "Time":
@@ -251,6 +252,12 @@ def _checked_value(value: float, unit: TimeUnit) -> float:
             f"{value!r} cannot be a time in {unit.value}: it takes {allowed}, as in Time(10, 'ep') or Time(0.5, 'dur') "
             f"(units: {_UNITS})"
         ) from None
+
+
+def _within(value: float, text: str) -> float:
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise InvalidTimeError(f"{text!r} is no time: it is more than {_LARGEST}, as far as can be counted")
+    return value
 
 
 def _parse_number(number: str, unit: TimeUnit, text: str) -> float:

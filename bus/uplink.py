@@ -15,7 +15,7 @@ __all__ = ["Uplink"]
 
 _log = logging.getLogger("offloop")
 
-SILENCE_SECONDS = 10.0
+SILENCE_SECONDS = 5.0
 PROBE_SECONDS = 0.5
 HELLO_AGAIN_SECONDS = 2.0
 SETTLE_SECONDS = 5.0
@@ -171,7 +171,13 @@ class Uplink:
             # A broker that was started again says nothing to somebody whom it does not know, unless it is spoken to.
             self._probed = now
             self.report({})
-        if now - self._heard > SILENCE_SECONDS and not self._silence_named and not self.lost:
+        if now - self._heard <= SILENCE_SECONDS or self.lost:
+            return
+        if not self.outbox.paused and self._link.address.startswith("tcp://"):
+            # The connection may be dead, and nobody closed it.
+            self.outbox.paused = True
+            self._renew()
+        if not self._silence_named:
             self._silence_named = True
             _log.warning(
                 "the broker of run %s has not answered for %d s: the training goes on, and what came after event %d "

@@ -29,6 +29,7 @@ __all__ = [
     "encode_control",
     "event_encoder",
     "is_shallow",
+    "is_training_time",
     "pack_map",
     "sequence_number",
     "split_frame",
@@ -39,7 +40,9 @@ MAX_FRAME = 16 * 1024 * 1024
 MAX_TOPIC = 256
 MAX_DEPTH = 16
 MAX_ELEMENTS = 1 << 20
+MAX_CONTAINERS = 1 << 16
 MAX_TIME = (1 << 63) - 1
+MAX_NUMBER = 1 << 63
 
 DELIMITER = b"\0"
 END = "$end"
@@ -187,6 +190,7 @@ def decode_body(body: bytes) -> list[Any]:
             strict_map_key=False,
             max_array_len=MAX_ELEMENTS,
             max_map_len=MAX_ELEMENTS,
+            **_counted(body),
         )
     # What msgpack raises for hostile bytes ranges from its own errors over ValueError to RecursionError and TypeError
     # (a map as a key); all of them mean the same to us.
@@ -195,6 +199,20 @@ def decode_body(body: bytes) -> list[Any]:
     if not isinstance(array, list) or not array or type(array[0]) is not int:
         raise ProtocolError("a body is not an array that begins with the protocol version")
     return array
+
+
+def _counted(body: bytes) -> dict[str, Callable[[Any], Any]]:
+    """What makes ``unpackb`` stop at too many containers: an empty list takes one byte here and 64 in memory."""
+    if len(body) <= MAX_CONTAINERS:
+        return {}
+    left = iter(range(MAX_CONTAINERS))
+
+    def count(container: Any) -> Any:
+        if next(left, None) is None:
+            raise ValueError(f"more than {MAX_CONTAINERS} arrays and maps")
+        return container
+
+    return {"list_hook": count, "object_hook": count}
 
 
 def decode_event(body: bytes) -> EventBody:
@@ -213,9 +231,10 @@ def decode_event(body: bytes) -> EventBody:
         and attempt >= 1
         and 0 <= time <= MAX_TIME
         and 0 <= base_seq <= seq
-        and seq >= 1
-        and _is_training_time(timestamp)
-        and (previous is None or _is_training_time(previous))
+        and 1 <= seq <= MAX_NUMBER
+        and attempt <= MAX_NUMBER
+        and is_training_time(timestamp)
+        and (previous is None or is_training_time(previous))
         and type(fields) is type(context) is dict
         and is_shallow(fields)
         and is_shallow(context)
@@ -234,7 +253,8 @@ def sequence_number(body: bytes) -> int | None:
     return number if type(number) is int and number >= 1 else None
 
 
-def _is_training_time(values: Any) -> bool:
+def is_training_time(values: Any) -> bool:
+    """Whether these are the numbers of a training time, or more."""
     # A sum is an integer only if all its parts are, and it is taken in C: this is done twice for every frame.
     try:
         return type(values) is list and len(values) >= 14 and type(sum(values)) is int

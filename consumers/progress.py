@@ -115,7 +115,7 @@ class Committed:
                 raise ValueError("its checksum does not hold")
             return cls._from_content(msgpack.unpackb(content, strict_map_key=False))
         except (
-            *(ValueError, TypeError, KeyError, AttributeError, RecursionError),
+            *(ValueError, TypeError, OverflowError, KeyError, AttributeError, RecursionError),
             *(msgpack.UnpackException, ProtocolError),
         ) as error:
             raise RecordingError(f"is damaged: {error or type(error).__name__}") from None
@@ -124,18 +124,20 @@ class Committed:
     def _from_content(cls, content: dict[str, Any]) -> "Committed":
         return cls(
             run_name=str(content["run"]),
-            attempt=int(content["attempt"]),
-            positions={int(rank): (int(seq), int(base_seq)) for rank, (seq, base_seq) in content["positions"].items()},
+            attempt=_whole(content["attempt"]),
+            positions={
+                _whole(rank): (_whole(seq), _whole(base_seq)) for rank, (seq, base_seq) in content["positions"].items()
+            },
             last=None if content["last"] is None else _snapshot(content["last"]),
-            handled=int(content["handled"]),
+            handled=_whole(content["handled"]),
             callbacks=tuple(
-                CallbackState(str(name), int(errors), bool(disabled), _unpacked(state))
+                CallbackState(str(name), _whole(errors), bool(disabled), _unpacked(state))
                 for name, errors, disabled, state in content["callbacks"]
             ),
             destinations=tuple(
                 DestinationState(str(name), _unpacked(state)) for name, state in content["destinations"]
             ),
-            gaps=tuple(Gap(*map(int, gap)) for gap in content["gaps"]),
+            gaps=tuple(Gap(*map(_whole, gap)) for gap in content["gaps"]),
             ending=None if content["ending"] is None else Ending(*content["ending"]),
             damage=content["damage"],
         )
@@ -153,6 +155,12 @@ class Progress(Protocol):
         Raises:
             RunDirectoryError: it cannot be stored at this moment.
         """
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r} is no whole number")
+    return value
 
 
 def _packed(kind: str, name: str, state: dict[str, Any]) -> bytes:

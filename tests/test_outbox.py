@@ -12,7 +12,7 @@ from bus.wire import MAX_FRAME
 
 
 class Line:
-    """A connection to a broker that takes frames in order, as long as it is let; what is lost on it is asked for again."""
+    """A connection to a broker that takes frames in order, while it is let; what is lost on it is asked for again."""
 
     def __init__(self) -> None:
         self.room = 0

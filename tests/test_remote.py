@@ -188,10 +188,9 @@ Cut = Callable[[Network], None]
 @pytest.fixture
 def alert(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence on a connection is noticed soon."""
-    monkeypatch.setattr("bus.stream_link.HEARTBEAT_MILLISECONDS", 100)
-    monkeypatch.setattr("bus.stream_link.HEARTBEAT_TIMEOUT_MILLISECONDS", 400)
-    monkeypatch.setattr("bus.stream_link.HANDSHAKE_MILLISECONDS", 400, raising=False)
-    monkeypatch.setattr("bus.uplink.RENEW_SECONDS", 0.5, raising=False)
+    for place in ("uplink", "subscriber", "run_source"):
+        monkeypatch.setattr(f"bus.{place}.SILENCE_SECONDS", 1.5)
+    monkeypatch.setattr("bus.stream_link.HANDSHAKE_MILLISECONDS", 400)
 
 
 @pytest.mark.usefixtures("alert")

@@ -1,0 +1,112 @@
+"""The processes that the socket fuzzer attacks: ``python fuzz/peers.py PEER ADDRESS RUN``. Their last line of output,
+in JSON, says how they did; what should never be is an exception that they do not name."""
+
+import asyncio
+import json
+import select
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bus import Event, Publisher, Subscriber
+from bus.errors import OffloopError
+from bus.snapshot import Snapshot
+
+__all__: list[str] = []
+
+BATCHES_A_SECOND = 500
+LOOK_SECONDS = 2.0
+
+
+def _goes_on() -> bool:
+    """Whether the standard input has not ended."""
+    return not select.select([sys.stdin], [], [], 0)[0]
+
+
+def publish(address: str, run: str) -> dict[str, Any]:
+    """Publishes batches until its standard input ends; stalls are in milliseconds."""
+    batch, longest = 0, 0.0
+    with Publisher(run, broker=address) as publisher:
+        print(json.dumps({"ready": True}), flush=True)
+        while _goes_on():
+            batch += 1
+            begin = time.perf_counter()
+            publisher.publish(Event.BATCH_END, batch=batch, loss=1 / batch)
+            longest = max(longest, time.perf_counter() - begin)
+            time.sleep(1 / BATCHES_A_SECOND)
+        publisher.publish(Event.FIT_END, batch=batch)
+        dropped = publisher.statistics().dropped
+    return {"batches": batch, "dropped": dropped, "longest_stall": round(1000 * longest, 3)}
+
+
+def consume(address: str, run: str) -> dict[str, Any]:
+    """Takes a run from its first event to its last, and looks whether the batches are 1, 2, 3, ..."""
+    batches, wrong = 0, 0
+    with Subscriber(run, broker=address, events=[Event.BATCH_END]) as subscriber:
+        print(json.dumps({"ready": True}), flush=True)
+        for snapshot in subscriber:
+            batches += 1
+            wrong += int(snapshot.timestamp.batch) != batches
+    ending = subscriber.ending
+    return {"batches": batches, "wrong": wrong, "gaps": subscriber.gaps, "ending": ending and ending.status}
+
+
+def publish_again(address: str, run: str) -> dict[str, Any]:
+    """One publisher after the other to a broker that cannot be trusted, until its standard input ends."""
+    told = {"publishers": 0, "refused": 0, "events": 0}
+    print(json.dumps({"ready": True}), flush=True)
+    while _goes_on():
+        told["publishers"] += 1
+        try:
+            with Publisher(f"{run}-{told['publishers']}", broker=address) as publisher:
+                for batch in range(1, 101):
+                    publisher.publish(Event.BATCH_END, batch=batch)
+                    if Event.BATCH_START in publisher.wanted:
+                        publisher.publish(Event.BATCH_START, batch=batch)
+                    publisher.poll()
+                    told["events"] += 1
+                    time.sleep(0.001)
+        except OffloopError:
+            told["refused"] += 1
+    return told
+
+
+def consume_again(address: str, run: str) -> dict[str, Any]:
+    """One subscriber after the other to a broker that cannot be trusted, until its standard input ends."""
+    told = {"subscribers": 0, "refused": 0, "events": 0}
+    print(json.dumps({"ready": True}), flush=True)
+    while _goes_on():
+        told["subscribers"] += 1
+        try:
+            subscriber = Subscriber(run, broker=address)
+        except OffloopError:
+            told["refused"] += 1
+            continue
+        with subscriber:
+            told["events"] += asyncio.run(_look(subscriber))
+    return told
+
+
+async def _look(subscriber: Subscriber) -> int:
+    count = 0
+    try:
+        async with asyncio.timeout(LOOK_SECONDS):
+            async for snapshot in subscriber:
+                _show(snapshot)
+                count += 1
+    except (TimeoutError, OffloopError):
+        pass
+    return count
+
+
+def _show(snapshot: Snapshot) -> None:
+    repr(snapshot), repr(snapshot.fields), repr(snapshot.timestamp)
+
+
+PEERS = {"publish": publish, "consume": consume, "publish_again": publish_again, "consume_again": consume_again}
+
+if __name__ == "__main__":
+    print(json.dumps(PEERS[sys.argv[1]](*sys.argv[2:])), flush=True)

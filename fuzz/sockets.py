@@ -1,0 +1,563 @@
+"""Fuzzes the sockets of live processes with messages that are nearly right.
+
+    python fuzz/sockets.py [--seconds N] [--seed N]
+
+A broker, a publisher and a consumer go on with a run while strangers send to the broker's door and stream. A further
+publisher and a further consumer talk to a broker that is the fuzzer itself. Good messages, made after
+``docs/protocol.md``, are spoilt, repeated, sent in the wrong order or from the wrong peer; beside them go raw bytes
+that are no ZMTP. While this goes on, and after it, nobody may have crashed or taken too much memory, the broker has to
+answer, and the run that was not attacked is complete and in order.
+
+Prints what was sent, by kind, and how the processes did; after a failure also the last messages. The same seed sends
+the same messages, though not at the same moments. Exit code 0 when all is well.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psutil
+import zmq
+from messages import DEMAND, event_frame
+from mutation import mutate_bytes, mutate_value, nested
+
+from bus.errors import OffloopError, ProtocolError
+from bus.journal import JournalWriter
+from bus.run_source import ask_broker
+from bus.wire import END, MAX_FRAME, decode_control, encode_beat, encode_bundle, encode_control, split_frame
+
+__all__ = ["main"]
+
+RUN = "healthy"
+STRANGERS = 8
+MEMORY_BYTES = 768 << 20
+REMEMBERED = 40
+RECORDED = 20
+PATIENCE = 30.0
+BIG_EVERY = 400
+PEERS = Path(__file__).with_name("peers.py")
+
+
+class FindingError(Exception):
+    """Something happened that must not."""
+
+
+class Sent:
+    """What was sent: how much of each kind, and the last messages."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.last: deque[str] = deque(maxlen=REMEMBERED)
+
+    def note(self, where: str, kind: str, data: bytes) -> None:
+        """Adds a message."""
+        self.counts[f"{where} {kind}"] += 1
+        self.last.append(f"{where} {kind} ({len(data)} bytes): {data[:200].hex()}")
+
+
+class Peer:
+    """One of the processes that must live through it."""
+
+    def __init__(self, name: str, command: Sequence[str], ready: str, env: dict[str, str]) -> None:
+        self.name = name
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by kill()
+        self._process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=env,
+        )
+        self._watched = psutil.Process(self._process.pid)
+        self.memory = 0
+        assert self._process.stdout is not None  # it is a pipe
+        while ready not in (line := self._process.stdout.readline()):
+            if not line:
+                raise FindingError(f"the {name} did not begin: {self.errors()}")
+
+    def look(self) -> None:
+        """Raises :class:`FindingError` if it has ended, or takes too much memory."""
+        if self._process.poll() is not None:
+            raise FindingError(f"the {self.name} ended with {self._process.returncode}: {self.errors()}")
+        self.memory = max(self.memory, self._watched.memory_info().rss)
+        if self.memory > MEMORY_BYTES:
+            raise FindingError(f"the {self.name} takes {self.memory >> 20} MiB of at most {MEMORY_BYTES >> 20}")
+
+    def finish(self, number: int | None = None) -> dict[str, Any]:
+        """Asks it to end, by a signal or by closing its input, and returns the last thing that it says, as JSON."""
+        if number is not None:
+            self._process.send_signal(number)
+        self.end_input()
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise FindingError(f"the {self.name} does not end") from None
+        errors = self.errors()
+        if self._process.returncode or "Traceback" in errors:
+            raise FindingError(f"the {self.name} ended with {self._process.returncode}: {errors}")
+        assert self._process.stdout is not None  # it is a pipe
+        last = self._process.stdout.read().strip().splitlines()[-1:]
+        return json.loads(last[0]) if last and last[0].startswith("{") else {}
+
+    def end_input(self) -> None:
+        """Asks it to end, and does not wait."""
+        assert self._process.stdin is not None  # it is a pipe
+        self._process.stdin.close()
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def errors(self) -> str:
+        """The end of what it wrote to its standard error."""
+        self._errors.seek(0)
+        return self._errors.read()[-3000:].strip()
+
+    def kill(self) -> None:
+        """Ends it, whatever it does."""
+        self.end_input()
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None  # it is a pipe
+        self._process.stdout.close()
+        self._errors.close()
+
+
+# -- what is sent -----------------------------------------------------------------------------------------------------
+
+
+def requests(random: Random, run: str) -> list[tuple[str, dict[str, Any]]]:
+    """Good messages to a broker, and such as are good in form but absurd."""
+    hello = {"run": run, "rank": 0, "world_size": 1, "pid": os.getpid(), "started": None, "host": socket.gethostname()}
+    hello |= {"incarnation": "x", "info": {"command": ["train"]}, "events": ["batch_end"]}
+    fields = {f"field{number}": list(range(1, 60)) for number in range(64)}
+    absurd = {name: {"every": [1, 2**31], "fields": fields} for name in ("batch_end", "batch_start", "after_loss")}
+    fetch = {"run": run, "attempt": 1, "offset": 0, "size": 1000}
+    return [
+        ("hello", hello),
+        ("hello", hello | {"attempt": 1}),
+        ("hello", hello | {"rank": random.randrange(3), "world_size": 2**62}),
+        ("hello", hello | {"info": {"deep": nested(random.choice((10, 100, 500)))}}),
+        (
+            "hello",
+            hello | {"host": {b"k": 1}, "started": nested(12), "pid": random.choice((-1, 0, 2**31, 2**70 % 2**64))},
+        ),
+        ("resume", {"from": random.choice((0, 1, -5, 2**31, 2**62, 2**64 - 1, 1e300, "9" * 30))}),
+        ("report", {"sent": 5, "dropped": 2**63, "nanoseconds_per_event": float("nan")}),
+        ("report", {f"number{number}": number for number in range(60)}),
+        ("want", {"run": run, "name": "speed", "demand": DEMAND, "report": {"given": 5}}),
+        ("want", {"run": run, "name": "x" * 100_000, "demand": absurd}),
+        ("want", {"run": "x" * 1_000_000, "demand": {}}),
+        ("runs", {"run": random.choice((None, run, "../..", "x" * 300))}),
+        ("fetch", fetch),
+        (
+            "fetch",
+            fetch | {"run": random.choice(("../..", "/etc", ".", "a/../b")), "attempt": random.choice((0, -1, 99))},
+        ),
+        (
+            "fetch",
+            fetch | {"offset": random.choice((-1, 1, 2**62, 2**63, 1e300)), "size": random.choice((-1, 0, 2**62))},
+        ),
+        ("statistics", {"run": run}),
+        ("command", {"run": random.choice(("", "none")), "command": "stop"}),
+        ("command", {"run": run, "command": "rm -rf"}),
+        ("welcome", {"attempt": 1, "stream": "tcp://127.0.0.1:1"}),
+        ("from_the_future", {"a": 1}),
+    ]
+
+
+def answers(random: Random) -> list[tuple[str, dict[str, Any]]]:
+    """Messages of a broker to a publisher."""
+    return [
+        ("ack", {"seq": random.choice((0, 1, 50, -1, 2**63, True))}),
+        ("resend", {"after": random.randrange(100)}),
+        ("demand", {"demand": DEMAND}),
+        ("command", {"command": random.choice(("stop", "dance", 5))}),
+        ("trouble", {"reason": "x" * 1000, "seq": 5}),
+        ("recovered", {"seq": 5}),
+        ("unknown", {}),
+        ("refused", {"reason": "no", "error": "OSError"}),
+        ("welcome", {"attempt": 7, "acknowledged": 10**9, "demand": {}}),
+        ("from_the_future", {}),
+    ]
+
+
+def frames(random: Random, run: str, seq: int) -> list[tuple[str, bytes]]:
+    """Events and marks, about the number that is next."""
+    number = max(1, seq + random.choice((*[0] * 12, 1, -1, 5, -5, 2**40)))
+    beat = {random.choice((0, 1, -1)): (number, number)}
+    return [
+        ("event", event_frame(number, run=run)),
+        ("event", event_frame(number, f"new_event_{random.randrange(10**6)}", run=run)),
+        ("event", event_frame(number, run=run, rank=random.randrange(4), attempt=random.choice((1, 2)))),
+        ("event", event_frame(number, fields={"deep": nested(random.choice((15, 17, 300)))}, run=run)),
+        ("event", event_frame(number, fields={"x": b"x" * 50_000}, run=run)),
+        ("bundle", encode_bundle([event_frame(number + offset, run=run) for offset in range(20)])),
+        ("bundle", encode_bundle([encode_bundle([event_frame(number, run=run)]), b"", b"\0"])),
+        ("end", event_frame(number, END, {"status": "finished"}, run=run)),
+        ("demand", event_frame(number, "$demand", {"demand": DEMAND}, run=run)),
+        ("beat", encode_beat(run, 1, 5, beat, random.choice((0, 100, 2**62)), beat)),
+    ]
+
+
+BIG = {
+    "16 MiB of nothing": b"\0" * MAX_FRAME,
+    "over the limit": b"\0" * (MAX_FRAME + 1),
+    "claims 4 billion elements": b"\0\xdd\xff\xff\xff\xff",
+    "claims 4 billion bytes": b"\0\x93\x01\xa4want\xc6\xff\xff\xff\xff",
+    "1 million elements": b"\0\xdd\x00\x10\x00\x00" + b"\xc0" * (1 << 20),
+    "16 million empty lists": b"\0\x93\x01\xa4want\xdc\x00\x0f" + (b"\xdd\x00\x10\x00\x00" + b"\x90" * (1 << 20)) * 15,
+    "a bundle of 1 million nothings": b"\0\x93\x01\xa6events\x81\xa6frames\xdd\x00\x0f\xff\xff" + b"\xc4\x00" * 0xFFFFF,
+    "nesting": b"\0" + b"\x91" * 1_000_000,
+}
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
+RAW = (
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\xff" * 64,
+    GREETING[:20],
+    GREETING,
+    GREETING + b"\x04\x26\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00",
+    GREETING + b"\x04\xff",
+    GREETING + b"\x06" + b"\x7f" + b"\xff" * 7 + b"\x05READY",
+    GREETING + b"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x05DEALE" + b"\x02" + b"\x40" + bytes(7) + b"x" * 1000,
+)
+
+
+# -- the attack on a broker -------------------------------------------------------------------------------------------
+
+
+class Strangers:
+    """Peers that a live broker does not know, at its door and at its stream."""
+
+    def __init__(self, random: Random, sent: Sent, door: str, stream: str) -> None:
+        self._random = random
+        self._sent = sent
+        self._door, self._stream = door, stream
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets: list[zmq.Socket[bytes]] = []
+        self._raw: deque[socket.socket] = deque()
+        self._seqs = [0] * STRANGERS
+        self._steps = 0
+
+    def step(self) -> None:
+        """Sends one thing, from one of them."""
+        random = self._random
+        self._steps += 1
+        if len(self._sockets) < STRANGERS:
+            self._sockets.append(self._connect())
+        which = random.randrange(len(self._sockets))
+        if random.random() < 0.02:
+            self._sockets[which].close(linger=0)
+            self._sockets[which] = self._connect()
+        door = self._sockets[which]
+        # Half of them speak of a run of their own, the others of the one that goes on.
+        run = f"stranger-{which}" if which % 2 else RUN
+        if self._steps % BIG_EVERY == 0:
+            self._send(door, *random.choice(list(BIG.items())))
+        elif random.random() < 0.1:
+            self._send_raw()
+        elif random.random() < 0.5:
+            kind, content = random.choice(requests(random, run))
+            self._send(door, kind, _control(random, kind, content))
+        else:
+            kind, frame = random.choice(frames(random, run, self._seqs[which] + 1))
+            self._seqs[which] += 1
+            self._send(door, kind, _spoilt(random, frame))
+        if random.random() < 0.5:
+            with contextlib.suppress(zmq.Again):
+                door.recv(zmq.NOBLOCK)
+
+    def _connect(self) -> "zmq.Socket[bytes]":
+        made: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        made.setsockopt(zmq.LINGER, 0)
+        made.setsockopt(zmq.SNDTIMEO, 1000)
+        made.connect(self._door)
+        return made
+
+    def _send(self, door: "zmq.Socket[bytes]", kind: str, data: bytes) -> None:
+        self._sent.note("door", kind, data)
+        pieces = [data]
+        if self._random.random() < 0.03:
+            pieces = [data, b"", data[:100]]
+        with contextlib.suppress(zmq.Again):
+            door.send_multipart(pieces)
+
+    def _send_raw(self) -> None:
+        """Bytes that are no ZMTP, or not to the end; the connection stays open for a while."""
+        address = self._random.choice((self._door, self._stream))
+        data = self._random.choice(RAW)
+        if self._random.random() < 0.5:
+            data = mutate_bytes(self._random, data, RAW)
+        self._sent.note("raw", "stream" if address == self._stream else "door", data)
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        with contextlib.suppress(OSError):
+            made = socket.create_connection((host, int(port)), timeout=1)
+            self._raw.append(made)
+            made.sendall(data)
+        if len(self._raw) > 50:
+            self._raw.popleft().close()
+
+    def close(self) -> None:
+        """Ends them all."""
+        self._context.destroy(linger=0)
+        for made in self._raw:
+            made.close()
+
+
+def _control(random: Random, kind: str, content: dict[str, Any]) -> bytes:
+    if random.random() < 0.5:
+        return encode_control(kind, content)
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        changed = mutate_value(random, content)
+        return encode_control(kind, changed)
+    return _spoilt(random, encode_control(kind, content))
+
+
+def _spoilt(random: Random, frame: bytes) -> bytes:
+    return mutate_bytes(random, frame) if random.random() < 0.4 else frame
+
+
+# -- a broker that cannot be trusted ----------------------------------------------------------------------------------
+
+
+class FalseBroker:
+    """Answers publishers and consumers with good and with bad messages."""
+
+    def __init__(self, random: Random, sent: Sent, recording: bytes) -> None:
+        self._random = random
+        self._sent = sent
+        self._recording = recording
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._door = self._context.socket(zmq.ROUTER)
+        self._stream = self._context.socket(zmq.PUB)
+        for bound in (self._door, self._stream):
+            bound.setsockopt(zmq.LINGER, 0)
+            bound.bind("tcp://127.0.0.1:*")
+        self.door = self._door.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._stream_address = self._stream.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._seq = 0
+
+    def step(self) -> None:
+        """Answers what came, and sends a frame to whoever listens."""
+        random = self._random
+        for _ in range(20):
+            try:
+                identity, *_, frame = self._door.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._answer(identity, frame)
+        if random.random() < 0.5:
+            self._seq += 1
+            kind, frame = "event", event_frame(self._seq, run=RUN)
+        else:
+            kind, frame = random.choice(frames(random, RUN, self._seq + 1))
+            frame = _spoilt(random, frame)
+        self._sent.note("stream", kind, frame)
+        with contextlib.suppress(zmq.Again):
+            self._stream.send_multipart([frame] if random.random() < 0.97 else [frame, b"more"], zmq.NOBLOCK)
+
+    def _answer(self, identity: bytes, frame: bytes) -> None:
+        random = self._random
+        try:
+            topic, body = split_frame(frame)
+            kind, content = ("events", {}) if topic else decode_control(body)
+        except ProtocolError:
+            return
+        if kind == "hello":
+            good = ("welcome", self._welcome())
+        elif kind == "runs":
+            good = ("runs", {"runs": [self._told()]})
+        elif kind == "fetch":
+            good = ("data", self._range(content["offset"]))
+        elif kind == "events":
+            good = ("ack", {"seq": 100})
+        else:
+            # A consumer that is just there: what comes live goes on behind what is recorded.
+            self._seq = RECORDED
+            good = ("leased", {"seconds": 5.0})
+        if random.random() < 0.7:
+            self._send(identity, good[0], encode_control(*good))
+        for _ in range(random.randrange(3)):
+            bad = random.choice([good, *answers(random)])
+            self._send(identity, bad[0], _control(random, *bad))
+
+    def _welcome(self) -> dict[str, Any]:
+        place = {"attempt": 1, "stream": self._stream_address, "path": "/nowhere", "recording": "recording-1.mcap"}
+        return {**place, "demand": DEMAND, "acknowledged": 0}
+
+    def _range(self, offset: int) -> dict[str, Any]:
+        data = self._recording[offset : offset + 500]
+        if self._random.random() < 0.05:
+            data = mutate_bytes(self._random, data)
+        return {"run": RUN, "attempt": 1, "offset": offset, "data": data}
+
+    def _told(self) -> dict[str, Any]:
+        standing = {"run": RUN, "attempt": 1, "attempts": [1], "status": "live", "live": True, "error": None}
+        return {**standing, "stream": self._stream_address, "started": 1.0, "ended": None}
+
+    def _send(self, identity: bytes, kind: str, data: bytes) -> None:
+        self._sent.note("answer", kind, data)
+        with contextlib.suppress(zmq.Again):
+            self._door.send_multipart([identity, data], zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Ends it."""
+        self._context.destroy(linger=0)
+
+
+# -- together ---------------------------------------------------------------------------------------------------------
+
+
+def attack(seconds: float, seed: int, sent: Sent) -> dict[str, Any]:
+    """Runs everything for so long; returns what the processes said.
+
+    Raises:
+        FindingError: something happened that must not.
+    """
+    random = Random(seed)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(_scratch())
+        env = {**os.environ, "OFFLOOP_RUNS_DIR": str(folder)}
+
+        def started(name: str, command: Sequence[str], ready: str) -> Peer:
+            peer = Peer(name, command, ready, env)
+            stack.callback(peer.kill)
+            return peer
+
+        door, stream = _free_addresses()
+        broker = started("broker", ["-m", "bus", "broker", "--listen", door], "serving at")
+        publisher = started("publisher", [str(PEERS), "publish", door, RUN], "ready")
+        consumer = started("consumer", [str(PEERS), "consume", door, RUN], "ready")
+        false = FalseBroker(random, sent, _recording(folder / "recording.mcap"))
+        stack.callback(false.close)
+        misled = [
+            started(f"misled {what}", [str(PEERS), f"{what}_again", false.door, RUN], "ready")
+            for what in ("publish", "consume")
+        ]
+        strangers = Strangers(random, sent, door, stream)
+        stack.callback(strangers.close)
+        slowest = 0.0
+        end, look_at = time.monotonic() + seconds, 0.0
+        while time.monotonic() < end:
+            strangers.step()
+            false.step()
+            if time.monotonic() > look_at:
+                for peer in (broker, publisher, consumer, *misled):
+                    peer.look()
+                slowest = max(slowest, _ask(door))
+                look_at = time.monotonic() + 0.5
+        strangers.close()
+        told: dict[str, Any] = {}
+        told["publisher"] = publisher.finish()
+        told["consumer"] = consumer.finish()
+        told["broker"] = {"slowest_answer": round(slowest, 3)}
+        for peer in misled:
+            told[peer.name] = _finish_misled(peer, false)
+        broker.look()
+        broker.finish(signal.SIGINT)
+        for peer in (broker, publisher, consumer, *misled):
+            told.setdefault(peer.name, {})["memory_mib"] = peer.memory >> 20
+    _judge(told)
+    return told
+
+
+def _recording(path: Path) -> bytes:
+    """A recording that goes on: events 1 to :data:`RECORDED`."""
+    writer = JournalWriter(path, RUN, 1)
+    for seq in range(1, RECORDED + 1):
+        topic, _, body = event_frame(seq, run=RUN).partition(b"\0")
+        writer.append(topic, seq, seq, seq, body)
+    writer.flush()
+    data = path.read_bytes()
+    writer.close()
+    return data
+
+
+def _finish_misled(peer: Peer, false: FalseBroker) -> dict[str, Any]:
+    """It waits for answers when it ends: they go on coming."""
+    peer.end_input()
+    deadline = time.monotonic() + PATIENCE
+    while peer.is_running() and time.monotonic() < deadline:
+        false.step()
+        time.sleep(0.001)
+    return peer.finish()
+
+
+def _judge(told: dict[str, Any]) -> None:
+    publisher, consumer = told["publisher"], told["consumer"]
+    if consumer["wrong"] or consumer["gaps"] or consumer["ending"] != "finished" or publisher["dropped"]:
+        raise FindingError(f"the run that goes on is not complete and in order: {told}")
+    if consumer["batches"] != publisher["batches"]:
+        raise FindingError(f"the consumer has {consumer['batches']} of {publisher['batches']} batches")
+
+
+def _ask(door: str) -> float:
+    """How many seconds the broker takes to answer."""
+    begin = time.monotonic()
+    try:
+        ask_broker(door, "statistics", {"run": RUN})
+    except OffloopError as error:
+        raise FindingError(f"the broker does not answer any more: {error}") from None
+    return time.monotonic() - begin
+
+
+def _free_addresses() -> tuple[str, str]:
+    """Two ports, one after the other."""
+    while True:
+        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            second.bind(("127.0.0.1", port + 1))
+            return f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="offloop-fuzz-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long (default: 60)")
+    parser.add_argument("--seed", type=int, default=None, help="of the random numbers (default: another each time)")
+    options = parser.parse_args(arguments)
+    seed = Random().randrange(2**32) if options.seed is None else options.seed
+    print(f"seed {seed}", flush=True)
+    sent, failure, told = Sent(), None, {}
+    try:
+        told = attack(options.seconds, seed, sent)
+    except FindingError as error:
+        failure = error
+    for what, count in sorted(sent.counts.items()):
+        print(f"{count:8}  {what}")
+    for name, values in told.items():
+        print(f"{name}: {json.dumps(values)}")
+    if failure is not None:
+        print("\n".join(["the last messages:", *sent.last]), file=sys.stderr)
+        print(f"seed {seed}: {failure}", file=sys.stderr)
+        return 1
+    print(f"{sent.counts.total()} messages in {options.seconds:g} s, nothing found")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,611 @@
+"""What is fuzzed: every decoder, as a function that takes bytes and raises when something is wrong.
+
+A target passes whatever comes in to the code that reads it from a wire or a disk. Errors that the code is documented to
+raise are the right answer; any other exception, and a value that does not survive being written and read again, is a
+finding. The limits of time and memory for one input are those of ``decoders.py``.
+"""
+
+import contextlib
+import json
+import os
+import pickle
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import mcap.records
+import msgpack
+import zstandard
+from messages import DEMAND, EVENT_FIELDS, event_frame
+from mutation import mutate_bytes, mutate_packed
+from target import Target
+
+from bus import mcap_records as records
+from bus.allow_list import ROLES, AllowList, allow
+from bus.demand import BASE_EVENTS, Demand, Leases, batch_number
+from bus.errors import (
+    BrokerError,
+    CheckpointError,
+    ConfigurationError,
+    FieldNotAvailableError,
+    FrozenSnapshotError,
+    InvalidTimeError,
+    OffloopError,
+    ProtocolError,
+    RecordingError,
+    RunDirectoryError,
+)
+from bus.event import Event
+from bus.journal import JournalReader, JournalWriter, Record
+from bus.keys import is_key, load_public_key, load_secret_key, make_keys
+from bus.recording import Recording
+from bus.recovery import recover
+from bus.runs import BROKER_FILE, RUN_FILE, read_run
+from bus.snapshot import Snapshot
+from bus.stream import Ending, StreamOrder
+from bus.time import Time, Timestamp, TimeUnit
+from bus.wire import (
+    END,
+    EventBody,
+    Topic,
+    decode_body,
+    decode_control,
+    decode_event,
+    encode_beat,
+    encode_bundle,
+    encode_control,
+    event_encoder,
+    pack_map,
+    parse_topic,
+    split_frame,
+)
+from consumers.progress import CallbackState, Committed, DestinationState
+
+__all__ = ["TARGETS"]
+
+
+def check(condition: object, what: str) -> None:
+    """Raises an error that says ``what`` unless the condition holds; unlike ``assert`` with any option of Python."""
+    if not condition:
+        raise AssertionError(what)
+
+
+# -- frames -----------------------------------------------------------------------------------------------------------
+
+
+def _frames() -> list[bytes]:
+    return [
+        event_frame(1),
+        event_frame(2, END, {"status": "failed", "error": "text"}),
+        event_frame(3, "$demand", {"demand": DEMAND}),
+        encode_beat("r", 1, 5, {0: (3, 3)}, 4096, {0: (2, 2)}),
+        encode_bundle([event_frame(1), event_frame(2)]),
+        encode_control("want", {"run": "r", "name": "speed", "demand": DEMAND, "report": {"given": 5}}),
+        encode_control("hello", {"run": "r", "rank": 0, "world_size": 1, "info": {"command": ["train"]}}),
+        encode_control("fetch", {"run": "r", "attempt": 1, "offset": 0, "size": 100}),
+        encode_control("resume", {"from": 2**62}),
+    ]
+
+
+def _mutate_frame(random: Random, data: bytes) -> bytes:
+    topic, delimiter, body = data.partition(b"\0")
+    if random.random() < 0.2:
+        return mutate_bytes(random, topic) + delimiter + body
+    return topic + delimiter + mutate_packed(random, body)
+
+
+def _frame(data: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        topic, body = split_frame(data)
+        if topic is None:
+            kind, content = decode_control(body)
+            again = decode_control(split_frame(encode_control(kind, content))[1])
+            check(_packed(again) == _packed((kind, content)), "a control message came out differently")
+            return
+        check(parse_topic(topic.encode()[:-1]) == topic, "a topic came out differently")
+        decode_body(body)
+        _event_again(topic, decode_event(body))
+
+
+def _event_again(topic: Topic, event: EventBody) -> None:
+    _, attempt, seq, base_seq, time, timestamp, previous, fields, context = event
+    frame = event_encoder(topic, attempt)(seq, base_seq, time, timestamp, previous, fields, pack_map(context))
+    found, body = split_frame(frame)
+    check(found == topic, "the topic of an event came out differently")
+    check(_packed(decode_event(body)[1:]) == _packed(event[1:]), "an event came out differently")
+
+
+def _packed(value: Any) -> bytes:
+    """To compare by: not a number is never equal to itself, its bytes are."""
+    return bytes(msgpack.packb(value))
+
+
+# -- demand -----------------------------------------------------------------------------------------------------------
+
+
+def _demand(data: bytes) -> None:
+    try:
+        demand = Demand.from_wire(decode_body(data)[1:][0])
+    except (ProtocolError, IndexError):
+        return
+    check(Demand.from_wire(demand.to_wire()) == demand, "a demand came out differently")
+    check(Demand.merge([demand, demand]) == demand, "a demand merged with itself is another")
+    check(hash(demand) == hash(Demand.from_wire(demand.to_wire())), "equal demands have different hashes")
+    repr(demand)
+    for event in Event:
+        for batch in (0, 1, 10, 2**31):
+            number = batch_number(event, (0, 0, batch))
+            check(
+                demand.is_due(event, number) or not demand.due_fields(event, number),
+                "a field is due at an event that is not",
+            )
+    leases = Leases()
+    with contextlib.suppress(BrokerError):
+        leases.renew(b"one", demand, 0.0, "name")
+        leases.renew(b"two", Demand.of(BASE_EVENTS), 0.0)
+        Demand.from_wire(leases.merged(1.0).to_wire())
+    check(not leases.merged(1e9), "a lease does not end")
+
+
+def _demands() -> list[bytes]:
+    whole = {event.value: {"every": [1, 7], "fields": {f"f{n}": [n + 1] for n in range(64)}} for event in Event}
+    return [_packed([1, demand]) for demand in ({}, DEMAND, whole, {"batch_end": {}}, {"from_the_future": 5})]
+
+
+# -- the order of a stream --------------------------------------------------------------------------------------------
+
+NAMES = (*(event.value for event in Event), END, "$demand", "from_the_future")
+
+
+def _order(data: bytes) -> None:
+    """Input is an array of steps: a number below 4 chooses what is done with what follows it."""
+    with contextlib.suppress(ProtocolError):
+        steps = decode_body(data)[1:]
+        _follow(StreamOrder("r", 1, None), steps, attrgetter("seq"))
+        _follow(StreamOrder("r", 1, [Event.BATCH_START]), steps, attrgetter("seq"))
+        _follow(StreamOrder("r", 1, [Event.BATCH_END, Event.FIT_END]), steps, attrgetter("base_seq"))
+
+
+def _follow(order: StreamOrder, steps: list[Any], number: Callable[[Snapshot], int]) -> None:
+    """``number`` is what the order counts by."""
+    numbers: dict[int, int] = {}
+    for step in steps:
+        for live, frame in _frames_of(step):
+            with contextlib.suppress(ProtocolError):
+                topic, body = split_frame(frame)
+                if topic is None:
+                    continue
+                take = order.from_live if live else order.from_record
+                given = take(f"{topic.run}/{topic.name}/{topic.rank}", body)
+                if isinstance(given, Snapshot):
+                    check(number(given) > numbers.get(given.rank, 0), "an event was given twice, or out of order")
+                    numbers[given.rank] = number(given)
+                    _look_at(given)
+                elif given is not None:
+                    check(not order.has(given), "what is missing is there")
+                    order.give_up(given)
+                    check(order.has(given), "what was given up is still missing")
+    for gap in order.gaps:
+        check(gap.first <= gap.last, "a gap ends before it begins")
+    check(order.ending is None or isinstance(order.ending, Ending), "an ending is none")
+    str(order.ending)
+    check(len(order.topics) >= 1, "nothing to subscribe to")
+
+
+def _frames_of(step: Any) -> Iterator[tuple[bool, bytes]]:
+    match step:
+        case [bool() as live, bytes() as frame]:
+            yield live, frame
+        case [bool() as live, int() as seq, int() as name, int() as rank] if 0 < seq < 2**63 and rank >= 0:
+            yield live, event_frame(seq, NAMES[name % len(NAMES)], rank=rank, base_seq=seq // 2 or 1)
+        case [bool() as live, int() as seq, str() as name, dict() as fields] if 0 < seq < 2**63:
+            yield live, event_frame(seq, name, fields)
+
+
+def _orders() -> list[bytes]:
+    batch, end, demand = NAMES.index("batch_end"), NAMES.index(END), NAMES.index("$demand")
+    return [
+        _packed([1, [True, event_frame(1)], [True, event_frame(3)], [False, event_frame(2)]]),
+        _packed([1, [True, 2, batch, 0], [False, 4, batch, 1], [True, 4, batch, 0], [True, 5, end, 0]]),
+        _packed([1, [True, 1, "$demand", {"demand": DEMAND}], [False, 2, END, {"status": "failed", "error": "x"}]]),
+        _packed([1, [False, 2, demand, 0], [False, 2, end, 0], [False, 9, end, 1]]),
+    ]
+
+
+# -- snapshots --------------------------------------------------------------------------------------------------------
+
+_PROPERTIES = [name for name, value in vars(Snapshot).items() if isinstance(value, property)]
+_TIMES = [name for name, value in vars(Timestamp).items() if isinstance(value, property)]
+
+
+def _snapshot(data: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        event = decode_event(data)
+        for kind in (Event.BATCH_END, Event.EVAL_BATCH_END):
+            _look_at(Snapshot(kind, "r", 0, event))
+
+
+def _look_at(snapshot: Snapshot) -> None:
+    repr(snapshot)
+    hash(snapshot)
+    for name in (*_PROPERTIES, *map(str, snapshot.fields)):
+        with contextlib.suppress(OffloopError):
+            value = getattr(snapshot, name)
+            repr(value)
+            if isinstance(value, Timestamp):
+                _look_at_time(value)
+    with contextlib.suppress(OffloopError):
+        repr(snapshot.get_elapsed_duration())
+    with contextlib.suppress(FieldNotAvailableError):
+        snapshot.no_such_field  # noqa: B018
+    with contextlib.suppress(FrozenSnapshotError):
+        snapshot.loss = 0.0  # type: ignore[misc]
+    again = pickle.loads(pickle.dumps(snapshot))
+    check(again.fields.keys() == snapshot.fields.keys(), "a snapshot came out of a pickle differently")
+
+
+def _look_at_time(timestamp: Timestamp) -> None:
+    for name in _TIMES:
+        with contextlib.suppress(OffloopError):
+            repr(getattr(timestamp, name))
+    for unit in TimeUnit:
+        with contextlib.suppress(OffloopError):
+            timestamp.get(unit)
+
+
+def _bodies() -> list[bytes]:
+    everything = EVENT_FIELDS | {
+        "eval_timestamp": [0] * 14,
+        "predict_timestamp": [1] * 14,
+        "eval_metrics": {"eval": {"accuracy": 0.5}},
+        "logged": [[1, {"a": 1.0}]],
+    }
+    return [frame.partition(b"\0")[2] for frame in (event_frame(1), event_frame(2**40, fields=everything))]
+
+
+# -- recordings -------------------------------------------------------------------------------------------------------
+
+
+class _Memory:
+    """A recording in memory that counts what is read of it."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.largest = 0
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        check(offset >= 0 and size >= 0, "a reader asks for what can not be")
+        piece = self._data[offset : offset + size]
+        self.largest = max(self.largest, len(piece))
+        return piece
+
+    def close(self) -> None:
+        pass
+
+
+_MEMORY = "/dev/shm"  # the disk is not what is tested, and waiting for it takes most of the time
+_folder = tempfile.TemporaryDirectory(prefix="offloop-fuzz-", dir=_MEMORY if os.path.isdir(_MEMORY) else None)
+FOLDER = Path(_folder.name)
+"""For decoders that read files."""
+
+
+_DATA_END = records.HEAD.pack(records.OP_DATA_END, 4)
+
+
+def _recording(data: bytes) -> None:
+    """Bytes as a recording: read, iterated over, recovered, gone on with."""
+    kept = _read(data)
+    path, output = FOLDER / "recording-1.mcap", FOLDER / "recovered.mcap"
+    path.write_bytes(data)
+    output.unlink(missing_ok=True)
+    with contextlib.suppress(OffloopError):
+        for snapshot in Recording(path):
+            repr(snapshot)
+    with contextlib.suppress(OffloopError):
+        done = recover(path, output)
+        check(path.read_bytes() == data, "the original was changed")
+        check(0 <= done.records <= len(kept), "more was recovered than there is")
+        check(len(_read(output.read_bytes())) == done.records, "what was recovered cannot be read")
+    with contextlib.suppress(OffloopError):
+        writer = JournalWriter.resume(path, "r", 1)
+        topic, _, body = event_frame(2**31).partition(b"\0")
+        writer.append(topic, 2**31, 2**31, 1, body)
+        writer.close()
+        found = [record.body for record in _read(path.read_bytes())]
+        # What stands behind the end of the data was put there by no writer: whether it is read is anybody's guess.
+        behind = data.partition(_DATA_END)[2]
+        check(records.MARK_SIGN in behind or found[-1:] == [body], "what was appended cannot be read")
+
+
+def _read(data: bytes) -> list[Record]:
+    source, found = _Memory(data), []
+    with contextlib.suppress(RecordingError), JournalReader(source, "recording") as reader:
+        for _ in range(2):
+            for chunk in reader.read():
+                found += chunk
+        check(reader.position <= len(data), "a reader is past the end")
+        str(reader.damage), str(reader.cut), str(reader.lost), str(reader.positions)
+    return found
+
+
+def _records(data: bytes) -> None:
+    """An array of parts becomes a recording whose checksums hold, so that what is behind them is reached too."""
+    with contextlib.suppress(ProtocolError, TypeError, ValueError, OverflowError, struct.error):
+        whole = b"".join(map(_record, decode_body(data)[1:]))
+        if len(whole) < 1 << 20:
+            _recording(_front() + whole)
+
+
+def _record(part: Any) -> bytes:
+    match part:
+        case bytes():
+            return part
+        case ["chunk", bytes() as content]:
+            return records.encode_chunk(content, zstandard.compress(content), 0, 1)
+        case ["mark", list() as values]:
+            payload = _packed(values)
+            checksum = zlib.crc32(payload, zlib.crc32(struct.pack("<I", len(payload))))
+            head = struct.pack("<BQ8sII", records.OP_MARK, 16 + len(payload), records.MARK_SIGN, checksum, len(payload))
+            return head + payload
+        case [int() as opcode, bytes() as content]:
+            return records.HEAD.pack(opcode, len(content)) + content
+    return b""
+
+
+def _front() -> bytes:
+    return records.MAGIC + records.encode(mcap.records.Header(profile="offloop", library="offloop"))
+
+
+def _message(seq: int, channel: int = 1) -> bytes:
+    body = event_frame(seq).partition(b"\0")[2]
+    return records.MESSAGE.pack(records.OP_MESSAGE, 22 + len(body), channel, seq, seq, seq) + body
+
+
+def _parts() -> list[bytes]:
+    metadata = {"run": "r", "attempt": "1", "protocol": "1"}
+    channel = records.encode(records.channel_record(1, "r/batch_end/0"))
+    told = records.encode(mcap.records.Metadata(name="offloop", metadata=metadata))
+    content = channel + _message(1) + _message(2)
+    mark = ["mark", [0, 0, 2, 0, metadata, {1: "r/batch_end/0"}, {0: [2, 2, 2, False]}]]
+    return [
+        _packed([1, told, ["chunk", content], mark]),
+        _packed([1, told, mark, ["chunk", content], mark, ["chunk", _message(3)], mark, [15, b"\0" * 4]]),
+    ]
+
+
+def _recordings() -> list[bytes]:
+    seeds = []
+    for chunks in ((2,), (2, 3, 1)):
+        path = FOLDER / "seed.mcap"
+        path.unlink(missing_ok=True)
+        writer, seq = JournalWriter(path, "r", 1), 0
+        for count in chunks:
+            for _ in range(count):
+                seq += 1
+                topic, _, body = event_frame(seq).partition(b"\0")
+                writer.append(topic, seq, seq, seq, body)
+            writer.flush()
+        seeds.append(path.read_bytes())
+        writer.close()
+        seeds.append(path.read_bytes())
+    return seeds
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+def _time(data: bytes) -> None:
+    text = data.decode(errors="surrogateescape")
+    with contextlib.suppress(InvalidTimeError):
+        TimeUnit(text)
+    with contextlib.suppress(InvalidTimeError):
+        check(Timestamp() != text or Timestamp() == Time.from_timestring(text), "a text is another time than it says")
+    with contextlib.suppress(InvalidTimeError):
+        Time.from_timedelta(text)
+    try:
+        time = Time.from_timestring(text)
+    except InvalidTimeError:
+        return
+    check(Time.from_timestring(str(time)) == time or time.value != time.value, "a time came out differently")
+    repr(time), hash(time)
+    for other in ("1ba", "0.5dur", 3, 0.25, -1, 0):
+        for combine in (Time.__add__, Time.__sub__, Time.__mul__, Time.__truediv__, Time.__mod__, Time.__lt__):
+            with contextlib.suppress(InvalidTimeError, ZeroDivisionError):
+                combine(time, other)
+
+
+def _times() -> list[bytes]:
+    return [
+        b"10ep",
+        b"1e3ba",
+        b"0.25dur",
+        b"90sec",
+        b"1h30m",
+        b" 2 H 3 m 4s",
+        b"-5sp",
+        b"+7TOK",
+        b"1_000iter",
+        b"nandur",
+    ]
+
+
+def _mutate_time(random: Random, data: bytes) -> bytes:
+    return mutate_bytes(random, data, [*_times(), b"e400", b"9" * 40, b"inf", b"h", b"m", b"s", b"iter"])
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def _run_file(data: bytes) -> None:
+    """``run.json`` and, at the same time, ``broker.json``."""
+    folder = FOLDER / "run"
+    folder.mkdir(exist_ok=True)
+    (folder / RUN_FILE).write_bytes(data)
+    (folder / BROKER_FILE).write_bytes(data)
+    with contextlib.suppress(RunDirectoryError):
+        run = read_run(folder)
+        repr(run)
+        str(run.status), str(run.recording), float(run.started), str(run.away)
+
+
+def _run_files() -> list[bytes]:
+    publisher = {"rank": 0, "pid": 1, "started": 5, "host": "h", "incarnation": "abc"}
+    attempt = {"attempt": 1, "recording": "recording-1.mcap", "started": 1.5, "ended": None, "status": "running"}
+    attempt |= {"error": None, "world_size": 1, "publishers": [publisher], "info": {"command": ["train"]}}
+    over = attempt | {"status": "failed", "ended": 2.5, "error": "text"}
+    return [json.dumps({"name": "r", "attempts": attempts}).encode() for attempts in ([attempt], [over, attempt])]
+
+
+JSON_PIECES = (
+    b"1e999",
+    b"-1",
+    b"NaN",
+    b"Infinity",
+    b'"x"',
+    b"null",
+    b"[]",
+    b"{}",
+    b"[" * 3000,
+    b"9" * 5000,
+    b'"\\ud800"',
+)
+
+
+def _mutate_json(random: Random, data: bytes) -> bytes:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return mutate_bytes(random, data, JSON_PIECES)
+    places = list(_places(value))
+    if not places:
+        return random.choice(JSON_PIECES)
+    holder, key = random.choice(places)
+    holder[key] = "@"
+    return json.dumps(value).encode().replace(b'"@"', random.choice(JSON_PIECES))
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for key, item in items:
+        yield value, key
+        yield from _places(item)
+
+
+def _keys(data: bytes) -> None:
+    """The allow-list, and the files of keys."""
+    path = FOLDER / "keys"
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_bytes(data)
+    with contextlib.suppress(ConfigurationError):
+        listed = AllowList.read(path)
+        check(all(grant.role in ROLES and is_key(grant.key.encode()) for grant in listed.grants), "a grant is none")
+        check(all(listed.may(grant.key, grant.role) for grant in listed.grants), "a grant does not hold")
+        allow(path, b"a" * 40, "some one", ["view"])
+        again = AllowList.read(path)
+        check(again.grants[: len(listed.grants)] == listed.grants, "a grant was lost")
+        check(again.may("a" * 40, "view"), "a grant was not added")
+    path.write_bytes(data)
+    for load in (load_public_key, load_secret_key):
+        with contextlib.suppress(ConfigurationError):
+            load(path)
+
+
+def _key_files() -> list[bytes]:
+    made = [path.read_bytes() for path in make_keys(f"k{len(list(FOLDER.glob('*.key')))}", FOLDER)]
+    public = load_public_key(next(FOLDER.glob("*.key"))).decode()
+    return [*made, f"# keys\nview {public} somebody\npublish {public} some body\n\ncommand {public}".encode()]
+
+
+def _mutate_lines(random: Random, data: bytes) -> bytes:
+    return mutate_bytes(
+        random, data, [b"curve", b"public-key", b"secret-key", b"view ", b"\n", b"\r", b"\x0b", b'"', b"="]
+    )
+
+
+def _progress(data: bytes) -> None:
+    """What a named consumer has stored, once as it is and once as what a checksum that holds is about."""
+    for packed in (data, _packed([1, zlib.crc32(data), data])):
+        try:
+            committed = Committed.unpack(packed)
+        except RecordingError:
+            continue
+        repr(committed)
+        with contextlib.suppress(ConfigurationError):
+            again = Committed.unpack(committed.pack())
+            check(again.pack() == committed.pack(), "what a consumer stored came out differently")
+
+
+def _progresses() -> list[bytes]:
+    snapshot = Snapshot(Event.BATCH_END, "r", 0, decode_event(event_frame(7).partition(b"\0")[2]))
+    committed = [
+        Committed("r", 1, {}, None, 0, (), (), (), None, None),
+        Committed(
+            *("r", 2, {0: (7, 7), 1: (5, 3)}, snapshot, 7),
+            (CallbackState("SpeedMonitor", 1, False, {"window": [1.5, 2.5]}),),
+            (DestinationState("jsonl", {"offset": 512}),),
+            *((), Ending("failed", "text"), "damaged at offset 5"),
+        ),
+    ]
+    return [msgpack.unpackb(one.pack())[2] for one in committed]
+
+
+def _checkpoint(data: bytes) -> None:
+    """A checkpoint, once as it is and once as the text in the header of a file whose checksums hold."""
+    # Not at the top: torch takes seconds to load, and the other targets do without.
+    from safetensors.torch import save_file
+
+    from trainer.checkpoint_file import read_checkpoint, read_part, read_weights
+
+    path = FOLDER / "checkpoint.safetensors"
+    path.write_bytes(data)
+    _read_checkpoint(path, read_checkpoint, read_weights)
+    with contextlib.suppress(UnicodeDecodeError):
+        text = data.decode()
+        path.unlink()
+        save_file({}, path, {"offloop": text, "offloop_crc32": f"{zlib.crc32(data):08x}"})
+        _read_checkpoint(path, read_checkpoint, read_weights, lambda path: read_part(path, "model"))
+
+
+def _read_checkpoint(path: Path, *ways: Callable[[Path], Any]) -> None:
+    for read in ways:
+        with contextlib.suppress(CheckpointError):
+            read(path)
+
+
+def _checkpoints() -> list[bytes]:
+    import torch
+
+    from trainer.checkpoint_file import write_checkpoint
+
+    tree = {"model": {"weight": torch.ones(2)}, "rest": [1, None, 2**70, float("inf"), b"x", (1, {2: "a"})]}
+    write_checkpoint(FOLDER / "seed.safetensors", tree)
+    packed = {"model": {}, "rest": [{"$tuple": [1]}, {"$int": "0x5"}, {"$float": "7ff0000000000000"}]}
+    packed["rest"] += [{"$bytes": "eA=="}, {"$dict": [[2, "a"]]}, {"$tensor": "model.weight"}]
+    text = json.dumps({"version": 1, "tree": packed, "tensors": {}})
+    return [(FOLDER / "seed.safetensors").read_bytes(), text.encode()]
+
+
+TARGETS: dict[str, Target] = {
+    "frame": Target(_frame, _frames, _mutate_frame),
+    "demand": Target(_demand, _demands, mutate_packed),
+    "order": Target(_order, _orders, mutate_packed),
+    "snapshot": Target(_snapshot, _bodies, mutate_packed),
+    "recording": Target(_recording, _recordings, mutate_bytes),
+    "records": Target(_records, _parts, mutate_packed),
+    "time": Target(_time, _times, _mutate_time),
+    "run_file": Target(_run_file, _run_files, _mutate_json),
+    "keys": Target(_keys, _key_files, _mutate_lines),
+    "progress": Target(_progress, _progresses, mutate_packed),
+    "checkpoint": Target(_checkpoint, _checkpoints, _mutate_json),
+}
+"""Every target by its name, which is also that of its folder in ``corpus/``."""
