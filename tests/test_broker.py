@@ -374,3 +374,74 @@ def test_a_run_that_had_ended_before_its_broker_could_write_that_down_is_finishe
     publisher._shut()
     wait_for(lambda: not find_run("r").live, "the end of the run")
     assert (find_run("r").status, find_run("r").last.error) == ("failed", "a reason")
+
+
+NO_ROOM = """
+import json, os, resource, signal, sys, time
+from bus import Event, Publisher, find_run
+publisher = Publisher("r")
+def recorded(number):
+    deadline = time.monotonic() + 20
+    while publisher.statistics().acknowledged < number and time.monotonic() < deadline:
+        publisher.publish(Event.EPOCH_END)
+        time.sleep(0.01)
+    return publisher.statistics().acknowledged >= number
+assert recorded(1)
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+# Brokers inherit it: on their disk no file has room.
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+broker = json.loads(open(publisher.run_dir / "broker.json").read())["pid"]
+os.kill(broker, signal.SIGKILL)
+first = publisher._uplink._link.process
+deadline = time.monotonic() + 20
+while first._restarts < 3 and time.monotonic() < deadline:
+    publisher.publish(Event.EPOCH_END)
+    time.sleep(0.01)
+assert first._restarts >= 3
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+assert recorded(publisher.statistics().published)
+publisher.close()
+print(find_run("r").status, publisher.statistics().dropped)
+"""
+
+
+def test_a_broker_that_finds_no_room_is_started_until_there_is_some(runs_dir):
+    done = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, timeout=55, check=False)
+    assert done.stdout == "finished 0\n", done.stderr
+    recording = Recording(runs_dir / "r")
+    seqs = [snapshot.seq for snapshot in recording]
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert recording.gaps == ()
+
+
+def test_a_recording_of_which_nothing_tells_does_not_block_the_run(runs_dir):
+    (runs_dir / "r").mkdir()
+    (runs_dir / "r" / "recording-1.mcap").write_bytes(b"of a broker that was killed in its first moment")
+    with Publisher("r") as publisher:
+        publisher.publish(Event.EPOCH_END)
+    assert (publisher.attempt, find_run("r").status) == (2, "finished")
+
+
+def test_a_hello_that_cannot_be_written_down_leaves_nothing_behind(standalone, stranger, runs_dir):
+    hello = {"run": "r", "rank": 0, "world_size": 1, "info": {b"key": 1}}
+    deep: dict = {}
+    for _ in range(500):
+        deep = {"deeper": deep}
+    for info in (hello["info"], deep):
+        stranger.send(encode_control("hello", {**hello, "info": info}))
+    assert answer(stranger).kind == "refused"
+    with Publisher("r", broker=standalone) as publisher:
+        publisher.publish(Event.EPOCH_END)
+    assert (publisher.attempt, len(list(Recording(runs_dir / "r")))) == (1, 1)
+
+
+def test_a_lost_run_is_taken_up_for_its_own_trainer_alone(standalone, stranger, runs_dir):
+    script = f"from bus import Publisher; import os; p = Publisher('r', broker={standalone!r}); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", script], timeout=20, check=False)
+    wait_for(lambda: not find_run("r").live, "the end of the run")
+    hello = {"run": "r", "rank": 0, "world_size": 1, "attempt": 1, "incarnation": "another"}
+    stranger.send(encode_control("hello", hello))
+    reply = answer(stranger)
+    assert reply.kind == "refused"
+    assert "rank 0 of run 'r' is another trainer's" in reply.content["reason"]
+    assert find_run("r").status == "lost"
