@@ -273,8 +273,8 @@ class Broker:
         if not isinstance(frames, list) or len(frames) > MAX_BUNDLE:
             self._refuse(identity, f"a bundle that is not a list of at most {MAX_BUNDLE} events")
         elif self._runs.publisher(identity) is None:
+            # Most likely of a broker before this one, and sent again once they have said who they are.
             self._door.turn_away(identity)
-            self._refuse(identity, "events from somebody who did not say hello for them")
         else:
             for event in frames:
                 self._take_bundled(identity, event)
@@ -289,7 +289,8 @@ class Broker:
             granted = self._granted[key, role] = self._gatekeeper.may(key, role)
         if not granted:
             raise _ForbiddenError(
-                f"the key {key} may not do that: 'bus allow' on the broker's machine gives it {role!r}"
+                f"{self._gatekeeper.name_of(key)} may not {role} here: "
+                f"on the broker's machine 'bus allow KEYFILE --role {role}' would let it"
             )
 
     def _take_bundled(self, identity: bytes, frame: Any) -> None:
@@ -305,7 +306,7 @@ class Broker:
         place = self._runs.publisher(identity)
         if place is None:
             self._door.turn_away(identity)
-            raise ProtocolError("an event from somebody who did not say hello for it")
+            return
         run, rank = place
         name = rank.names.get(frame[:end])
         if name is None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,7 @@ def runs(
     runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None, live: bool, as_json: bool
 ) -> None:
     """List the runs, the newest first."""
+    _check_remote(runs_dir, broker, key, broker_key)
     if broker is not None:
         listed = list_remote_runs(broker, client_security(key, broker_key))
     else:
@@ -87,6 +89,7 @@ def info(
 
     Of a live run it also says how its broker, its trainer and its consumers are doing.
     """
+    _check_remote(runs_dir, broker, key, broker_key)
     if broker is not None:
         described = describe_remote_run(broker, run, client_security(key, broker_key))
     elif Path(run).is_file():
@@ -114,7 +117,7 @@ def recover_recording(context: click.Context, run: str, output: str | None, runs
 
     RUN is a recording, or the name or the folder of a run that has ended. The original stays as it is.
 
-    Exit code: 0 when nothing was lost, 3 when something was, 1 when nothing could be recovered.
+    Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be recovered.
     """
     path = Path(run) if Path(run).is_file() else find_run(run, runs_dir).recording
     recovery = recover(path, Path(output) if output else recovered_path(path))
@@ -122,11 +125,13 @@ def recover_recording(context: click.Context, run: str, output: str | None, runs
     for line in recovery.damage:
         click.echo(line)
     for rank, first, last in recovery.gaps:
-        click.echo(f"missing of rank {rank}: {first} to {last}")
+        click.echo(f"missing: events {first} to {last} of rank {rank}, which nobody has")
+    if not recovery.ended:
+        click.echo("it does not tell how the run ended: what may have come after it was never recorded")
     if recovery.lost:
-        click.echo("something was lost")
+        click.echo("something of the recording was lost")
         context.exit(3)
-    click.echo("nothing was lost")
+    click.echo("nothing of the recording was lost")
 
 
 @bus.command()
@@ -156,8 +161,9 @@ def broker(listen: str, key: str | None, allow_list: str | None, runs_dir: str |
     """Serve any number of runs until Ctrl-C, for trainers started with --broker."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     security = server_security(key, allow_list)
+    stream = _stream_address(listen)
     check_listen_address(listen, security)
-    serving = Broker(listen, _stream_address(listen), _where(runs_dir), security=security)
+    serving = Broker(listen, stream, _where(runs_dir), security=security)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: serving.stop())
     click.echo(f"serving at {serving.door}, runs in {_where(runs_dir)}; start trainers with --broker {serving.door}")
@@ -201,11 +207,20 @@ def main() -> None:
     run_command(bus)
 
 
+def _check_remote(runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None) -> None:
+    if broker and runs_dir:
+        raise click.UsageError("--broker asks the broker there: it does not go with --runs-dir")
+    if (key or broker_key) and not broker:
+        raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
+
+
 def _where(value: str | None) -> Path:
     return runs_dir(value)
 
 
 def _stream_address(listen: str) -> str:
+    if not re.fullmatch(r"tcp://.+:(\d{1,5}|\*)", listen):
+        raise ConfigurationError(f"{listen!r} is not an address to listen at: use one like tcp://127.0.0.1:5570")
     host, _, port = listen.rpartition(":")
     if port == "65535":
         raise ConfigurationError(f"cannot listen at {listen!r}: the stream takes the next port, and there is none")

@@ -9,7 +9,7 @@ from bus.errors import ConfigurationError, ProtocolError, RecordingError, RunDir
 from bus.journal import JournalReader, JournalWriter, Record
 from bus.runs import is_locked, read_run
 from bus.stream import Gap
-from bus.wire import Topic, decode_event, parse_topic
+from bus.wire import END, Topic, decode_event, parse_topic
 
 __all__ = ["Recovery", "recover", "recovered_path"]
 
@@ -28,6 +28,8 @@ class Recovery:
     """Numbers that are missing in what was kept, of each rank; also those that were never recorded."""
     lost: bool
     """Whether the original held more than was kept."""
+    ended: bool
+    """Whether it tells how the run ended."""
 
 
 def recovered_path(recording: Path) -> Path:
@@ -69,7 +71,7 @@ def recover(path: Path, output: Path) -> Recovery:
         kept.note_ends(reader)
         damage = [*reader.damage, *([reader.cut] if reader.cut else []), *kept.damage]
         lost = reader.lost or bool(kept.damage)
-    return Recovery(output, kept.count, tuple(damage), tuple(kept.gaps), lost)
+    return Recovery(output, kept.count, tuple(damage), tuple(kept.gaps), lost, kept.ended)
 
 
 class _Kept:
@@ -79,6 +81,7 @@ class _Kept:
         self.count = 0
         self.damage: list[str] = []
         self.gaps: list[Gap] = []
+        self.ended = False
         self._numbers: dict[int, int] = {}
         self._topics: dict[str, tuple[bytes, Topic]] = {}
 
@@ -97,6 +100,7 @@ class _Kept:
             self._follow(parsed.rank, event.seq)
             writer.append(topic, event.seq, event.base_seq, event.time, body)
             self.count += 1
+            self.ended = self.ended or parsed.name == END
 
     def _follow(self, rank: int, seq: int) -> None:
         last = self._numbers.get(rank, 0)

@@ -171,8 +171,7 @@ class RemoteRun:
     def _first_answer(self, address: str, run: str | None, security: ClientSecurity | None) -> dict[str, Any]:
         answer = _exchange(self._door, "runs", {"run": run}, CONNECT_SECONDS)
         if answer is None:
-            keys = "" if security is None else ", or does not know your key"
-            raise BrokerError(f"no broker answers at {address}: it is not there{keys}")
+            raise BrokerError(f"no broker answers at {address}: it is not there, {_keys_hint(security)}")
         runs = _runs_told(answer)
         if not runs:
             what = "has no runs yet" if run is None else f"has no run {run!r}"
@@ -329,8 +328,7 @@ def ask_broker(
     finally:
         context.destroy(linger=0)
     if answer is None:
-        keys = "" if security is None else ", or it does not know your key"
-        raise BrokerError(f"the broker at {address} does not answer: it may be busy or gone{keys}")
+        raise BrokerError(f"the broker at {address} does not answer: it may be busy or gone, {_keys_hint(security)}")
     return answer
 
 
@@ -356,6 +354,13 @@ def _exchange(door: "zmq.Socket[bytes]", kind: str, content: dict[str, Any], pat
         if answer is not None:
             return answer.content
     return None
+
+
+def _keys_hint(security: ClientSecurity | None) -> str:
+    """A broker does not answer strangers, so it looks the same as none."""
+    if security is None:
+        return "or it takes keys: '--key' and '--broker-key'"
+    return "or it does not know your key, or has another one than '--broker-key' says"
 
 
 def _send(door: "zmq.Socket[bytes]", kind: str, content: dict[str, Any]) -> None:

@@ -210,6 +210,11 @@ class Gatekeeper:
         self._refresh()
         return self._list.may(user_id, role)
 
+    def name_of(self, user_id: str) -> str:
+        """What the list calls a key, with the key."""
+        names = sorted({grant.name for grant in self._list.grants if grant.key == user_id and grant.name})
+        return f"{', '.join(names) or 'somebody'} (key {user_id})"
+
     def sum_up(self) -> None:
         """Tells the log how many were refused beyond those that it named; call it about twice a second."""
         if self._refused > _NAMED_REFUSALS:

@@ -45,7 +45,7 @@ class InEffect(NamedTuple):
     seq: int
     """Every event after this number."""
     timestamp: Timestamp
-    """Training time there: the batches after those that it counts."""
+    """Training time there."""
 
 
 class Missing(NamedTuple):

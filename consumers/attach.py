@@ -96,8 +96,8 @@ def find_remote(
             run = chosen[0]
             return RemoteRunInfo(broker, run["run"], run["attempt"], run["live"], security)
         if not wait:
-            what = f"run {name!r}" if name else "runs"
-            raise RunNotFoundError(f"there are no {what} at {broker}: 'bus runs --broker {broker}' lists what there is")
+            what = f"is no run {name!r}" if name else "are no runs"
+            raise RunNotFoundError(f"there {what} at {broker}: 'bus runs --broker {broker}' lists what there is")
         if not said:
             say(f"waiting for {'run ' + name if name else 'a run'} at {broker} ... (Ctrl-C ends)")
             said = True

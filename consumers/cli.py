@@ -132,6 +132,8 @@ def consumer(
         raise click.UsageError("--replay reads a file: it goes with neither --run nor --wait")
     if broker and (replay or runs_dir):
         raise click.UsageError("--broker reads everything through it: it goes with neither --replay nor --runs-dir")
+    if (key or broker_key) and not broker:
+        raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
     if name is not None and broker and state_dir is None:
         raise click.UsageError(
             "--name keeps how far a consumer is in the run's directory, which is on another machine: "
@@ -202,8 +204,13 @@ def _report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str
     missing = [
         f"missing: events {gap.first} to {gap.last} of rank {gap.rank}, which nobody has" for gap in statistics.gaps
     ]
-    if isinstance(stream, Subscriber) and (since := stream.in_effect()) is not None and fields:
-        _say(f"{', '.join(fields)}: asked for from batch {since.timestamp.batch.value + 1} on")
+    for field in fields:
+        if field in statistics.fields_since:
+            _say(f"{field} is there from batch {statistics.fields_since[field]} on")
+        else:
+            _say(
+                f"{field} never came: nobody asked in time, or the training has no such field (its own output says so)"
+            )
     problems = [*statistics.problems, *missing]
     for problem in problems:
         _say(problem)

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, TypeAlias, get_args
@@ -64,6 +64,9 @@ class RunnerStatistics:
     """How the run ended; ``None`` until then, and for streams that do not say it."""
     damage: str | None = None
     """What of the recording could not be read."""
+    fields_since: Mapping[str, int] = field(default_factory=dict)
+    """Of each field that was there because somebody asked: the number of the batch with which it came first, of those
+    that this runner handled."""
     uncommitted: str | None = None
     """Why the last attempt to commit the progress failed; ``None`` when it did not."""
 
@@ -132,6 +135,7 @@ class Runner:
         self._gaps: tuple[Gap, ...] = ()
         self._ending: Ending | None = None
         self._damage: str | None = None
+        self._fields_since: dict[str, int] = {}
         self._logger = Logger()
         self._table = self._make_table()
         self._last: Snapshot | None = None
@@ -155,6 +159,7 @@ class Runner:
             gaps=tuple(dict.fromkeys((*self._gaps, *getattr(self._stream, "gaps", ())))),
             ending=self._ending or getattr(self._stream, "ending", None),
             damage=self._damage or getattr(self._stream, "damage", None),
+            fields_since=dict(self._fields_since),
             uncommitted=self._uncommitted,
         )
 
@@ -334,6 +339,8 @@ class Runner:
         logger = self._logger
         logger.begin(snapshot)
         self._last = snapshot
+        for name in snapshot.on_demand:
+            self._fields_since.setdefault(name, int(snapshot.timestamp.batch))
         for member in members:
             seen = view_for(member.demand, snapshot)
             if seen is None:

@@ -150,3 +150,19 @@ def test_runs_and_info_ask_a_broker_elsewhere(runs_dir):
     finally:
         broker.terminate()
         broker.communicate(timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["broker", "--listen", "ipc://x"], "'ipc://x' is not an address to listen at"),
+        (["broker", "--listen", "tcp://127.0.0.1:abc"], "is not an address to listen at"),
+        (["broker", "--listen", "tcp://10.0.0.1:5570"], "cannot listen at 'tcp://10.0.0.1:5570' without keys"),
+        (["runs", "--broker", "tcp://127.0.0.1:1", "--runs-dir", "there"], "does not go with --runs-dir"),
+        (["info", "r", "--key", "mine"], "name it with --broker"),
+    ],
+)
+def test_a_wrong_option_is_named(runs_dir, arguments, message):
+    result = CliRunner().invoke(bus, arguments)
+    assert result.exit_code != 0
+    assert message in f"{result.output}{result.exception}"

@@ -120,8 +120,8 @@ def test_the_command_says_what_was_kept_and_what_was_lost(tmp_path):
     kept = len(written.records) - len(records)
     assert f"kept {kept} records of {written.path} in {output}" in result.output
     assert f"damaged at offset {begin}" in result.output
-    assert "missing of rank" in result.output
-    assert result.output.endswith("something was lost\n")
+    assert "missing: events" in result.output
+    assert result.output.endswith("something of the recording was lost\n")
     assert written.path.read_bytes() == before
     assert Recording(output).run_name == "r"
 
@@ -129,7 +129,7 @@ def test_the_command_says_what_was_kept_and_what_was_lost(tmp_path):
 def test_a_missing_footer_is_nothing_lost(tmp_path):
     written = Written(tmp_path / "recording-1.mcap", finished=False)
     result = run_bus("recover", written.path, "--output", tmp_path / "whole.mcap")
-    assert (result.exit_code, result.output.splitlines()[-1]) == (0, "nothing was lost")
+    assert (result.exit_code, result.output.splitlines()[-1]) == (0, "nothing of the recording was lost")
     assert official(tmp_path / "whole.mcap") == written.records
 
 

@@ -458,9 +458,9 @@ def test_a_real_broker_grants_each_key_its_role_and_a_stranger_nothing(guarded: 
         told = ask_broker(guarded, "runs", {}, security("viewer"))
         assert [run["run"] for run in told["runs"]] == ["secret-run"]
         for name, kind in (("viewer", "command"), ("trainer", "command"), ("trainer", "runs"), ("boss", "fetch")):
-            with pytest.raises(BrokerError, match="may not do that"):
+            with pytest.raises(BrokerError, match=r"may not (view|publish|command) here"):
                 ask_broker(guarded, kind, {"run": "secret-run", "command": "stop"}, security(name))
-        with pytest.raises(BrokerError, match="may not do that"):
+        with pytest.raises(BrokerError, match=r"may not (view|publish|command) here"):
             Publisher("another", broker=guarded, security=security("viewer"))
         assert not publisher.stop_requested
         # A boss may command, and a stranger is not even told that there is a broker.

@@ -201,7 +201,7 @@ def run_task(task: Task, values: Mapping[str, Any]) -> None:
         recording = None if made.recording is None else _short(made.recording)
         try:
             with _refusing(ConfigurationError), made:
-                where = _where_to_watch(recording, arguments.get("runs_dir"))
+                where = _where_to_watch(recording, arguments.get("runs_dir"), arguments.get("broker"), made.run_name)
                 say(f"run {made.run_name}{_which_attempt(made)}: {where}")
                 made.fit()
         finally:
@@ -324,9 +324,12 @@ def _which_attempt(made: "Trainer") -> str:
     return f", attempt {made.attempt}, {begin}" if made.attempt is not None else f", {begin}"
 
 
-def _where_to_watch(recording: str | None, runs_dir: Path | None) -> str:
+def _where_to_watch(recording: str | None, runs_dir: Path | None, broker: str | None, run: str) -> str:
     if recording is None:
         return "no stream, so there is nothing to watch or record"
+    if broker:
+        watch = f"consumer --broker {broker} --run {run} --callbacks speed,lr"
+        return f"recorded by the broker at {broker}, there in {recording}; watch it with: {watch}"
     where = f" --runs-dir {shlex.quote(str(runs_dir))}" if runs_dir else ""
     return f"recording to {recording}; watch it with: consumer --callbacks speed,lr{where}"
 

@@ -733,7 +733,9 @@ def _check_keys(broker: str | None, key: str | None, broker_key: str | None) -> 
     if broker is not None:
         return client_security(key, broker_key) if key or broker_key else client_security_for(broker)
     if key or broker_key:
-        raise ConfigurationError("key and broker_key are for a broker that stands alone: name it with broker=")
+        raise ConfigurationError(
+            "key and broker_key are for a broker that stands alone: name that with broker= (--broker)"
+        )
     return None
 
 
