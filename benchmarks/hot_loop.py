@@ -61,9 +61,14 @@ def measure_events(report: Report, runs_dir: Path, quick: bool) -> None:
     run_event = trainer.engine.run_event
     unwanted, wanted = Event.BEFORE_LOSS, Event.BATCH_END
     report.add("unwanted event", microseconds(lambda: run_event(unwanted), 10 * calls, bursts), "us", 0.25)
+
+    def next_batch() -> None:
+        # What a consumer asks for takes effect with another batch, and is looked out for until then.
+        trainer.state.timestamp = trainer.state.timestamp.to_next_batch()
+
     for count in (0, 1, 4 if quick else 32):
         with followers(trainer, count), raw_sender(trainer) as send_raw:
-            published, raw = in_turn(lambda: run_event(wanted), send_raw, calls, bursts, count)
+            published, raw = in_turn(lambda: run_event(wanted), send_raw, calls, bursts, count, next_batch)
         beside = f"beside {count} consumers"
         report.add(f"published base event {beside}: on the clock", published.passed, "us", 3)
         report.add(f"published base event {beside}: the thread's own time", published.busy, "us", 3)
@@ -83,11 +88,17 @@ class Cost(NamedTuple):
 
 
 def in_turn(
-    first: Callable[[], object], second: Callable[[], object], calls: int, bursts: int, consumers: int
+    first: Callable[[], object],
+    second: Callable[[], object],
+    calls: int,
+    bursts: int,
+    consumers: int,
+    between: Callable[[], object],
 ) -> tuple[Cost, Cost]:
     """The costs of two functions whose bursts take turns, with pauses in which so many consumers can keep up."""
     costs: tuple[list[Cost], list[Cost]] = ([], [])
     for _ in range(bursts):
+        between()
         costs[0].append(burst(first, calls))
         costs[1].append(burst(second, calls))
         time.sleep(0.02 + calls * consumers * 15e-6)

@@ -88,15 +88,17 @@ class Outbox:
 
     def _make_room(self) -> None:
         self.size_high = max(self.size_high, self._limit)
-        while self.size > self._limit:
+        while self.size > self._limit and (self._sent or self._unsent or self._frames):
             if self._sent:
                 self.size -= self._sent.popleft().size
                 continue
-            if not self._unsent:
-                self._unsent.append(self._gather())
-            parcel = self._unsent.popleft()
-            self.size -= parcel.size
-            self.dropped += self._new_in(parcel)
+            if self._unsent:
+                parcel = self._unsent.popleft()
+                self.size -= parcel.size
+                self.dropped += self._new_in(parcel)
+            else:
+                self.size -= len(self._frames.popleft())
+                self.dropped += 1
             self._announce = True
 
     def send(self) -> None:
