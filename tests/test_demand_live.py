@@ -16,7 +16,8 @@ from bus.demand import Demand, Want
 event, every = Event(sys.argv[1]), int(sys.argv[2])
 with Subscriber("r", events=[event], demand=Demand({event: Want(every, {"counted": every})}), name="watcher") as stream:
     for snapshot in stream:
-        if "counted" in snapshot.on_demand:
+        # Before its own demand is met, another consumer's may be.
+        if "counted" in snapshot.on_demand and stream.in_effect():
             print(int(snapshot.timestamp.batch), int(stream.in_effect().timestamp.batch), flush=True)
 """
 
