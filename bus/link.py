@@ -23,7 +23,7 @@ from bus.wire import Control, check_run_name, decode_control, encode_control, sp
 __all__ = ["BrokerLink", "connect", "describe_process"]
 
 WELCOME_PATIENCE = 10.0
-SEND_QUEUE = 100
+SEND_QUEUE = 1000
 
 
 class BrokerLink:
