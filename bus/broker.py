@@ -436,7 +436,6 @@ class Broker:
                 self._tell_all(run, "trouble", {"reason": run.trouble})
             self._acknowledge(run)
             self._door.push_demand(run)
-            run.forget_consumers()
             if run.is_abandoned(now):
                 run.note_status("lost", f"only {len(run.ranks)} of {run.world_size} ranks ever came")
                 self._end_run(run)

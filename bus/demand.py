@@ -285,6 +285,7 @@ class _Lease(NamedTuple):
     until: float
     demand: Demand
     name: str | None
+    report: Mapping[str, float]
 
 
 class Leases:
@@ -299,9 +300,16 @@ class Leases:
         self._merged = Demand()
         self._is_stale = False
 
-    def renew(self, consumer: bytes, demand: Demand, now: float, name: object = None) -> None:
-        """Notes what ``consumer`` wants from now on for :data:`LEASE_SECONDS`. Its name, as it came from the wire, is
-        kept if it is text, cut to 100 characters.
+    def renew(
+        self,
+        consumer: bytes,
+        demand: Demand,
+        now: float,
+        name: object = None,
+        report: Mapping[str, float] | None = None,
+    ) -> None:
+        """Notes what ``consumer`` wants from now on for :data:`LEASE_SECONDS`, and what it says of itself in numbers.
+        Its name, as it came from the wire, is kept if it is text, cut to 100 characters.
 
         Raises :class:`bus.errors.BrokerError` when there are too many leases, or too much is wanted by all of them
         together; what this consumer had leased before goes on then until it ends."""
@@ -319,7 +327,7 @@ class Leases:
             _check_size(merged)
             self._merged, self._is_stale = merged, False
         kept = name[:_MAX_NAME] if isinstance(name, str) else None
-        self._leases[consumer] = _Lease(now + LEASE_SECONDS, demand, kept)
+        self._leases[consumer] = _Lease(now + LEASE_SECONDS, demand, kept, report or {})
 
     def merged(self, now: float) -> Demand:
         """Everything that somebody wants; leases that have run out are forgotten."""
@@ -330,11 +338,11 @@ class Leases:
         return self._merged
 
     def told(self, now: float) -> list[dict[str, Any]]:
-        """The ``name`` of each consumer whose lease runs, ``None`` for one without, and the ``events`` that it wants:
-        plain values, for people to read."""
+        """The ``name`` of each consumer whose lease runs, ``None`` for one without, the ``events`` that it wants, and
+        what it last said of itself: plain values, for people to read."""
         self._forget_ended(now)
         return [
-            {"name": lease.name, "events": sorted(event.value for event in lease.demand.events)}
+            {"name": lease.name, "events": sorted(event.value for event in lease.demand.events), **lease.report}
             for lease in self._leases.values()
         ]
 

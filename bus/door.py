@@ -137,7 +137,7 @@ class Door:
         run = self._runs.find(want["run"])
         name, told = want.get("name"), _report(want.get("report") or {})
         demand = Demand.from_wire(want["demand"])
-        run.renew_lease(identity, demand, None if name is None else str(name)[:MAX_NAME], told)
+        run.leases.renew(identity, demand, time.monotonic(), name, told)
         self._answer(identity, "leased", {"seconds": LEASE_SECONDS})
 
     def push_demand(self, run: LiveRun) -> None:
@@ -171,7 +171,7 @@ class Door:
         told = {
             "broker": asdict(self._statistics()),
             "publishers": {number: dict(rank.told) for number, rank in run.ranks.items()},
-            "consumers": run.consumers()[:MAX_LISTED],
+            "consumers": run.leases.told(time.monotonic())[:MAX_LISTED],
             "trouble": run.trouble,
         }
         self._answer(identity, "statistics", told)

@@ -1,12 +1,11 @@
 """What the broker keeps of a run while it is live: its publishers, its record, and what its consumers want."""
 
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bus.demand import LEASE_SECONDS, Demand, Leases
+from bus.demand import Demand, Leases
 from bus.errors import OffloopError
 from bus.journal import JournalWriter
 from bus.runs import RunDirectory
@@ -72,7 +71,6 @@ class LiveRun:
         self.world_size = world_size
         self.ranks: dict[int, LiveRank] = {}
         self.leases = Leases()
-        self._consumers: dict[bytes, tuple[float, str | None, Mapping[str, Any]]] = {}
         self.demand = Demand()
         self.status = "finished"
         self.error: str | None = None
@@ -118,27 +116,6 @@ class LiveRun:
     def connections(self) -> list[bytes]:
         """Of the publishers that have one."""
         return [rank.identity for rank in self.ranks.values() if rank.identity is not None]
-
-    def renew_lease(self, consumer: bytes, demand: Demand, name: str | None, told: Mapping[str, Any]) -> None:
-        """Notes what a consumer wants, and what it says about itself.
-
-        Raises:
-            BrokerError: too many do, or they want too much.
-        """
-        now = time.monotonic()
-        self.leases.renew(consumer, demand, now, name)
-        self._consumers[consumer] = now, name, told
-
-    def forget_consumers(self) -> None:
-        """Forgets what consumers said whose leases have run out."""
-        oldest = time.monotonic() - LEASE_SECONDS
-        if any(told[0] <= oldest for told in self._consumers.values()):
-            self._consumers = {key: told for key, told in self._consumers.items() if told[0] > oldest}
-
-    def consumers(self) -> list[dict[str, Any]]:
-        """What the consumers whose leases run last said about themselves."""
-        self.forget_consumers()
-        return [{"name": name, **told} for _, name, told in self._consumers.values()]
 
     @property
     def incomplete(self) -> str | None:

@@ -161,6 +161,8 @@ class Uplink:
 
     def _mind_silence(self) -> None:
         now = time.monotonic()
+        if self.lost:
+            return
         if self.outbox.paused:
             if now - self._asked > HELLO_AGAIN_SECONDS:
                 # The broker that heard the last one may be gone already.
@@ -171,7 +173,7 @@ class Uplink:
             # A broker that was started again says nothing to somebody whom it does not know, unless it is spoken to.
             self._probed = now
             self.report({})
-        if now - self._heard <= SILENCE_SECONDS or self.lost:
+        if now - self._heard <= SILENCE_SECONDS:
             return
         if not self.outbox.paused and self._link.address.startswith("tcp://"):
             # The connection may be dead, and nobody closed it.
