@@ -12,7 +12,7 @@ import click
 
 from bus.allow_list import ROLES, AllowList, allow, default_allow_list
 from bus.broker import Broker
-from bus.commands import send_command, send_command_through
+from bus.commands import COMMANDS, Outcome
 from bus.describe import describe_recording, describe_remote_run, describe_run, lasted, lines, when
 from bus.errors import ConfigurationError
 from bus.keys import PUBLIC_SUFFIX, load_public_key, make_keys
@@ -20,16 +20,20 @@ from bus.recovery import recover, recovered_path
 from bus.run_source import list_remote_runs
 from bus.runs import RunInfo, find_run, list_runs, runs_dir
 from bus.security import check_listen_address, client_security, server_security
+from bus.sender import WAIT_SECONDS, send_command, send_command_through
 from bus.terminal import run_command
 
 __all__ = ["main"]
+
+EXIT_TROUBLE = 1
+EXIT_PENDING = 3
 
 _runs_dir_option = click.option(
     "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
 )
 
 
-def _remote_options(command: Callable[..., None]) -> Callable[..., None]:
+def _remote_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--broker-key", metavar="FILE", help="The broker's public key. Default: $OFFLOOP_BROKER_KEY."),
         click.option("--key", metavar="FILE", help="Your secret key for it. Default: $OFFLOOP_KEY."),
@@ -134,18 +138,89 @@ def recover_recording(context: click.Context, run: str, output: str | None, runs
     click.echo("nothing of the recording was lost")
 
 
+_wait_option = click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=WAIT_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait until it has taken effect.",
+)
+
+
 @bus.command()
 @click.argument("run")
+@click.argument("command", type=click.Choice(list(COMMANDS)))
+@click.argument("arguments", nargs=-1, metavar="[NAME VALUE]")
+@_wait_option
 @_runs_dir_option
 @_remote_options
-def stop(run: str, runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None) -> None:
-    """Ask a live RUN to end after the batch at hand."""
+def send(
+    run: str,
+    command: str,
+    arguments: tuple[str, ...],
+    wait: float,
+    runs_dir: str | None,
+    broker: str | None,
+    key: str | None,
+    broker_key: str | None,
+) -> int:
+    """Send a live RUN a command, and wait until it has taken effect between two batches.
+
+    \b
+    stop            ends the training after the batch at hand
+    checkpoint      writes a checkpoint
+    pause           stands still until 'resume' or 'stop'
+    resume          goes on
+    set NAME VALUE  sets a value that the trainer declares: lr, log_interval, eval (VALUE now), or one of its own
+
+    Exit code: 0 when it took effect, 1 when the trainer refused it or cannot be told, 3 when it has not taken effect
+    yet: during a long evaluation, for example.
+    """
+    name, *value = arguments or ("",)
+    told = (name, *map(_plain_value, value)) if arguments else ()
+    outcome = _send(run, command, told, wait, runs_dir, broker, key, broker_key)
+    click.echo(f"run {run}: {outcome}", err=outcome.error is not None)
+    return EXIT_TROUBLE if outcome.error else 0 if outcome.event else EXIT_PENDING
+
+
+@bus.command()
+@click.argument("run")
+@_wait_option
+@_runs_dir_option
+@_remote_options
+def stop(
+    run: str, wait: float, runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None
+) -> int:
+    """Ask a live RUN to end after the batch at hand: the same as 'bus send RUN stop'."""
+    outcome = _send(run, "stop", (), wait, runs_dir, broker, key, broker_key)
+    click.echo(f"run {run}: {outcome}", err=outcome.error is not None)
+    return EXIT_TROUBLE if outcome.error else 0 if outcome.event else EXIT_PENDING
+
+
+def _send(
+    run: str,
+    command: str,
+    arguments: tuple[Any, ...],
+    wait: float,
+    runs_dir: str | None,
+    broker: str | None,
+    key: str | None,
+    broker_key: str | None,
+) -> Outcome:
     security = client_security(key, broker_key) if key or broker_key else None
     if broker is not None:
-        ranks = send_command_through(broker, run, "stop", security)
-    else:
-        ranks = send_command(find_run(run, runs_dir), "stop", security)
-    click.echo(f"told {ranks} rank{'s' if ranks != 1 else ''} of {run} to stop after the batch at hand")
+        return send_command_through(broker, run, command, *arguments, wait=wait, security=security)
+    return send_command(find_run(run, runs_dir), command, *arguments, wait=wait, security=security)
+
+
+def _plain_value(text: str) -> Any:
+    """A number, true, false or null as JSON writes them, anything else as the text that it is."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return text if isinstance(value, list | dict) else value
 
 
 @bus.command()

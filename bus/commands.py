@@ -1,40 +1,140 @@
-"""Commands to the publishers of a live run."""
+"""Commands to the trainer of a live run, and what became of them.
 
-from bus.errors import BrokerError, ConfigurationError
-from bus.run_source import ask_broker
-from bus.runs import RunInfo
-from bus.security import ClientSecurity
+sender -> broker -> publishers -> applied at a boundary of the loop -> recorded in the stream -> told the sender
+"""
 
-__all__ = ["COMMANDS", "send_command", "send_command_through"]
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
 
-COMMANDS = ("stop",)
-"""What publishers understand: ``stop`` asks the training to end after the batch at hand."""
+from bus.errors import ConfigurationError, ProtocolError
+from bus.options import close_matches
+
+__all__ = ["COMMANDS", "Argument", "Command", "Outcome", "check_command", "new_command_id"]
+
+COMMANDS: Mapping[str, str] = {
+    "stop": "ends the training after the batch at hand",
+    "checkpoint": "writes a checkpoint",
+    "pause": "stands still until 'resume' or 'stop'",
+    "resume": "goes on after 'pause'",
+    "set": "sets a value that the trainer declares, such as 'lr'",
+}
+"""What a trainer understands, and what it does then. Takes effect at the next boundary between two batches."""
+
+MAX_ARGUMENTS = 8
+MAX_TEXT = 1000
+
+Argument: TypeAlias = str | int | float | bool | None
+"""What can be said beside a command's name."""
 
 
-def send_command(run: RunInfo, command: str, security: ClientSecurity | None = None) -> int:
-    """Sends a command to every rank of a live run, through its broker; returns how many ranks it was sent to.
+class Command(NamedTuple):
+    """One command on its way."""
 
-    A rank takes it with the next event that it publishes. ``security`` holds the keys for the broker, by default those
-    that the environment names.
+    name: str
+    arguments: tuple[Any, ...] = ()
+    id: str = ""
+    """What it is called on its way, and in the stream."""
+    decided_at: int | None = None
+    """How many batches were trained at the event that made somebody send it; ``None`` for a person's."""
 
-    Raises:
-        ConfigurationError: there is no such command, or the run is not live.
-        BrokerError: the broker does not answer, or refuses.
-    """
-    if not run.live or run.door is None:
-        raise ConfigurationError(f"run {run.name!r} is {run.status}, so there is nobody to tell: 'bus runs --live'")
-    return send_command_through(run.door, run.name, command, security)
+    @classmethod
+    def from_wire(cls, content: Any) -> "Command":
+        """Reads :meth:`to_wire`.
+
+        Raises :class:`bus.errors.ProtocolError` for what is no command."""
+        try:
+            name, arguments = content["command"], content.get("arguments", [])
+            identity, decided_at = content.get("id", ""), content.get("decided_at")
+            well_formed = (
+                isinstance(name, str)
+                and isinstance(identity, str)
+                and max(len(name), len(identity)) <= MAX_TEXT
+                and isinstance(arguments, list)
+                and len(arguments) <= MAX_ARGUMENTS
+                and all(_is_plain(one) for one in arguments)
+                and (decided_at is None or type(decided_at) is int)
+            )
+        except (TypeError, KeyError, AttributeError):
+            well_formed = False
+        if not well_formed:
+            raise ProtocolError("a command is not a name with a few numbers or texts")
+        return cls(name, tuple(arguments), identity, decided_at)
+
+    def to_wire(self) -> dict[str, Any]:
+        """As it travels."""
+        content = {"command": self.name, "arguments": list(self.arguments), "id": self.id}
+        return content if self.decided_at is None else {**content, "decided_at": self.decided_at}
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *map(str, self.arguments)])
 
 
-def send_command_through(address: str, run: str, command: str, security: ClientSecurity | None = None) -> int:
-    """As :func:`send_command`, for the run of that name at the broker at ``address``."""
-    if command not in COMMANDS:
-        raise ConfigurationError(f"command {command!r} is unknown: use {', '.join(COMMANDS)}")
-    answer = ask_broker(address, "command", {"run": run, "command": command}, security)
-    ranks = answer.get("ranks")
-    if not isinstance(ranks, int):
-        raise BrokerError(
-            f"the broker of run {run!r} answers without the number of ranks that it told ({ranks!r}): "
-            "look with 'bus runs' whether the run ends"
+class Outcome(NamedTuple):
+    """What became of a command."""
+
+    command: Command
+    event: str | None
+    """The event at which it was applied; ``None`` when it has not been answered yet."""
+    batch: int | None
+    """How many batches were trained then."""
+    error: str | None = None
+    """Why it was not applied."""
+
+    @property
+    def delay(self) -> int | None:
+        """How many batches went by between the decision and its effect."""
+        decided_at = self.command.decided_at
+        return None if decided_at is None or self.batch is None else self.batch - decided_at
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return f"'{self.command}' was not done: {self.error}"
+        if self.event is None:
+            return f"'{self.command}' was handed on and has not taken effect yet"
+        late = "" if self.delay is None else f", {self.delay} batch{'es' if self.delay != 1 else ''} after the decision"
+        return f"'{self.command}' took effect at batch {self.batch} ({self.event}){late}"
+
+    @classmethod
+    def from_wire(cls, command: Command, content: Mapping[str, Any]) -> "Outcome":
+        """Reads an ``applied`` message."""
+        event, batch, error = content.get("event"), content.get("batch"), content.get("error")
+        return cls(
+            command,
+            str(event)[:MAX_TEXT],
+            batch if type(batch) is int else None,
+            None if error is None else str(error)[:MAX_TEXT],
         )
-    return ranks
+
+
+def check_command(name: str, arguments: tuple[Any, ...]) -> Command:
+    """The command of that name.
+
+    Raises :class:`bus.errors.ConfigurationError` when there is none, or with other arguments than it takes."""
+    if name not in COMMANDS:
+        raise ConfigurationError(
+            f"command {name!r} is unknown: {close_matches(name, list(COMMANDS))}use {', '.join(COMMANDS)}"
+        )
+    if name == "set":
+        if len(arguments) != 2 or not isinstance(arguments[0], str):
+            raise ConfigurationError("'set' takes the name of a setting and a value, as in 'set lr 0.01'")
+    elif arguments:
+        raise ConfigurationError(f"{name!r} takes nothing further, not {' '.join(map(str, arguments))!r}")
+    for one in arguments:
+        if not _is_plain(one):
+            raise ConfigurationError(
+                f"a command cannot carry {str(one)[:40]!r}: use numbers, true, false and texts of at most {MAX_TEXT} "
+                "characters"
+            )
+    return Command(name, arguments)
+
+
+def new_command_id() -> str:
+    """What no other command is called."""
+    return os.urandom(8).hex()
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_TEXT
+    return value is None or isinstance(value, bool | float) or (type(value) is int and abs(value) < 1 << 63)

@@ -1,20 +1,23 @@
 """What is published: the base set always, further events and fields while a consumer wants them and as often as it
 does."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bus.errors import BrokerError, ConfigurationError, ProtocolError
 from bus.event import Event
+from bus.intervals import BATCH_EVENTS, MAX_INTERVAL, Moment, batch_number, check_interval, is_due
 
 __all__ = [
     "BASE_EVENTS",
     "LEASE_SECONDS",
+    "MAX_INTERVAL",
     "RENEW_SECONDS",
     "Demand",
     "Leases",
+    "Moment",
     "Want",
     "batch_number",
 ]
@@ -26,61 +29,13 @@ MAX_EVENTS = 40
 MAX_FIELDS = 64
 MAX_FIELD_NAME = 100
 MAX_INTERVALS = 64
-MAX_INTERVAL = 2**31
 MAX_LEASES = 4096
 _MAX_NAME = 100
 
-_BATCH = 2
-_BEFORE_STEP = {
-    Event.BEFORE_DATALOADER,
-    Event.AFTER_DATALOADER,
-    Event.BATCH_START,
-    Event.BEFORE_TRAIN_BATCH,
-    Event.BEFORE_FORWARD,
-    Event.AFTER_FORWARD,
-    Event.BEFORE_LOSS,
-    Event.AFTER_LOSS,
-    Event.BEFORE_BACKWARD,
-    Event.AFTER_BACKWARD,
-    Event.AFTER_TRAIN_BATCH,
-}
-_BEFORE_EVAL_BATCH_END = {Event.EVAL_BATCH_START, Event.EVAL_BEFORE_FORWARD, Event.EVAL_AFTER_FORWARD}
-_BEFORE_PREDICT_BATCH_END = {Event.PREDICT_BATCH_START, Event.PREDICT_BEFORE_FORWARD, Event.PREDICT_AFTER_FORWARD}
-
-# For each event of a batch: by which of the three timestamps its batch is counted (training, evaluation, prediction),
-# and what is to be added because that timestamp does not count it yet.
-_COUNTED_BY: dict[Event, tuple[int, int]] = {
-    **dict.fromkeys(_BEFORE_STEP, (0, 1)),
-    Event.BATCH_END: (0, 0),
-    Event.BATCH_CHECKPOINT: (0, 0),
-    **dict.fromkeys(_BEFORE_EVAL_BATCH_END, (1, 1)),
-    Event.EVAL_BATCH_END: (1, 0),
-    **dict.fromkeys(_BEFORE_PREDICT_BATCH_END, (2, 1)),
-    Event.PREDICT_BATCH_END: (2, 0),
-}
-
-BASE_EVENTS: frozenset[Event] = frozenset(Event) - (_COUNTED_BY.keys() - {Event.BATCH_END})
+BASE_EVENTS: frozenset[Event] = frozenset(Event) - (BATCH_EVENTS - {Event.BATCH_END})
 """The events that are always published and recorded, so that whoever comes late still has a complete history. The
 others fire several times a batch, or once in each batch beside BATCH_END: they are published while somebody wants
 them."""
-
-
-def batch_number(
-    event: Event,
-    timestamp: Sequence[int],
-    eval_timestamp: Sequence[int] | None = None,
-    predict_timestamp: Sequence[int] | None = None,
-) -> int:
-    """Which batch an event belongs to, from 1; 0 for one that belongs to none, such as EPOCH_END.
-
-    The timestamps are the values of :class:`~bus.time.Timestamp` at the event, ``None`` for all zero. Batches of an
-    evaluation or a prediction are counted by its own."""
-    counted_by = _COUNTED_BY.get(event)
-    if counted_by is None:
-        return 0
-    which, ahead = counted_by
-    values = (timestamp, eval_timestamp, predict_timestamp)[which]
-    return (values[_BATCH] if values is not None else 0) + ahead
 
 
 @dataclass(frozen=True)
@@ -88,20 +43,21 @@ class Want:
     """What somebody wants of one event.
 
     ``every`` is how often: 10 stands for the batches 10, 20, ... of the training (or of the evaluation or prediction
-    that the event belongs to). Base events, and events that belong to no batch, come every time. ``fields`` names
-    further fields and how often each: one that is due brings its event with it.
+    that the event belongs to), a text such as ``2ep``, ``0.25dur`` or ``1ep+end`` for a share of the training time, see
+    :func:`bus.intervals.is_due`. Base events, and with a number events that belong to no batch, come every time.
+    ``fields`` names further fields and how often each: one that is due brings its event with it.
 
-    Raises :class:`bus.errors.ConfigurationError` for an interval below 1 or a field that cannot have that name."""
+    Raises :class:`bus.errors.ConfigurationError` for an interval that is none or a field that cannot have that name."""
 
-    every: int = 1
-    fields: Mapping[str, int] = field(default_factory=dict)
+    every: int | str = 1
+    fields: Mapping[str, int | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for what, interval in (("every", self.every), *((f"every of field {n!r}", e) for n, e in self.fields.items())):
-            if not _is_interval(interval):
-                raise ConfigurationError(
-                    f"{what} is {interval!r}: it counts batches, use a whole number from 1 to {MAX_INTERVAL}"
-                )
+            try:
+                check_interval(interval)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{what} is {error}") from None
         for name in self.fields:
             if not _is_field_name(name):
                 raise ConfigurationError(
@@ -113,8 +69,33 @@ class Want:
             )
 
 
-_Intervals = frozenset[int]
-_EVERY_BATCH: _Intervals = frozenset({1})
+class _Intervals(NamedTuple):
+    """Several intervals, by how they are counted; due when one of them is."""
+
+    numbers: frozenset[int] = frozenset()
+    times: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, intervals: Iterable[int | str]) -> "_Intervals":
+        """Without numbers that are multiples of another one: they add nothing."""
+        every = set(intervals)
+        numbers: list[int] = []
+        for number in sorted(one for one in every if not isinstance(one, str)):
+            if not any(number % other == 0 for other in numbers):
+                numbers.append(number)
+        return cls(frozenset(numbers), frozenset(one for one in every if isinstance(one, str)))
+
+    def are_due(self, number: int, moment: Moment | None) -> bool:
+        for interval in self.numbers:
+            if number % interval == 0:
+                return True
+        return moment is not None and any(is_due(time, moment) for time in self.times)
+
+    def each(self) -> list[int | str]:
+        return [*sorted(self.numbers), *sorted(self.times)]
+
+
+_EVERY_BATCH = _Intervals(frozenset({1}))
 
 
 class _Wanted(NamedTuple):
@@ -135,10 +116,7 @@ class Demand:
     _wanted: Mapping[Event, _Wanted]
 
     def __init__(self, wants: Mapping[Event, Want] | None = None) -> None:
-        self._wanted = {
-            event: _wanted(event, {want.every}, {name: {every} for name, every in want.fields.items()})
-            for event, want in (wants or {}).items()
-        }
+        self._wanted = {event: _read_want(event, want) for event, want in (wants or {}).items()}
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Demand":
@@ -148,14 +126,14 @@ class Demand:
     @classmethod
     def merge(cls, demands: Iterable["Demand"]) -> "Demand":
         """A demand that is due exactly when one of these is."""
-        intervals: dict[Event, set[int]] = {}
-        fields: dict[Event, dict[str, set[int]]] = {}
+        intervals: dict[Event, set[int | str]] = {}
+        fields: dict[Event, dict[str, set[int | str]]] = {}
         for demand in demands:
             for event, wanted in demand._wanted.items():
-                intervals.setdefault(event, set()).update(wanted.intervals)
+                intervals.setdefault(event, set()).update(wanted.intervals.each())
                 of_event = fields.setdefault(event, {})
                 for name, every in wanted.fields.items():
-                    of_event.setdefault(name, set()).update(every)
+                    of_event.setdefault(name, set()).update(every.each())
         return cls._of({event: _wanted(event, every, fields[event]) for event, every in intervals.items()})
 
     @classmethod
@@ -169,17 +147,23 @@ class Demand:
         """The events that are wanted at all."""
         return frozenset(self._wanted)
 
-    def is_due(self, event: Event, number: int) -> bool:
-        """Whether an event is wanted at a batch, by its :func:`batch_number`."""
+    def is_due(self, event: Event, number: int, moment: Moment | None = None) -> bool:
+        """Whether an event is wanted at a batch, by its :func:`batch_number`; ``moment`` is what intervals other than
+        numbers of batches are judged by."""
         wanted = self._wanted.get(event)
-        return wanted is not None and _divides(wanted.intervals, number)
+        return wanted is not None and wanted.intervals.are_due(number, moment)
 
-    def due_fields(self, event: Event, number: int) -> tuple[str, ...]:
-        """The further fields that are wanted of an event at a batch, by its :func:`batch_number`."""
+    def due_fields(self, event: Event, number: int, moment: Moment | None = None) -> tuple[str, ...]:
+        """The further fields that are wanted of an event, judged as by :meth:`is_due`."""
         wanted = self._wanted.get(event)
         if wanted is None:
             return ()
-        return tuple(name for name, intervals in wanted.fields.items() if _divides(intervals, number))
+        return tuple(name for name, intervals in wanted.fields.items() if intervals.are_due(number, moment))
+
+    def has_field(self, event: Event, name: str) -> bool:
+        """Whether a field is wanted of an event at all."""
+        wanted = self._wanted.get(event)
+        return wanted is not None and name in wanted.fields
 
     def is_always_same(self, event: Event) -> bool:
         """Whether an event that is wanted is so at every batch and without further fields: then nothing has to be
@@ -187,12 +171,20 @@ class Demand:
         wanted = self._wanted[event]
         return not wanted.fields and wanted.intervals == _EVERY_BATCH
 
+    def is_timed(self, event: Event) -> bool:
+        """Whether an event is wanted at intervals that take more than the number of the batch to be judged."""
+        wanted = self._wanted.get(event)
+        return wanted is not None and (
+            bool(wanted.intervals.times) or any(intervals.times for intervals in wanted.fields.values())
+        )
+
     def to_wire(self) -> dict[str, Any]:
-        """As it travels: event to ``every``, a list of intervals, and ``fields``, a map of name to such lists."""
+        """As it travels: event to ``every``, a list of numbers and texts, and ``fields``, a map of name to such
+        lists."""
         return {
             event.value: {
-                "every": sorted(wanted.intervals),
-                "fields": {name: sorted(intervals) for name, intervals in wanted.fields.items()},
+                "every": wanted.intervals.each(),
+                "fields": {name: intervals.each() for name, intervals in wanted.fields.items()},
             }
             for event, wanted in self._wanted.items()
         }
@@ -222,28 +214,18 @@ class Demand:
 _NAMES = {event.value for event in Event}
 
 
-def _wanted(event: Event, intervals: Iterable[int], fields: Mapping[str, Iterable[int]]) -> _Wanted:
-    own = {name: _fewest(every) for name, every in fields.items()}
+def _wanted(event: Event, intervals: Iterable[int | str], fields: Mapping[str, Iterable[int | str]]) -> _Wanted:
+    own = {name: _Intervals.of(every) for name, every in fields.items()}
     if event in BASE_EVENTS:
         return _Wanted(_EVERY_BATCH, MappingProxyType(own))
-    return _Wanted(_fewest({*intervals, *(one for every in own.values() for one in every)}), MappingProxyType(own))
+    every = {*intervals, *(one for each in own.values() for one in each.each())}
+    return _Wanted(_Intervals.of(every), MappingProxyType(own))
 
 
-def _fewest(intervals: Iterable[int]) -> _Intervals:
-    """The intervals without those that are multiples of another one: they add nothing."""
-    fewest: list[int] = []
-    for interval in sorted(set(intervals)):
-        if not _divides(fewest, interval):
-            fewest.append(interval)
-    return frozenset(fewest)
-
-
-def _divides(intervals: Iterable[int], number: int) -> bool:
-    return any(number % interval == 0 for interval in intervals)
-
-
-def _is_interval(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= MAX_INTERVAL
+def _read_want(event: Event, want: Want) -> _Wanted:
+    # Base events come in any case.
+    every = 1 if event in BASE_EVENTS else check_interval(want.every, event)
+    return _wanted(event, [every], {name: [check_interval(one, event)] for name, one in want.fields.items()})
 
 
 def _is_field_name(value: Any) -> bool:
@@ -272,13 +254,15 @@ def _bounded(value: Any, limit: int, what: str) -> dict[Any, Any]:
     return value
 
 
-def _read_intervals(event: Event, value: Any) -> list[int]:
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_INTERVALS or not all(map(_is_interval, value)):
+def _read_intervals(event: Event, value: Any) -> list[int | str]:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_INTERVALS:
         raise ProtocolError(
-            f"the demand for {event.value} has intervals that are not a list of 1 to {MAX_INTERVALS} whole numbers "
-            f"from 1 to {MAX_INTERVAL}"
+            f"the demand for {event.value} has no list of 1 to {MAX_INTERVALS} intervals where one belongs"
         )
-    return value
+    try:
+        return [check_interval(one, event) for one in value]
+    except ConfigurationError as error:
+        raise ProtocolError(f"in the demand for {event.value} is {str(error)[:150]}") from None
 
 
 class _Lease(NamedTuple):

@@ -1,14 +1,15 @@
 """What peers ask of a broker at its door, events aside."""
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Protocol
 
 from bus.archive import Archive
-from bus.commands import COMMANDS
+from bus.commands import Command, check_command, new_command_id
 from bus.demand import LEASE_SECONDS, Demand
-from bus.errors import ConfigurationError, OffloopError, ProtocolError
+from bus.errors import OffloopError, ProtocolError
 from bus.live_run import LiveRank, LiveRun
 from bus.live_runs import LiveRuns
 from bus.wire import Control
@@ -51,11 +52,15 @@ class Door:
         self._go_on_from = go_on_from
         self._statistics = statistics
         self._turned_away: dict[bytes, float] = {}
+        # Who sent each command that has not been answered, by the command's id.
+        self._senders: OrderedDict[str, bytes] = OrderedDict()
         self._kinds: dict[str, Callable[[bytes, dict[str, Any]], None]] = {
             "hello": self._welcome,
             "resume": self._resume,
             "report": self._note_report,
+            "applied": self._tell_sender,
             "want": self._lease,
+            "handled": self._note_handled,
             "command": self._relay,
             "runs": self._list_runs,
             "fetch": self._fetch,
@@ -97,6 +102,7 @@ class Door:
         self._answer(identity, "welcome", welcome)
         if run.trouble is not None:
             self._answer(identity, "trouble", {"reason": run.trouble})
+        self._answer(identity, "consumers", {"consumers": run.standings.told(rank.rank), "all": True})
 
     def turn_away(self, identity: bytes) -> None:
         """Tells a publisher that we do not know, at most once a second: it may have known a broker that listened here
@@ -138,11 +144,32 @@ class Door:
         name, told = want.get("name"), _report(want.get("report") or {})
         demand = Demand.from_wire(want["demand"])
         run.leases.renew(identity, demand, time.monotonic(), name, told)
+        run.standings.renew(identity, want, time.monotonic())
         self._answer(identity, "leased", {"seconds": LEASE_SECONDS})
+        self._push_standings(run, [identity])
+
+    def _note_handled(self, identity: bytes, content: dict[str, Any]) -> None:
+        run = self._runs.find(content["run"])
+        run.standings.note_handled(identity, content["handled"])
+        self._push_standings(run, [identity])
+
+    def _push_standings(self, run: LiveRun, only: list[bytes] | None = None) -> None:
+        """Tells a run's publishers how far some of its consumers are, or all of them."""
+        for rank in run.ranks.values():
+            if rank.identity is not None and not rank.ended:
+                told = run.standings.told(rank.rank, only)
+                if told or only is None:
+                    self._answer(rank.identity, "consumers", {"consumers": told, "all": only is None})
 
     def push_demand(self, run: LiveRun) -> None:
-        """Tells a run's publishers what its consumers want, when that has changed."""
-        demand = run.leases.merged(time.monotonic())
+        """Tells a run's publishers what its consumers want, and who they are, when that has changed."""
+        now = time.monotonic()
+        run.standings.forget_ended(now)
+        if run.standings.version != run.standings_told:
+            run.standings_told = run.standings.version
+            # Before the demand: memory is lent to those who are known.
+            self._push_standings(run)
+        demand = run.leases.merged(now)
         if demand != run.demand:
             run.demand = demand
             for identity in run.connections():
@@ -158,13 +185,24 @@ class Door:
     # -- anyone -------------------------------------------------------------------------------------------------------
 
     def _relay(self, identity: bytes, content: dict[str, Any]) -> None:
-        run, command = self._runs.find(content["run"]), str(content["command"])
-        if command not in COMMANDS:
-            raise ConfigurationError(f"command {command!r} is unknown: use {', '.join(COMMANDS)}")
+        run, sent = self._runs.find(content["run"]), Command.from_wire(content)
+        check_command(sent.name, sent.arguments)
+        # Whoever sends it may call it something, to know it again in the stream.
+        command = sent if sent.id and sent.id not in self._senders else sent._replace(id=new_command_id())
         told = [rank.identity for rank in run.ranks.values() if not rank.ended and rank.identity is not None]
+        if told:
+            self._senders[command.id] = identity
+            if len(self._senders) > MAX_REMEMBERED:
+                self._senders.popitem(last=False)
         for publisher in told:
-            self._answer(publisher, "command", {"command": command})
-        self._answer(identity, "told", {"ranks": len(told)})
+            self._answer(publisher, "command", command.to_wire())
+        self._answer(identity, "told", {"ranks": len(told), "id": command.id})
+
+    def _tell_sender(self, identity: bytes, content: dict[str, Any]) -> None:
+        place = self._runs.publisher(identity)
+        sender = self._senders.pop(str(content["id"]), None) if place is not None else None
+        if sender is not None:
+            self._answer(sender, "applied", content)
 
     def _tell_statistics(self, identity: bytes, content: dict[str, Any]) -> None:
         run = self._runs.find(content["run"])

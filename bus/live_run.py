@@ -9,6 +9,7 @@ from bus.demand import Demand, Leases
 from bus.errors import OffloopError
 from bus.journal import JournalWriter
 from bus.runs import RunDirectory
+from bus.standings import Standings
 from bus.stream import SEVERITY
 from bus.wire import EventBody
 
@@ -72,6 +73,9 @@ class LiveRun:
         self.ranks: dict[int, LiveRank] = {}
         self.leases = Leases()
         self.demand = Demand()
+        self.standings = Standings()
+        self.standings_told = 0
+        """Of which version of them the publishers were told."""
         self.status = "finished"
         self.error: str | None = None
         self.last_end: float | None = None

@@ -4,8 +4,9 @@ import atexit
 import logging
 import os
 import sys
+import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -14,15 +15,17 @@ from types import TracebackType
 from typing import Any
 
 from bus.clock import wall_clock
+from bus.commands import Command
 from bus.deferred import Deferred, HeldEvent, HeldEvents
 from bus.demand import BASE_EVENTS, Demand, batch_number
 from bus.errors import ClosedError, ConfigurationError, ProtocolError
 from bus.event import Event
 from bus.link import connect
 from bus.security import ClientSecurity
+from bus.standings import Standing
 from bus.time import Timestamp
 from bus.uplink import Uplink
-from bus.wire import DEMAND, END, MAX_DEPTH, Topic, event_encoder, is_shallow, pack_map
+from bus.wire import COMMAND, DEMAND, END, MAX_DEPTH, Topic, event_encoder, is_shallow, pack_map
 
 __all__ = ["BASE_EVENTS", "Deferred", "Publisher", "PublisherStatistics"]
 
@@ -97,8 +100,9 @@ class Publisher:
     ``run_name`` defaults to a new name; ``broker`` is the address of a broker that stands alone
     (``tcp://127.0.0.1:5570``), by default one is started in the run's directory. ``events`` are published in any
     case, further ones while a consumer wants them; the live set is :attr:`wanted`. ``info`` goes into ``run.json``.
-    ``clock`` gives nanoseconds since 1970. ``on_stop`` is called, while an event is published, when somebody asks for
-    the training to end.
+    ``clock`` gives nanoseconds since 1970. ``on_command`` is called with each :class:`~bus.commands.Command` that
+    comes, while an event is published or in :meth:`poll`; it is to be answered with :meth:`answer`. Without it ``stop``
+    sets :attr:`stop_requested`, and all others are refused.
 
     Raises:
         RunIsLiveError: the run has a live publisher already.
@@ -121,7 +125,7 @@ class Publisher:
         clock: Callable[[], int] | None = None,
         max_delay: float = 0.05,
         backlog_bytes: int = BACKLOG_BYTES,
-        on_stop: Callable[[], object] | None = None,
+        on_command: Callable[[Command], object] | None = None,
         security: ClientSecurity | None = None,
     ) -> None:
         if not 0 <= max_delay <= 1:
@@ -129,7 +133,7 @@ class Publisher:
         check_backlog_bytes(backlog_bytes)
         self.stop_requested = False
         """Whether somebody has asked for the training to end: a loop of your own looks here after each batch."""
-        self._on_stop = on_stop
+        self._on_command = on_command or self._take_stop
         self._always = frozenset(events)
         self.wanted: set[Event] = set(self._always)
         """The events to publish now. It is changed in place, so that a loop can keep it at hand."""
@@ -164,6 +168,7 @@ class Publisher:
         self._close_as: tuple[str, str | None] | None = None
         self._context: tuple[dict[str, Any], bytes] = ({}, b"")
         self._previous: tuple[int, ...] | None = None
+        self._standings: dict[str, Standing] = {}
         self._take_news()
         _open_publishers.add(self)
 
@@ -286,6 +291,12 @@ class Publisher:
             self._next_exchange = 0
             self._flush(wait=False)
 
+    def wait(self) -> None:
+        """As :meth:`poll`, after a moment in which something may come."""
+        if not self._closed:
+            self._uplink.wait()
+            self.poll()
+
     def _flush(self, *, wait: bool) -> None:
         began = thread_time_ns()
         self._flush_at = self._last_time + self._max_delay
@@ -313,15 +324,85 @@ class Publisher:
         uplink = self._uplink
         while uplink.demands:
             self._take_demand(uplink.demands.pop(0))
+        while uplink.standings:
+            self._take_standings(uplink.standings.pop(0))
         while uplink.commands:
-            self._take_command(uplink.commands.pop(0))
+            content = uplink.commands.pop(0)
+            try:
+                command = Command.from_wire(content)
+            except ProtocolError as error:
+                _log.warning("run %s: skipped a command: %s", self.run_name, error)
+                continue
+            self._on_command(command)
 
-    def _take_command(self, command: Any) -> None:
-        # Others may come from a newer broker: what is not understood is skipped.
-        if command == "stop":
+    def _take_stop(self, command: Command) -> None:
+        if command.name == "stop":
             self.stop_requested = True
-            if self._on_stop is not None:
-                self._on_stop()
+            self.answer(command, Event.BATCH_END, self._previous or Timestamp().values)
+        else:
+            error = "this training loop takes no other command than 'stop'"
+            self.answer(command, Event.BATCH_END, self._previous or Timestamp().values, error)
+
+    def answer(self, command: Command, event: Event, timestamp: tuple[int, ...], error: str | None = None) -> None:
+        """Tells whoever sent a command, and the stream, that it has taken effect at an event, or with ``error`` why it
+        has not. ``timestamp`` is the training time of that, as for :meth:`send`."""
+        if self._closed:
+            return
+        batch = timestamp[2]
+        self._publish_mark(COMMAND, timestamp, {**command.to_wire(), "event": event.value, "error": error})
+        if command.id:
+            told = {"id": command.id, "event": event.value, "batch": batch, "error": error}
+            self._uplink.say("applied", told)
+
+    def _take_standings(self, told: dict[str, Any]) -> None:
+        rank = self._topic.rank
+        try:
+            standings = {key: Standing.from_wire(one, rank) for key, one in told["consumers"].items()}
+        except (ProtocolError, KeyError, AttributeError) as error:
+            _log.warning("run %s: what the broker says of consumers makes no sense: %s", self.run_name, error)
+            return
+        if told.get("all"):
+            self._standings = standings
+        else:
+            self._standings.update(standings)
+
+    def is_handled(self, seq: int, field: str) -> bool:
+        """Whether every consumer that asks for a field is through with an event, by its number; for whoever lends them
+        memory with that field."""
+        rank = self._topic.rank
+        return all(one.handled[rank] >= seq for one in self._standings.values() if field in one.fields)
+
+    @property
+    def consumers(self) -> Collection[Standing]:
+        """The consumers that decide something, or ask for further fields; as far as the broker has said."""
+        return self._standings.values()
+
+    @property
+    def next_seq(self) -> int:
+        """The number of the event that is published next."""
+        return self._seq + 1
+
+    def wait_until_handled(self, event: Event, names: Collection[str] | None, seconds: float) -> set[str]:
+        """Waits until each consumer that may decide something at an event is through with everything published so far:
+        those of these names, or all. No longer than ``seconds``; returns the names of those that are not.
+
+        The one place where a publisher waits while the training goes on, for those who ask for that."""
+        self._next_exchange = 0
+        self._flush(wait=True)
+        seq, deadline = self._seq, time.monotonic() + seconds
+        while not self._closed and (late := self._late(event, names, seq)):
+            if time.monotonic() >= deadline:
+                return late
+            self.wait()
+        return set()
+
+    def _late(self, event: Event, names: Collection[str] | None, seq: int) -> set[str]:
+        rank = self._topic.rank
+        return {
+            one.name or "a consumer without a name"
+            for one in self._standings.values()
+            if event.value in one.decides and one.handled[rank] < seq and (names is None or one.name in names)
+        }
 
     def _take_demand(self, told: Any) -> None:
         try:

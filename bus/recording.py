@@ -4,13 +4,14 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from bus.commands import Outcome
 from bus.errors import RecordingError, RunNotFoundError
 from bus.event import Event
 from bus.journal import JournalReader
 from bus.runs import RUN_FILE, read_run
 from bus.snapshot import Snapshot
 from bus.stream import Ending, Gap, StreamOrder
-from bus.wire import END
+from bus.wire import COMMAND, END
 
 __all__ = ["Recording"]
 
@@ -73,13 +74,20 @@ class Recording:
 
     def read_endings(self) -> list[Ending]:
         """How its ranks ended, of those that have; faster than an iteration."""
+        return self._read_marks(END).endings
+
+    def read_commands(self) -> list[Outcome]:
+        """The commands that its trainer answered, in order, and what became of each; faster than an iteration."""
+        return self._read_marks(COMMAND).outcomes
+
+    def _read_marks(self, name: str) -> StreamOrder:
         order = StreamOrder(self.run_name, self.attempt, None)
         with JournalReader(self.path) as reader:
             for records in reader.read():
                 for record in records:
-                    if f"/{END}/" in record.topic:
+                    if f"/{name}/" in record.topic:
                         order.from_record(record.topic, record.body)
-        return order.endings
+        return order
 
     def __repr__(self) -> str:
         return f"<Recording {self.path} of {self.run_name}, attempt {self.attempt}>"

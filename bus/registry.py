@@ -6,10 +6,12 @@ import inspect
 import os
 import re
 import sys
+import traceback
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar
@@ -28,7 +30,8 @@ class Entry:
 
     name: str
     summary: str
-    """First sentence of the class's docstring, in one line, or why the class cannot be loaded."""
+    """First sentence of the class's docstring and the package of a plug-in, in one line, or why the class cannot be
+    loaded."""
     options: tuple[Option, ...]
 
 
@@ -41,19 +44,33 @@ class Registry(Generic[T]):
     Args:
         kind: what messages call such an object.
         base: what the classes have to inherit from.
-        group: the entry points by which other packages add theirs.
+        group: the entry points by which other packages add theirs. Nothing of theirs is imported before it is asked
+            for. A name that is ours, or that another package has already, is left out, and the list says so.
         own: short names, and for each ``package.module:Class``.
+        adapt: makes a class of ours of one that does not inherit from ``base``, or returns ``None``.
+        importing: what surrounds the import of other people's modules.
     """
 
-    def __init__(self, kind: str, base: type[T], group: str, own: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        base: type[T],
+        group: str,
+        own: Mapping[str, str],
+        *,
+        adapt: Callable[[object], type[T] | None] | None = None,
+        importing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.kind = kind
         self._base = base
         self._group = group
         self._own = own
+        self._adapt = adapt
+        self._importing = importing
 
     def names(self) -> list[str]:
-        """Every short name: ours, then those of plug-ins."""
-        return list(self._targets())
+        """Every short name: those of plug-ins, then ours."""
+        return [*self._plugins()[0], *self._own]
 
     def find(self, name: str) -> type[T]:
         """The class of that name.
@@ -61,15 +78,18 @@ class Registry(Generic[T]):
         Raises:
             ConfigurationError: there is none, it cannot be imported, or it is of another kind.
         """
+        if name in self._own:
+            return self._load(name, self._own[name])
         if ":" in name:
             return self._load(name, name)
-        targets = self._targets()
-        if name not in targets:
+        plugins, _ = self._plugins()
+        if name not in plugins:
+            names = sorted([*self._own, *plugins])
             raise ConfigurationError(
-                f"there is no {self.kind} {name!r}: {close_matches(name, targets)}"
-                f"there are {', '.join(sorted(targets))}; others as package.module:Class or file.py:Class"
+                f"there is no {self.kind} {name!r}: {close_matches(name, names)}"
+                f"there are {', '.join(names)}; others as package.module:Class or file.py:Class"
             )
-        return self._load(name, targets[name])
+        return self._load(name, plugins[name].value)
 
     def create(self, name: str, options: Mapping[str, str]) -> T:
         """Makes one, with options as they stand on a command line.
@@ -96,33 +116,48 @@ class Registry(Generic[T]):
 
     def entries(self) -> list[Entry]:
         """Everything with a short name, in alphabetical order; a plug-in that cannot be loaded says why."""
-        return [self._entry(name) for name in sorted(self._targets())]
+        plugins, _ = self._plugins()
+        return [self._entry(name, _package(plugins.get(name))) for name in sorted([*self._own, *plugins])]
 
     def listing(self) -> list[str]:
-        """The lines of a list of :meth:`entries`: names and what they do, and below each its options."""
+        """The lines of a list of :meth:`entries`: names and what they do, below each its options, and at the end the
+        plug-ins that are left out."""
         entries = self.entries()
         width = max((len(entry.name) for entry in entries), default=0) + 3
         lines = []
         for entry in entries:
             lines.append(f"  {entry.name:<{width}}{entry.summary}")
             lines += [f"{'':<{width + 2}}-o {entry.name}.{option} ({option.kind})" for option in entry.options]
-        return lines
+        return [*lines, *(f"  left out: {problem}" for problem in self._plugins()[1])]
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str, package: str) -> Entry:
         try:
             found = self.find(name)
-        except ConfigurationError as error:
-            return Entry(name, f"cannot be used: {error}", ())
-        return Entry(name, _summary(found), tuple(options_of(found)))
+            return Entry(name, _summary(found) + package, tuple(options_of(found)))
+        except Exception as error:  # noqa: BLE001  other people's constructors may be annotated with anything
+            return Entry(name, f"cannot be used{package}: {error}", ())
 
-    def _targets(self) -> dict[str, str]:
-        plugins = {point.name: point.value for point in entry_points(group=self._group)}
-        return {**plugins, **self._own}
+    def _plugins(self) -> tuple[dict[str, EntryPoint], list[str]]:
+        """The entry points by name, and for each that is left out why."""
+        plugins: dict[str, EntryPoint] = {}
+        points, problems = _entry_points(self._group)
+        for point in points:
+            if point.name in self._own or point.name in plugins:
+                owner = "offloop has" if point.name in self._own else f"{_distribution(plugins[point.name])} has"
+                problems.append(
+                    f"{self.kind} {point.name} of {_distribution(point)}, because {owner} one of that name; "
+                    f"it is there as {point.value}"
+                )
+            else:
+                plugins[point.name] = point
+        return plugins, problems
 
     def _load(self, name: str, target: str) -> type[T]:
-        place, _, attribute = target.rpartition(":")
-        module = self._import(name, place)
-        found = getattr(module, attribute.strip(), None)
+        # Behind the class, an entry point may name extras: "module:Class [extra]".
+        place, _, attribute = (part.strip() for part in target.partition("[")[0].rpartition(":"))
+        with nullcontext() if name in self._own else self._importing():
+            module = self._import(name, place)
+        found = getattr(module, attribute, None)
         if found is None:
             classes = [key for key, value in vars(module).items() if isinstance(value, type)]
             raise ConfigurationError(
@@ -130,6 +165,9 @@ class Registry(Generic[T]):
                 f"write {place}:Class with a class that it has"
             )
         if not (isinstance(found, type) and issubclass(found, self._base)):
+            adapted = None if self._adapt is None else self._adapt(found)
+            if adapted is not None:
+                return adapted
             package = self._base.__module__.partition(".")[0]
             raise ConfigurationError(
                 f"{self.kind} {name!r}: {attribute} has to be a subclass of {package}.{self._base.__name__}"
@@ -145,9 +183,10 @@ class Registry(Generic[T]):
             raise ConfigurationError(f"{self.kind} {name!r}: there is no file {place}")
         try:
             return _import_file(Path(place)) if is_file else _import_module(place)
-        except (ImportError, SyntaxError, ValueError) as error:
+        except (Exception, SystemExit) as error:  # other people's modules do anything when they are imported
             raise ConfigurationError(
                 f"{self.kind} {name!r} cannot be imported from {place or 'nowhere'}: {type(error).__name__}: {error}"
+                f"{_line_in(error)}"
             ) from error
 
 
@@ -155,6 +194,43 @@ def _summary(found: type) -> str:
     first_paragraph = (inspect.getdoc(found) or "no description").split("\n\n")[0]
     first_sentence = re.split(r"(?<=\.)\s+(?=[A-Z])", first_paragraph)[0]
     return " ".join(first_sentence.replace("``", "").split())
+
+
+def _entry_points(group: str) -> tuple[list[EntryPoint], list[str]]:
+    """The entry points of all packages, and those packages whose entry points cannot be read."""
+    try:
+        return list(entry_points(group=group)), []
+    except (ValueError, TypeError, AttributeError):
+        # One package's file is damaged; the others' are read one by one. The first of two packages of one name is the
+        # one that is imported.
+        points: dict[str, list[EntryPoint]] = {}
+        problems = []
+        for distribution in distributions():
+            if distribution.name in points:
+                continue
+            points[distribution.name] = []
+            try:
+                points[distribution.name] = list(distribution.entry_points.select(group=group))
+            except (ValueError, TypeError, AttributeError):
+                problems.append(f"all of {distribution.name}, whose entry_points.txt cannot be read")
+        return [point for found in points.values() for point in found], problems
+
+
+def _distribution(point: EntryPoint) -> str:
+    return "a package" if point.dist is None else point.dist.name
+
+
+def _package(point: EntryPoint | None) -> str:
+    return "" if point is None or point.dist is None else f" (from {point.dist.name})"
+
+
+def _line_in(error: BaseException) -> str:
+    """Where an import went wrong, unless the error says so itself or it was not found at all."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    where = frames[-1] if frames else None
+    if where is None or isinstance(error, SyntaxError) or where.filename in (__file__, importlib.__file__):
+        return ""
+    return f" ({where.filename}, line {where.lineno})"
 
 
 def _import_module(name: str) -> ModuleType:
@@ -176,7 +252,11 @@ def _import_file(path: Path) -> ModuleType:
     # Registered before it runs, as `import` does: dataclasses and type hints look their module up.
     sys.modules[name] = module
     _look_in(str(path.parent))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

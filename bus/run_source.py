@@ -16,7 +16,17 @@ from bus.security import ClientSecurity, client_security_for
 from bus.stream_link import connected
 from bus.wire import Control, check_run_name, decode_control, encode_control, split_frame
 
-__all__ = ["LocalRun", "Place", "RemoteRun", "RunSource", "Standing", "ask_broker", "list_remote_runs"]
+__all__ = [
+    "LocalRun",
+    "Place",
+    "RemoteRun",
+    "RunSource",
+    "Standing",
+    "ask_broker",
+    "exchange",
+    "list_remote_runs",
+    "next_answer",
+]
 
 LOOK_SECONDS = 0.5
 RETURN_SECONDS = 10.0
@@ -169,7 +179,7 @@ class RemoteRun:
         self._note(told)
 
     def _first_answer(self, address: str, run: str | None, security: ClientSecurity | None) -> dict[str, Any]:
-        answer = _exchange(self._door, "runs", {"run": run}, CONNECT_SECONDS)
+        answer = exchange(self._door, "runs", {"run": run}, CONNECT_SECONDS)
         if answer is None:
             raise BrokerError(f"no broker answers at {address}: it is not there, {_keys_hint(security)}")
         runs = _runs_told(answer)
@@ -201,7 +211,7 @@ class RemoteRun:
         self._file.use(self._door)
 
     def _take_answers(self) -> None:
-        while (answer := _receive(self._door)) is not None:
+        while (answer := next_answer(self._door)) is not None:
             self._heard = time.monotonic()
             if answer.kind == "data":
                 self._file.take(answer.content)
@@ -324,7 +334,7 @@ def ask_broker(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         door = connected(context, zmq.DEALER, address, security)
-        answer = _exchange(door, kind, content, CONNECT_SECONDS)
+        answer = exchange(door, kind, content, CONNECT_SECONDS)
     finally:
         context.destroy(linger=0)
     if answer is None:
@@ -344,11 +354,14 @@ def list_remote_runs(
     return [run for run in told if isinstance(run, dict)] if isinstance(told, list) else []
 
 
-def _exchange(door: "zmq.Socket[bytes]", kind: str, content: dict[str, Any], patience: float) -> dict[str, Any] | None:
+def exchange(door: "zmq.Socket[bytes]", kind: str, content: dict[str, Any], patience: float) -> dict[str, Any] | None:
+    """Asks at a connection and waits so many seconds for the next answer, ``None`` when none comes.
+
+    Raises :class:`bus.errors.BrokerError` when the broker refuses."""
     _send(door, kind, content)
     deadline = time.monotonic() + patience
     while door.poll(max(0, int(1000 * (deadline - time.monotonic())))):
-        answer = _receive(door)
+        answer = next_answer(door)
         if answer is not None and answer.kind == "refused":
             raise BrokerError(str(answer.content.get("reason", "the broker refused without a reason")))
         if answer is not None:
@@ -370,7 +383,8 @@ def _send(door: "zmq.Socket[bytes]", kind: str, content: dict[str, Any]) -> None
         return  # it is asked again
 
 
-def _receive(door: "zmq.Socket[bytes]") -> Control | None:
+def next_answer(door: "zmq.Socket[bytes]") -> Control | None:
+    """The next control message of a connection, if there is one now."""
     while True:
         try:
             topic, body = split_frame(door.recv(zmq.NOBLOCK))

@@ -1,15 +1,20 @@
 """The read-only state that callbacks see."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
+from bus.commands import check_command
 from bus.errors import FieldNotAvailableError, FrozenSnapshotError, ProtocolError
 from bus.event import Event
+from bus.tensors import Fetch, Tensors, is_tensors, open_tensors
 from bus.time import Time, Timestamp, TimeUnit
 from bus.wire import PROTOCOL_VERSION, EventBody, is_training_time
 
-__all__ = ["Snapshot"]
+__all__ = ["CommandSender", "Snapshot"]
+
+CommandSender: TypeAlias = "Callable[[Snapshot, str, tuple[Any, ...]], object]"
+"""What takes a command from a snapshot: the snapshot, the command's name and its arguments."""
 
 _set = object.__setattr__
 
@@ -23,7 +28,7 @@ class Snapshot:
     the same whether it came live or from a recording. A field that it does not carry raises
     :class:`~bus.errors.FieldNotAvailableError`; an assignment raises :class:`~bus.errors.FrozenSnapshotError`."""
 
-    __slots__ = ("_body", "event", "rank", "run_name")
+    __slots__ = ("_body", "_fetch", "_opened", "_send", "event", "rank", "run_name")
 
     event: Event
     """Which event this is."""
@@ -32,12 +37,18 @@ class Snapshot:
     rank: int
     """The rank of the process that published it."""
     _body: EventBody
+    _send: "CommandSender | None"
+    _fetch: "Fetch | None"
+    _opened: dict[str, Tensors] | None
 
     def __init__(self, event: Event, run_name: str, rank: int, body: EventBody) -> None:
         _set(self, "event", event)
         _set(self, "run_name", run_name)
         _set(self, "rank", rank)
         _set(self, "_body", body)
+        _set(self, "_send", None)
+        _set(self, "_fetch", None)
+        _set(self, "_opened", None)
 
     @classmethod
     def build(
@@ -54,12 +65,13 @@ class Snapshot:
         eval_timestamp: Timestamp | None = None,
         predict_timestamp: Timestamp | None = None,
         max_duration: Time | str | None = None,
+        on_command: Callable[[str, tuple[Any, ...]], object] | None = None,
         **fields: Any,
     ) -> "Snapshot":
         """Makes a snapshot by hand, for tests of callbacks.
 
-        ``fields`` are the further fields as they would be published: ``loss=0.5``, ``lr={"SGD": [0.1]}``,
-        ``batch_size=32``."""
+        ``on_command(name, arguments)`` is called with each command that a callback sends. ``fields`` are the further
+        fields as they would be published: ``loss=0.5``, ``lr={"SGD": [0.1]}``, ``batch_size=32``."""
         if eval_timestamp is not None:
             fields["eval_timestamp"] = list(eval_timestamp.values)
         if predict_timestamp is not None:
@@ -69,7 +81,38 @@ class Snapshot:
         values = list((timestamp or Timestamp()).values)
         previous = None if previous_timestamp is None else list(previous_timestamp.values)
         body = EventBody(PROTOCOL_VERSION, attempt, seq, seq, time_ns, values, previous, fields, {})
-        return cls(Event(event), run_name, rank, body)
+        made = cls(Event(event), run_name, rank, body)
+        if on_command is not None:
+            made.bind(lambda _, name, arguments: on_command(name, arguments))
+        return made
+
+    def bind(self, send: "CommandSender", fetch: "Fetch | None" = None) -> None:
+        """Says where this snapshot's commands go, and how to get tensors that are in another machine's memory. Without
+        it, as in a replay, commands go nowhere."""
+        _set(self, "_send", send)
+        _set(self, "_fetch", fetch)
+
+    def release(self) -> None:
+        """Gives back the tensors that were looked at, whose memory the training may need; whatever was taken from them
+        without a copy can no longer be used."""
+        for tensors in (self._opened or {}).values():
+            tensors.close()
+        _set(self, "_opened", None)
+
+    def stop_training(self) -> None:
+        """Asks the trainer to end the training. It does so at the first boundary that comes after the request: usually
+        the end of a batch, some batches after this event, unless it waits for decisions (``Trainer(wait_for=...)``).
+        The snapshot does not change. In a replay nothing is asked: how the run ended is in the recording."""
+        self.send_command("stop")
+
+    def send_command(self, name: str, *arguments: Any) -> None:
+        """Sends a command to the trainer: ``stop``, ``checkpoint``, ``pause``, ``resume``, or ``set`` with the name of
+        a setting and a value. As :meth:`stop_training` in every other way.
+
+        Raises :class:`bus.errors.ConfigurationError` when there is no such command."""
+        check_command(name, arguments)
+        if self._send is not None:
+            self._send(self, name, arguments)
 
     @property
     def attempt(self) -> int:
@@ -187,7 +230,10 @@ class Snapshot:
             fields["on_demand"] = on_demand
         else:
             fields.pop("on_demand", None)
-        return Snapshot(self.event, self.run_name, self.rank, self._body._replace(fields=fields))
+        rest = Snapshot(self.event, self.run_name, self.rank, self._body._replace(fields=fields))
+        if self._send is not None:
+            rest.bind(self._send, self._fetch)
+        return rest
 
     def get_elapsed_duration(self) -> Time | None:
         """Which part of ``max_duration`` is over, in the unit ``dur``: 0 at the start, 1 at the end; ``None`` without
@@ -223,7 +269,8 @@ class Snapshot:
     def __getattr__(self, name: str) -> Any:
         body: EventBody = object.__getattribute__(self, "_body")
         if name in body.fields:
-            return body.fields[name]
+            value = body.fields[name]
+            return self._tensors(name, value) if is_tensors(value) else value
         if name in body.context:
             return body.context[name]
         carried = ", ".join(sorted(map(str, {*body.fields, *body.context}))) or "no fields"
@@ -232,6 +279,14 @@ class Snapshot:
             f"a callback asks for it with fields = ({name!r},), a loop of your own sends it with "
             f"publisher.publish(event, {name}=...)"
         )
+
+    def _tensors(self, name: str, value: dict[str, Any]) -> Tensors:
+        if self._opened is None:
+            _set(self, "_opened", {})
+        assert self._opened is not None  # just made
+        if name not in self._opened:
+            self._opened[name] = open_tensors(value, self._fetch)
+        return self._opened[name]
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise FrozenSnapshotError(

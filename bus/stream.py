@@ -4,17 +4,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from bus.commands import Command, Outcome
 from bus.demand import BASE_EVENTS, Demand
 from bus.errors import ProtocolError
 from bus.event import Event
 from bus.snapshot import Snapshot
 from bus.time import Timestamp
-from bus.wire import BEAT, DEMAND, END, EventBody, Topic, decode_event, parse_topic
+from bus.wire import BEAT, COMMAND, DEMAND, END, EventBody, Topic, decode_event, parse_topic
 
 __all__ = ["Ending", "Gap", "InEffect", "Missing", "StreamOrder"]
 
 SEVERITY = ("finished", "stopped", "failed", "lost")
 """How a rank can end; of several ranks the one that comes last here tells how the run ended."""
+
+
+_BATCH = 2
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ class StreamOrder:
         self._numbers: dict[int, int] = {rank: self._number(position) for rank, position in (after or {}).items()}
         self._ends: dict[int, Ending] = {}
         self._world_size = 1
+        self.outcomes: list[Outcome] = []
+        """The commands that the first rank has answered, as far as it was read."""
         self._demand = demand or Demand()
         self.in_effect: dict[int, InEffect] = {}
         """Of each rank that has said so: from where on it meets the demand, up to the last event that was read."""
@@ -107,7 +113,7 @@ class StreamOrder:
         """What to subscribe to on the live stream."""
         if not self._base_only:
             return [f"{self.run}/"]
-        return [f"{self.run}/{name}/" for name in (*(event.value for event in BASE_EVENTS), END, DEMAND, BEAT)]
+        return [f"{self.run}/{name}/" for name in (*(event.value for event in BASE_EVENTS), END, DEMAND, COMMAND, BEAT)]
 
     @property
     def endings(self) -> list[Ending]:
@@ -182,6 +188,8 @@ class StreamOrder:
             self._note_end(place.rank, event)
         elif place.name == DEMAND:
             self._note_demand(place.rank, event)
+        elif place.name == COMMAND:
+            self._note_command(place.rank, event)
         else:
             self.skipped += 1
         return None
@@ -196,6 +204,16 @@ class StreamOrder:
             self.in_effect.pop(rank, None)
         else:
             self.in_effect.setdefault(rank, InEffect(event.seq, Timestamp.from_values(event.timestamp)))
+
+    def _note_command(self, rank: int, event: EventBody) -> None:
+        try:
+            command = Command.from_wire(event.fields)
+        except ProtocolError:
+            self.skipped += 1
+            return
+        if rank == 0:
+            told = {"batch": event.timestamp[_BATCH], **event.fields}
+            self.outcomes.append(Outcome.from_wire(command, told))
 
     def _note_end(self, rank: int, event: EventBody) -> None:
         status, error = event.fields.get("status"), event.fields.get("error")

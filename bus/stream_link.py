@@ -1,17 +1,20 @@
 """A subscriber's connection to a broker: the stream, and the lease that says what is wanted."""
 
 import asyncio
+import contextlib
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import zmq
 
-from bus.demand import RENEW_SECONDS, Demand
-from bus.errors import ConfigurationError
+from bus.demand import RENEW_SECONDS
+from bus.errors import ConfigurationError, ProtocolError
 from bus.security import ClientSecurity, allow_ipv6
 from bus.stream import StreamOrder
-from bus.wire import MAX_FRAME, encode_control
+from bus.wire import MAX_FRAME, Control, decode_control, encode_control, split_frame
 
 __all__ = ["StreamLink", "connected", "notice_silence"]
 
@@ -22,6 +25,9 @@ KEEPALIVE_PROBES = 3
 HANDSHAKE_MILLISECONDS = 5000
 RECONNECT_MILLISECONDS = 100
 RECONNECT_MAX_MILLISECONDS = 2000
+ANSWER_SECONDS = 30.0
+ANSWER_POLL_SECONDS = 0.05
+LINGER_MILLISECONDS = 500
 
 
 def connected(
@@ -80,9 +86,9 @@ class StreamLink:
         stream: str,
         door: str,
         order: StreamOrder,
-        demand: Demand,
+        wanted: dict[str, Any],
         report: Callable[[], dict[str, Any]],
-        name: str | None,
+        take: Callable[[Control], object],
         security: ClientSecurity | None = None,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -98,7 +104,7 @@ class StreamLink:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._lease = _Lease(renewals, {"run": order.run, "name": name, "demand": demand.to_wire()}, report)
+        self._lease = _Lease(renewals, {"run": order.run, **wanted}, report, take)
         _open_links.add(self)
 
     def receive(self) -> bytes | None:
@@ -127,6 +133,10 @@ class StreamLink:
         finally:
             loop.remove_reader(descriptor)
 
+    def tell(self, kind: str, content: dict[str, Any]) -> None:
+        """Sends something to the door, from any thread and without waiting."""
+        self._lease.tell(kind, content)
+
     def close(self) -> None:
         """Ends the connection."""
         _open_links.discard(self)
@@ -140,30 +150,68 @@ _open_links: set[StreamLink] = set()
 
 class _Lease:
     """Tells the broker once a second what is wanted and how the subscriber is doing, on a thread of its own: a slow
-    callback must not let the lease run out."""
+    callback must not let the lease run out. What else there is to say to the door goes out at once, and what it says is
+    handed to ``take``, on that thread."""
 
-    def __init__(self, door: "zmq.Socket[bytes]", wanted: dict[str, Any], report: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        door: "zmq.Socket[bytes]",
+        wanted: dict[str, Any],
+        report: Callable[[], dict[str, Any]],
+        take: Callable[[Control], object],
+    ) -> None:
         self._socket = door
         self._wanted = wanted
         self._report = report
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name="offloop-lease", daemon=True)
+        self._take = take
+        self._queue: deque[bytes] = deque()
+        self._is_stopped = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="offloop-lease", daemon=True)
         self._thread.start()
 
-    def _renew(self) -> None:
+    def tell(self, kind: str, content: dict[str, Any]) -> None:
+        """Puts a message in the line; it goes out before anything that is told later."""
+        self._queue.append(encode_control(kind, {"run": self._wanted["run"], **content}))
+        self._wake.set()
+
+    def _serve(self) -> None:
+        renew_at = 0.0
+        awaited = 0.0
         while True:
-            message = encode_control("want", {**self._wanted, "report": self._report()})
+            now = time.monotonic()
             try:
-                self._socket.send(message, zmq.NOBLOCK)
-                while self._socket.poll(0):
-                    self._socket.recv(zmq.NOBLOCK)
+                if now >= renew_at:
+                    renew_at = now + RENEW_SECONDS
+                    self._socket.send(encode_control("want", {**self._wanted, **self._report()}), zmq.NOBLOCK)
+                while self._queue:
+                    self._socket.send(self._queue[0], zmq.NOBLOCK)
+                    self._queue.popleft()
+                    # Its answer is looked for sooner than the next renewal.
+                    awaited = now + ANSWER_SECONDS
             except zmq.Again:
                 pass  # the broker does not read now: the next renewal says the same
-            if self._stop.wait(RENEW_SECONDS):
+            self._hear()
+            self._wake.wait(ANSWER_POLL_SECONDS if now < awaited else max(0.0, renew_at - time.monotonic()))
+            self._wake.clear()
+            if self._is_stopped:
                 return
 
+    def _hear(self) -> None:
+        while self._socket.poll(0):
+            try:
+                topic, body = split_frame(self._socket.recv(zmq.NOBLOCK))
+                if topic is None:
+                    self._take(decode_control(body))
+            except (zmq.Again, ProtocolError):
+                continue  # what makes no sense is passed over
+
     def stop(self) -> None:
-        """Ends the renewals; the lease runs out by itself."""
-        self._stop.set()
+        """Ends the renewals; the lease runs out by itself. What is in the line still goes out, if it is read."""
+        self._is_stopped = True
+        self._wake.set()
         self._thread.join()
-        self._socket.close()
+        with contextlib.suppress(zmq.Again):
+            while self._queue:
+                self._socket.send(self._queue.popleft(), zmq.NOBLOCK)
+        self._socket.close(linger=LINGER_MILLISECONDS)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
+from bus.commands import Argument, Command, Outcome, check_command, new_command_id
 from bus.demand import Demand
 from bus.errors import ClosedError, ProtocolError
 from bus.event import Event
@@ -19,7 +20,7 @@ from bus.security import ClientSecurity, client_security_for
 from bus.snapshot import Snapshot
 from bus.stream import Ending, Gap, InEffect, Missing, StreamOrder
 from bus.stream_link import StreamLink
-from bus.wire import BEAT, decode_body, split_frame
+from bus.wire import BEAT, Control, decode_body, split_frame
 
 __all__ = ["Subscriber", "SubscriberStatistics"]
 
@@ -65,7 +66,9 @@ class Subscriber:
     ``run`` is a run's name or directory; ``events`` are those to receive, all by default. Events beyond the base set,
     and fields beyond the usual ones, are published from the moment a subscriber asks for them: by name in ``events``,
     or, more exactly, in ``demand``; :meth:`in_effect` says from where on they are there. ``name`` tells the broker who
-    asks. ``after`` is where to go on: of each rank ``(seq, base_seq)`` of the last snapshot that need not come again.
+    asks. ``decides`` are the events at which whoever iterates may decide to stop the training: a trainer that was told
+    to, waits there until the next snapshot is asked for. ``after`` is where to go on: of each rank ``(seq, base_seq)``
+    of the last snapshot that need not come again.
 
     With ``broker``, an address such as ``tcp://10.0.0.1:5570``, everything comes through that broker, the recording
     too; ``security`` holds the keys for it.
@@ -84,6 +87,7 @@ class Subscriber:
         events: Iterable[Event] | None = None,
         demand: Demand | None = None,
         name: str | None = None,
+        decides: Iterable[Event | str] = (),
         after: Mapping[int, tuple[int, int]] | None = None,
         broker: str | None = None,
         security: ClientSecurity | None = None,
@@ -105,7 +109,21 @@ class Subscriber:
         """How the run ended; ``None`` until then."""
         self._demand = Demand.of(events or ()) if demand is None else demand
         self._order = StreamOrder(self.run_name, self.attempt, events, after, self._demand)
-        self._name = name
+        self._wanted = {
+            "name": name,
+            "demand": self._demand.to_wire(),
+            "decides": sorted(Event(event).value for event in decides),
+        }
+        # Somebody waits for what is handled, or has lent memory until then.
+        self._is_awaited = bool(self._wanted["decides"]) or any(
+            part["fields"] for part in self._demand.to_wire().values()
+        )
+        self._handled: dict[int, int] = {}
+        self._told_handled: dict[int, int] = {}
+        self._heard_of: deque[Control] = deque()
+        self._sent: dict[str, Command] = {}
+        self._unconfirmed: deque[str] = deque()
+        self._refused: dict[str, Outcome] = {}
         self._given_security = security
         self._reader = self._source.reader
         self._chunks = self._reader.read()
@@ -128,10 +146,13 @@ class Subscriber:
         self._heard = time.monotonic()
         # A run whose directory is here may all the same be served by a broker that takes keys.
         security = self._given_security or client_security_for(place.door)
-        self._link = StreamLink(place.stream, place.door, self._order, self._demand, self._report, self._name, security)
+        self._link = StreamLink(
+            place.stream, place.door, self._order, self._wanted, self._report, self._heard_of.append, security
+        )
 
     def _report(self) -> dict[str, Any]:
-        return asdict(self.statistics())
+        told = {"report": asdict(self.statistics())}
+        return {**told, "handled": dict(self._handled)} if self._is_awaited else told
 
     def statistics(self) -> SubscriberStatistics:
         """How it is doing; may be called from another thread."""
@@ -167,17 +188,63 @@ class Subscriber:
         so."""
         return self._order.in_effect.get(rank)
 
+    # -- the way back -------------------------------------------------------------------------------------------------
+
+    def send_command(self, name: str, *arguments: Argument, decided_at: int | None = None) -> bool:
+        """Sends a command to the trainer, without waiting; ``decided_at`` is the batch that it was decided at. Returns
+        whether there was anybody to send it to: a run that has ended takes none. :attr:`outcomes` tells what became of
+        it.
+
+        Raises :class:`bus.errors.ConfigurationError` when there is no such command."""
+        command = check_command(name, arguments)._replace(id=new_command_id(), decided_at=decided_at)
+        if self._link is None:
+            return False
+        self._sent[command.id] = command
+        self._unconfirmed.append(command.id)
+        self._link.tell("command", command.to_wire())
+        return True
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What became of each command that was sent, as far as it is known."""
+        while self._heard_of:
+            message = self._heard_of.popleft()
+            if message.kind in ("told", "refused") and self._unconfirmed:
+                # The door answers in order.
+                self._answer_of_door(self._unconfirmed.popleft(), message)
+        answered = {outcome.command.id: outcome for outcome in self._order.outcomes}
+        return tuple(
+            answered.get(name) or self._refused.get(name) or Outcome(command, None, None)
+            for name, command in self._sent.items()
+        )
+
+    def _answer_of_door(self, name: str, message: Control) -> None:
+        if message.kind == "refused":
+            self._refused[name] = Outcome(self._sent[name], None, None, str(message.content.get("reason")))
+
+    def _send_from(self, snapshot: Snapshot, name: str, arguments: tuple[Any, ...]) -> None:
+        self.send_command(name, *arguments, decided_at=int(snapshot.timestamp.batch))
+
+    def _tell_handled(self) -> None:
+        """Says how far it is, before it waits for more."""
+        if self._is_awaited and self._link is not None and self._handled != self._told_handled:
+            self._told_handled = dict(self._handled)
+            self._link.tell("handled", {"handled": self._told_handled})
+
     # -- iterating ----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Snapshot]:
         while True:
             while self._ready:
-                yield self._next()
+                snapshot = self._next()
+                yield snapshot
+                self._handled[snapshot.rank] = snapshot.seq
             pause = self._advance()
             if pause is None:
                 return
             if not pause:
                 continue
+            self._tell_handled()
             if self._link is not None and not self._catching_up:
                 self._link.wait(pause)
             else:
@@ -186,10 +253,14 @@ class Subscriber:
     async def __aiter__(self) -> AsyncIterator[Snapshot]:
         while True:
             while self._ready:
-                yield self._next()
+                snapshot = self._next()
+                yield snapshot
+                self._handled[snapshot.rank] = snapshot.seq
             pause = self._advance()
             if pause is None:
                 return
+            if pause:
+                self._tell_handled()
             if pause and self._link is not None and not self._catching_up:
                 await self._link.wait_async(pause)
             else:
@@ -198,6 +269,7 @@ class Subscriber:
 
     def _next(self) -> Snapshot:
         snapshot = self._ready.popleft()
+        snapshot.bind(self._send_from)
         self._given += 1
         self._last_seq = snapshot.seq
         return snapshot

@@ -1,5 +1,6 @@
 """A publisher's side of the conversation with its broker, through the broker's death and return."""
 
+import contextlib
 import logging
 import time
 from typing import Any
@@ -43,7 +44,10 @@ class Uplink:
         self.demands: list[Any] = [link.welcome.get("demand")]
         """What the broker has said consumers want, in the form of the wire; whoever reads it empties it."""
         self.commands: list[Any] = []
-        """Commands that have come; whoever reads them empties it."""
+        """Commands that have come, in the form of the wire; whoever reads them empties it."""
+        self.standings: list[dict[str, Any]] = []
+        """What the broker has said of consumers that decide something or are lent memory, in the form of the wire;
+        whoever reads it empties it."""
         self._link = link
         self._heard = time.monotonic()
         self._probed = self._asked = 0.0
@@ -67,7 +71,9 @@ class Uplink:
         elif kind == "demand":
             self.demands.append(content.get("demand"))
         elif kind == "command":
-            self.commands.append(content.get("command"))
+            self.commands.append(content)
+        elif kind == "consumers":
+            self.standings.append(content)
         elif kind == "resend":
             self._send_again(content.get("after"))
         elif kind == "ended":
@@ -198,12 +204,17 @@ class Uplink:
 
     def report(self, statistics: dict[str, Any]) -> None:
         """Tells the broker how the publisher is doing, for whoever asks there, and which event it must have by now."""
+        self.say("report", {**statistics, "last_sent": self.outbox.last_sent})
+
+    def say(self, kind: str, content: dict[str, Any]) -> None:
+        """Tells the broker something that may be lost."""
         if not self.outbox.paused and not self.lost:
-            try:
-                told = {**statistics, "last_sent": self.outbox.last_sent}
-                self._link.send(encode_control("report", told), zmq.NOBLOCK)
-            except zmq.Again:
-                return
+            with contextlib.suppress(zmq.Again):
+                self._link.send(encode_control(kind, content), zmq.NOBLOCK)
+
+    def wait(self) -> None:
+        """Waits for the broker's next word, for a moment at most."""
+        self._link.socket.poll(POLL_MILLISECONDS)
 
     def settle(self, last: int) -> None:
         """Waits until the broker has everything up to event ``last`` on disk, for as long as it gets on with that; says
@@ -218,7 +229,7 @@ class Uplink:
                 )
                 return
             self.outbox.send()
-            self._link.socket.poll(POLL_MILLISECONDS)
+            self.wait()
             self.listen()
             if self.acknowledged > before:
                 before = self.acknowledged

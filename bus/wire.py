@@ -12,6 +12,7 @@ from bus.errors import InvalidRunNameError, ProtocolError
 __all__ = [
     "BEAT",
     "BUNDLE",
+    "COMMAND",
     "DEMAND",
     "END",
     "MAX_DEPTH",
@@ -48,6 +49,7 @@ DELIMITER = b"\0"
 END = "$end"
 BEAT = "$beat"
 DEMAND = "$demand"
+COMMAND = "$command"
 BUNDLE = "events"
 
 _EVENT_ELEMENTS = 9

@@ -12,7 +12,7 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from bus.errors import ConfigurationError, OffloopError
@@ -22,9 +22,14 @@ from consumers.callback import Callback, demand_of
 from consumers.callbacks import TrainerMetrics
 from consumers.logger import LoggerDestination
 from consumers.loggers import ConsoleLogger
-from consumers.runner import Runner, wanted_events
+from consumers.members import decides_of
+from consumers.runner import wanted_events
+from consumers.session import run_session
 
-__all__ = ["main", "run_attached"]
+__all__ = ["NAME", "main", "run_attached"]
+
+NAME = "callbacks"
+"""What the consumer of a trainer's own callbacks is called."""
 
 
 def run_attached(
@@ -42,11 +47,24 @@ def run_attached(
     made = list(callbacks)
     if loggers and not any(isinstance(callback, TrainerMetrics) for callback in made):
         made.insert(0, TrainerMetrics())
-    subscriber = Subscriber(run, events=wanted_events(made), demand=demand_of(made), broker=broker, security=security)
-    try:
-        statistics = Runner(subscriber, made, list(loggers) or [ConsoleLogger()]).run()
-    finally:
-        subscriber.close()
+    wanted_events(made)
+
+    def open_stream(chosen: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Subscriber:
+        return Subscriber(
+            run,
+            events=wanted_events(chosen),
+            demand=demand_of(chosen),
+            name=NAME,
+            decides=decides_of(chosen),
+            after=after,
+            broker=broker,
+            security=security,
+        )
+
+    _, statistics = run_session(open_stream, made, list(loggers) or [ConsoleLogger()])
+    for outcome in statistics.outcomes:
+        if outcome.error is None:
+            print(f"command {outcome}", file=sys.stderr)
     for problem in statistics.problems:
         print(problem, file=sys.stderr)
     return 1 if statistics.problems else 0

@@ -1,11 +1,12 @@
 """The base class of everything that looks at a run."""
 
-from collections.abc import Awaitable, Collection, Iterable
+from collections.abc import Awaitable, Collection, Iterable, Iterator
 from typing import Any, ClassVar, TypeAlias
 
 from bus.demand import Demand, Want, batch_number
 from bus.errors import ConfigurationError
 from bus.event import Event
+from bus.intervals import MICROBATCH_EVENTS, Moment
 from bus.snapshot import Snapshot
 from consumers.logger import Logger
 
@@ -38,10 +39,19 @@ class Callback:
     """Which fields of ``state`` are to be computed for this callback, such as ``("gradient_norm",)``: attributes of
     every snapshot that it is sent and that they exist at. Of other fields that are not always there it sees none."""
 
-    every: ClassVar[int] = 1
-    """How often, in batches of the training (or of the evaluation or prediction): 10 for the batches 10, 20, ... Holds
-    for ``fields`` and for events that are not always published, such as ``AFTER_TRAIN_BATCH``; the others
-    (:data:`bus.BASE_EVENTS`) come at every batch. An object may set its own in ``__init__``."""
+    every: ClassVar[int | str] = 1
+    """How often, in batches of the training (or of the evaluation or prediction): 10 for the batches 10, 20, ..., or in
+    another unit: ``2ep``, ``0.25dur``, see :func:`bus.intervals.is_due`. Holds for ``fields`` and for events that are
+    not always published, such as ``AFTER_TRAIN_BATCH``; the others (:data:`bus.BASE_EVENTS`) come at every batch. An
+    object may set its own in ``__init__``."""
+
+    own_cursor: ClassVar[bool] = False
+    """Whether the callback's methods may take long, because they write files, upload or call others: it is then given
+    a stream of its own, so that it delays no other callback."""
+
+    decides: ClassVar[Collection[Event | str]] = ()
+    """The events at which the callback may decide to stop the training: a trainer that was told to waits there for
+    it."""
 
     def wanted_events(self) -> set[Event]:
         """The events that this callback is to be sent: those whose methods it overrides, or, where :meth:`run_event` is
@@ -226,10 +236,43 @@ def view_for(demand: Demand, snapshot: Snapshot) -> Snapshot | None:
     on_demand = snapshot.on_demand
     if not on_demand and demand.is_always_same(event):
         return snapshot
-    number = batch_number(
-        event, snapshot.timestamp.values, snapshot.eval_timestamp.values, snapshot.predict_timestamp.values
-    )
-    if not demand.is_due(event, number):
+    values = (snapshot.timestamp.values, snapshot.eval_timestamp.values, snapshot.predict_timestamp.values)
+    number, moment = batch_number(event, *values), _moment_of(snapshot) if demand.is_timed(event) else None
+    due = {*demand.due_fields(event, number, moment), *_late_fields(demand, snapshot)}
+    if not due and not demand.is_due(event, number, moment):
         return None
-    hidden = set(on_demand).difference(demand.due_fields(event, number))
+    hidden = set(on_demand) - due
     return snapshot.without(hidden) if hidden else snapshot
+
+
+def _late_fields(demand: Demand, snapshot: Snapshot) -> Iterator[str]:
+    """The fields that come with this event because they could not be had when they were due by this demand."""
+    late = snapshot.fields["late"] if "late" in snapshot.on_demand else None
+    for name, told in late.items() if isinstance(late, dict) else ():
+        if demand.has_field(snapshot.event, name) and name in snapshot.on_demand:
+            try:
+                moments = [Moment(Event(event), now, before) for event, now, before in told]
+            except (TypeError, ValueError):
+                continue
+            now = _moment_of(snapshot)
+            for one in moments:
+                moment = now._replace(event=one.event, timestamp=one.timestamp, previous=one.previous)
+                number = batch_number(one.event, one.timestamp)
+                if name in demand.due_fields(one.event, number, moment):
+                    yield name
+                    break
+
+
+def _moment_of(snapshot: Snapshot) -> Moment:
+    event = snapshot.event
+    previous = snapshot.previous_timestamp
+    return Moment(
+        event,
+        snapshot.timestamp.values,
+        None if previous is None else previous.values,
+        snapshot.eval_timestamp.values,
+        snapshot.predict_timestamp.values,
+        snapshot.max_duration,
+        snapshot.dataloader_len,
+        snapshot.fields.get("microbatch", 0) if event in MICROBATCH_EVENTS else 0,
+    )

@@ -1,7 +1,6 @@
 """The command ``consumer``: attach callbacks to a run, or replay a recording through them."""
 
-import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -13,10 +12,12 @@ from bus.security import client_security
 from bus.subscriber import Subscriber
 from bus.terminal import run_command
 from consumers.attach import RemoteRunInfo, Stream, attach, find_or_wait, find_remote, newest_or_wait
-from consumers.callback import demand_of
-from consumers.progress import Committed
+from consumers.callback import Callback, demand_of
+from consumers.members import decides_of
+from consumers.progress import Committed, Progress
 from consumers.registry import CALLBACKS, LOGGERS, create_selected
-from consumers.runner import COMMIT_EVENTS, OnError, Runner, RunnerStatistics, wanted_events
+from consumers.runner import COMMIT_EVENTS, OnError, RunnerStatistics, wanted_events
+from consumers.session import run_session
 from consumers.state_file import StateFile, check_name
 
 __all__ = ["consumer", "main"]
@@ -144,27 +145,32 @@ def consumer(
     elif state_dir:
         raise click.UsageError("--state-dir is where '--name' keeps how far a consumer is: give it a name too")
     made, destinations = create_selected(callbacks, loggers, options)
-    events = wanted_events(made)
-    demand = demand_of(made)
+    wanted_events(made)
+    demand_of(made)
     found: RunInfo | RemoteRunInfo | Recording
     if broker:
         found = find_remote(broker, run, client_security(key, broker_key), wait, _say)
     else:
         found = _find(run, runs_dir, replay, wait)
-    with contextlib.ExitStack() as opened:
-        progress = None
-        if name is not None:
-            progress = opened.enter_context(_open_state(state_dir, name, found))
+
+    def open_stream(chosen: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:
+        if isinstance(found, Recording):
+            return Recording(found.path)
+        return attach(found, wanted_events(chosen), demand_of(chosen), name, after, decides_of(chosen))
+
+    def open_progress(lane: str | None) -> StateFile:
+        return _open_state(state_dir, str(name) if lane is None else f"{name}.{lane}", found)
+
+    def say_start(stream: Stream, progress: Progress | None) -> None:
+        if isinstance(stream, Subscriber) and stream.live:
+            _say(f"attached to run {stream.run_name}, which is live; Ctrl-C leaves it")
         committed = None if progress is None else progress.load()
-        after = None if committed is None else committed.positions
-        stream = found if isinstance(found, Recording) else attach(found, events, demand, name, after)
-        if isinstance(stream, Subscriber):
-            opened.enter_context(stream)
-            if stream.live:
-                _say(f"attached to run {stream.run_name}, which is live; Ctrl-C leaves it")
         if committed is not None:
             _say_committed(committed, str(name))
-        statistics = Runner(stream, made, destinations, on_error, progress, commit_every).run()
+
+    stream, statistics = run_session(
+        open_stream, made, destinations, on_error, open_progress if name is not None else None, commit_every, say_start
+    )
     return _report(stream, statistics, sorted({field for callback in made for field in callback.fields}))
 
 
@@ -211,6 +217,9 @@ def _report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str
             _say(
                 f"{field} never came: nobody asked in time, or the training has no such field (its own output says so)"
             )
+    for outcome in statistics.outcomes:
+        if outcome.error is None:
+            _say(f"command {outcome}")
     problems = [*statistics.problems, *missing]
     for problem in problems:
         _say(problem)

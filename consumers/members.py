@@ -2,13 +2,13 @@
 
 import difflib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from bus.errors import ConfigurationError
 from bus.event import Event
 from consumers.callback import Callback
 
-__all__ = ["Member", "numbered_names", "wanted_events"]
+__all__ = ["Member", "decides_of", "divided", "numbered_names", "wanted_events"]
 
 
 def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
@@ -27,6 +27,18 @@ def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
             )
         events |= wanted
     return events
+
+
+def decides_of(callbacks: Iterable[Callback]) -> set[Event]:
+    """The events at which one of the callbacks may decide to stop the training."""
+    return {Event(event) for callback in callbacks for event in callback.decides}
+
+
+def divided(callbacks: Sequence[Callback]) -> tuple[list[tuple[str, Callback]], list[tuple[str, Callback]]]:
+    """The callbacks with their names: those that share a stream, and those that have one of their own beside it."""
+    named = list(zip(numbered_names(callbacks), callbacks, strict=True))
+    shared = [one for one in named if not one[1].own_cursor] or named[:1]
+    return shared, [one for one in named if one not in shared]
 
 
 def _overrides(callback: Callback, *names: str) -> bool:

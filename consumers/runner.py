@@ -10,19 +10,20 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, TypeAlias, get_args
 
+from bus.commands import Outcome
 from bus.errors import ClosedError, ConfigurationError, OffloopError, RunDirectoryError
 from bus.event import Event
 from bus.snapshot import Snapshot
 from bus.stream import Ending, Gap
 from consumers.callback import Callback, view_for
+from consumers.delivery import Delivery, show_failure
 from consumers.logger import Logger, LoggerDestination, RunPlace
 from consumers.members import Member, numbered_names, wanted_events
 from consumers.progress import CallbackState, Committed, DestinationState, Progress
@@ -37,6 +38,7 @@ COMMIT_EVENTS = 1000
 COMMIT_SECONDS = 1.0
 
 _BREATH = 256
+_LOOK_SECONDS = 0.05
 _NOWHERE = (0, 0)
 
 
@@ -67,6 +69,8 @@ class RunnerStatistics:
     fields_since: Mapping[str, int] = field(default_factory=dict)
     """Of each field that was there because somebody asked: the number of the batch with which it came first, of those
     that this runner handled."""
+    outcomes: tuple[Outcome, ...] = ()
+    """What became of the commands that callbacks sent."""
     uncommitted: str | None = None
     """Why the last attempt to commit the progress failed; ``None`` when it did not."""
 
@@ -77,6 +81,7 @@ class RunnerStatistics:
         return [
             *(f"callback {name} raised {count} time{'s' if count > 1 else ''}" for name, count in raised),
             *(f"destination {name} failed and lacks what came after" for name in self.failed_destinations),
+            *(f"command {outcome}" for outcome in self.outcomes if outcome.error is not None),
             *([self.uncommitted] if self.uncommitted else []),
         ]
 
@@ -109,22 +114,31 @@ class Runner:
     def __init__(
         self,
         stream: Iterable[Snapshot] | AsyncIterable[Snapshot],
-        callbacks: Sequence[Callback],
+        callbacks: Sequence[Callback | tuple[str, Callback]],
         destinations: Sequence[LoggerDestination] = (),
         on_error: OnError = "continue",
         progress: Progress | None = None,
         commit_every: int = COMMIT_EVENTS,
+    ) -> None:
+        self._prepare(stream, _named(callbacks), on_error, progress, commit_every)
+        self._destinations = dict(zip(numbered_names(destinations), destinations, strict=True))
+        self._delivery = Delivery(self._destinations, self._leave)
+
+    def _prepare(
+        self,
+        stream: Iterable[Snapshot] | AsyncIterable[Snapshot],
+        callbacks: Sequence[tuple[str, Callback]],
+        on_error: OnError,
+        progress: Progress | None,
+        commit_every: int,
     ) -> None:
         if commit_every < 1:
             raise ConfigurationError(f"commit_every counts handled events and is at least 1, not {commit_every}")
         if on_error not in get_args(OnError):
             raise ConfigurationError(f"on_error {on_error!r} is not known: use {', '.join(get_args(OnError))}")
         self._stream = stream
-        self._members = [
-            Member(callback, name) for callback, name in zip(callbacks, numbered_names(callbacks), strict=True)
-        ]
+        self._members = [Member(callback, name) for name, callback in callbacks]
         self._place = _place(stream)
-        self._destinations = dict(zip(numbered_names(destinations), destinations, strict=True))
         self._on_error = on_error
         self._progress = progress
         self._commit_every = commit_every
@@ -140,7 +154,9 @@ class Runner:
         self._table = self._make_table()
         self._last: Snapshot | None = None
         self._handled = 0
-        self._failed_destinations: list[str] = []
+        self._lanes: list[_Lane] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._fatal: Exception | None = None
         self._started = False
         self._interrupted = False
@@ -151,17 +167,44 @@ class Runner:
         """What has been handled so far, and what went wrong."""
         return RunnerStatistics(
             handled=self._handled,
-            errors={member.name: member.errors for member in self._members},
-            failed_destinations=tuple(self._failed_destinations),
+            errors={member.name: member.errors for one in self._all() for member in one._members},
+            failed_destinations=self._delivery.failed,
             last_seq=None if self._last is None else self._last.seq,
             interrupted=self._interrupted,
             # What a reader that goes on finds again is the same gap.
-            gaps=tuple(dict.fromkeys((*self._gaps, *getattr(self._stream, "gaps", ())))),
+            gaps=tuple(dict.fromkeys(gap for one in self._all() for gap in one._known_gaps())),
             ending=self._ending or getattr(self._stream, "ending", None),
             damage=self._damage or getattr(self._stream, "damage", None),
-            fields_since=dict(self._fields_since),
+            fields_since={name: batch for one in self._all() for name, batch in one._fields_since.items()},
             uncommitted=self._uncommitted,
+            outcomes=tuple(outcome for one in self._all() for outcome in getattr(one._stream, "outcomes", ())),
         )
+
+    def _all(self) -> "Iterator[Runner]":
+        yield self
+        for lane in self._lanes:
+            yield lane.runner
+
+    def _known_gaps(self) -> Iterable[Gap]:
+        return (*self._gaps, *getattr(self._stream, "gaps", ()))
+
+    def run_beside(
+        self,
+        name: str,
+        callback: Callback,
+        stream: Iterable[Snapshot] | AsyncIterable[Snapshot],
+        progress: Progress | None = None,
+    ) -> None:
+        """Runs one more callback, over a stream of its own and in a thread of its own: it may take as long as it likes
+        and delays nobody. What it logs goes to the same destinations, between that of the others. To be called before
+        :meth:`run`.
+
+        With ``progress`` its own place in its stream is committed there. What it has logged since its last commit it
+        logs again after a crash, because the destinations' positions are committed with the others."""
+        beside = Runner.__new__(Runner)
+        beside._prepare(stream, [(name, callback)], self._on_error, progress, self._commit_every)
+        beside._destinations, beside._delivery = {}, self._delivery
+        self._lanes.append(_Lane(beside, self))
 
     def run(self) -> RunnerStatistics:
         """Handles the stream to its end, in an event loop of its own.
@@ -193,12 +236,17 @@ class Runner:
         if self._restore():
             return self.statistics()
         self._open_destinations()
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         with self._signals():
             try:
+                for lane in self._lanes:
+                    lane.start()
                 await self._consume()
+                await self._finish_lanes()
                 # What callbacks log while they are closed comes after the position from which the next runner goes on.
                 self._commit()
             finally:
+                self._dismiss_lanes()
                 await self._close()
         if self._fatal is not None:
             raise self._fatal
@@ -245,13 +293,25 @@ class Runner:
     def _store(self, ending: Ending | None = None) -> None:
         self._handled_at_commit = self._handled
         self._next_commit = time.monotonic() + COMMIT_SECONDS
-        if self._progress is None or self._fatal is not None or self._failed_destinations:
+        if self._progress is None or self._fatal is not None or self._delivery.failed:
             return
-        callbacks, destinations = self._callback_states(ending), self._destination_states(ending)
-        if callbacks is None or destinations is None:
-            return
+        with self._delivery.lock:
+            callbacks, destinations = self._callback_states(ending), self._destination_states(ending)
+            if callbacks is None or destinations is None:
+                return
+            self._commit_states(self._progress, callbacks, destinations, ending)
+            if self._destinations:
+                self._delivery.committed()
+
+    def _commit_states(
+        self,
+        progress: Progress,
+        callbacks: tuple[CallbackState, ...],
+        destinations: tuple[DestinationState, ...],
+        ending: Ending | None,
+    ) -> None:
         statistics = self.statistics()
-        self._progress.commit(
+        progress.commit(
             Committed(
                 run_name=self._place.run_name,
                 attempt=self._place.attempt,
@@ -278,14 +338,12 @@ class Runner:
         return tuple(states)
 
     def _destination_states(self, ending: Ending | None) -> tuple[DestinationState, ...] | None:
-        states: list[dict[str, Any]] = []
-        if ending is None:
-            self._for_each_destination(lambda destination: states.append(destination.state_dict()))
-        else:
-            states = [{} for _ in self._destinations]
-        if self._failed_destinations:
-            return None
-        return tuple(map(DestinationState, self._destinations, states))
+        if not self._destinations:
+            return ()
+        if ending is not None:
+            return tuple(DestinationState(name, {}) for name in self._destinations)
+        states = self._delivery.states()
+        return None if states is None else tuple(DestinationState(*one) for one in states.items())
 
     def _is_commit_due(self) -> bool:
         handled = self._handled - self._handled_at_commit
@@ -351,8 +409,11 @@ class Runner:
                     await result
             except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
                 self._note_error(member, error, event.value)
+            if seen is not snapshot:
+                seen.release()
         if logger.pending:
-            self._deliver(snapshot)
+            self._delivery.deliver(logger, snapshot)
+        snapshot.release()
         self._handled += 1
         self._waiting = True
 
@@ -360,7 +421,7 @@ class Runner:
         member.errors += 1
         place = f"at {where}, seq {self._last.seq}" if self._last else f"at {where}, before any event"
         if member.errors == 1:
-            _show(f"callback {member.name} raised {place}; what it raises from now on is only counted", error)
+            show_failure(f"callback {member.name} raised {place}; what it raises from now on is only counted", error)
         if member.closed:
             return
         if self._on_error == "disable":
@@ -373,30 +434,7 @@ class Runner:
         fatal.__cause__ = cause
         self._fatal = self._fatal or fatal
         self._leaving = True
-
-    def _deliver(self, snapshot: Snapshot) -> None:
-        hyperparameters, rows = self._logger.take_hyperparameters(), self._logger.take_rows(snapshot)
-
-        def deliver_to(destination: LoggerDestination) -> None:
-            if hyperparameters:
-                destination.log_hyperparameters(hyperparameters, snapshot)
-            if rows:
-                destination.log_rows(rows, snapshot)
-
-        self._for_each_destination(deliver_to)
-
-    def _for_each_destination(self, action: Callable[[LoggerDestination], None]) -> None:
-        for name, destination in tuple(self._destinations.items()):
-            try:
-                action(destination)
-            except Exception as error:  # noqa: BLE001  a destination may raise anything, and is shown with its traceback
-                del self._destinations[name]
-                if isinstance(error, BrokenPipeError):
-                    # Whoever read our output is gone: leave as every program in a pipe does.
-                    self._leave(error)
-                    continue
-                self._failed_destinations.append(name)
-                _show(f"destination {name} failed and is given nothing more", error)
+        self._stop_waiting()
 
     async def _close(self) -> None:
         state = self._last or Snapshot.build(Event.INIT, run_name=self._place.run_name)
@@ -404,11 +442,11 @@ class Runner:
         for member in self._members:
             member.closed = True
         closed = [member for member in self._members if await self._end(member, "close", state, self._logger)]
-        if self._logger.pending:
-            self._deliver(state)
+        self._delivery.deliver(self._logger, state)
         for member in closed:
             await self._end(member, "post_close")
-        self._for_each_destination(lambda destination: destination.close())
+        if self._destinations:
+            self._delivery.close()
 
     async def _end(self, member: Member, method: str, *arguments: Any) -> bool:
         try:
@@ -421,17 +459,42 @@ class Runner:
         return True
 
     def _open_destinations(self) -> None:
-        opened: list[LoggerDestination] = []
+        if not self._destinations:
+            self._store()
+            return
+        self._delivery.open(self._place)
         try:
-            for destination in self._destinations.values():
-                destination.open(self._place)
-                opened.append(destination)
             # From here on what the destinations have written is known to be ours.
             self._store()
         except BaseException:
-            for destination in opened:
-                destination.close()
+            self._delivery.close()
             raise
+
+    async def _finish_lanes(self) -> None:
+        """Waits until the callbacks with streams of their own are through, too."""
+        while not self._leaving and any(lane.is_running for lane in self._lanes):
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _dismiss_lanes(self) -> None:
+        for lane in self._lanes:
+            if self._leaving:
+                lane.runner.leave()
+            lane.join()
+
+    def leave(self) -> None:
+        """Ends the running as SIGINT does: the event at hand is handled, and everything is closed. May be called from
+        any thread."""
+        self._interrupted = self._leaving = True
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        def cancel() -> None:
+            if self._waiting and self._task is not None:
+                self._task.cancel()
+
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                self._loop.call_soon_threadsafe(cancel)
 
     def _make_table(self) -> dict[Event, list[Member]]:
         table: defaultdict[Event, list[Member]] = defaultdict(list)
@@ -447,17 +510,11 @@ class Runner:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-
-        def stop_waiting() -> None:
-            if self._waiting and task is not None:
-                task.cancel()
 
         def on_signal(_number: int, _frame: FrameType | None) -> None:
             if self._interrupted:
                 raise KeyboardInterrupt
-            self._interrupted = self._leaving = True
-            loop.call_soon_threadsafe(stop_waiting)
+            self.leave()
 
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         taken = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
@@ -468,6 +525,13 @@ class Runner:
         finally:
             for number, handler in taken.items():
                 signal.signal(number, handler)
+
+
+def _named(callbacks: Sequence[Callback | tuple[str, Callback]]) -> list[tuple[str, Callback]]:
+    """The callbacks with those names that they have already, or that they get here."""
+    named = [one for one in callbacks if isinstance(one, tuple)]
+    rest = [one for one in callbacks if not isinstance(one, tuple)]
+    return named or list(zip(numbered_names(rest), rest, strict=True))
 
 
 def _loop_is_running() -> bool:
@@ -503,8 +567,28 @@ def _load(name: str, owner: Callback | LoggerDestination, state: dict[str, Any])
         ) from error
 
 
-def _show(headline: str, error: Exception) -> None:
-    # The first frame is the runner's own and says nothing to the author of the callback.
-    own = error.__traceback__
-    lines = traceback.format_exception(type(error), error, own and own.tb_next)
-    print(f"{headline}:\n{''.join(lines)}", end="", file=sys.stderr, flush=True)
+class _Lane:
+    """A runner in a thread of its own, beside another one."""
+
+    def __init__(self, runner: Runner, beside: Runner) -> None:
+        self.runner = runner
+        self._beside = beside
+        self._thread = threading.Thread(target=self._run, name="offloop-lane", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self.runner.run()
+        # Whatever ends it ends the whole: it is raised there.
+        except Exception as error:  # noqa: BLE001
+            self._beside._leave(error, error.__cause__ if isinstance(error.__cause__, Exception) else None)

@@ -85,7 +85,7 @@ def test_every_command_has_help():
 
 def test_a_live_run_is_told_to_stop(two_runs):
     with Publisher("third") as publisher:
-        assert invoke("stop", "third") == "told 1 rank of third to stop after the batch at hand\n"
+        assert invoke("stop", "third", "--wait", "0") == "run third: 'stop' was handed on and has not taken effect yet\n"
         wait_for(lambda: publisher.poll() or publisher.stop_requested, "the publisher to be told")
     with pytest.raises(ConfigurationError, match="'first' is finished, so there is nobody to tell"):
         invoke("stop", "first")
@@ -97,8 +97,8 @@ def test_a_training_that_is_told_to_stop_ends_as_stopped_with_a_checkpoint(runs_
     def note(event, state, logger):
         seen.append(int(state.timestamp.batch))
         if len(seen) == 3:
-            invoke("stop", "told")
-            wait_for(lambda: trainer._publisher.poll() or state.stop_requested, "the trainer to be told")
+            invoke("stop", "told", "--wait", "0")
+            wait_for(lambda: trainer._publisher.poll() or trainer._control.waiting, "the trainer to be told")
 
     with gold_trainer(
         publish=True, run_name="told", save_folder=tmp_path, algorithms=Act(note, Event.BATCH_START)
@@ -145,7 +145,8 @@ def test_runs_and_info_ask_a_broker_elsewhere(runs_dir):
             assert (run["run"], run["status"], run["attempt"]) == ("r", "live", 1)
             assert "live" in invoke("runs", "--broker", address)
             assert json.loads(invoke("info", "r", "--broker", address, "--json"))["statistics"]["broker"]["runs"] == 1
-            assert invoke("stop", "r", "--broker", address) == "told 1 rank of r to stop after the batch at hand\n"
+            told = invoke("stop", "r", "--broker", address, "--wait", "0")
+            assert told == "run r: 'stop' was handed on and has not taken effect yet\n"
         assert "finished" in invoke("info", "r", "--broker", address)
     finally:
         broker.terminate()

@@ -28,6 +28,7 @@ from torch import nn
 
 from bus.errors import CheckpointError
 from trainer.checkpoint_file import (
+    draft_checkpoint,
     import_torch,
     is_torch_file,
     read_checkpoint,
@@ -214,19 +215,21 @@ def test_views_of_one_memory_come_back_each_with_its_values(path: Path) -> None:
     assert exactly(read_checkpoint(path)["views"]) == exactly(views)
 
 
-def test_parts_of_one_memory_are_written_from_where_they_are(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_one_memory_are_written_from_where_they_are() -> None:
     memory = torch.arange(12.0)
-    written: dict[str, torch.Tensor] = {}
-
-    def record(tensors: dict[str, torch.Tensor], *arguments: Any) -> None:
-        written.update(tensors)
-        save_file(tensors, *arguments)
-
-    monkeypatch.setattr("trainer.checkpoint_file.save_file", record)
-    write_checkpoint(path, {"parts": list(memory.split(3))})
+    written = draft_checkpoint({"parts": list(memory.split(3))}, "it").tensors
     assert [written[f"parts.{index}"].data_ptr() for index in range(4)] == [
         memory.data_ptr() + 12 * index for index in range(4)
     ]
+
+
+def test_the_same_tree_gives_the_same_bytes(path: Path) -> None:
+    tree = {"model": {"b": torch.ones(2, 3), "a": torch.zeros(2, dtype=torch.int64)}, "n": [1.5, "ä", b"x"]}
+    files = []
+    for _ in range(8):
+        write_checkpoint(path, tree)
+        files.append(path.read_bytes())
+    assert len(set(files)) == 1
 
 
 @pytest.mark.parametrize(
@@ -261,7 +264,7 @@ def test_a_tree_that_holds_itself_is_refused(path: Path) -> None:
 
 
 def test_too_much_that_is_no_tensor_is_refused_when_writing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.checkpoint_file._TEXT_LIMIT", 1000)
+    monkeypatch.setattr("bus.checkpoint_image._TEXT_LIMIT", 1000)
     with pytest.raises(CheckpointError, match=r"takes [\d,]+ bytes of at most 1,000: .* in tensors"):
         write_checkpoint(path, {"a": list(range(1000))})
 
@@ -464,11 +467,10 @@ def test_a_folder_that_cannot_be_made_or_written_is_named(path: Path) -> None:
 
 
 def test_an_interrupted_write_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(tensors: Any, draft: Path, *_: Any) -> None:
-        draft.write_bytes(b"half of it")
+    def interrupt(descriptor: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trainer.checkpoint_file.save_file", interrupt)
+    monkeypatch.setattr(os, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(path, {})
     assert list(path.parent.iterdir()) == []

@@ -7,11 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-from dataclasses import replace
 
 import pytest
-import zmq
 from helpers import wait_for
 
 from bus import (
@@ -27,8 +24,6 @@ from bus import (
     RunIsLiveError,
     find_run,
 )
-from bus.commands import send_command
-from bus.wire import encode_control
 
 
 def read_back(publisher):
@@ -462,28 +457,6 @@ def test_the_run_says_what_it_is(runs_dir):
     assert run.last.info["versions"]["offloop"]
     assert publisher.run_dir == runs_dir / "r"
     assert (runs_dir / "r").stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.parametrize("content", [{}, {"ranks": None}, {"ranks": "two"}])
-def test_a_broker_that_does_not_say_how_many_ranks_it_told_is_named(runs_dir, content):
-    Publisher("r").close()
-    context = zmq.Context()
-    door = context.socket(zmq.ROUTER)
-    address = f"ipc://{runs_dir}/door"
-    door.bind(address)
-
-    def answer():
-        sender, _ = door.recv_multipart()
-        door.send_multipart([sender, encode_control("told", content)])
-
-    broker = threading.Thread(target=answer)
-    broker.start()
-    try:
-        with pytest.raises(BrokerError, match="without the number of ranks"):
-            send_command(replace(find_run("r"), live=True, door=address), "stop")
-    finally:
-        broker.join()
-        context.destroy(linger=0)
 
 
 @pytest.mark.parametrize("size", [0, -1, 1000, "64MiB"])

@@ -22,7 +22,7 @@ from helpers import wait_for
 from bus import BrokerError, ConfigurationError, Event, Publisher, Recording, find_run
 from bus.allow_list import AllowList, allow
 from bus.cli import bus
-from bus.commands import send_command_through
+from bus.sender import send_command_through
 from bus.keys import load_public_key, load_secret_key, make_keys
 from bus.run_source import ask_broker
 from bus.security import (
@@ -464,7 +464,9 @@ def test_a_real_broker_grants_each_key_its_role_and_a_stranger_nothing(guarded: 
             Publisher("another", broker=guarded, security=security("viewer"))
         assert not publisher.stop_requested
         # A boss may command, and a stranger is not even told that there is a broker.
-        assert send_command_through(guarded, "secret-run", "stop", security("boss")) == 1
+        outcome = send_command_through(guarded, "secret-run", "stop", wait=0, security=security("boss"))
+        assert outcome.event is None
+        wait_for(lambda: publisher.poll() or publisher.stop_requested, "the publisher to be told")
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         door = context.socket(zmq.DEALER)
         stranger = security("stranger")

@@ -1,10 +1,8 @@
 """Numbers from a GPU, with a stand-in for the GPU: nothing waits until something is drained."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
+from fake_gpu import FakeGpu, reads
 from gold import GoldMLP, gold_optimizer
 from torchmetrics import MeanMetric
 from training import FakeStream
@@ -13,84 +11,9 @@ from bus.deferred import Deferred
 from bus.errors import ConfigurationError
 from bus.event import Event
 from trainer import Logger, State
-from trainer.device import CpuDevice, DeferredMap, DeferredScalar, PinnedRing, get_device
+from trainer.device import CpuDevice, DeferredMap, get_device
 from trainer.progress import ProgressLines
 from trainer.publishing import StatePublisher
-
-
-class FakeGpu:
-    """Copies arrive when :meth:`run` says that the work before them is done; counts how often somebody waited."""
-
-    name = "gpu"
-    model_name = "Fake GPU"
-    torch_device = torch.device("cpu")
-
-    def __init__(self, size: int = 64) -> None:
-        self.done = self.issued = self.waits = self.allocations = 0
-        self._copies: list[Callable[[], object]] = []
-        self.ring = PinnedRing(self._allocate, lambda: FakeEvent(self), size)
-
-    def _allocate(self, count: int) -> torch.Tensor:
-        self.allocations += 1
-        return Slots(self, count)  # type: ignore[return-value]
-
-    def read_later(self, scalar: torch.Tensor) -> DeferredScalar:
-        return self.ring.copy(scalar)
-
-    def batch_to_device(self, batch: Any) -> Any:
-        return batch
-
-    def copy(self, do: Callable[[], object]) -> None:
-        self._copies.append(do)
-
-    def run(self, count: int | None = None) -> None:
-        """Lets the GPU do the next copies; all of them by default."""
-        ready = self._copies[:count]
-        del self._copies[: len(ready)]
-        for do in ready:
-            do()
-        self.done += len(ready)
-
-
-class FakeEvent:
-    def __init__(self, gpu: FakeGpu) -> None:
-        self._gpu = gpu
-        self._at = 0
-
-    def record(self) -> None:
-        self._gpu.issued += 1
-        self._at = self._gpu.issued
-
-    def query(self) -> bool:
-        return self._gpu.done >= self._at
-
-    def synchronize(self) -> None:
-        self._gpu.waits += 1
-        self._gpu.run(self._at - self._gpu.done)
-
-
-class Slots:
-    """Host memory that is written to when the fake GPU has come that far."""
-
-    def __init__(self, gpu: FakeGpu, count: int) -> None:
-        self._slots = [Slot(gpu) for _ in range(count)]
-
-    def unbind(self) -> "list[Slot]":
-        return self._slots
-
-
-class Slot:
-    def __init__(self, gpu: FakeGpu) -> None:
-        self._gpu = gpu
-        self._number = float("nan")
-
-    def copy_(self, source: torch.Tensor, *, non_blocking: bool) -> None:
-        assert non_blocking
-        number = source.item()
-        self._gpu.copy(lambda: setattr(self, "_number", number))
-
-    def item(self) -> float:
-        return self._number
 
 
 def test_a_deferred_number_is_ready_when_the_gpu_has_come_that_far() -> None:
@@ -143,6 +66,32 @@ def test_several_numbers_are_there_when_the_last_one_is() -> None:
     gpu.run()
     assert numbers.ready()
     assert numbers.value() == {"a": 1.0, "b": 2.0, "c": 3.0}
+
+
+def test_many_numbers_cross_in_one_copy_and_arrive_together() -> None:
+    gpu = FakeGpu()
+    with reads() as found:
+        first = gpu.read_many_later(torch.arange(3.0))
+        second = gpu.read_many_later(torch.arange(1000.0))
+    assert (found, gpu.issued) == ([], 2)
+    gpu.run(1)
+    assert isinstance(first, Deferred)
+    assert (first.ready(), second.ready()) == (True, False)
+    assert first.value() == [0.0, 1.0, 2.0]
+    gpu.run()
+    assert second.value() == [float(number) for number in range(1000)]
+    assert gpu.waits == 0
+
+
+def test_vectors_of_about_one_length_share_their_memory() -> None:
+    gpu = FakeGpu(size=4)
+    allocations = gpu.allocations
+    numbers = []
+    for length in (5, 8, 6, 7, 5, 8, 600, 1000):
+        numbers.append(gpu.read_many_later(torch.full((length,), float(length))))
+        gpu.run()
+    assert [one.value() for one in numbers] == [[float(size)] * size for size in (5, 8, 6, 7, 5, 8, 600, 1000)]
+    assert gpu.allocations - allocations == 2
 
 
 def test_publishing_from_a_gpu_never_waits_and_keeps_what_each_event_held() -> None:

@@ -8,71 +8,21 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from fake_gpu import FakeGpu, reads
+from field_stream import Stream, asking, train
 from gold import GoldMLP, gold_loader
 from training import gold_trainer
 
 from bus.demand import BASE_EVENTS, Demand, Want
 from bus.errors import ConfigurationError
 from bus.event import Event
-from trainer import Logger, State, Trainer
+from trainer import Logger, State
 from trainer.algorithms.gradient_clipping import GradientClipping
-from trainer.device import CpuDevice
+from trainer.device import CpuDevice, Device
 from trainer.fields import BUILT_IN, check_fields
 from trainer.publishing import StatePublisher
 
 BATCH_END, AFTER_TRAIN_BATCH = Event.BATCH_END, Event.AFTER_TRAIN_BATCH
-
-
-class Stream:
-    """A publisher in whose place the test decides what consumers want."""
-
-    run_dir = None
-
-    def __init__(self, demand: Demand | None = None, always: Iterable[Event] = BASE_EVENTS) -> None:
-        self.always = frozenset(always)
-        self.wanted: set[Event] = set()
-        self.demand_version = 0
-        self.sent: list[tuple[Event, int, dict[str, Any]]] = []
-        self.in_effect: list[tuple[int, int]] = []
-        self.after_sending: dict[int, Demand] = {}
-        self.want(demand or Demand())
-
-    def want(self, demand: Demand) -> None:
-        self.demand = demand
-        self.demand_version += 1
-        self.wanted &= self.always | demand.events
-        self.wanted |= self.always | demand.events
-
-    def send(
-        self,
-        event: Event,
-        timestamp: tuple[int, ...],
-        previous: Any,
-        fields: dict[str, Any],
-        context: bytes,
-        has_deferred: bool = False,
-    ) -> None:
-        self.sent.append((event, timestamp[2], fields))
-        if (demand := self.after_sending.pop(len(self.sent), None)) is not None:
-            self.want(demand)
-
-    def demand_in_effect(self, timestamp: tuple[int, ...]) -> None:
-        self.in_effect.append((len(self.sent), timestamp[2]))
-
-    def close(self, status: str, error: str | None) -> None:
-        assert error is None
-
-    def batches_with(self, name: str, event: Event = BATCH_END) -> list[int]:
-        """The number of each batch in which the field was sent with the event, which is counted later or already."""
-        return [batch + (event is not BATCH_END) for one, batch, fields in self.sent if one is event and name in fields]
-
-
-def train(monkeypatch: pytest.MonkeyPatch, stream: Stream, batches: int = 95, **arguments: Any) -> Trainer:
-    monkeypatch.setattr(Trainer, "_start_stream", lambda *_: stream)
-    settings = {"publish": True, "max_duration": f"{batches}ba", "n_train": 30, "batch_size": 6}
-    with gold_trainer(**(settings | arguments)) as trainer:
-        trainer.fit()
-    return trainer
 
 
 class Counting:
@@ -84,10 +34,6 @@ class Counting:
     def __call__(self, state: State) -> int:
         self.calls.append(int(state.timestamp.batch))
         return len(self.calls)
-
-
-def asking(every: int, *events: Event, field: str = "count") -> Demand:
-    return Demand(dict.fromkeys(events or (BATCH_END,), Want(every, {field: every})))
 
 
 @pytest.mark.parametrize(
@@ -233,8 +179,9 @@ def test_computing_them_changes_nothing(monkeypatch: pytest.MonkeyPatch, precisi
     assert torch.equal(plain[2], asked[2])
 
 
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if "norm" in name])
 def test_norms_of_sharded_weights_are_refused_instead_of_waiting_for_other_ranks(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -243,16 +190,21 @@ def test_norms_of_sharded_weights_are_refused_instead_of_waiting_for_other_ranks
         mesh = dist.init_device_mesh("cpu", (1,))
         model = GoldMLP()
         for module in model.modules():
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                setattr(module, name, torch.nn.Parameter(distribute_tensor(parameter.detach(), mesh)))
-        assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
-        stream = Stream(asking(1, Event.FIT_END, field="parameter_norm"))
+            for own, parameter in list(module.named_parameters(recurse=False)):
+                setattr(module, own, torch.nn.Parameter(distribute_tensor(parameter.detach(), mesh)))
+        for parameter in model.parameters():
+            assert isinstance(parameter, DTensor)
+            parameter.grad = parameter.detach().clone()
+        stream = Stream(asking(1, BATCH_END, field=name))
         state = State(model=model, device=CpuDevice(), seed=1, run_name="r")
-        StatePublisher(state, Logger(state), stream).publish(Event.FIT_END)
+        state.optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)]
+        publisher = StatePublisher(state, Logger(state), stream)
+        state.optimizers[0].step()
+        publisher.publish(BATCH_END)
     finally:
         dist.destroy_process_group()
     [(_, _, fields)] = stream.sent
-    assert "parameter_norm" not in fields
+    assert name not in fields
     assert "with fsdp_config each rank has a part of the weights" in fields["not_sent"]
     assert caplog.text.count("log it from an algorithm") == 1
 
@@ -286,21 +238,11 @@ def test_a_field_that_nobody_knows_is_named_once_with_those_that_there_are(
         train(monkeypatch, stream, 5, fields={"queue": Counting()})
     [record] = caplog.records
     assert "field 'gradent_norm', which this training does not have: did you mean gradient_norm" in record.message
-    assert record.message.endswith("it has gradient_norm, parameter_norm, queue")
+    assert record.message.endswith(f"it has {', '.join(BUILT_IN)}, queue")
     assert stream.batches_with("on_demand") == []
 
 
-class Gpu(CpuDevice):
-    """Gives promises instead of numbers, as a GPU does."""
-
-    name = "gpu"
-
-    def read_later(self, scalar: torch.Tensor) -> Any:
-        assert scalar.ndim == 0
-        return ("later", scalar.item())
-
-
-def published(value: Callable[[], Any], device: CpuDevice) -> dict[str, Any]:
+def published(value: Callable[[], Any], device: Device) -> dict[str, Any]:
     state = State(model=GoldMLP(), device=device, seed=1, run_name="r")
     stream = Stream(asking(1, Event.FIT_END, field="own"))
     fields = check_fields({"own": lambda _: value()})
@@ -342,8 +284,8 @@ def nested(depth: int) -> Any:
         ("\ud800", "UnicodeEncodeError"),
         (nested(20), "nested too deeply"),
         (bytes(1024 * 1024), "bytes, at most 1,048,576 are allowed"),
-        (torch.ones(3, device="meta"), "would make the training wait for the GPU"),
-        ({"a": [torch.ones(3, device="meta")]}, "would make the training wait for the GPU"),
+        (torch.ones(3, device="meta"), "a tensor on meta, which is neither the host nor where this training runs"),
+        ({"a": [torch.ones(3, device="meta")]}, "a tensor on meta"),
     ],
     ids=lambda value: str(type(value).__name__),
 )
@@ -353,10 +295,43 @@ def test_what_cannot_be_sent_is_left_out(value: Any, message: str) -> None:
     assert message in sent["not_sent"]
 
 
-def test_numbers_on_a_gpu_are_read_later() -> None:
-    assert published(lambda: torch.tensor([2.5]), Gpu())["own"] == ("later", 2.5)
-    by_name = published(lambda: {"a": torch.tensor(1.5), "b": 2}, Gpu())["own"]
-    assert by_name.value() == {"a": ("later", 1.5), "b": 2.0}
+def test_numbers_on_a_gpu_are_read_later_all_in_one_copy() -> None:
+    gpu = FakeGpu()
+    one = published(lambda: torch.tensor([2.5]), gpu)["own"]
+    value = {
+        "a": torch.tensor(1.5),
+        "b": 2,
+        "c": [torch.arange(4).reshape(2, 2), "text", None],
+        "big": torch.tensor(2**40 + 1),
+        "is": torch.tensor([True, False]),
+        "empty": torch.zeros(0),
+        "half": torch.tensor(0.5, dtype=torch.float16, requires_grad=True),
+    }
+    with reads() as found:
+        many = published(lambda: value, gpu)["own"]
+    assert (found, gpu.issued, gpu.waits) == ([], 2, 0)
+    assert not many.ready()
+    gpu.run()
+    assert (one.value(), gpu.waits) == (2.5, 0)
+    assert many.value() == {
+        "a": 1.5,
+        "b": 2,
+        "c": [[[0, 1], [2, 3]], "text", None],
+        "big": 2**40 + 1,
+        "is": [True, False],
+        "empty": [],
+        "half": 0.5,
+    }
+    assert isinstance(many.value()["b"], int)
+
+
+def test_a_number_that_is_none_travels_as_it_is() -> None:
+    odd = [float("nan"), float("inf"), -float("inf")]
+    gpu = FakeGpu()
+    deferred = published(lambda: [torch.tensor(one) for one in odd], gpu)["own"]
+    gpu.run()
+    for sent in (deferred.value(), published(lambda: torch.tensor(odd), CpuDevice())["own"]):
+        assert str(sent) == "[nan, inf, -inf]"
 
 
 def test_it_is_computed_without_a_graph() -> None:

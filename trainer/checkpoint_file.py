@@ -8,49 +8,40 @@ import base64
 import contextlib
 import datetime
 import functools
-import glob
 import json
 import math
 import os
 import pickle
 import re
-import secrets
-import shutil
 import struct
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save, save_file
+from safetensors.torch import save
 from torch import Tensor
 
-from bus.errors import CheckpointError
+from bus.checkpoint_image import CRC_KEY, DRAFT_KEY, TEXT_KEY, VERSION, crc_of, metadata_of, text_of
+from bus.errors import CheckpointError, ConfigurationError
+from bus.replacing import replacing
+from bus.tensors import image_layout
 
 __all__ = [
-    "TEMPORARY_NAME",
+    "CheckpointDraft",
+    "draft_checkpoint",
     "import_torch",
     "is_torch_file",
     "read_checkpoint",
     "read_part",
     "read_weights",
-    "replacing",
+    "tensor_spec",
     "write_checkpoint",
 ]
 
 PathLike = str | os.PathLike[str]
 
-TEMPORARY_NAME = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp")
-"""What a write leaves behind when it is killed: a folder of such a name beside the file ``name``."""
-
-_VERSION = 1
-_TEXT_KEY = "offloop"
-_CRC_KEY = "offloop_crc32"
-
-# The library refuses headers over 100 MB, and each quotation mark in the text takes two bytes there.
-_TEXT_LIMIT = 50_000_000
 
 # Beyond this, what reads JSON in other languages rounds integers.
 _EXACT_INT = 2**53
@@ -70,39 +61,63 @@ _TORCH_DAMAGE = (
 _TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
 
 
+class CheckpointDraft(NamedTuple):
+    """A checkpoint that is complete but for its checksums."""
+
+    tensors: dict[str, Tensor]
+    """By the names that they get in the file, detached; views of what the tree holds."""
+    contents: dict[str, Any]
+    """The tree without its tensors, and what stands in front of each one's bytes where its checksum is made."""
+
+    def metadata(self) -> dict[str, str]:
+        """As it travels to a process that completes it, see :func:`bus.checkpoint_image.complete`.
+
+        Raises :class:`bus.errors.CheckpointError` for a tree that is too large."""
+        return {DRAFT_KEY: text_of(self.contents)}
+
+
+def draft_checkpoint(tree: Mapping[str, Any], what: object) -> CheckpointDraft:
+    """Takes apart a tree as :func:`write_checkpoint` does, without reading a tensor.
+
+    Raises :class:`bus.errors.CheckpointError`, which says that ``what`` cannot be written."""
+    for key in tree:
+        if not isinstance(key, str) or key.startswith("$"):
+            raise CheckpointError(f"cannot write {what}: {key!r} is no key for a part: use a str without $ in front")
+    table = _TensorTable()
+    try:
+        # The model comes first, so that what it shares with other parts is stored under its own names.
+        packed = {key: _pack(tree[key], key, table) for key in sorted(tree, key=lambda key: key != "model")}
+    except RecursionError:
+        raise CheckpointError(f"cannot write {what}: something in it holds itself, or is nested too deeply") from None
+    kinds = {name: _kind_of(tensor) for name, tensor in table.stored.items()}
+    return CheckpointDraft(table.stored, {"version": VERSION, "tree": packed, "tensors": kinds})
+
+
 def write_checkpoint(path: PathLike, tree: Mapping[str, Any]) -> None:
     """Writes a tree to a file, making its folder if there is none.
 
     The tree is a dict of parts by name. A part is made of dicts, lists and tuples of ``None``, bools, ints, floats,
     strings, bytes and dense tensors of any device and of every dtype that safetensors has; what is derived from one of
     these (an ``OrderedDict``, a named tuple, a parameter) comes back as the plain kind. Tensors that are the same one
-    in memory are stored once. Tensors are neither copied nor moved unless they are on a device, not contiguous, or
-    overlap with another.
+    in memory are stored once. Tensors are neither copied nor moved unless they are on a device or not contiguous.
 
     The file appears under its name when it is complete and on the disk; until then the one before it stays.
 
     Raises :class:`bus.errors.CheckpointError` for anything else in the tree, and when the file cannot be written."""
     path = Path(path)
-    for key in tree:
-        if not isinstance(key, str) or key.startswith("$"):
-            raise CheckpointError(f"cannot write {path}: {key!r} is no key for a part: use a str without $ in front")
-    tensors = _TensorTable()
+    draft = draft_checkpoint(tree, path)
+    stored = {name: _on_host(tensor) for name, tensor in draft.tensors.items()}
+    kinds = draft.contents["tensors"]
+    checksums = {name: crc_of(kinds[name], _bytes_of(tensor)) for name, tensor in stored.items()}
     try:
-        # The model comes first, so that what it shares with other parts is stored under its own names.
-        packed = {key: _pack(tree[key], key, tensors) for key in sorted(tree, key=lambda key: key != "model")}
-        checksums = {name: _checksum(tensor) for name, tensor in tensors.stored.items()}
-        contents = {"version": _VERSION, "tree": packed, "tensors": checksums}
-        text = json.dumps(contents, separators=(",", ":"), allow_nan=False)
-    except RecursionError:
-        raise CheckpointError(f"cannot write {path}: something in it holds itself, or is nested too deeply") from None
-    if len(text) > _TEXT_LIMIT:
-        raise CheckpointError(
-            f"cannot write {path}: what is no tensor takes {len(text):,} bytes of at most {_TEXT_LIMIT:,}: "
-            "keep long lists of numbers in tensors"
-        )
-    metadata = {_TEXT_KEY: text, _CRC_KEY: _crc_of(text)}
-    with replacing(path) as draft:
-        save_file(tensors.stored, draft, metadata)
+        metadata = metadata_of({**draft.contents, "tensors": checksums})
+        layout = image_layout({name: tensor_spec(tensor) for name, tensor in stored.items()}, metadata)
+    except (CheckpointError, ConfigurationError) as error:
+        raise CheckpointError(f"cannot write {path}: {error}") from None
+    with replacing(path) as place, open(place, "wb") as file:
+        file.write(layout.header)
+        for name in layout.offsets:
+            file.write(_bytes_of(stored[name]))
 
 
 def read_checkpoint(path: PathLike, device: str | torch.device = "cpu") -> dict[str, Any]:
@@ -190,66 +205,17 @@ def import_torch(path: PathLike) -> dict[str, Any]:
     return dict(weights)
 
 
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Gives a path to make a file, a symbolic link or a folder at, which takes the place of ``path`` when the block
-    ends.
-
-    It does so in one step, and a file not before it is on the disk; the files in a folder have to be there already.
-    Whatever goes wrong, ``path`` stays as it was and nothing else stays behind; after a kill the next write to the same
-    path cleans up. A folder that is there already is moved away first, so a kill just then leaves none.
-
-    Raises :class:`bus.errors.CheckpointError` for errors of the file system, in the block too."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for stray in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
-            shutil.rmtree(stray, ignore_errors=True)
-        # A folder and not a file: safetensors first writes to a file of its own naming beside the one that it makes.
-        workplace = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        workplace.mkdir()
-        try:
-            draft = workplace / path.name
-            yield draft
-            if draft.is_dir() and not draft.is_symlink():
-                for folder, _, _ in os.walk(draft):
-                    _sync(Path(folder))
-                if os.path.lexists(path):
-                    os.replace(path, workplace / "replaced")
-            elif not draft.is_symlink():
-                # safetensors lets the owner alone read what it writes; the umask decides, as with any other file.
-                draft.chmod(workplace.stat().st_mode & 0o666)
-                _sync(draft)
-            os.replace(draft, path)
-            _sync(path.parent)
-        finally:
-            shutil.rmtree(workplace, ignore_errors=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
-    except SafetensorError as error:
-        raise CheckpointError(f"cannot write {path}: {error}") from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class _TensorTable:
-    """The tensors of a tree by the names that they get in the file, ready for safetensors: on the CPU, contiguous, and
-    none overlapping another."""
+    """The tensors of a tree by the names that they get in the file."""
 
     def __init__(self) -> None:
         self.stored: dict[str, Tensor] = {}
         self._known: dict[Any, str] = {}
-        self._spans: dict[int, list[tuple[int, int]]] = {}
 
     def add(self, tensor: Tensor, path: str) -> str:
         """The name that a tensor is stored under."""
         tensor = tensor.detach()
-        if tensor.layout is not torch.strided or tensor.is_meta or not _has_dtype(tensor.dtype):
+        if tensor.layout is not torch.strided or tensor.is_meta or _dtype_name(tensor.dtype) is None:
             raise CheckpointError(
                 f"the tensor at {path!r} is {tensor.layout}, {tensor.dtype} on {tensor.device}, which safetensors has "
                 "no place for: make it a dense tensor of another dtype"
@@ -259,7 +225,7 @@ class _TensorTable:
         if tensor.numel() and identity in self._known:
             return self._known[identity]
         self._known[identity] = name = self._free_name(path)
-        self.stored[name] = self._separate(tensor) if tensor.numel() else torch.empty(tensor.shape, dtype=tensor.dtype)
+        self.stored[name] = tensor
         return name
 
     def _free_name(self, path: str) -> str:
@@ -271,24 +237,31 @@ class _TensorTable:
             name = f"{path}~{number}"
         return name
 
-    def _separate(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.resolve_conj().resolve_neg().cpu().contiguous()
-        begin = tensor.data_ptr()
-        end = begin + tensor.nbytes
-        spans = self._spans.setdefault(tensor.untyped_storage().data_ptr(), [])
-        if any(begin < other_end and other_begin < end for other_begin, other_end in spans):
-            return tensor.clone()
-        spans.append((begin, end))
-        return tensor
+
+def tensor_spec(tensor: Tensor) -> tuple[str, list[int]]:
+    """The dtype and shape of a tensor as safetensors writes them.
+
+    Raises :class:`bus.errors.ConfigurationError` for a tensor that it has no place for."""
+    name = _dtype_name(tensor.dtype) if tensor.layout is torch.strided else None
+    if name is None:
+        raise ConfigurationError(f"safetensors has no place for a tensor of {tensor.dtype}, {tensor.layout}")
+    shape = list(tensor.shape)
+    if name == "F4":
+        # Torch counts pairs of such numbers.
+        shape[-1] *= 2
+    return name, shape
 
 
 @functools.cache
-def _has_dtype(dtype: torch.dtype) -> bool:
+def _dtype_name(dtype: torch.dtype) -> str | None:
+    """The name of a dtype in the format, as its library has it; ``None`` for one that it has no place for."""
     try:
-        save({"": torch.empty(0, dtype=dtype)})
+        image = save({"": torch.empty(0, dtype=dtype)})
     except (KeyError, RuntimeError):
-        return False
-    return True
+        return None
+    (size,) = struct.unpack("<Q", image[:8])
+    name: str = json.loads(image[8 : 8 + size])[""]["dtype"]
+    return name
 
 
 def _pack(value: Any, path: str, tensors: _TensorTable) -> Any:
@@ -367,15 +340,15 @@ def _opened(path: PathLike) -> Iterator[Any]:
 def _contents(file: Any, path: PathLike) -> dict[str, Any] | None:
     """What the header of a checkpoint says besides where the tensors are; ``None`` for somebody else's file."""
     metadata = file.metadata() or {}
-    if _TEXT_KEY not in metadata and _CRC_KEY not in metadata:
+    if TEXT_KEY not in metadata and CRC_KEY not in metadata:
         return None
-    text = metadata.get(_TEXT_KEY, "")
-    if metadata.get(_CRC_KEY) != _crc_of(text):
+    text = metadata.get(TEXT_KEY, "")
+    if metadata.get(CRC_KEY) != crc_of(text):
         raise CheckpointError(f"checkpoint {path} is damaged: the checksum of its header is wrong; use another one")
     contents: dict[str, Any] = json.loads(text)
-    if contents["version"] > _VERSION:
+    if contents["version"] > VERSION:
         raise CheckpointError(
-            f"checkpoint {path} is of format {contents['version']}, this version of offloop reads up to {_VERSION}: "
+            f"checkpoint {path} is of format {contents['version']}, this version of offloop reads up to {VERSION}: "
             "use a newer offloop"
         )
     if set(contents["tensors"]) != set(file.keys()):
@@ -404,12 +377,19 @@ def _loader(file: Any, contents: dict[str, Any], path: PathLike, device: str | t
 
 
 def _checksum(tensor: Tensor) -> str:
-    kind = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-    return _crc_of(kind, tensor.reshape(-1).view(torch.uint8).numpy())
+    return crc_of(_kind_of(tensor), _bytes_of(tensor))
 
 
-def _crc_of(text: str, data: Any = b"") -> str:
-    return f"{zlib.crc32(data, zlib.crc32(text.encode())):08x}"
+def _kind_of(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return tensor.resolve_conj().resolve_neg().cpu().contiguous()
 
 
 def _harmless_globals() -> list[Any]:

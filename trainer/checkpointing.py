@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.time import Time
 from trainer.checkpoint_folder import CheckpointFolder
@@ -24,6 +25,10 @@ class NoSaver:
 
     def save_last(self) -> None:
         """Does nothing."""
+
+    def save_now(self) -> None:
+        """Raises :class:`bus.errors.ConfigurationError`."""
+        raise ConfigurationError("this training saves no checkpoints: start it with a save_folder")
 
 
 class CheckpointSaver:
@@ -90,6 +95,11 @@ class CheckpointSaver:
             self._join(tree)
         self._last_batch = self._state.timestamp.values[2]
         self._last_evaluation = self._evaluation
+
+    def save_now(self) -> None:
+        """Writes a checkpoint unless this batch has one; with several ranks all have to come here."""
+        if self._last_batch != self._state.timestamp.values[2]:
+            self.save()
 
     @property
     def _evaluation(self) -> Any:

@@ -1,14 +1,26 @@
 """Where a model is trained, and how a number gets from there to the host without making anybody wait."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
 from bus.errors import ConfigurationError
 from trainer.data import map_tensors
 
-__all__ = ["CpuDevice", "DeferredMap", "DeferredScalar", "Device", "GpuDevice", "PinnedRing", "get_device", "is_gpu"]
+__all__ = [
+    "CpuDevice",
+    "DeferredMap",
+    "DeferredScalar",
+    "DeferredVector",
+    "Device",
+    "GpuDevice",
+    "PinnedRing",
+    "PinnedRings",
+    "get_device",
+    "is_gpu",
+]
 
 
 @runtime_checkable
@@ -27,6 +39,9 @@ class Device(Protocol):
     def read_later(self, scalar: torch.Tensor) -> "float | DeferredScalar":
         """A scalar's value: at once where that costs nothing, otherwise a promise of it. Never waits for the device."""
 
+    def read_many_later(self, vector: torch.Tensor) -> "list[float] | DeferredVector":
+        """The same for all numbers of a tensor of one dimension, which cross in one copy."""
+
 
 class CpuDevice:
     """Trains on the host: tensors are where they are needed, and reading one is no synchronisation."""
@@ -44,6 +59,11 @@ class CpuDevice:
         number: float = scalar.item()
         return number
 
+    def read_many_later(self, vector: torch.Tensor) -> list[float]:
+        """The numbers, at once."""
+        numbers: list[float] = vector.tolist()
+        return numbers
+
 
 class GpuDevice:
     """Trains on the current CUDA device; whatever crosses to the host is copied asynchronously."""
@@ -53,7 +73,8 @@ class GpuDevice:
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self.model_name = torch.cuda.get_device_name(self.torch_device)
-        self._ring = PinnedRing(_pinned_scalars, torch.cuda.Event)
+        self._ring = PinnedRing(DeferredScalar, _pinned_scalars, torch.cuda.Event)
+        self._rings = PinnedRings(_pinned_vectors, torch.cuda.Event)
 
     def batch_to_device(self, batch: Any) -> Any:
         """A copy on the GPU; the host goes on while tensors in pinned memory (``pin_memory=True``) are copied."""
@@ -63,29 +84,58 @@ class GpuDevice:
         """A promise of the value, kept as soon as the GPU has come this far."""
         return self._ring.copy(scalar)
 
+    def read_many_later(self, vector: torch.Tensor) -> "DeferredVector":
+        """A promise of the numbers, kept as soon as the GPU has come this far."""
+        return self._rings.copy(vector)
 
-class DeferredScalar:
-    """A number on its way from a GPU: :meth:`ready` says whether it has arrived, without waiting."""
 
-    __slots__ = ("_copied", "_number", "_slot")
+_Read = TypeVar("_Read")
+
+
+class _Deferred(Generic[_Read]):
+    """What is on its way from a GPU: :meth:`ready` says whether it has arrived, without waiting."""
+
+    __slots__ = ("_copied", "_read", "_slot")
 
     def __init__(self, slot: torch.Tensor, copied: Any) -> None:
         self._slot = slot
         self._copied = copied
-        self._number: float | None = None
+        self._read: _Read | None = None
 
     def ready(self) -> bool:
         """Whether :meth:`value` would return at once."""
-        return self._number is not None or bool(self._copied.query())
+        return self._read is not None or bool(self._copied.query())
 
-    def value(self) -> float:
-        """The number. Waits for the GPU when it is not :meth:`ready`, so it is called then only where a stream is
+    def value(self) -> _Read:
+        """What has arrived. Waits for the GPU when it is not :meth:`ready`, so it is called then only where a stream is
         drained."""
-        if self._number is None:
+        if self._read is None:
             if not self._copied.query():
                 self._copied.synchronize()
-            self._number = float(self._slot.item())
-        return self._number
+            self._read = self._take()
+        return self._read
+
+    def _take(self) -> _Read:
+        raise NotImplementedError
+
+
+class DeferredScalar(_Deferred[float]):
+    """A number on its way from a GPU."""
+
+    __slots__ = ()
+
+    def _take(self) -> float:
+        return float(self._slot.item())
+
+
+class DeferredVector(_Deferred[list[float]]):
+    """Several numbers on their way from a GPU, which arrive together."""
+
+    __slots__ = ()
+
+    def _take(self) -> list[float]:
+        numbers: list[float] = self._slot.tolist()
+        return numbers
 
 
 class DeferredMap:
@@ -107,31 +157,50 @@ class DeferredMap:
         }
 
 
-class PinnedRing:
-    """Slots of pinned host memory that scalars are copied into, used in turn.
+_Promise = TypeVar("_Promise", bound=_Deferred[Any])
 
-    Pinned memory is slow to allocate, hence the slots are kept. A slot whose number was never asked for is read before
-    it is used again, so a :class:`DeferredScalar` stays good for as long as somebody holds it; while the number in it
-    has not arrived yet, the ring grows instead of waiting.
+
+class PinnedRing(Generic[_Promise]):
+    """Slots of pinned host memory that tensors of one size are copied into, used in turn.
+
+    Pinned memory is slow to allocate, hence the slots are kept. A slot whose numbers were never asked for is read
+    before it is used again, so a promise stays good for as long as somebody holds it; while the numbers in it have not
+    arrived yet, the ring grows instead of waiting.
+
+    Args:
+        promise: makes the promise of a slot and of what tells that the copy into it is done.
+        allocate: makes so many slots.
+        make_event: makes what tells that a copy is done.
+        size: how many slots there are at first.
     """
 
-    def __init__(self, allocate: Callable[[int], torch.Tensor], make_event: Callable[[], Any], size: int = 64) -> None:
+    def __init__(
+        self,
+        promise: Callable[[torch.Tensor, Any], _Promise],
+        allocate: Callable[[int], torch.Tensor],
+        make_event: Callable[[], Any],
+        size: int = 64,
+    ) -> None:
+        self._promise = promise
         self._allocate = allocate
         self._make_event = make_event
         self._size = size
         self._slots: list[torch.Tensor] = []
-        self._promises: list[DeferredScalar | None] = []
+        self._promises: list[_Promise | None] = []
         self._next = 0
         self._grow()
 
-    def copy(self, scalar: torch.Tensor) -> DeferredScalar:
-        """Starts copying a scalar from the device and returns the promise of it."""
+    def copy(self, tensor: torch.Tensor) -> _Promise:
+        """Starts copying a tensor from the device and returns the promise of it; one with a dimension may be shorter
+        than a slot."""
         index = self._free_slot()
         slot = self._slots[index]
-        slot.copy_(scalar.detach(), non_blocking=True)
+        if tensor.ndim:
+            slot = slot[: len(tensor)]
+        slot.copy_(tensor.detach(), non_blocking=True)
         copied = self._make_event()
         copied.record()
-        promise = DeferredScalar(slot, copied)
+        promise = self._promise(slot, copied)
         self._promises[index] = promise
         self._next = (index + 1) % len(self._slots)
         return promise
@@ -151,6 +220,32 @@ class PinnedRing:
         self._slots[at:at] = list(self._allocate(self._size).unbind())
         self._promises[at:at] = [None] * self._size
         return at
+
+
+class PinnedRings:
+    """A :class:`PinnedRing` for each power of two that vectors are long, made when one of that length first comes.
+
+    Args:
+        allocate: makes so many slots of such a width.
+        make_event: makes what tells that a copy is done.
+        size: how many slots a ring begins with.
+    """
+
+    def __init__(
+        self, allocate: Callable[[int, int], torch.Tensor], make_event: Callable[[], Any], size: int = 4
+    ) -> None:
+        self._allocate = allocate
+        self._make_event = make_event
+        self._size = size
+        self._rings: dict[int, PinnedRing[DeferredVector]] = {}
+
+    def copy(self, vector: torch.Tensor) -> DeferredVector:
+        """Starts copying a vector from the device and returns the promise of it."""
+        width = 1 << (len(vector) - 1).bit_length()
+        if width not in self._rings:
+            allocate = partial(self._allocate, width)
+            self._rings[width] = PinnedRing(DeferredVector, allocate, self._make_event, self._size)
+        return self._rings[width].copy(vector)
 
 
 def is_gpu(device: str | torch.device | Device) -> bool:
@@ -193,3 +288,8 @@ def _known(device: Any) -> str | Device:
 
 def _pinned_scalars(count: int) -> torch.Tensor:
     return torch.empty(count, dtype=torch.float32, pin_memory=True)
+
+
+def _pinned_vectors(width: int, count: int) -> torch.Tensor:
+    # Doubles, because whole numbers are read as well.
+    return torch.empty((count, width), dtype=torch.float64, pin_memory=True)

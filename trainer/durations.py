@@ -1,28 +1,11 @@
 """Durations and intervals as users give them, and when something is due that happens every so often. No torch here."""
 
-import math
-
 from bus.errors import ConfigurationError
 from bus.event import Event
+from bus.intervals import counter_of, part_of, passes
 from bus.time import Time, TimeInput, Timestamp, TimeUnit
 
 __all__ = ["Interval", "check_interval", "check_iteration_length", "check_max_duration", "counter_of"]
-
-# Where each unit is counted in Timestamp.values, and how much of that makes one.
-_COUNTERS = {
-    TimeUnit.ITERATION: (0, 1),
-    TimeUnit.EPOCH: (1, 1),
-    TimeUnit.BATCH: (2, 1),
-    TimeUnit.SAMPLE: (3, 1),
-    TimeUnit.TOKEN: (4, 1),
-    TimeUnit.SECOND: (10, 1_000_000),
-}
-
-
-def counter_of(time: Time) -> tuple[int, int]:
-    """Where a time's unit stands in ``Timestamp.values``, and the time in what is counted there."""
-    index, scale = _COUNTERS[time.unit]
-    return index, int(time.value) * scale
 
 
 def check_max_duration(duration: TimeInput) -> Time:
@@ -85,22 +68,21 @@ class Interval:
         events: tuple[Event, Event, Event] = (Event.EPOCH_END, Event.ITERATION_END, Event.BATCH_END),
     ) -> None:
         if interval.unit is TimeUnit.DURATION:
-            interval = _part_of(max_duration, interval.value, batches_per_epoch)
+            interval = part_of(max_duration, interval.value, batches_per_epoch)
         at_epoch, at_iteration, at_batch = events
         self.event = {TimeUnit.EPOCH: at_epoch, TimeUnit.ITERATION: at_iteration}.get(interval.unit, at_batch)
-        self._index, self._step = counter_of(interval)
+        self._interval = interval
 
     def is_due(self, event: Event, timestamp: Timestamp, previous: Timestamp | None) -> bool:
         """Whether it is due at this event, ``previous`` being the timestamp before it."""
-        if event is not self.event or not self._step:
+        if event is not self.event or self.is_never:
             return False
-        before = 0 if previous is None else previous.values[self._index]
-        return timestamp.values[self._index] // self._step > before // self._step
+        return passes(self._interval, timestamp.values, None if previous is None else previous.values)
 
     @property
     def is_never(self) -> bool:
         """Whether it is an interval of zero, which is never due."""
-        return not self._step
+        return not self._interval.value
 
 
 def _read(given: TimeInput, argument: str, example: str) -> Time:
@@ -108,11 +90,3 @@ def _read(given: TimeInput, argument: str, example: str) -> Time:
     if isinstance(given, bool):
         raise ConfigurationError(f"{argument} {given!r} is not allowed: use a time such as {example}")
     return Time.from_input(given, TimeUnit.EPOCH)
-
-
-def _part_of(whole: Time, share: float, batches_per_epoch: int | None) -> Time:
-    value, unit = whole.value, whole.unit
-    if unit is TimeUnit.EPOCH and batches_per_epoch:
-        value, unit = value * batches_per_epoch, TimeUnit.BATCH
-    # 0.1 * 30 is a little more than 3, and would round up to 4.
-    return Time(math.ceil(round(value * share, 6)), unit)

@@ -79,6 +79,14 @@ class Evaluation:
         ]
         return self._run(due)
 
+    def run_now(self) -> int:
+        """Evaluates everything, whatever the interval; returns the nanoseconds that it took.
+
+        Raises :class:`bus.errors.ConfigurationError` when there is nothing to evaluate on."""
+        if not self._state.evaluators:
+            raise ConfigurationError("there is nothing to evaluate on: this training has no eval_dataloader")
+        return self._run(self._state.evaluators)
+
     def run_standalone(self, evaluators: Sequence[Evaluator], subset_num_batches: int = -1) -> None:
         """Evaluates whatever the time."""
         self._engine.run_event(Event.EVAL_STANDALONE_START)

@@ -15,6 +15,7 @@ from trainer.evaluation import Evaluation
 from trainer.interrupts import Interruption
 from trainer.progress import Progress
 from trainer.ranks import Ranks
+from trainer.remote_control import RemoteControl
 from trainer.schedulers import TimeAwareScheduler
 from trainer.state import State
 from trainer.step import TrainStep
@@ -42,6 +43,9 @@ class Saver(Protocol):
     def save_last(self) -> None:
         """Brings the last checkpoint up to date when the training is over."""
 
+    def save_now(self) -> None:
+        """Writes a checkpoint whether or not one is due."""
+
 
 class TrainingLoop:
     """Trains until ``state.max_duration`` is reached. :class:`bus.event.Event` shows the same loop with the events'
@@ -62,6 +66,7 @@ class TrainingLoop:
         data: DataSpec,
         order: EpochOrder,
         clock: Callable[[], int],
+        control: RemoteControl,
         *,
         ranks: Ranks | None = None,
         subset_num_batches: int = -1,
@@ -76,6 +81,7 @@ class TrainingLoop:
         self._data = data
         self._order = order
         self._clock = clock
+        self._control = control
         self._ranks = ranks
         self._subset_num_batches = subset_num_batches
         every_batch = [one for one in state.schedulers if isinstance(one, TimeAwareScheduler)]
@@ -84,18 +90,24 @@ class TrainingLoop:
         self._epoch_schedulers = [] if step_schedulers_every_batch else rest
         self._tokens = 0
         self._batch_began = 0
+        # Whether some rank has commands, as the ranks have agreed on at the last batch.
+        self._has_commands = False
 
     def run(self, interruption: Interruption | None = None) -> None:
         """Runs from ``FIT_START`` to ``FIT_END``, and the evaluation that may follow, unless it is interrupted."""
         state = self._state
         state.recompute_gradients = self._step.recompute_gradients
+        state.evaluate_now = self._evaluation.run_now
+        self._control.checkpoint = self._saver.save_now
         try:
             self._run(interruption)
         finally:
             # The state must not hold what holds the state: a trainer that is dropped is gone at once.
-            del state.recompute_gradients
+            del state.recompute_gradients, state.evaluate_now
+            self._control.checkpoint = None
             # What came too late for this training is not meant for the next one.
             state.fitting = state.stop_requested = False
+            self._control.refuse_rest()
 
     def _run(self, interruption: Interruption | None) -> None:
         state, fire = self._state, self._engine.run_event
@@ -133,7 +145,7 @@ class TrainingLoop:
     def _run_epoch(self) -> bool:
         """Trains on the batches of an epoch; returns whether it is complete."""
         state, fire, progress, saver = self._state, self._engine.run_event, self._progress, self._saver
-        train, watched = self._step.run, self._saver.watched
+        train, watched, commands = self._step.run, self._saver.watched, self._control.waiting
         length = state.iteration_length
         ends_iterations = length is not None and length.unit is TimeUnit.TOKEN
         for state.batch in self._fetch_batches():
@@ -148,6 +160,8 @@ class TrainingLoop:
             fire(BATCH_CHECKPOINT)
             if BATCH_CHECKPOINT in watched:
                 saver.save_if_due(BATCH_CHECKPOINT)
+            if commands or self._has_commands:
+                self._obey(BATCH_CHECKPOINT)
             if ends_iterations and state.timestamp.values[7] != state.dataloader_len:
                 self._end_iteration_if_due()
             if now >= progress.next_draw:
@@ -211,7 +225,7 @@ class TrainingLoop:
         self._save_if_due(EPOCH_CHECKPOINT)
         self._progress.epoch_end()
         self._end_iteration_if_due()
-        self._heed_stop_requests()
+        self._heed_requests(EPOCH_CHECKPOINT)
 
     def _check_tokens(self) -> None:
         """Makes sure that what ends after so many tokens ends at all."""
@@ -256,7 +270,9 @@ class TrainingLoop:
         samples, tokens, elapsed = state.batch_size or 0, self._tokens, microseconds - self._batch_began
         if self._ranks is not None:
             samples, tokens = self._ranks.end_count()
-            elapsed, stop = self._ranks.agree(elapsed, state.stop_requested)
+            elapsed, stop, self._has_commands = self._ranks.agree(
+                elapsed, state.stop_requested, bool(self._control.waiting)
+            )
         else:
             stop = state.stop_requested
         if stop:
@@ -272,15 +288,24 @@ class TrainingLoop:
             before = self._state.eval_metric_values
             self._batch_began += self._evaluation.run_if_due(event) // 1000
             if self._state.eval_metric_values is not before:
-                self._heed_stop_requests()
+                self._heed_requests(event)
 
-    def _heed_stop_requests(self) -> None:
+    def _heed_requests(self, event: Event) -> None:
         """Lets what has been asked for since the batch, with several ranks by one of them, take effect on all."""
-        stop = self._state.stop_requested
+        stop, has_commands = self._state.stop_requested, bool(self._control.waiting)
         if self._ranks is not None:
-            stop = self._ranks.agree(0, stop)[1]
+            _, stop, has_commands = self._ranks.agree(0, stop, has_commands)
         if stop:
             self._state.stop_now()
+        if has_commands:
+            self._obey(event)
+
+    def _obey(self, event: Event) -> None:
+        """Applies commands; training time stands still meanwhile."""
+        began = self._clock()
+        self._has_commands = False
+        self._control.obey(event)
+        self._batch_began += (self._clock() - began) // 1000
 
     def _stop_between_batches(self) -> None:
         """Ends the training where no further batch can be fetched, from a dataloader of the training or of an

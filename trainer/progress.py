@@ -30,6 +30,9 @@ class Progress:
     def begin(self) -> None:
         """Notes where the training begins, or goes on."""
 
+    def set_interval(self, seconds: float) -> None:
+        """Sets how much time goes by between two calls of :meth:`draw`."""
+
     def draw(self) -> None:
         """Shows how far the training is."""
 
@@ -66,6 +69,11 @@ class ProgressLines(Progress):
         self._share_before = self._share()
         self._told = self._state.eval_metric_values
         self.next_draw = self._began + self._every
+
+    def set_interval(self, seconds: float) -> None:
+        """Sets how much time goes by between two lines, or two drawings of a bar."""
+        self._every = round(seconds * _SECOND)
+        self.next_draw = self._clock() + self._every
 
     def draw(self) -> None:
         """Shows how far the training is."""

@@ -1,25 +1,30 @@
 """Turns the state at an event into what is published of it."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from bus.demand import BASE_EVENTS, Demand, batch_number
 from bus.event import Event
+from bus.intervals import MICROBATCH_EVENTS, Moment
 from bus.publisher import Publisher
 from bus.time import Timestamp
 from trainer.device import DeferredMap
 from trainer.fields import BUILT_IN, Field, FieldsOnDemand
 from trainer.logger import Logger
 from trainer.metrics import read_metrics
+from trainer.optimizer_names import optimizer_names
 from trainer.state import State
+from trainer.tensor_sharing import TensorSharing
 
-__all__ = ["StatePublisher", "StreamPublisher"]
+__all__ = ["StatePublisher", "StreamPublisher", "optimizer_names"]
 
 _AFTER_EVALUATION = {Event.EVAL_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END}
 _PAUSES = {Event.EPOCH_END, Event.EPOCH_CHECKPOINT, Event.ITERATION_END, Event.ITERATION_CHECKPOINT, Event.FIT_END}
 _WITH_EVAL_METRICS = _AFTER_EVALUATION | _PAUSES
 _WITH_TRAIN_METRICS = {Event.BATCH_END, Event.BATCH_CHECKPOINT} | _PAUSES
 _WITH_FLOPS = {Event.BATCH_END}
+
+_MAX_LATE = 8
 
 _Values = tuple[int, ...]
 
@@ -50,6 +55,18 @@ class StreamPublisher(Protocol):
 _BASE = Demand.of(BASE_EVENTS)
 
 
+class _Due(NamedTuple):
+    """The further fields that go with an event."""
+
+    moment: Moment
+    fields: Sequence[str] = ()
+    late: Mapping[str, Sequence[Moment]] = {}
+    """Fields that could not be had when they were due, and when they were."""
+
+
+_NOTHING_MORE = _Due(Moment(Event.INIT, ()))
+
+
 class StatePublisher:
     """Publishes what callbacks may see of the state, at about a microsecond beside the sending.
 
@@ -62,6 +79,8 @@ class StatePublisher:
             in the middle of one; batches of an evaluation count by themselves, and BATCH_CHECKPOINT comes after them.
         always: what is published in any case.
         fields: what consumers can ask for.
+        sharing: how tensors get to consumers that ask for them; without it they do not. What cannot be had when it is
+            due, and is worth waiting for, comes with the next event that it is wanted of.
     """
 
     def __init__(
@@ -71,11 +90,16 @@ class StatePublisher:
         stream: StreamPublisher,
         always: Demand = _BASE,
         fields: Mapping[str, Field] = BUILT_IN,
+        sharing: TensorSharing | None = None,
     ) -> None:
         self._state = state
         self._stream = stream
         self._always = always
-        self._fields = FieldsOnDemand(state, fields)
+        self._sharing = sharing
+        self._fields = FieldsOnDemand(state, fields, None if sharing is None else sharing.share)
+        self._late: dict[str, list[Moment]] = {}
+        # How often each event of a microbatch has come in the batch that began at this time.
+        self._microbatches: tuple[_Values, dict[Event, int]] = ((), {})
         # The batch in which the demand became another one, which is not in effect yet.
         self._changed_in: tuple[int, bool, bool] | None = None
         # The events that nothing has to be looked up for; none while a demand is to take effect.
@@ -98,12 +122,12 @@ class StatePublisher:
     def publish(self, event: Event) -> None:
         """Gathers the fields of an event and sends it, if it is due."""
         state = self._state
-        asked: tuple[str, ...] = ()
+        more = _NOTHING_MORE
         if event not in self._plain:
-            due = self._due_fields(event)
+            due = self._due(event)
             if due is None:
                 return
-            asked = due
+            more = due
         if state.context_changed:
             self._pack_context()
         if state.optimizers != self._optimizers:
@@ -125,8 +149,8 @@ class StatePublisher:
         }
         if event in self._with_more or (self._logged and event in BASE_EVENTS):
             fields.update(self._more(event))
-        if asked:
-            fields.update(self._fields.compute(event, asked))
+        if more is not _NOTHING_MORE:
+            fields.update(self._on_demand(more))
         previous = state.previous_timestamp
         self._send(
             event,
@@ -140,20 +164,73 @@ class StatePublisher:
             self._changed_in = self._batch(event)
             self._plain = frozenset()
 
-    def _due_fields(self, event: Event) -> tuple[str, ...] | None:
-        """The fields that are asked for at an event; ``None`` for an event that is not due."""
+    def _due(self, event: Event) -> _Due | None:
+        """What is asked for at an event; ``None`` for an event that is not due."""
         if self._changed_in is not None and not self._is_in_same_batch(event):
             self._use_demand()
             self._stream.demand_in_effect(self._state.timestamp.values)
-        number = self._number(event)
+        demand, number = self._demand, self._number(event)
+        moment = self._moment(event) if event in self._timed else None
+        names = demand.due_fields(event, number, moment)
+        late = {name: moments for name, moments in self._late.items() if demand.has_field(event, name)}
+        if names or late or (moment and moment.microbatch and demand.is_due(event, number, moment)):
+            return _Due(moment or self._moment(event), names, late)
         # A demand that is not in effect yet brings its events here already.
-        return self._demand.due_fields(event, number) if self._demand.is_due(event, number) else None
+        return _NOTHING_MORE if demand.is_due(event, number, moment) else None
+
+    def _on_demand(self, due: _Due) -> dict[str, Any]:
+        """The fields that are due, as they are sent."""
+        names = dict.fromkeys((*due.fields, *due.late))
+        values = self._fields.compute(due.moment.event, names) if names else {}
+        if self._sharing is not None:
+            waiting = self._sharing.take_waiting()
+            for name in names:
+                if name not in waiting:
+                    self._late.pop(name, None)
+                elif name in due.fields:
+                    self._late[name] = [*due.late.get(name, ()), due.moment][:_MAX_LATE]
+        told: dict[str, Any] = {name: _told(moments) for name, moments in due.late.items() if name in values}
+        how = ({"late": told} if told else {}) | ({"microbatch": number} if (number := due.moment.microbatch) else {})
+        if how:
+            values.update(how, on_demand=[*values.get("on_demand", ()), *how])
+        return values
 
     def _use_demand(self) -> None:
         stream = self._stream
         self._demand, self._version = Demand.merge([self._always, stream.demand]), stream.demand_version
         self._changed_in = None
-        self._plain = frozenset(event for event in self._demand.events if self._demand.is_always_same(event))
+        events = self._demand.events
+        self._plain = frozenset(event for event in events if self._demand.is_always_same(event))
+        self._timed = frozenset(event for event in events if self._demand.is_timed(event))
+        self._fields.use(self._demand)
+        # What nobody wants any more is not kept for whoever comes next.
+        self._late = {
+            name: moments
+            for name, moments in self._late.items()
+            if any(self._demand.has_field(event, name) for event in events)
+        }
+
+    def _moment(self, event: Event) -> Moment:
+        state = self._state
+        previous = state.previous_timestamp
+        return Moment(
+            event,
+            state.timestamp.values,
+            None if previous is None else previous.values,
+            state.eval_timestamp.values,
+            state.predict_timestamp.values,
+            state.max_duration,
+            state.dataloader_len,
+            self._count_microbatch(event) if event in MICROBATCH_EVENTS else 0,
+        )
+
+    def _count_microbatch(self, event: Event) -> int:
+        batch, counts = self._microbatches
+        if batch is not self._state.timestamp.values:
+            self._microbatches = batch, counts = self._state.timestamp.values, {}
+        count = counts.get(event, 0)
+        counts[event] = count + 1
+        return count
 
     def _number(self, event: Event) -> int:
         state = self._state
@@ -212,16 +289,10 @@ class StatePublisher:
         )
 
 
+def _told(moments: Sequence[Moment]) -> list[list[Any]]:
+    return [[moment.event.value, moment.timestamp, moment.previous] for moment in moments]
+
+
 def _unless_zero(timestamp: Timestamp) -> _Values | None:
     values = timestamp.values
     return values if any(values) else None
-
-
-def optimizer_names(optimizers: list[Any]) -> list[str]:
-    """The names that learning rates go by: class names, a further optimizer of a class with ``-1``, ``-2``, ..."""
-    names: list[str] = []
-    for optimizer in optimizers:
-        name = type(optimizer).__name__
-        count = sum(1 for other in names if other.rsplit("-", 1)[0] == name)
-        names.append(f"{name}-{count}" if count else name)
-    return names

@@ -44,7 +44,7 @@ class Ranks:
         self._store = store
         self._hosts: Any = dist.new_group(backend="gloo")
         self._counts = torch.zeros(3, dtype=torch.int64)
-        self._vote = torch.zeros(2, dtype=torch.int64)
+        self._vote = torch.zeros(3, dtype=torch.int64)
         self._counting: Any = None
         self._total = (0, 0)
         self.closed = False
@@ -86,14 +86,16 @@ class Ranks:
         counts: list[int] = self._counts.tolist()
         return counts
 
-    def agree(self, microseconds: int, stop: bool) -> tuple[int, bool]:
-        """The first rank's time, and whether any rank wants to stop: the same answer on every rank."""
+    def agree(self, microseconds: int, stop: bool, has_commands: bool = False) -> tuple[int, bool, bool]:
+        """The first rank's time, whether any rank wants to stop, and whether any has commands to apply: the same answer
+        on every rank."""
         self._vote[0] = microseconds if self.rank == 0 else 0
         self._vote[1] = stop
+        self._vote[2] = has_commands
         with naming_lost_ranks(self.rank):
             dist.all_reduce(self._vote, group=self._hosts)
-        agreed, votes = self._vote.tolist()
-        return agreed, votes > 0
+        agreed, stops, commands = self._vote.tolist()
+        return agreed, stops > 0, commands > 0
 
     def add(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks of a tensor on the device, which is changed in place; a GPU's host does not wait."""

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from bus.errors import CheckpointError
-from trainer.checkpoint_file import read_checkpoint, read_part, replacing, write_checkpoint
+from bus.replacing import replacing
+from trainer.checkpoint_file import read_checkpoint, read_part, write_checkpoint
 from trainer.ranks import Ranks
 
 if TYPE_CHECKING:

@@ -45,12 +45,14 @@ class State:
         recompute_gradients: within ``fit()``, for algorithms at ``AFTER_TRAIN_BATCH``: computes the gradients of the
             batch anew, at the weights as they are now, in place of the old ones, and returns the batch's loss.
             Algorithms see the events of the forward and backward passes a second time; they are not published.
+        evaluate_now: within ``fit()``, between two batches: evaluates, whatever the interval.
         fitting: whether there is a training that can be stopped: from ``FIT_START`` on, before ``FIT_END``.
         stopped: whether the training was ended by :meth:`stop_training`.
         stop_requested: whether the training is to be stopped when the batch at hand has been trained on.
     """
 
     recompute_gradients: Callable[[], torch.Tensor]
+    evaluate_now: Callable[[], object]
 
     def __init__(
         self,

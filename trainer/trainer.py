@@ -16,6 +16,7 @@ from bus.demand import Demand
 from bus.errors import ClosedError, ConfigurationError, RankError
 from bus.event import Event
 from bus.publisher import BACKLOG_BYTES, BASE_EVENTS, Publisher, check_backlog_bytes, ending_for
+from bus.recording import Recording
 from bus.runs import new_run_name
 from bus.security import ClientSecurity, client_security, client_security_for
 from bus.time import Time, TimeInput, Timestamp, TimeUnit
@@ -41,6 +42,7 @@ from trainer.arguments import (
 from trainer.attached import AttachedConsumers, check_picklable, demand_of, run_place
 from trainer.checkpoints import Checkpoints
 from trainer.data import DataSpec, as_data_spec, check_subset
+from trainer.decisions import Decisions, check_wait_for
 from trainer.device import Device, get_device, is_gpu
 from trainer.durations import check_interval, check_iteration_length, check_max_duration
 from trainer.engine import Engine
@@ -60,9 +62,19 @@ from trainer.prediction import predict
 from trainer.progress import make_progress
 from trainer.publishing import StatePublisher, optimizer_names
 from trainer.ranks import first_rank_first, join_ranks, naming_lost_ranks
+from trainer.remote_control import RemoteControl
 from trainer.sampling import own_sampler
 from trainer.schedulers import SchedulerFunction, compile_scheduler
 from trainer.seeding import check_seed, make_deterministic, new_seed, seed_all
+from trainer.settings import (
+    Setting,
+    SettingFunction,
+    Settings,
+    check_settings,
+    evaluate,
+    set_learning_rate,
+    set_log_interval,
+)
 from trainer.state import State
 from trainer.step import TrainStep
 
@@ -127,6 +139,12 @@ class Trainer:
         clock: nanoseconds since 1970, for tests.
         config: what else to write down about the run in ``run.json``.
         fields: what else consumers can ask for, by name: functions of the state, see :mod:`trainer.fields`.
+        settings: what else ``bus send RUN set NAME VALUE`` can set, by name: functions of the state and the value.
+        wait_for: names of consumers that may decide to stop the training: it waits for them where they decide, so that
+            they stop it exactly there. ``callbacks`` stands for those given here, ``all`` for every such consumer.
+        wait_seconds: how long it waits for one at a time.
+        commands_from: a recording, or a run's directory: the commands that its training took are applied again where
+            they were then.
 
     Use it as a context manager, or call :meth:`close` at the end. An exception that ends :meth:`fit`, :meth:`eval` or
     :meth:`predict` ends the run as failed.
@@ -190,6 +208,10 @@ class Trainer:
         clock: Callable[[], int] | None = None,
         config: Mapping[str, Any] | None = None,
         fields: Mapping[str, FieldFunction] | None = None,
+        settings: Mapping[str, SettingFunction] | None = None,
+        wait_for: str | Sequence[str] | None = None,
+        wait_seconds: float = 30.0,
+        commands_from: str | os.PathLike[str] | None = None,
     ) -> None:
         evaluators = as_evaluators(eval_dataloader)
         check_model(model, evaluated=bool(evaluators))
@@ -225,6 +247,8 @@ class Trainer:
         security = _check_keys(broker, key, broker_key)
         check_backlog_bytes(backlog_bytes)
         config, max_delay, own_fields = check_config(config), check_max_delay(max_delay), check_fields(fields)
+        own_settings, waits_for = check_settings(settings), check_wait_for(wait_for, wait_seconds, publish)
+        script = [] if commands_from is None else Recording(check_path(commands_from, "commands_from")).read_commands()
         for path, argument in ((save_folder, "save_folder"), (load_path, "load_path"), (runs_dir, "runs_dir")):
             if path is not None:
                 check_path(path, argument)
@@ -303,6 +327,9 @@ class Trainer:
         self._attached: AttachedConsumers | None = None
         self._progress = make_progress(progress_bar and rank == 0, self.state, self._clock)
         self.logger = Logger(self.state)
+        self.settings = self._make_settings(own_settings)
+        """What ``bus send RUN set NAME VALUE`` can set; more can be registered."""
+        self._control = RemoteControl(self.state, self.settings, self._ranks, script)
         with self._ending_on_error():
             if publish:
                 self._publisher = self._start_stream(
@@ -310,7 +337,8 @@ class Trainer:
                 )
                 if (callbacks or loggers) and rank == 0:
                     self._attached = AttachedConsumers(callbacks, loggers, run_place(self._publisher, key, broker_key))
-            self.engine = self._make_engine(always, own_fields)
+            self._control.answer_through(self._publisher)
+            self.engine = self._make_engine(always, own_fields, waits_for, wait_seconds)
             self._evaluation = Evaluation(
                 self.state, self.engine, self._clock, subset_num_batches=eval_subset, in_step=in_step
             )
@@ -358,7 +386,7 @@ class Trainer:
                 clock=self._clock,
                 max_delay=max_delay,
                 backlog_bytes=backlog_bytes,
-                on_stop=state.request_stop,
+                on_command=self._control.take,
             )
 
         return start(broker) if self._ranks is None else first_rank_first(self._ranks, start, broker)
@@ -374,10 +402,30 @@ class Trainer:
             "device": str(state.device.torch_device),
         }
 
-    def _make_engine(self, always: Demand, fields: Mapping[str, Field]) -> Engine:
+    def _make_settings(self, own: Mapping[str, Setting]) -> Settings:
+        progress = self._progress
+        # Nothing that holds this object: a trainer that is dropped is to be gone at once.
+        settings = Settings(
+            {
+                "lr": Setting(set_learning_rate, "the learning rate of every parameter group"),
+                "log_interval": Setting(
+                    lambda _, value: set_log_interval(progress, value), "seconds between two lines of progress"
+                ),
+                "eval": Setting(evaluate, "'now' evaluates at once, whatever the interval"),
+            }
+        )
+        for name, setting in own.items():
+            settings.register(name, *setting)
+        return settings
+
+    def _make_engine(
+        self, always: Demand, fields: Mapping[str, Field], waits_for: frozenset[str], wait_seconds: float
+    ) -> Engine:
         if self._publisher is None:
             return Engine(self.state, self.logger)
         publish = StatePublisher(self.state, self.logger, self._publisher, always, fields).publish
+        if waits_for:
+            publish = Decisions(publish, self._publisher, self._control, waits_for, wait_seconds, self._ranks).publish
         return Engine(self.state, self.logger, self._publisher.wanted, publish)
 
     def _begin(self) -> None:
@@ -539,6 +587,7 @@ class Trainer:
                 data,
                 self._order,
                 self._clock,
+                self._control,
                 ranks=self._ranks,
                 subset_num_batches=self._train_subset,
                 step_schedulers_every_batch=self._step_schedulers_every_batch,

@@ -9,7 +9,7 @@ from bus.errors import CheckpointError
 from bus.time import Timestamp
 from trainer.epoch_order import generators_of
 from trainer.evaluation import Evaluation
-from trainer.publishing import optimizer_names
+from trainer.optimizer_names import optimizer_names
 from trainer.state import State
 
 __all__ = ["load_model", "load_schedulers", "load_training", "training_tree", "weights_tree"]

@@ -4,11 +4,12 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from time import monotonic
 from typing import Any
 
 from bus.errors import ConfigurationError
 from bus.snapshot import Snapshot
-from consumers.logger import LoggerDestination, LogValue, Row
+from consumers.logger import Images, LoggerDestination, LogValue, Row, Table, Text
 
 __all__ = ["ConsoleLogger"]
 
@@ -16,7 +17,8 @@ _GAP = "  "
 _INDENT = " " * 4
 _VALUE_WIDTH = 9
 _BIGGEST_WHOLE = 10**_VALUE_WIDTH
-
+_TEXT_WIDTH = 60
+_TERMINAL_SECONDS = 0.2
 
 _TIMES = ("time/*",)
 _SAME_ON_ONE_DEVICE = "throughput/device/*_per_sec"
@@ -27,7 +29,9 @@ class ConsoleLogger(LoggerDestination):
 
     At most one line for each ``every`` seconds of the run's own time, with the latest value of everything that was
     logged since the line before; what is left at the end is printed too. ``every=0`` prints a line for every event at
-    which something was logged. On a terminal, long lines are wrapped.
+    which something was logged. On a terminal long lines are wrapped, and a recording that is read faster than it was
+    made prints at most five lines a second. Images, tables and texts are a short line each, the latest of each name,
+    hyperparameters one line; files to upload are left out.
 
     ``hide`` are patterns of metrics that are not shown: by default times (in hours, and counted in batches and samples,
     for which step and epoch stand) and the throughput of a single device. ``hide=`` shows everything.
@@ -40,7 +44,9 @@ class ConsoleLogger(LoggerDestination):
         self._hide = tuple(hide)
         self._shown: dict[str, bool] = {}
         self._next = float("-inf")
+        self._next_on_terminal = float("-inf")
         self._metrics: dict[str, LogValue] = {}
+        self._notes: dict[str, str] = {}
         self._order: dict[str, int] = {}
         self._step = 0
         self._epoch = 0
@@ -55,24 +61,36 @@ class ConsoleLogger(LoggerDestination):
             self._order.setdefault(name, len(self._order))
         self._step = max(row.step for row in rows)
         self._epoch = state.timestamp.values[1]
-        if state.time >= self._next:
-            self._next = state.time + self._every
-            self._print_line()
+        self._print_what_is_due(state)
+
+    def log_images(self, entry: Images, state: Snapshot) -> None:
+        """Says how many they are, and how big, with the next line."""
+        height, width = entry.images[0].shape[:2] if entry.images else (0, 0)
+        masks = f", with {', '.join(entry.masks)}" if entry.masks else ""
+        self._note(entry.step, entry.name, f"{len(entry.images)} of {width}x{height}{masks}", state)
+
+    def log_table(self, entry: Table, state: Snapshot) -> None:
+        """Says how big it is, with the next line."""
+        self._note(entry.step, entry.name, f"{len(entry.rows)} rows of {', '.join(entry.columns)}", state)
+
+    def log_text(self, entry: Text, state: Snapshot) -> None:
+        """Shows its beginning, with the next line."""
+        self._note(entry.step, entry.name, entry.text, state)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
         """Prints them on a line of their own."""
-        print(*(f"{name}={value}" for name, value in hyperparameters.items()), sep="  ", flush=True)
+        print(one_line(_GAP.join(f"{name}={value}" for name, value in hyperparameters.items())), flush=True)
 
     def close(self) -> None:
         """Prints what has not been printed yet."""
-        if self._metrics:
-            self._print_line()
+        self._print_lines()
 
     def state_dict(self) -> dict[str, Any]:
         """When the next line is due, and what it has so far, as it would be printed."""
         return {
             "next": self._next,
             "metrics": {name: format_value(value) for name, value in self._metrics.items()},
+            "notes": dict(self._notes),
             "order": list(self._order),
             "step": self._step,
             "epoch": self._epoch,
@@ -82,6 +100,7 @@ class ConsoleLogger(LoggerDestination):
         """Goes on with the line that was being gathered; lines printed since then are printed again."""
         self._next = float(state["next"])
         self._metrics = dict(state["metrics"])
+        self._notes = dict(state["notes"])
         self._order = {name: place for place, name in enumerate(state["order"])}
         self._step, self._epoch = state["step"], state["epoch"]
 
@@ -91,13 +110,35 @@ class ConsoleLogger(LoggerDestination):
             shown = self._shown[name] = not any(fnmatchcase(name, pattern) for pattern in self._hide)
         return shown
 
-    def _print_line(self) -> None:
-        cells = [f"step {self._step:>6}", f"epoch {self._epoch:>3}"]
-        # Metrics keep the order in which they first came, so that lines stay alike.
-        named = sorted(self._metrics, key=self._order.__getitem__)
-        cells += (f"{name} {format_value(self._metrics[name]):>{_VALUE_WIDTH}}" for name in named)
-        self._metrics = {}
-        print(_wrapped(cells) if sys.stdout.isatty() else _GAP.join(cells), flush=True)
+    def _note(self, step: int, name: str, text: str, state: Snapshot) -> None:
+        text = one_line(text)
+        self._notes[name] = f"step {step:>6}{_GAP}{one_line(name)}: " + (
+            text if len(text) <= _TEXT_WIDTH else f"{text[: _TEXT_WIDTH - 3]}..."
+        )
+        self._print_what_is_due(state)
+
+    def _print_what_is_due(self, state: Snapshot) -> None:
+        if state.time < self._next:
+            return
+        if sys.stdout.isatty():
+            # What people watch is no record, so here the terminal's time counts too.
+            now = monotonic()
+            if now < self._next_on_terminal:
+                return
+            self._next_on_terminal = now + min(self._every, _TERMINAL_SECONDS)
+        self._next = state.time + self._every
+        self._print_lines()
+
+    def _print_lines(self) -> None:
+        if self._metrics:
+            cells = [f"step {self._step:>6}", f"epoch {self._epoch:>3}"]
+            # Metrics keep the order in which they first came, so that lines stay alike.
+            named = sorted(self._metrics, key=self._order.__getitem__)
+            cells += (one_line(f"{name} {format_value(self._metrics[name]):>{_VALUE_WIDTH}}") for name in named)
+            print(_wrapped(cells) if sys.stdout.isatty() else _GAP.join(cells), flush=True)
+        for note in self._notes.values():
+            print(note, flush=True)
+        self._metrics, self._notes = {}, {}
 
 
 def format_value(value: LogValue) -> str:
@@ -107,6 +148,13 @@ def format_value(value: LogValue) -> str:
     if isinstance(value, int) and abs(value) < _BIGGEST_WHOLE:
         return str(value)
     return f"{value:.4g}"
+
+
+def one_line(text: str) -> str:
+    """The text with a blank in the place of line breaks, and of what else a terminal would obey."""
+    if text.isprintable():
+        return text
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def _wrapped(cells: list[str]) -> str:

@@ -1,0 +1,191 @@
+"""Memory that other processes of the same user can map, and that is gone when nobody has it any more.
+
+On Linux it is a memfd: it has no name anywhere, so there is nothing that a killed process could leave behind, and
+others reach it as ``/proc/PID/fd/N``. Elsewhere it is a file in the temporary directory, which is removed at the end,
+or, after a kill, by the next process that makes such memory.
+"""
+
+import contextlib
+import ctypes
+import errno
+import math
+import mmap
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from bus import processes
+
+__all__ = [
+    "HAS_MEMFD",
+    "NO_DESCRIPTOR",
+    "create_memory",
+    "discard_memory",
+    "map_memory",
+    "memory_available",
+    "open_memory",
+]
+
+HAS_MEMFD = hasattr(os, "memfd_create")
+
+NO_DESCRIPTOR = -1
+"""Stands for the descriptor of memory that is a file."""
+
+SHARE = 0.9
+"""Of the memory that is available: this much may be taken for one segment."""
+
+_CGROUP = Path("/sys/fs/cgroup")
+_NAME = "offloop-segment"
+_LINK = f"/memfd:{_NAME} (deleted)"
+_MAP_FIXED = 0x10
+
+
+def create_memory(size: int, token: bytes) -> tuple[int, int]:
+    """Makes memory of ``size`` bytes, all of it there at once, that ``token`` tells from any other. Returns the
+    descriptor of it, and the number by which others find it.
+
+    Raises:
+        OSError: there is not so much.
+    """
+    # The kernel would not refuse, but end processes until there is room.
+    if size > (available := memory_available()) * SHARE:
+        raise OSError(errno.ENOMEM, f"{available} bytes are available, and a tenth of that is left to others")
+    if HAS_MEMFD:
+        descriptor = told = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+    else:
+        _sweep()
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor, told = os.open(_path(os.getpid(), token), flags, 0o600), NO_DESCRIPTOR
+    try:
+        # What is not there in full would be missed only when it is written to, by a signal that ends the process.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
+        else:
+            os.ftruncate(descriptor, size)
+    except BaseException:
+        discard_memory(descriptor, token)
+        raise
+    return descriptor, told
+
+
+def memory_available() -> float:
+    """How many bytes this process can still have without swapping, as far as the system tells."""
+    available = math.inf
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        meminfo = Path("/proc/meminfo").read_text()
+        available = 1024 * int(meminfo.partition("MemAvailable:")[2].split(maxsplit=1)[0])
+    # In a container, see "memory.max" and "memory.stat" in the kernel's description of cgroups, version 2.
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        limit = int((_CGROUP / "memory.max").read_text())
+        cache = int((_CGROUP / "memory.stat").read_text().partition("inactive_file ")[2].split(maxsplit=1)[0])
+        available = min(available, limit - int((_CGROUP / "memory.current").read_text()) + cache)
+    return available
+
+
+def discard_memory(descriptor: int, token: bytes) -> None:
+    """Gives memory back that this process has made; who has mapped it keeps it."""
+    os.close(descriptor)
+    if not HAS_MEMFD:
+        _path(os.getpid(), token).unlink(missing_ok=True)
+
+
+def open_memory(pid: int, told: int, token: bytes) -> int:
+    """Opens what may be the memory of a process, to be read; that it is has to be seen from what is in it.
+
+    Raises:
+        OSError: there is no such thing, or no regular file.
+    """
+    if not HAS_MEMFD:
+        return os.open(_path(pid, token), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    # To open a device or a pipe may wait, or do something. With O_PATH it is looked at without being opened, and it
+    # cannot become something else in between.
+    place = os.open(f"/proc/{pid}/fd/{told}", os.O_PATH | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            raise OSError("that is no memory")
+        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(place)
+
+
+def map_memory(descriptor: int, size: int, *, writable: bool = False) -> mmap.mmap:
+    """Maps memory from its beginning. The map keeps the descriptor's file open, and with it its lock, for as long as
+    there is anything that refers to the map. With ``writable`` all of it is there when this returns."""
+    if not writable:
+        return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+    return mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+# -- files, where there is no memfd -----------------------------------------------------------------------------------
+
+
+def _path(pid: int, token: bytes) -> Path:
+    return _directory() / f"{pid}-{token.hex()}"
+
+
+def _directory() -> Path:
+    path = Path(tempfile.gettempdir()) / f"offloop-segments-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{path} is not this user's alone: remove it")
+    return path
+
+
+def _sweep() -> None:
+    """Removes what killed processes have left."""
+    for path in _directory().iterdir():
+        pid = path.name.partition("-")[0]
+        if pid.isdigit() and not processes.is_running(int(pid)):
+            path.unlink(missing_ok=True)
+
+
+# -- forks ------------------------------------------------------------------------------------------------------------
+
+
+def _let_go() -> None:
+    """Takes from a forked process what it has inherited of such memory, so that a worker that goes on after its
+    trainer, or for long, keeps neither the memory nor a lock.
+
+    Objects that stand for it are there all the same, and will close and unmap what they think is theirs: so nothing is
+    closed, but replaced in its place, the descriptors by ``/dev/null`` and the maps by empty private memory.
+    """
+    with contextlib.suppress(OSError):
+        inherited = [int(name) for name in os.listdir("/proc/self/fd") if _is_memory(name)]
+        maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(_LINK)]
+        if inherited:
+            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            for descriptor in inherited:
+                os.dup2(null, descriptor, inheritable=False)
+            os.close(null)
+        for addresses, *_ in maps:
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0) | _MAP_FIXED
+            _libc().mmap(start, end - start, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+
+
+def _is_memory(name: str) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{name}") == _LINK
+    except OSError:
+        return False
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    )
+    return libc
+
+
+if HAS_MEMFD:
+    os.register_at_fork(after_in_child=_let_go)

@@ -1,0 +1,106 @@
+"""How far each consumer of a live run has come, for trainers that wait for one or have lent it memory."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from bus.demand import LEASE_SECONDS, MAX_EVENTS, MAX_FIELDS, MAX_LEASES
+from bus.errors import ProtocolError
+
+__all__ = ["Standing", "Standings"]
+
+MAX_NAME = 100
+MAX_RANKS = 1 << 16
+MAX_NUMBER = 1 << 63
+
+
+class Standing(NamedTuple):
+    """A consumer that a publisher has to know of: it may decide something, or is handed memory."""
+
+    name: str | None
+    decides: frozenset[str]
+    """The events at which it may decide to stop the training."""
+    fields: frozenset[str]
+    """The fields beyond the usual ones that it asks for."""
+    handled: Mapping[int, int]
+    """Of each rank the number of the last event that it is through with."""
+
+    def to_wire(self, rank: int) -> list[Any]:
+        """As a publisher of that rank is told it."""
+        return [self.name, sorted(self.decides), sorted(self.fields), self.handled.get(rank, 0)]
+
+    @classmethod
+    def from_wire(cls, told: Any, rank: int) -> "Standing":
+        """Reads :meth:`to_wire`.
+
+        Raises :class:`bus.errors.ProtocolError` for anything else."""
+        try:
+            name, decides, fields, handled = told[:4]
+            return cls(None if name is None else str(name), frozenset(decides), frozenset(fields), {rank: int(handled)})
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(f"how far a consumer is makes no sense: {error}") from None
+
+
+class Standings:
+    """What the consumers of a run have said of themselves, each for as long as its lease lasts. Times are seconds of
+    one steady clock."""
+
+    def __init__(self) -> None:
+        self._standings: dict[bytes, tuple[float, Standing]] = {}
+        self.version = 0
+        """Changes whenever who is there does, or what somebody asks for or decides."""
+
+    def renew(self, consumer: bytes, want: Mapping[str, Any], now: float) -> None:
+        """Takes what is in a ``want``: ``name``, ``decides``, the fields in ``demand``, and ``handled``.
+
+        Raises ValueError or TypeError for what makes no sense."""
+        name = want.get("name")
+        fields = {field for part in want["demand"].values() for field in part.get("fields", ())}
+        decides = want.get("decides") or ()
+        if len(fields) > MAX_EVENTS * MAX_FIELDS or len(decides) > MAX_EVENTS:
+            raise ValueError(f"more than {MAX_EVENTS} events")
+        standing = Standing(
+            name[:MAX_NAME] if isinstance(name, str) else None,
+            frozenset(map(str, decides)),
+            frozenset(fields),
+            _numbers(want.get("handled") or {}),
+        )
+        before = self._standings.get(consumer)
+        if not (standing.decides or standing.fields):
+            if before is not None:
+                self._forget(consumer)
+            return
+        if before is None and len(self._standings) >= MAX_LEASES:
+            raise ValueError(f"{MAX_LEASES} consumers are there already")
+        self._standings[consumer] = now + LEASE_SECONDS, standing
+        if before is None or before[1]._replace(handled={}) != standing._replace(handled={}):
+            self.version += 1
+
+    def note_handled(self, consumer: bytes, handled: Mapping[Any, Any]) -> None:
+        """Takes how far a consumer is; one that is not known says so with its next ``want``."""
+        known = self._standings.get(consumer)
+        if known is not None:
+            numbers = {**known[1].handled, **_numbers(handled)}
+            self._standings[consumer] = known[0], known[1]._replace(handled=numbers)
+
+    def forget_ended(self, now: float) -> None:
+        """Forgets whose lease has run out."""
+        for consumer in [one for one, (until, _) in self._standings.items() if until <= now]:
+            self._forget(consumer)
+
+    def told(self, rank: int, only: Iterable[bytes] | None = None) -> dict[str, list[Any]]:
+        """What a publisher of that rank is to know."""
+        chosen = self._standings if only is None else [one for one in only if one in self._standings]
+        return {consumer.hex(): self._standings[consumer][1].to_wire(rank) for consumer in chosen}
+
+    def _forget(self, consumer: bytes) -> None:
+        del self._standings[consumer]
+        self.version += 1
+
+
+def _numbers(handled: Mapping[Any, Any]) -> dict[int, int]:
+    if not isinstance(handled, dict) or len(handled) > MAX_RANKS:
+        raise ValueError("what was handled is not a map of ranks to numbers")
+    for rank, number in handled.items():
+        if type(rank) is not int or type(number) is not int or not 0 <= number < MAX_NUMBER:
+            raise ValueError("what was handled is not a map of ranks to numbers")
+    return handled

@@ -1,0 +1,54 @@
+"""What goes in and out of the model's modules, as metrics."""
+
+from collections.abc import Sequence
+
+from bus.demand import Demand, Want
+from bus.event import Event
+from bus.snapshot import Snapshot
+from bus.time import Time, TimeUnit
+from consumers.callback import Callback
+from consumers.logger import Logger
+
+__all__ = ["ActivationMonitor"]
+
+
+class ActivationMonitor(Callback):
+    """Statistics of what each module of the model takes in and gives out, in one batch of every so many.
+
+    Logs ``activations/STATISTIC/MODULE_input.N`` and ``activations/STATISTIC/MODULE_output.N``, with the dotted name of
+    the module, at ``AFTER_TRAIN_BATCH``, for the step at which the batch began, from its first microbatch. Statistics
+    are
+
+    - ``average``, ``std``, ``max_abs`` and ``zeros``, the share of zeros, of all numbers of the tensor;
+    - ``l2_norm``, ``max`` and ``kurtosis`` over its last dimension, averaged over the others.
+
+    Tensors that are not of real numbers are left out.
+
+    Args:
+        interval: how often, from the first batch on: ``25ba`` for the batches that begin when 0, 25, 50, ... are done,
+            ``1ep`` for the first one of each epoch, ``0.1dur``; a number counts batches. Each time costs some passes
+            over everything that the modules take in and give out.
+        ignore_module_types: modules are left out whose name contains one of these, such as ``dropout``.
+
+    Reference: ``composer/callbacks/activation_monitor.py``, which logs the outputs row by row; here they are logged as
+    a whole.
+    """
+
+    def __init__(self, interval: int | str | Time = "25ba", ignore_module_types: Sequence[str] | None = None) -> None:
+        self._interval = str(Time.from_input(interval, TimeUnit.BATCH))
+        self._ignored = tuple(ignore_module_types or ())
+        # Refuses an interval that cannot be asked for while whoever chose it is there.
+        self.demand()
+
+    def demand(self) -> Demand:
+        """The statistics, as often as the interval says."""
+        return Demand({Event.AFTER_TRAIN_BATCH: Want(self._interval, {"activations": self._interval})})
+
+    def after_train_batch(self, state: Snapshot, logger: Logger) -> None:
+        """Logs what the modules of this batch took in and gave out."""
+        found = state.fields.get("activations", {})
+        logger.log_metrics({f"activations/{key}": value for key, value in found.items() if not self._ignores(key)})
+
+    def _ignores(self, key: str) -> bool:
+        module = key.partition("/")[2].rpartition("_")[0]
+        return any(part in module for part in self._ignored)

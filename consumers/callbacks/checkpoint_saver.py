@@ -1,0 +1,240 @@
+"""Checkpoints, written while the training goes on."""
+
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bus.checkpoint_image import read_contents, write_draft
+from bus.checkpoint_names import CheckpointName, CheckpointNames
+from bus.demand import Demand, Want
+from bus.errors import FieldNotAvailableError
+from bus.event import Event
+from bus.intervals import AT_END, check_interval
+from bus.snapshot import Snapshot
+from bus.time import Time, Timestamp, TimeUnit
+from consumers.callback import Callback
+from consumers.logger import Logger
+
+__all__ = ["CheckpointSaver"]
+
+_log = logging.getLogger("offloop")
+
+_BOUNDARIES = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT)
+
+
+class CheckpointSaver(Callback):
+    """Writes a checkpoint every so often and when the training is over, in this process: the training is held up for
+    about as long as it takes to copy its state in memory.
+
+    The files are those that ``Trainer(save_folder=...)`` writes at the same moment, byte for byte, and are gone on from
+    in the same way. A state that does not fit into an event goes through shared memory: for that the consumer has to
+    run on the trainer's machine, or fetches it over the network, and a replay of the recording has it no more. When no
+    shared memory is free, the checkpoint comes after the next batch and has that one's name. Of several ranks only the
+    weights can be had (``weights_only``).
+
+    Args:
+        folder: where to, a format string as ``filename``, such as ``{run_name}/checkpoints``.
+        filename: the name of each checkpoint, see :class:`bus.checkpoint_names.CheckpointNames`.
+        remote_file_name: the name under which it is given to loggers that store files; ``None`` for not at all.
+        latest_filename: a link to what was saved last; ``None`` for none.
+        latest_remote_file_name: the name, but for ``.symlink``, of a file for those loggers that holds the remote name
+            of what was saved last; ``None`` for none.
+        save_interval: a time such as ``1ep``, ``500ba`` or ``0.1dur``, or a number of epochs; 0 for never.
+        overwrite: whether checkpoints of a later time than the training's may be in the folder, and replaced.
+        num_checkpoints_to_keep: how many stay; -1 for all, 0 for none once they are uploaded.
+        weights_only: whether to save the model alone.
+
+    Raises :class:`bus.errors.ConfigurationError` for a name or an interval that is not allowed. Reference:
+    ``composer/callbacks/checkpoint_saver.py``.
+    """
+
+    own_cursor = True
+
+    def __init__(
+        self,
+        folder: str = "{run_name}/checkpoints",
+        filename: str = "ep{epoch}-ba{batch}-rank{rank}.safetensors",
+        remote_file_name: str | None = "{run_name}/checkpoints/ep{epoch}-ba{batch}-rank{rank}.safetensors",
+        latest_filename: str | None = "latest-rank{rank}.safetensors",
+        latest_remote_file_name: str | None = "{run_name}/checkpoints/latest-rank{rank}.safetensors",
+        save_interval: int | str | Time = "1ep",
+        overwrite: bool = False,
+        num_checkpoints_to_keep: int = -1,
+        weights_only: bool = False,
+    ) -> None:
+        self._arguments = (folder, filename, latest_filename, num_checkpoints_to_keep, overwrite)
+        self._remote_file_name = remote_file_name
+        self._latest_remote_file_name = latest_remote_file_name
+        self._overwrite = overwrite
+        # Whether the names are allowed is to be known before the run is.
+        self._name_elsewhere(_Folder(*self._arguments, names={"run_name": "run"}))
+        interval = Time.from_input(save_interval, TimeUnit.EPOCH)
+        self._interval = f"{check_interval(str(interval))}+{AT_END}" if interval.value else None
+        self._keep = num_checkpoints_to_keep
+        self._field = "weights_checkpoint" if weights_only else "checkpoint"
+        self._weights_only = weights_only
+        self._folder: _Folder | None = None
+        self._known: dict[str, Any] = {"saved": []}
+        self._last_saved: Timestamp | None = None
+        self._is_checked = False
+        self._is_refused = False
+        self._began = 0.0
+        self._links: tempfile.TemporaryDirectory[str] | None = None
+        self._uploads = 0
+
+    @property
+    def saved_checkpoints(self) -> list[Path]:
+        """The checkpoints that were saved and are still kept, oldest first."""
+        folder = self._folder
+        return [] if folder is None else [folder.folder / name for name in folder.state_dict()["saved"]]
+
+    def demand(self) -> Demand:
+        """The checkpoint at every interval and at the end of the training; once more when the model has been evaluated
+        after that, or the training was stopped after the events of its last batch."""
+        events: dict[Event, Want] = {Event.FIT_START: Want()}
+        if self._interval is not None:
+            due = Want(self._interval, {self._field: self._interval})
+            at_end = Want(AT_END, {self._field: AT_END})
+            events |= {**dict.fromkeys(_BOUNDARIES, due), Event.FIT_END: at_end}
+            if not self._weights_only:
+                events[Event.EVAL_AFTER_ALL] = at_end
+        return Demand(events)
+
+    def fit_start(self, state: Snapshot, logger: Logger) -> None:
+        """Looks whether another training's checkpoints are in the way.
+
+        Raises :class:`bus.errors.ConfigurationError` when they are; nothing is saved then."""
+        folder = self._begin(state)
+        if self._is_checked or self._interval is None:
+            return
+        self._is_refused = True
+        folder.began = state.time
+        folder.check_conflicts(state.timestamp)
+        folder.clean()
+        self._is_checked, self._is_refused = True, False
+
+    def batch_checkpoint(self, state: Snapshot, logger: Logger) -> None:
+        """Saves what came with the event, unless this batch is saved."""
+        folder = self._begin(state)
+        if self._is_due(state) and not self._is_saved(state):
+            self._save(folder, state, state.timestamp, logger)
+
+    epoch_checkpoint = batch_checkpoint
+    iteration_checkpoint = batch_checkpoint
+    fit_end = batch_checkpoint
+
+    def eval_after_all(self, state: Snapshot, logger: Logger) -> None:
+        """Puts what the last evaluation said into the last checkpoint."""
+        folder = self._begin(state)
+        if self._is_due(state) and self._is_saved(state) and self._last_saved is not None:
+            self._save(folder, state, self._last_saved, logger)
+
+    def close(self, state: Snapshot, logger: Logger) -> None:
+        """Removes what was only to be uploaded."""
+        if self._folder is not None:
+            self._remove_uploaded(self._folder)
+
+    def post_close(self) -> None:
+        """Gives back the files that loggers were given."""
+        if self._links is not None:
+            self._links.cleanup()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which checkpoints it has saved and keeps, and of what time the last one is."""
+        last = None if self._last_saved is None else list(self._last_saved.values)
+        known = self._known if self._folder is None else self._folder.state_dict()
+        return {**known, "last": last, "checked": self._is_checked, "refused": self._is_refused}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up what :meth:`state_dict` gave."""
+        self._known = {"saved": list(state["saved"])}
+        self._last_saved = None if state["last"] is None else Timestamp.from_values(state["last"])
+        self._is_checked, self._is_refused = state["checked"], state["refused"]
+
+    def _begin(self, state: Snapshot) -> "_Folder":
+        """The folder, which needs the run to have a name; what was to be uploaded with the event before is gone."""
+        if self._folder is None:
+            names: dict[str, str | int] = {
+                "run_name": state.run_name,
+                "rank": state.rank,
+                "world_size": state.world_size,
+            }
+            self._folder = _Folder(*self._arguments, names=names)
+            self._folder.run_name = state.run_name
+            self._folder.load_state_dict(self._known)
+        self._remove_uploaded(self._folder)
+        return self._folder
+
+    def _is_due(self, state: Snapshot) -> bool:
+        return self._field in state.on_demand and not self._is_refused
+
+    def _is_saved(self, state: Snapshot) -> bool:
+        return self._last_saved is not None and self._last_saved.values[2] == state.timestamp.values[2]
+
+    def _save(self, folder: "_Folder", state: Snapshot, named: Timestamp, logger: Logger) -> None:
+        path, saved = folder.path_at(named), folder.state_dict()["saved"]
+        try:
+            draft = getattr(state, self._field)
+        except FieldNotAvailableError as error:
+            # Perhaps this process was killed just after it had written the file.
+            if not folder.holds(path, state.timestamp):
+                _log.warning("run %s: no checkpoint of batch %s: %s", state.run_name, state.timestamp.batch, error)
+                return
+            folder.place(named, lambda _: None)
+        else:
+            folder.place(named, lambda path: write_draft(path, draft, saved))
+        self._last_saved = named
+        self._upload(folder, path, named, logger)
+        if self._keep > 0:
+            folder.remove_surplus()
+
+    def _upload(self, folder: "_Folder", path: Path, named: Timestamp, logger: Logger) -> None:
+        remote, latest_remote = self._name_elsewhere(folder)
+        if remote is None:
+            return
+        logger.upload_file(remote.at(named), path, overwrite=self._overwrite)
+        if latest_remote is not None and folder.latest_link is not None:
+            if self._links is None:
+                self._links = tempfile.TemporaryDirectory(prefix="offloop-")
+            self._uploads += 1
+            link = Path(self._links.name) / f"latest.{self._uploads}.symlink"
+            link.write_text(remote.at(named))
+            logger.upload_file(f"{latest_remote.at(named)}.symlink", link, overwrite=True)
+
+    def _name_elsewhere(self, folder: "_Folder") -> tuple[CheckpointName | None, CheckpointName | None]:
+        """The names of a checkpoint and of the latest one for loggers that store files."""
+        given = {
+            "remote_file_name": self._remote_file_name,
+            "latest_remote_file_name": self._latest_remote_file_name,
+        }
+        remote, latest = (
+            None if name is None else folder.other_name(name, argument) for argument, name in given.items()
+        )
+        return remote, latest
+
+    def _remove_uploaded(self, folder: "_Folder") -> None:
+        """Removes what was kept for the loggers alone, which have it by the next event."""
+        if self._keep == 0:
+            folder.remove_surplus()
+
+
+class _Folder(CheckpointNames):
+    """A folder in which what this run has written is in nobody's way."""
+
+    run_name = ""
+    began = 0.0
+    """When the training began, in seconds since 1970."""
+
+    def holds(self, path: Path, timestamp: Timestamp) -> bool:
+        """Whether a file is the checkpoint of this run at that time."""
+        return self._run_of(path) == self.run_name and self._time_of(path) == timestamp.values
+
+    def _run_of(self, path: Path) -> Any:
+        tree = (read_contents(path) or {}).get("tree")
+        run = tree.get("run") if isinstance(tree, dict) else None
+        return run.get("name") if isinstance(run, dict) else None
+
+    def _is_in_the_way(self, path: Path) -> bool:
+        # Not what this consumer has written before it was killed, or in an earlier replay.
+        return self._run_of(path) != self.run_name or path.stat().st_mtime < self.began

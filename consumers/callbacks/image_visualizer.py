@@ -1,0 +1,181 @@
+"""Images of what a model is given, and of what it makes of them."""
+
+import importlib.util
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from bus.demand import Demand, Want
+from bus.errors import ConfigurationError, FieldNotAvailableError
+from bus.event import Event
+from bus.snapshot import Snapshot
+from bus.time import Time, TimeUnit
+from consumers.callback import Callback
+from consumers.logger import Logger
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from bus.tensors import TensorView
+
+__all__ = ["ImageMode", "ImageVisualizer"]
+
+ImageMode: TypeAlias = Literal["input", "segmentation"]
+
+_log = logging.getLogger("offloop")
+
+# Where the tensors of a mode are all there: in the training, and in an evaluation or a prediction.
+_EVENTS = {
+    "input": (Event.BEFORE_FORWARD, Event.EVAL_BEFORE_FORWARD),
+    "segmentation": (Event.BEFORE_LOSS, Event.EVAL_AFTER_FORWARD),
+}
+_PARTS = ("inputs", "targets")
+# Of the intervals within an evaluation, the one that is due at its first batch alone.
+_FIRST_BATCH = "1ba"
+
+
+class ImageVisualizer(Callback):
+    """The first images of a batch every ``interval`` of the training, and of the first batch of each evaluation.
+
+    Logs ``Images/Train`` and ``Images/Eval``, of the first microbatch where a batch is cut. With ``mode=input`` they
+    are what the model is given; ``segmentation`` adds the masks ``prediction``, the class with the highest output at
+    each pixel, and ``ground_truth``, the targets, in which classes below 0, such as those that the loss ignores, become
+    the number after the last class.
+
+    Args:
+        interval: a time in batches or epochs, or a number of batches.
+        mode: ``input`` or ``segmentation``.
+        num_images: how many images at most.
+        channels_last: whether the channels are the last dimension of an image and not the first.
+        input_key, target_key: what the images and the targets are: 0 for the inputs of the batch (its first part), 1
+            for its targets (the second), or a name where these have several parts.
+
+    Batches are sent whole, and only when they are due. Those that are too large for an event go through shared memory
+    and are not recorded, so that a replay has no images of them. Needs ``pip install 'offloop[images]'``. Reference:
+    ``composer/callbacks/image_visualizer.py``.
+    """
+
+    def __init__(
+        self,
+        interval: int | str | Time = "100ba",
+        mode: ImageMode = "input",
+        num_images: int = 10,
+        channels_last: bool = False,
+        input_key: int | str = 0,
+        target_key: int | str = 1,
+    ) -> None:
+        every = Time.from_input(interval, TimeUnit.BATCH)
+        if every.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or every.value < 1:
+            raise ConfigurationError(
+                f"interval {interval!r} is not allowed: use batches or epochs, such as 100ba or 1ep"
+            )
+        if mode not in _EVENTS:
+            raise ConfigurationError(f"mode {mode!r} is not known: use {', '.join(get_args(ImageMode))}")
+        if num_images < 1:
+            raise ConfigurationError(f"num_images is how many images are logged at most, 1 or more, not {num_images}")
+        if importlib.util.find_spec("numpy") is None:
+            raise ConfigurationError("callback images needs NumPy: install it with pip install 'offloop[images]'")
+        self._interval = str(every)
+        self._mode = mode
+        self._num_images = num_images
+        self._channels_last = channels_last
+        self._input_key = _checked_key("input_key", input_key)
+        self._target_key = _checked_key("target_key", target_key)
+        key = self._input_key
+        self._fields = (
+            (*_PARTS, "outputs") if mode == "segmentation" else (_PARTS[key] if isinstance(key, int) else "inputs",)
+        )
+        self._warned = False
+
+    def wanted_events(self) -> set[Event]:
+        """The forward passes of the training and of the evaluations, after or before, as the mode needs."""
+        return set(_EVENTS[self._mode])
+
+    def demand(self) -> Demand:
+        """The tensors of the mode at the batches that are logged, and nothing else."""
+        train, evaluation = _EVENTS[self._mode]
+        return Demand({train: self._want(self._interval), evaluation: self._want(_FIRST_BATCH)})
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        """Logs the images of a batch that is due."""
+        name = "Images/Eval" if event.is_eval else "Images/Train"
+        try:
+            tensors = {field: getattr(state, field) for field in self._fields}
+        except FieldNotAvailableError as error:
+            if not self._warned:
+                self._warned = True
+                reason = state.fields.get("not_sent", error)
+                _log.warning("%s at %s, and maybe others, are not logged: %s", name, state.timestamp.batch, reason)
+            return
+        images = self._with_channels(_part(tensors, self._input_key)[: self._num_images])
+        masks = None
+        if self._mode == "segmentation":
+            outputs, targets = _only("outputs", tensors["outputs"]), _part(tensors, self._target_key)
+            masks = segmentation_masks(outputs, targets, len(images))
+            images = images[: len(masks["prediction"])]
+        logger.log_images(images, name=name, channels_last=self._channels_last, masks=masks)
+
+    def _with_channels(self, images: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+        if images.ndim == 3:
+            return images[..., None] if self._channels_last else images[:, None]
+        if images.ndim == 4:
+            return images
+        raise ConfigurationError(
+            f"inputs of shape {images.shape} are no images, which have height, width and maybe channels: choose a "
+            "tensor with input_key"
+        )
+
+    def _want(self, interval: str) -> Want:
+        return Want(interval, dict.fromkeys(self._fields, interval))
+
+
+def segmentation_masks(
+    outputs: "np.ndarray[Any, Any]", targets: "np.ndarray[Any, Any]", count: int
+) -> "dict[str, np.ndarray[Any, Any]]":
+    """The masks of the first ``count`` images, or of as many as there are: ``prediction`` and ``ground_truth``, each of
+    shape (images, height, width).
+
+    ``outputs`` are of shape (images, classes, height, width), ``targets`` of shape (images, height, width); those below
+    0 become the number after the last class, in a copy.
+
+    Raises:
+        ConfigurationError: they have other shapes.
+    """
+    import numpy as np
+
+    if outputs.ndim != 4 or targets.ndim != 3:
+        raise ConfigurationError(
+            f"mode segmentation takes outputs of shape (images, classes, height, width) and targets of shape (images, "
+            f"height, width), not {outputs.shape} and {targets.shape}: use mode input"
+        )
+    count = min(count, len(outputs), len(targets))
+    targets = targets[:count]
+    return {
+        "prediction": outputs[:count].argmax(axis=1),
+        "ground_truth": np.where(targets < 0, outputs.shape[1], targets),
+    }
+
+
+def _checked_key(what: str, key: int | str) -> int | str:
+    if isinstance(key, str) or key in (0, 1):
+        return key
+    raise ConfigurationError(
+        f"{what} {key!r} is not allowed: 0 stands for the inputs of a batch, 1 for its targets, and a tensor within "
+        "them goes by its name, such as 'image'"
+    )
+
+
+def _part(tensors: "Mapping[str, Mapping[str, TensorView]]", key: int | str) -> "np.ndarray[Any, Any]":
+    """The tensor of a batch that a key names."""
+    if isinstance(key, int):
+        return _only(_PARTS[key], tensors[_PARTS[key]])
+    found = {name: view for part in _PARTS for name, view in tensors.get(part, {}).items()}
+    if key not in found:
+        raise ConfigurationError(f"the batch has no {key!r}: it has {', '.join(found)}")
+    return found[key].numpy()
+
+
+def _only(field: str, tensors: "Mapping[str, TensorView]") -> "np.ndarray[Any, Any]":
+    if len(tensors) != 1:
+        raise ConfigurationError(f"the {field} are {len(tensors)} tensors ({', '.join(tensors)}): give a name as key")
+    return next(iter(tensors.values())).numpy()

@@ -1,0 +1,147 @@
+"""What the training takes of the GPU's memory, as metrics."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bus.demand import Demand, Want
+from bus.errors import ConfigurationError
+from bus.event import Event
+from bus.snapshot import Snapshot
+from consumers.callback import Callback
+from consumers.logger import Logger
+
+__all__ = ["MemoryMonitor"]
+
+_log = logging.getLogger("offloop")
+
+_DEFAULT_KEYS = {
+    "allocated_bytes.all.current": "current_allocated_mem",
+    "active_bytes.all.current": "current_active_mem",
+    "inactive_split_bytes.all.current": "current_inactive_mem",
+    "reserved_bytes.all.current": "current_reserved_mem",
+    "allocated_bytes.all.peak": "peak_allocated_mem",
+    "active_bytes.all.peak": "peak_active_mem",
+    "inactive_split_bytes.all.peak": "peak_inactive_mem",
+    "reserved_bytes.all.peak": "peak_reserved_mem",
+    "num_alloc_retries": "alloc_retries",
+}
+_DIGITS = 5
+
+
+class MemoryMonitor(Callback):
+    """Memory of the GPU, in gigabytes, in each batch.
+
+    Logs ``memory/...`` at ``AFTER_TRAIN_BATCH``, when most of it is in use, for the step at which the batch began: what
+    is allocated, active, inactive and reserved, now (``current_..._mem``) and at most so far (``peak_..._mem``), to
+    five significant digits, and ``alloc_retries``, how often memory had to be given back before there was room. On a
+    CPU there is nothing to log, and a warning says so once.
+
+    Args:
+        memory_keys: what of ``torch.cuda.memory_stats()`` to log, and under which names, instead of the above: a map,
+            or texts such as ``allocated_bytes.all.current=my_bytes``. ``bytes`` in a name becomes ``gigabytes``. What
+            the GPU does not tell is left out.
+        dist_aggregate_batch_interval: how often, in batches from the first one on, to log ``..._avg``, ``..._min`` and
+            ``..._max`` over all ranks as well.
+
+    Reference: ``composer/callbacks/memory_monitor.py``.
+    """
+
+    def __init__(
+        self,
+        memory_keys: Mapping[str, str] | Sequence[str] | None = None,
+        dist_aggregate_batch_interval: int | None = None,
+    ) -> None:
+        if dist_aggregate_batch_interval is not None and dist_aggregate_batch_interval < 1:
+            raise ConfigurationError(
+                f"dist_aggregate_batch_interval counts batches and is at least 1, not {dist_aggregate_batch_interval}"
+            )
+        self._keys = _DEFAULT_KEYS if memory_keys is None else _names(memory_keys)
+        self._interval = dist_aggregate_batch_interval
+        # The ranks' reports of batches that are not complete yet.
+        self._reports: dict[int, dict[int, dict[str, float]]] = {}
+        self.all_ranks = self._interval is not None  # type: ignore[misc]
+
+    def demand(self) -> Demand:
+        """The statistics of each batch, and the beginning of the run."""
+        return Demand({Event.INIT: Want(), Event.AFTER_TRAIN_BATCH: Want(1, {"memory_stats": 1})})
+
+    def state_dict(self) -> dict[str, Any]:
+        """What some ranks have reported of batches for which others have not yet."""
+        reports = [
+            [batch, rank, report] for batch, reports in self._reports.items() for rank, report in reports.items()
+        ]
+        return {"reports": reports}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up what ranks have reported before."""
+        for batch, rank, report in state["reports"]:
+            self._reports.setdefault(batch, {})[rank] = report
+
+    def init(self, state: Snapshot, logger: Logger) -> None:
+        """Says so when there is nothing to log."""
+        if state.fields.get("device_name") == "cpu" and state.rank == 0:
+            _log.warning("the memory monitor logs nothing: it works with CUDA devices, and the model is on cpu")
+
+    def after_train_batch(self, state: Snapshot, logger: Logger) -> None:
+        """Logs what this batch takes."""
+        statistics = state.fields.get("memory_stats")
+        if statistics is None:
+            return
+        report = _report(statistics, self._keys)
+        if state.rank == 0:
+            _log_memory(logger, report, state.timestamp.values[2])
+        batch = state.timestamp.values[2]
+        if self._interval is not None and batch % self._interval == 0:
+            reports = self._reports.setdefault(batch, {})
+            reports[state.rank] = report
+            if len(reports) == state.world_size:
+                del self._reports[batch]
+                _log_memory(logger, _over_ranks(list(reports.values())), batch)
+            # A rank that ended before it reported leaves its batch incomplete for good.
+            for old in sorted(self._reports)[:-2]:
+                del self._reports[old]
+
+
+def _names(memory_keys: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
+    if isinstance(memory_keys, Mapping):
+        return dict(memory_keys)
+    parts = [text.partition("=") for text in memory_keys]
+    for (key, _, name), text in zip(parts, memory_keys, strict=True):
+        if not key or not name:
+            raise ConfigurationError(
+                f"memory_keys has {text!r}: write KEY=NAME with a key of torch.cuda.memory_stats(), such as "
+                "reserved_bytes.all.peak=peak_reserved"
+            )
+    return {key.strip(): name.strip() for key, _, name in parts}
+
+
+def _report(statistics: Mapping[str, float], keys: Mapping[str, str]) -> dict[str, float]:
+    report: dict[str, float] = {}
+    for key, name in keys.items():
+        value = statistics.get(key)
+        if value is not None:
+            report[name.replace("bytes", "gigabytes")] = _rounded(value / 1e9) if "bytes" in key else value
+    return report
+
+
+def _rounded(number: float) -> float:
+    return round(number, _DIGITS - 1 - math.floor(math.log10(abs(number)))) if number else number
+
+
+def _over_ranks(reports: list[dict[str, float]]) -> dict[str, float]:
+    everywhere = [name for name in reports[0] if all(name in report for report in reports)]
+    metrics: dict[str, float] = {}
+    for name in everywhere:
+        values = [report[name] for report in reports]
+        metrics |= {
+            f"{name}_avg": math.fsum(values) / len(values),
+            f"{name}_min": min(values),
+            f"{name}_max": max(values),
+        }
+    return metrics
+
+
+def _log_memory(logger: Logger, report: Mapping[str, float], step: int) -> None:
+    logger.log_metrics({f"memory/{name}": value for name, value in report.items()}, step)

@@ -1,0 +1,408 @@
+"""Result files for the MLPerf Training benchmark."""
+
+import importlib
+import io
+import json
+import logging
+import os
+import re
+import shlex
+import subprocess
+import sys
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, Literal, get_args
+
+from bus.errors import ConfigurationError
+from bus.event import Event
+from bus.snapshot import Snapshot
+from consumers.callback import Callback
+from consumers.logger import Logger
+
+__all__ = ["MLPerfCallback"]
+
+Benchmark = Literal["resnet", "bert"]
+Division = Literal["open"]
+Status = Literal["onprem", "cloud", "preview"]
+
+# Which count of the training time a benchmark reports as its epoch_num.
+_EPOCH_NUM = {"resnet": 1, "bert": 3}
+
+# The keys of a system description that nothing in a run tells: whoever submits fills them in.
+_LEFT_EMPTY = (
+    "host_processor_frequency",
+    "host_processor_caches",
+    "host_processor_interconnect",
+    "host_storage_type",
+    "host_storage_capacity",
+    "host_networking",
+    "host_networking_topology",
+    "host_memory_configuration",
+    "accelerator_host_interconnect",
+    "accelerator_frequency",
+    "accelerator_on-chip_memories",
+    "accelerator_memory_configuration",
+    "accelerator_memory_capacity",
+    "accelerator_interconnect",
+    "accelerator_interconnect_topology",
+    "cooling",
+    "hw_notes",
+    "sw_notes",
+)
+
+# The key of each size that the trainer publishes at FIT_START. The text of the third has no constant in mlperf_logging.
+_SIZES = {
+    "seed": "seed",
+    "global_train_batch_size": "global_batch_size",
+    "device_train_microbatch_size": "device_train_microbatch_size",
+    "train_samples": "train_samples",
+    "eval_samples": "eval_samples",
+}
+
+
+class MLPerfCallback(Callback):
+    """Writes the files of a submission to the MLPerf Training benchmark, and stops the training at its target if told
+    to.
+
+    Below ``root_folder`` they are ``systems/SYSTEM.json``, which describes the machine, and
+    ``results/SYSTEM/BENCHMARK/result_INDEX.txt``, with a line for the start and end of the initialisation, of each
+    epoch and of each evaluation, for the accuracy of each evaluation, and for the end of the run once the target is
+    passed; after that it holds everything, and nothing more is written. Both are handed to ``logger.upload_file``, as
+    ``RUN/systems/...`` at once, and as ``RUN/results/...`` after every epoch and evaluation.
+
+    All times are those of the events, so a replay writes the same file. What a run does not tell is left out of the
+    results and empty in the description. A result file of another run is refused; a further attempt of a run appends to
+    what the attempts before it wrote.
+
+    ``cache_clear_cmd`` is run without a shell, on the machine and at the moment that the consumer begins: leave it out
+    of a replay. Only the evaluator ``metric_label`` counts. Needs ``pip install 'offloop[mlperf]'``.
+    Reference: ``composer/callbacks/mlperf.py``; format: https://github.com/mlcommons/logging.
+    """
+
+    own_cursor: ClassVar[bool] = True
+    decides: ClassVar[tuple[Event, ...]] = (Event.EVAL_END,)
+
+    def __init__(
+        self,
+        root_folder: str,
+        index: int,
+        benchmark: Benchmark = "resnet",
+        target: float = 0.759,
+        division: Division = "open",
+        metric_name: str = "MulticlassAccuracy",
+        metric_label: str = "eval",
+        submitter: str = "MosaicML",
+        system_name: str | None = None,
+        status: Status = "onprem",
+        cache_clear_cmd: str | None = None,
+        host_processors_per_node: int | None = None,
+        exit_at_target: bool = False,
+    ) -> None:
+        _check("benchmark", benchmark, get_args(Benchmark))
+        _check("division", division, get_args(Division))
+        _check("status", status, get_args(Status))
+        _import_mllog()
+        self._root = Path(root_folder)
+        self._index = index
+        self._benchmark = benchmark
+        self._target = target
+        self._division = division
+        self._metric_name = metric_name
+        self._metric_label = metric_label
+        self._submitter = submitter
+        self._system_name = system_name
+        self._status = status
+        self._cache_clear_cmd = cache_clear_cmd
+        self._host_processors_per_node = host_processors_per_node
+        self._exit_at_target = exit_at_target
+        self._lines = _Lines()
+        self._file: _ResultFile | None = None
+        self._written: tuple[int, int] | None = None
+        self._success = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """How much of the result file is written, which is on the disk by then, and whether the target is passed."""
+        if self._file is not None:
+            self._written = self._file.position()
+        return {"system_name": self._system_name, "written": self._written, "success": self._success}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Says where to go on: what is in the file beyond that is cut off, because those events come again."""
+        self._system_name, self._success = state["system_name"], state["success"]
+        self._written = None if state["written"] is None else (int(state["written"][0]), int(state["written"][1]))
+
+    def init(self, state: Snapshot, logger: Logger) -> None:
+        """Begins both files and uploads the description."""
+        self._results(state, logger)
+
+    def fit_start(self, state: Snapshot, logger: Logger) -> None:
+        """Writes down the seed and the sizes, and that the run begins."""
+        results = self._results(state, logger)
+        for field, key in _SIZES.items():
+            if (value := state.fields.get(field)) is not None:
+                self._lines.event(state, key, value)
+        self._lines.event(state, "init_stop")
+        self._lines.event(state, "run_start")
+        self._write(results)
+
+    def epoch_start(self, state: Snapshot, logger: Logger) -> None:
+        """Writes down that an epoch begins."""
+        results, number = self._results(state, logger), self._epoch_num(state)
+        self._lines.event(state, "epoch_start", metadata={"epoch_num": number})
+        self._lines.event(state, "block_start", metadata={"first_epoch_num": number, "epoch_count": 1})
+        self._write(results)
+
+    def epoch_end(self, state: Snapshot, logger: Logger) -> None:
+        """Writes down that an epoch is over."""
+        results = self._results(state, logger)
+        self._lines.event(state, "epoch_stop", metadata={"epoch_num": self._epoch_num(state)})
+        self._write(results)
+        self._upload_results(state, logger)
+
+    def eval_start(self, state: Snapshot, logger: Logger) -> None:
+        """Writes down that the evaluation begins."""
+        if state.dataloader_label == self._metric_label:
+            results = self._results(state, logger)
+            self._lines.event(state, "eval_start", metadata={"epoch_num": self._epoch_num(state)})
+            self._write(results)
+
+    def eval_end(self, state: Snapshot, logger: Logger) -> None:
+        """Writes down the accuracy, and the end of the run if that is more than the target."""
+        if state.dataloader_label != self._metric_label:
+            return
+        results, number, accuracy = self._results(state, logger), self._epoch_num(state), self._accuracy(state)
+        self._lines.event(state, "eval_stop", metadata={"epoch_num": number})
+        self._lines.event(state, "eval_accuracy", accuracy, {"epoch_num": number})
+        self._lines.event(state, "block_stop", metadata={"first_epoch_num": number})
+        reached = accuracy > self._target and not self._success
+        if reached:
+            self._lines.event(state, "run_stop", metadata={"status": "success"})
+        self._write(results)
+        self._success |= reached
+        if reached and self._exit_at_target:
+            state.stop_training()
+        self._upload_results(state, logger)
+
+    def post_close(self) -> None:
+        """Closes the result file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    @property
+    def _results_path(self) -> Path:
+        return self._root / "results" / str(self._system_name) / self._benchmark / f"result_{self._index}.txt"
+
+    def _results(self, state: Snapshot, logger: Logger) -> "_ResultFile":
+        if self._file is not None:
+            return self._file
+        if self._system_name is None:
+            device = str(state.fields.get("device_name") or _system(state).get("cpu") or "cpu")
+            self._system_name = f"{state.world_size}x{device.replace(' ', '_')}_offloop"
+        results = _ResultFile(self._results_path)
+        try:
+            if self._written is not None:
+                results.go_on(*self._written)
+            else:
+                self._begin(results, state, logger)
+        except BaseException:
+            results.close()
+            raise
+        self._file = results
+        return results
+
+    def _begin(self, results: "_ResultFile", state: Snapshot, logger: Logger) -> None:
+        if self._cache_clear_cmd is not None and _run(self._cache_clear_cmd):
+            self._lines.start(state, "cache_clear")
+        self._lines.start(state, "init_start")
+        for key, value in (
+            ("submission_benchmark", self._benchmark),
+            ("submission_division", self._division),
+            ("submission_org", self._submitter),
+            ("submission_platform", self._system_name),
+            ("submission_status", self._status),
+        ):
+            self._lines.event(state, key, value)
+        text = self._lines.take()
+        results.begin(text.partition("\n")[0], append=state.attempt > 1)
+        results.write(text)
+        path = self._root / "systems" / f"{self._system_name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self._describe_system(state), indent=4))
+        logger.upload_file(f"{state.run_name}/systems/{path.name}", path)
+
+    def _write(self, results: "_ResultFile") -> None:
+        text = self._lines.take()
+        if not self._success:
+            results.write(text)
+
+    def _upload_results(self, state: Snapshot, logger: Logger) -> None:
+        path = self._results_path
+        logger.upload_file(f"{state.run_name}/{path.relative_to(self._root).as_posix()}", path)
+
+    def _accuracy(self, state: Snapshot) -> float:
+        metrics = state.eval_metrics.get(self._metric_label, {})
+        if not isinstance(accuracy := metrics.get(self._metric_name), float | int):
+            raise ConfigurationError(
+                f"the evaluator {self._metric_label!r} has no metric {self._metric_name!r} that is a number: it has "
+                f"{', '.join(metrics) or 'none'}; set '-o mlperf.metric_name=NAME'"
+            )
+        return accuracy
+
+    def _epoch_num(self, state: Snapshot) -> int:
+        return state.timestamp.values[_EPOCH_NUM[self._benchmark]]
+
+    def _describe_system(self, state: Snapshot) -> dict[str, Any]:
+        system = _system(state)
+        memory = system.get("memory_bytes")
+        accelerators = system.get("accelerators") or 0
+        return {
+            "submitter": self._submitter,
+            "division": self._division,
+            "status": self._status,
+            "number_of_nodes": system.get("nodes", ""),
+            "host_processors_per_node": _text(self._host_processors_per_node),
+            "host_processor_model_name": _text(system.get("cpu")),
+            "host_processor_core_count": _text(system.get("cpu_cores")),
+            "host_processor_vcpu_count": _text(system.get("cpu_threads")),
+            "host_memory_capacity": f"{memory / 2**30:.0f} GiB" if isinstance(memory, int) else "",
+            "accelerators_per_node": str(accelerators),
+            "accelerator_model_name": _text(state.fields.get("device_name")) if accelerators else "",
+            "framework": f"PyTorch {system.get('torch', '')} and offloop {system.get('offloop', '')}",
+            "other_software_stack": {
+                "python_version": _text(system.get("python")),
+                "cuda_version": _text(system.get("cuda")),
+            },
+            "operating_system": _text(system.get("operating_system")),
+            **dict.fromkeys(_LEFT_EMPTY, ""),
+            "system_name": self._system_name,
+        }
+
+
+class _Lines:
+    """Lines of a result file, made by ``mlperf_logging`` and kept until they are taken."""
+
+    def __init__(self) -> None:
+        self._buffer = io.StringIO()
+        self._mllogger: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A callback given to a Trainer travels to the process that it runs in before it has written anything.
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def start(self, state: Snapshot, key: str) -> None:
+        """An interval begins."""
+        self._made.start(key, time_ms=state.time_ns // 10**6)
+
+    def event(self, state: Snapshot, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None) -> None:
+        """A point in time."""
+        self._made.event(key, value, dict(metadata or {}), time_ms=state.time_ns // 10**6)
+
+    def take(self) -> str:
+        """What has been made since the last time."""
+        text = self._buffer.getvalue()
+        self._buffer.seek(0)
+        self._buffer.truncate()
+        return text
+
+    @property
+    def _made(self) -> Any:
+        if self._mllogger is None:
+            logger = logging.Logger("offloop.mlperf", logging.INFO)
+            logger.addHandler(logging.StreamHandler(self._buffer))
+            # Lines name the code that wrote them: as a path within the package, the same on every machine.
+            package = str(Path(__file__).parents[2])
+            self._mllogger = _import_mllog().MLLogger(logger, default_stack_offset=2, root_dir=re.escape(package))
+        return self._mllogger
+
+
+class _ResultFile:
+    """A file that is written up to a known position: what is found beyond it is replaced."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file: BinaryIO = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
+        self._bytes = self._checksum = 0
+
+    def begin(self, first_line: str, append: bool) -> None:
+        """Begins where the file ends, or where a consumer of the same events has begun, because all of it is written
+        again. Refuses a file that holds something else, unless it is to ``append`` to it."""
+        found = self._file.read()
+        begun_at = found.find(first_line.encode())
+        kept = found[:begun_at] if begun_at >= 0 else found
+        if kept and not append:
+            raise ConfigurationError(
+                f"{self._path} holds the results of another run: remove it, or write another file with "
+                "'-o mlperf.index=N' or '-o mlperf.root_folder=DIR'"
+            )
+        self._bytes, self._checksum = len(kept), zlib.crc32(kept)
+
+    def go_on(self, length: int, checksum: int) -> None:
+        """Goes on after what this consumer has written."""
+        found = self._file.read(length)
+        if (len(found), zlib.crc32(found)) != (length, checksum):
+            raise ConfigurationError(
+                f"{self._path} does not begin with the {length} bytes that this consumer has written: put it back to "
+                "go on, or begin anew with another '--name' and '-o mlperf.index=N'"
+            )
+        self._bytes, self._checksum = length, checksum
+
+    def write(self, text: str) -> None:
+        data = text.encode()
+        self._file.seek(self._bytes)
+        self._file.truncate()
+        self._file.write(data)
+        self._file.flush()
+        self._bytes += len(data)
+        self._checksum = zlib.crc32(data, self._checksum)
+
+    def position(self) -> tuple[int, int]:
+        """How much is written, and its checksum; it is all on the disk when this returns."""
+        os.fsync(self._file.fileno())
+        return self._bytes, self._checksum
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _import_mllog() -> Any:
+    try:
+        return importlib.import_module("mlperf_logging.mllog.mllog")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"callback mlperf needs the package mlperf-logging ({error}): pip install 'offloop[mlperf]'"
+        ) from None
+
+
+def _check(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigurationError(f"{option} {value!r} is not known: use {' or '.join(allowed)}")
+
+
+def _run(command: str) -> bool:
+    """Runs a command; whether it succeeded."""
+    try:
+        code = subprocess.run(shlex.split(command), check=False).returncode
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    else:
+        problem = f"exit code {code}" if code else ""
+    if problem:
+        said = f"cache_clear_cmd {command!r} failed: {problem}; the results do not say that caches were cleared"
+        print(said, file=sys.stderr, flush=True)
+    return not problem
+
+
+def _system(state: Snapshot) -> Mapping[str, Any]:
+    """What the trainer says of the machine that it runs on."""
+    system = state.fields.get("system")
+    return system if isinstance(system, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,146 @@
+"""Notices when the loss or the gradients are no numbers any more."""
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from bus.errors import ConfigurationError
+from bus.event import Event
+from bus.snapshot import Snapshot
+from consumers.callback import Callback
+from consumers.logger import Logger
+
+__all__ = ["NaNMonitor"]
+
+_GRADIENTS = ("gradient_norm", "gradient_norms")
+
+
+class NaNMonitor(Callback):
+    """Alerts, or ends the training, when the loss or the norm of the gradients is NaN or infinite.
+
+    Looks at each ``BATCH_END``. Batches in a row with such a value are one episode: it is told once, in a line on
+    standard error. From the first bad batch of an episode to the first good one after it, each logs
+
+    - ``nan/loss`` and ``nan/gradients``: 1 where that is not finite, otherwise 0;
+    - ``nan/batches``: how many batches were bad so far.
+
+    The first bad batch of the run is kept: its number, loss, learning rates and gradient norms, as the table
+    ``nan/first_bad_batch``, and in files where ``save_folder`` says so.
+
+    With ``amp_fp16`` gradients are not looked at: the scaler leaves a step out when they are not finite, which is
+    how it finds its scale.
+
+    Args:
+        action: ``alert``, or ``stop`` to ask for the end of the training as well.
+        check_gradients: whether to look at the gradients, which takes their norm in each batch.
+        per_parameter: whether to look at the gradient of each parameter, and keep their norms.
+        keep_inputs: whether to ask for the inputs of each batch, and save those of the first bad one for which they
+            arrive. It takes a copy of the inputs in each batch, and ``save_folder``.
+        save_folder: where to write ``RUN-baN.json``, and ``RUN-baN.safetensors`` with the inputs.
+    """
+
+    decides = (Event.BATCH_END,)
+
+    def __init__(
+        self,
+        action: Literal["alert", "stop"] = "alert",
+        check_gradients: bool = True,
+        per_parameter: bool = False,
+        keep_inputs: bool = False,
+        save_folder: Path | None = None,
+    ) -> None:
+        if action not in ("alert", "stop"):
+            raise ConfigurationError(f"action {action!r} is not known: use alert or stop")
+        if per_parameter and not check_gradients:
+            raise ConfigurationError("per_parameter looks at gradients: leave check_gradients on")
+        if keep_inputs and save_folder is None:
+            raise ConfigurationError("keep_inputs needs a place to keep them: give save_folder as well")
+        self._action = action
+        self._folder = None if save_folder is None else Path(save_folder)
+        self._keeps_inputs = keep_inputs
+        gradients = _GRADIENTS[1 if per_parameter else 0]
+        self.fields = (*([gradients] if check_gradients else []), *(["inputs"] if keep_inputs else []))  # type: ignore[misc]
+        self._bad_batches = 0
+        self._in_episode = False
+        self._has_inputs = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many batches were bad, whether the last one was, and whether inputs of one are kept."""
+        return {"bad_batches": self._bad_batches, "in_episode": self._in_episode, "has_inputs": self._has_inputs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes that up."""
+        self._bad_batches = state["bad_batches"]
+        self._in_episode = state["in_episode"]
+        self._has_inputs = state["has_inputs"]
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        """Looks at the batch."""
+        loss = state.loss
+        gradients = self._gradients(state)
+        bad_loss = loss is not None and not math.isfinite(loss)
+        bad_gradients = [name for name, norm in gradients.items() if not math.isfinite(norm)]
+        was_in_episode, self._in_episode = self._in_episode, bool(bad_loss or bad_gradients)
+        self._bad_batches += self._in_episode
+        if self._in_episode or was_in_episode:
+            logger.log_metrics(
+                {"nan/loss": int(bad_loss), "nan/gradients": int(bool(bad_gradients)), "nan/batches": self._bad_batches}
+            )
+        if self._in_episode and not was_in_episode:
+            self._tell(state, bad_loss, bad_gradients)
+        if self._in_episode and self._bad_batches == 1:
+            self._keep(state, gradients, logger)
+        if self._in_episode and self._keeps_inputs and not self._has_inputs:
+            self._save_inputs(state, logger)
+        if self._in_episode and self._action == "stop":
+            state.stop_training()
+
+    def _gradients(self, state: Snapshot) -> dict[str, float]:
+        if state.fields.get("precision") == "amp_fp16":
+            return {}
+        for name in _GRADIENTS:
+            if name in self.fields and name in state.fields:
+                norms = state.fields[name]
+                return dict(norms) if isinstance(norms, Mapping) else {"all": norms}
+        return {}
+
+    def _tell(self, state: Snapshot, bad_loss: bool, bad_gradients: list[str]) -> None:
+        what = [f"the loss is {state.loss}"] if bad_loss else []
+        if bad_gradients:
+            some = "" if bad_gradients == ["all"] else f" of {', '.join(bad_gradients[:3])}"
+            more = f" and {len(bad_gradients) - 3} more" if len(bad_gradients) > 3 else ""
+            what.append(f"the gradients{some}{more} are not finite")
+        rates = ", ".join(f"{name} {' '.join(f'{rate:g}' for rate in rates)}" for name, rates in state.lr.items())
+        then = "; the training is asked to stop" if self._action == "stop" else ""
+        where = f"run {state.run_name}, batch {state.timestamp.batch.value}"
+        print(f"{where}: {' and '.join(what)}; learning rates {rates}{then}", file=sys.stderr, flush=True)
+
+    def _keep(self, state: Snapshot, gradients: Mapping[str, float], logger: Logger) -> None:
+        rows: list[list[Any]] = [["batch", state.timestamp.batch.value], ["loss", _text(state.loss)]]
+        rows += [
+            [f"lr/{name}/group{group}", rate] for name, rates in state.lr.items() for group, rate in enumerate(rates)
+        ]
+        rows += [[f"gradient_norm/{name}", _text(norm)] for name, norm in gradients.items()]
+        logger.log_table(["what", "value"], rows, name="nan/first_bad_batch")
+        if self._folder is not None:
+            self._save(state, ".json", json.dumps(dict(rows), indent=2).encode() + b"\n", logger)
+
+    def _save_inputs(self, state: Snapshot, logger: Logger) -> None:
+        if "inputs" in state.fields:
+            self._save(state, ".safetensors", bytes(state.inputs.image), logger)
+            self._has_inputs = True
+
+    def _save(self, state: Snapshot, suffix: str, content: bytes, logger: Logger) -> None:
+        assert self._folder is not None  # there is nothing to save without
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{state.run_name}-ba{state.timestamp.batch.value}{suffix}"
+        path.write_bytes(content)
+        logger.upload_file(f"nan/{path.name}", path, overwrite=True)
+
+
+def _text(value: float | None) -> float | str | None:
+    """A number as JSON has it, which knows no NaN and no infinity: those as text."""
+    return value if value is None or math.isfinite(value) else str(value)

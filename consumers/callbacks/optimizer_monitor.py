@@ -1,0 +1,63 @@
+"""Norms of gradients, and what the optimizer says of each parameter, as metrics."""
+
+import math
+from typing import Any
+
+from bus.errors import ConfigurationError
+from bus.snapshot import Snapshot
+from consumers.callback import Callback
+from consumers.logger import Logger
+
+__all__ = ["OptimizerMonitor"]
+
+_GLOBAL = "l2_norm/grad/global"
+
+
+class OptimizerMonitor(Callback):
+    """L2 norms of the gradients, and whatever the optimizer reports of each parameter, every so many batches.
+
+    Logs at ``BATCH_END``, after the step and under its number:
+
+    - ``l2_norm/grad/PARAMETER``, of each parameter that is trained;
+    - ``l2_norm/grad/global``, of all of them together;
+    - what the optimizer's method ``report_per_parameter_metrics`` gives, where it has one, such as
+      ``l2_norm/moment/PARAMETER``, ``l2_norm/param/PARAMETER`` and ``l2_norm/update/PARAMETER``.
+
+    The norms are computed where the model is trained, in the batches that are asked for alone. Gradients are those that
+    the optimizer uses: of the whole batch, unscaled, and clipped where an algorithm clips.
+
+    Args:
+        log_optimizer_metrics: whether to log what the optimizer reports.
+        batch_log_interval: how often, in batches: 10 for the batches 10, 20, ...
+        only_global: whether to log ``l2_norm/grad/global`` alone.
+
+    Reference: ``composer/callbacks/optimizer_monitor.py``.
+    """
+
+    def __init__(
+        self, log_optimizer_metrics: bool = True, batch_log_interval: int = 10, only_global: bool = False
+    ) -> None:
+        if batch_log_interval < 1:
+            raise ConfigurationError(f"batch_log_interval counts batches and is at least 1, not {batch_log_interval}")
+        self._field = "gradient_norms"
+        if only_global:
+            self._field = "gradient_norm"
+        elif log_optimizer_metrics:
+            self._field = "optimizer_norms"
+        # What the training is asked for, which each object decides for itself.
+        self.fields = (self._field,)  # type: ignore[misc]
+        self.every = batch_log_interval  # type: ignore[misc]
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        """Logs the norms, where they are due."""
+        norms = state.fields.get(self._field)
+        if norms is not None:
+            logger.log_metrics(self._metrics(norms))
+
+    def _metrics(self, norms: Any) -> dict[str, float]:
+        if self._field == "optimizer_norms":
+            return dict(norms)
+        if self._field == "gradient_norm":
+            return {_GLOBAL: norms}
+        metrics = {f"l2_norm/grad/{name}": norm for name, norm in norms.items()}
+        return metrics | {_GLOBAL: math.sqrt(sum(norm * norm for norm in norms.values()))}

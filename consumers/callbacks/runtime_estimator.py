@@ -1,0 +1,166 @@
+"""How long a run will still take."""
+
+import sys
+from typing import Any, Literal, TypeAlias
+
+from bus.errors import ConfigurationError
+from bus.snapshot import Snapshot
+from bus.time import Time, Timestamp, TimeUnit
+from consumers.callback import Callback
+from consumers.logger import Logger
+
+__all__ = ["RuntimeEstimator"]
+
+TimeUnitName: TypeAlias = Literal["seconds", "minutes", "hours", "days"]
+
+_SECONDS_IN = {"seconds": 1, "minutes": 60, "hours": 60 * 60, "days": 24 * 60 * 60}
+
+
+class RuntimeEstimator(Callback):
+    """Remaining time of the run, from how fast it has gone so far.
+
+    Logs ``time/remaining_estimate`` at ``BATCH_END``, in ``time_unit``, and that unit once, as the hyperparameter
+    ``time/remaining_estimate_unit``. The first ``skip_batches`` batches are left out, because they are often slower.
+    The time that evaluations take is kept apart: each evaluator is expected to run as often as it has so far, and to
+    take as long as it has on average, its first run left out as soon as there is another.
+
+    The clock starts with the first batch that counts, at ``BATCH_START``. A recording in which nobody asked for that
+    event has it start where the batch before ended, so the wait for the data is counted in once.
+
+    Without a ``max_duration`` there is nothing to estimate: that is said once on standard error.
+    Reference: ``composer/callbacks/runtime_estimator.py``.
+    """
+
+    def __init__(self, skip_batches: int = 1, time_unit: TimeUnitName = "hours") -> None:
+        if skip_batches < 0:
+            raise ConfigurationError(f"skip_batches counts batches and is at least 0, not {skip_batches}")
+        if time_unit not in _SECONDS_IN:
+            raise ConfigurationError(f"time_unit {time_unit!r} is not known: use {', '.join(_SECONDS_IN)}")
+        self._time_unit = time_unit
+        self._left_to_skip = skip_batches
+        self._disabled = False
+        self._start_ns: int | None = None
+        self._start_part = 0.0
+        self._epoch_batches: int | None = None
+        self._evaluations: dict[str, _Evaluations] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the clock started, and the time of each evaluator."""
+        return {
+            "left_to_skip": self._left_to_skip,
+            "disabled": self._disabled,
+            "start_ns": self._start_ns,
+            "start_part": self._start_part,
+            "epoch_batches": self._epoch_batches,
+            "evaluations": {label: one.state_dict() for label, one in self._evaluations.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up the clock and the times of evaluators."""
+        self._left_to_skip = state["left_to_skip"]
+        self._disabled = state["disabled"]
+        self._start_ns = state["start_ns"]
+        self._start_part = state["start_part"]
+        self._epoch_batches = state["epoch_batches"]
+        self._evaluations = {label: _Evaluations(**one) for label, one in state["evaluations"].items()}
+
+    def init(self, state: Snapshot, logger: Logger) -> None:
+        """Logs the unit."""
+        logger.log_hyperparameters({"time/remaining_estimate_unit": self._time_unit})
+
+    def batch_start(self, state: Snapshot, logger: Logger) -> None:
+        """Starts the clock with the first batch that counts."""
+        if self._start_ns is None and self._left_to_skip == 0:
+            self._start(state.time_ns, state.timestamp, state)
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        """Logs the estimate."""
+        if self._left_to_skip > 0:
+            self._left_to_skip -= 1
+            return
+        timestamp = state.timestamp
+        if self._start_ns is None:
+            batch_ns = round(timestamp.batch_wct.total_seconds() * 1e6) * 1000
+            self._start(state.time_ns - batch_ns, state.previous_timestamp or timestamp, state)
+        part = self._elapsed_part(timestamp, state.max_duration)
+        if self._start_ns is None or part is None or part <= self._start_part:
+            return
+        training = (state.time_ns - self._start_ns) / 1e9 - self._eval_seconds
+        remaining = training / (part - self._start_part) * (1 - part)
+        for evaluations in self._evaluations.values():
+            remaining += evaluations.remaining_seconds(self._start_part)
+        logger.log_metrics({"time/remaining_estimate": remaining / _SECONDS_IN[self._time_unit]})
+
+    def eval_end(self, state: Snapshot, logger: Logger) -> None:
+        """Notes how long the evaluator took, and how often it runs."""
+        if self._start_ns is None:
+            return
+        part = self._elapsed_part(state.timestamp, state.max_duration)
+        if part is not None:
+            evaluations = self._evaluations.setdefault(state.dataloader_label or "", _Evaluations())
+            evaluations.add(state.eval_timestamp.values[10], part - self._start_part)
+
+    @property
+    def _eval_seconds(self) -> float:
+        return sum(one.microseconds for one in self._evaluations.values()) / 1e6
+
+    def _start(self, time_ns: int, timestamp: Timestamp, state: Snapshot) -> None:
+        if self._disabled:
+            return
+        part = self._elapsed_part(timestamp, state.max_duration)
+        if part is None:
+            self._disabled = True
+            print(
+                "the remaining time cannot be estimated: the run does not say how long it is to go on (max_duration)",
+                file=sys.stderr,
+                flush=True,
+            )
+            return
+        self._start_ns, self._start_part = time_ns, part
+        # From here on, and not before: the first estimates of the reference rest on an epoch without a length.
+        self._epoch_batches = state.dataloader_len
+
+    def _elapsed_part(self, timestamp: Timestamp, max_duration: Time | None) -> float | None:
+        """Which part of the training is over; in a training of so many epochs, by its batches where it is known how
+        many an epoch has."""
+        if max_duration is None:
+            return None
+        if not max_duration.value:
+            return 1.0
+        if max_duration.unit is TimeUnit.EPOCH:
+            epoch, batch, in_epoch = (int(timestamp.values[place]) for place in (1, 2, 7))
+            batches = (batch - in_epoch) / epoch if epoch else self._epoch_batches
+            if batches:
+                return batch / (max_duration.value * batches)
+        part: float = (timestamp.get(max_duration.unit) / max_duration).value
+        return part
+
+
+class _Evaluations:
+    """What is known of one evaluator: how often it ran, how long that took, and by which part of the training."""
+
+    def __init__(self, count: int = 0, first: int = 0, microseconds: int = 0, part: float = 0.0) -> None:
+        self.count = count
+        self.first = first
+        self.microseconds = microseconds
+        self.part = part
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "first": self.first, "microseconds": self.microseconds, "part": self.part}
+
+    def add(self, microseconds: int, part: float) -> None:
+        self.first = self.first if self.count else microseconds
+        self.count += 1
+        self.microseconds += microseconds
+        self.part = part
+
+    def remaining_seconds(self, start_part: float) -> float:
+        frequency = self.part / self.count
+        if frequency <= 0:
+            # It has run before the training made any progress: how often it will is not known yet.
+            return 0.0
+        if self.count > 1:
+            average = (self.microseconds - self.first) / 1e6 / (self.count - 1)
+        else:
+            average = self.microseconds / 1e6
+        return average * (1 / frequency * (1 - start_part) - self.count)

@@ -1,0 +1,200 @@
+"""Notices that nothing happens any more."""
+
+import asyncio
+import contextlib
+import statistics
+import sys
+import time
+from collections import deque
+from typing import Any
+
+from bus.demand import BASE_EVENTS
+from bus.errors import ConfigurationError
+from bus.event import Event
+from bus.snapshot import Snapshot
+from consumers.callback import Callback
+from consumers.logger import Logger
+
+__all__ = ["StallMonitor"]
+
+_WINDOW = 51
+_EVALUATION_BATCHES = {Event.EVAL_BATCH_END, Event.PREDICT_BATCH_END}
+_STARTS = {Event.EVAL_START, Event.PREDICT_START}
+_ENDS = {Event.EVAL_END, Event.PREDICT_END}
+_IN_EVALUATION = _STARTS | _EVALUATION_BATCHES
+_PARTS_OF_A_STEP = {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.AFTER_TRAIN_BATCH}
+# What comes after these is up to the user's program, which may take its time.
+_IDLE = {
+    Event.INIT,
+    Event.BEFORE_LOAD,
+    Event.AFTER_LOAD,
+    Event.FIT_END,
+    Event.EVAL_STANDALONE_END,
+    Event.PREDICT_END,
+}
+
+
+class StallMonitor(Callback):
+    """Alerts when no event has come for ``factor`` times as long as a batch usually takes, and says what the training
+    was doing last.
+
+    A batch usually takes the median of the last 51, those of the training and of evaluations each for themselves. No
+    alert comes before ``min_seconds``, and none before ``factor`` x ``min_seconds`` while no batch is known. Between
+    two calls of ``fit()``, ``eval()`` or ``predict()`` nothing is expected.
+
+    While it waits, it measures with a clock and says so on standard error, once for each stall, and again when events
+    come. What it logs goes by the times of the events alone, and is the same in a replay: with the first event after a
+    stall ``stall/seconds``, how long it took, and ``stall/count``, how many there have been.
+
+    Evaluations and predictions are followed batch by batch, a training from the end of a batch to the next. With
+    ``detailed`` it also asks for ``BEFORE_DATALOADER``, ``AFTER_DATALOADER`` and ``AFTER_TRAIN_BATCH``, three more
+    events a batch, and can tell the dataloader from the passes through the model and from the optimizer. A training
+    that hangs keeps back the events of its last 50 ms unless it was started with ``max_delay=0``, see
+    :class:`bus.Publisher`; the phase is that of the last event which left.
+    """
+
+    def __init__(self, factor: float = 10.0, min_seconds: float = 30.0, detailed: bool = False) -> None:
+        if not factor >= 1:
+            raise ConfigurationError(f"factor is {factor}: it multiplies the usual time of a batch, use 1 or more")
+        if not min_seconds > 0:
+            raise ConfigurationError(f"min_seconds is {min_seconds}: use a number of seconds above 0")
+        self._factor = factor
+        self._min_seconds = min_seconds
+        self._detailed = detailed
+        self._steps: deque[float] = deque(maxlen=_WINDOW)
+        self._evaluation_steps: deque[float] = deque(maxlen=_WINDOW)
+        self._count = 0
+        self._last_ns = 0
+        self._step_began_ns = 0
+        self._limit: float | None = None
+        self._last_event: Event | None = None
+        self._phase = ""
+        self._fitting = False
+        self._watch: asyncio.Task[None] | None = None
+        self._arrived = 0.0
+        self._alerted = False
+
+    def wanted_events(self) -> set[Event]:
+        """The events that are published in any case, the ends of evaluation batches, and what ``detailed`` asks for."""
+        return {*BASE_EVENTS, *_EVALUATION_BATCHES, *(_PARTS_OF_A_STEP if self._detailed else ())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """How long batches took, how many stalls there were, and what was expected last."""
+        return {
+            "steps": list(self._steps),
+            "evaluation_steps": list(self._evaluation_steps),
+            "count": self._count,
+            "last_ns": self._last_ns,
+            "step_began_ns": self._step_began_ns,
+            "limit": self._limit,
+            "last_event": None if self._last_event is None else self._last_event.value,
+            "fitting": self._fitting,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes all of that up."""
+        self._steps.extend(state["steps"])
+        self._evaluation_steps.extend(state["evaluation_steps"])
+        self._count = state["count"]
+        self._last_ns = state["last_ns"]
+        self._step_began_ns = state["step_began_ns"]
+        self._limit = state["limit"]
+        self._last_event = None if state["last_event"] is None else Event(state["last_event"])
+        self._fitting = state["fitting"]
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        """Judges the time since the event before, and says what is expected from here on."""
+        waited = (state.time_ns - self._last_ns) / 1e9
+        # A recording has the batches of evaluations only where somebody asked for them.
+        is_whole_evaluation = self._last_event in _STARTS and event in _ENDS
+        if self._limit is not None and waited > self._limit and not is_whole_evaluation:
+            self._count += 1
+            logger.log_metrics({"stall/seconds": waited, "stall/count": self._count})
+        self._take_in(event, state.time_ns)
+        self._last_event, self._last_ns = event, state.time_ns
+        self._limit, self._phase = self._expected_within(event), _phase(event, state)
+        self._note_arrival()
+
+    async def close(self, state: Snapshot, logger: Logger) -> None:
+        """Waits no more."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+
+    def _take_in(self, event: Event, now_ns: int) -> None:
+        if event is Event.FIT_START:
+            self._fitting = True
+        elif event is Event.FIT_END:
+            self._fitting = False
+        elif event is Event.BATCH_END and self._step_began_ns:
+            self._steps.append((now_ns - self._step_began_ns) / 1e9)
+        elif event in _EVALUATION_BATCHES and self._last_ns:
+            self._evaluation_steps.append((now_ns - self._last_ns) / 1e9)
+        if event not in _PARTS_OF_A_STEP:
+            self._step_began_ns = now_ns
+
+    def _expected_within(self, event: Event) -> float | None:
+        """How many seconds the next event may take; ``None`` when none is expected."""
+        if event in _IDLE or (event is Event.EVAL_AFTER_ALL and not self._fitting):
+            return None
+        steps = self._evaluation_steps if event in _IN_EVALUATION else self._steps
+        usual = statistics.median(steps) if steps else self._min_seconds
+        return max(self._factor * usual, self._min_seconds)
+
+    def _note_arrival(self) -> None:
+        if self._alerted:
+            self._alerted = False
+            _say(f"the training goes on, after {time.monotonic() - self._arrived:.0f} s without an event")
+        self._arrived = time.monotonic()
+        if self._watch is None:
+            # Outside an event loop, as in a test of the numbers, nobody waits for anything.
+            with contextlib.suppress(RuntimeError):
+                self._watch = asyncio.get_running_loop().create_task(self._wait())
+
+    async def _wait(self) -> None:
+        while True:
+            await asyncio.sleep(self._left())
+            if self._limit is None or self._alerted or self._left() > 0:
+                continue
+            arrived = self._arrived
+            # Events that wait to be handled, because another callback took long, come before this is over.
+            await asyncio.sleep(min(1.0, self._min_seconds / 10))
+            if arrived == self._arrived:
+                self._alerted = True
+                _say(
+                    f"no event for {time.monotonic() - arrived:.0f} s, where it should not take more than "
+                    f"{self._limit:.0f} s: the training hangs {self._phase}"
+                )
+
+    def _left(self) -> float:
+        """Seconds until it is to be looked at again; 0 when an event is overdue."""
+        if self._limit is None or self._alerted:
+            return self._min_seconds / 2
+        # The next event may bring a shorter limit.
+        return min(max(self._arrived + self._limit - time.monotonic(), 0), self._min_seconds / 2)
+
+
+def _phase(event: Event, state: Snapshot) -> str:
+    """What a training that shows no event after this one is at."""
+    batch, epoch = state.timestamp.values[2], state.timestamp.values[1]
+    if event is Event.BEFORE_DATALOADER:
+        return f"in the dataloader, after batch {batch}"
+    if event is Event.AFTER_DATALOADER:
+        return f"in the forward and backward passes of batch {batch + 1}"
+    if event is Event.AFTER_TRAIN_BATCH:
+        return f"in the optimizer step of batch {batch + 1}"
+    if event is Event.BATCH_END:
+        return f"after batch {batch}: in the dataloader, or in batch {batch + 1}"
+    if event is Event.EPOCH_START:
+        return f"before the first batch of epoch {epoch + 1} is through"
+    if event.is_predict:
+        return f"in the prediction, after its batch {state.predict_timestamp.values[2]}"
+    if event in _IN_EVALUATION:
+        return f"in the evaluation of {state.dataloader_label}, after its batch {state.eval_timestamp.values[2]}"
+    return f"after {event.value}, which came after batch {batch}"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,117 @@
+"""Hands what was logged to every destination that still works."""
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bus.snapshot import Snapshot
+from consumers.logger import Logger, LoggerDestination, RunPlace
+
+__all__ = ["Delivery", "show_failure"]
+
+
+class Delivery:
+    """Several destinations, by name, for several threads.
+
+    One that raises is shown with its traceback, once, and given nothing more, so that what it wrote has no holes. A
+    ``BrokenPipeError`` is the reader of our output gone: it is not shown, and handed to ``on_broken_pipe``, which is
+    called in the thread that delivers.
+    """
+
+    def __init__(
+        self, destinations: Mapping[str, LoggerDestination], on_broken_pipe: Callable[[BrokenPipeError], None]
+    ) -> None:
+        self._destinations = dict(destinations)
+        self._on_broken_pipe = on_broken_pipe
+        self._failed: list[str] = []
+        self.lock = threading.RLock()
+        """Held while anything is delivered. Whoever stores positions holds it from the first position to the last, of
+        callbacks as of destinations, so that they belong together."""
+
+    @property
+    def names(self) -> list[str]:
+        """The destinations that work, in order."""
+        return list(self._destinations)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The destinations that have raised."""
+        return tuple(self._failed)
+
+    def open(self, place: RunPlace) -> None:
+        """Opens them; those that were opened are closed again if one cannot be.
+
+        Raises:
+            ConfigurationError: one cannot be opened.
+        """
+        opened: list[LoggerDestination] = []
+        try:
+            for destination in self._destinations.values():
+                destination.check()
+            for destination in self._destinations.values():
+                destination.open(place)
+                opened.append(destination)
+        except BaseException:
+            for destination in opened:
+                destination.close()
+            raise
+
+    def deliver(self, logger: Logger, state: Snapshot) -> None:
+        """Takes what the logger gathered during the event ``state``, and gives it to each."""
+        if not logger.pending:
+            return
+        gathered = logger.take(state)
+
+        def give(destination: LoggerDestination) -> None:
+            if gathered.hyperparameters:
+                destination.log_hyperparameters(gathered.hyperparameters, state)
+            if gathered.rows:
+                destination.log_rows(gathered.rows, state)
+            for images in gathered.images:
+                destination.log_images(images, state)
+            for table in gathered.tables:
+                destination.log_table(table, state)
+            for text in gathered.texts:
+                destination.log_text(text, state)
+            for upload in gathered.uploads:
+                destination.upload_file(upload, state)
+
+        self.for_each(give)
+
+    def states(self) -> dict[str, dict[str, Any]] | None:
+        """Name to ``state_dict()`` of each; ``None`` when one has failed, for then there is nothing to go on from."""
+        states: list[dict[str, Any]] = []
+        with self.lock:
+            self.for_each(lambda destination: states.append(destination.state_dict()))
+            return None if self._failed else dict(zip(self._destinations, states, strict=True))
+
+    def committed(self) -> None:
+        """Tells each that what it was given does not come again."""
+        self.for_each(lambda destination: destination.committed())
+
+    def close(self) -> None:
+        """Closes each."""
+        self.for_each(lambda destination: destination.close())
+
+    def for_each(self, action: Callable[[LoggerDestination], object]) -> None:
+        """Does something with each that works."""
+        with self.lock:
+            for name, destination in tuple(self._destinations.items()):
+                try:
+                    action(destination)
+                except Exception as error:  # noqa: BLE001  a destination may raise anything, and is shown with its traceback
+                    del self._destinations[name]
+                    if isinstance(error, BrokenPipeError):
+                        self._on_broken_pipe(error)
+                        continue
+                    self._failed.append(name)
+                    show_failure(f"destination {name} failed and is given nothing more", error)
+
+
+def show_failure(headline: str, error: BaseException) -> None:
+    """Prints other people's error on standard error, with the traceback from their first frame on."""
+    own = error.__traceback__
+    lines = traceback.format_exception(type(error), error, own and own.tb_next)
+    print(f"{headline}:\n{''.join(lines)}", end="", file=sys.stderr, flush=True)

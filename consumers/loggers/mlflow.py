@@ -1,0 +1,229 @@
+"""Logs to MLflow, https://mlflow.org/docs/latest."""
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bus.errors import ConfigurationError
+from bus.snapshot import Snapshot
+from consumers.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
+
+__all__ = ["MLFlowLogger"]
+
+_TAG = "offloop.run"
+_ATTEMPT_TAG = "offloop.attempt"
+_EXPERIMENT = "offloop"
+_MOST_METRICS = 1000
+_MOST_PARAMS = 100
+_FORBIDDEN = re.compile(r"[^\w\-. :/]")
+
+
+class MLFlowLogger(LoggerDestination):
+    """Logs to an MLflow server or database: ``pip install 'offloop[mlflow]'``.
+
+    A run is one run there, found by its tag ``offloop.run``, whatever its attempts and whoever logs: of a metric, no
+    step is logged that the run has.
+
+    Metrics have the training's step and the event's time; those that are texts are tags. Hyperparameters are params,
+    and as those cannot change, a later value is a tag of that name. Images are ``images/NAME/STEP-NUMBER.png`` with
+    masks beside them, tables ``tables/NAME/STEP.json`` in the form of ``mlflow.log_table``, texts
+    ``texts/NAME/STEP.txt``, files are artifacts of their names. Characters that MLflow does not take in a name become
+    ``_``.
+
+    Args:
+        experiment_name: the experiment; created if there is none of that name.
+        run_name: what the run is called there; by default the run's name.
+        tracking_uri: the server or database, such as ``http://host:5000`` or ``sqlite:///mlflow.db``; by default
+            MLflow's own, from ``$MLFLOW_TRACKING_URI``.
+        artifact_location: where a new experiment keeps its artifacts; by default the server's choice.
+        drain_seconds: how long the consumer waits at its end while nothing can be sent.
+    """
+
+    name: ClassVar[str] = "mlflow"
+    own_lane = True
+
+    def __init__(
+        self,
+        experiment_name: str = _EXPERIMENT,
+        run_name: str | None = None,
+        tracking_uri: str | None = None,
+        artifact_location: str | None = None,
+        drain_seconds: float = LoggerDestination.drain_seconds,
+    ) -> None:
+        self._experiment_name = experiment_name
+        self._run_name = run_name
+        self._tracking_uri = tracking_uri
+        self._artifact_location = artifact_location
+        self.drain_seconds = drain_seconds
+        self._client: Any = None
+        self._run_id = ""
+        self._params: dict[str, str] = {}
+        self._known: dict[str, set[int] | None] = {}
+
+    def check(self) -> None:
+        """Looks for MLflow.
+
+        Raises:
+            ConfigurationError: it is not installed.
+        """
+        try:
+            import mlflow  # noqa: F401
+        except ImportError:
+            raise ConfigurationError(
+                "logging to MLflow needs a package of its own: pip install 'offloop[mlflow]'"
+            ) from None
+
+    def open(self, place: RunPlace) -> None:
+        """Finds the run there, or creates it."""
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(self._tracking_uri)
+        experiment = self._experiment()
+        found = self._client.search_runs(
+            [experiment],
+            filter_string=f"tags.`{_TAG}` = '{place.run_name}'",
+            order_by=["attributes.start_time"],
+            max_results=1,
+        )
+        if found:
+            run = found[0]
+        else:
+            run = self._client.create_run(
+                experiment, tags={_TAG: place.run_name}, run_name=self._run_name or place.run_name
+            )
+        self._run_id = run.info.run_id
+        self._params = dict(run.data.params)
+        # Steps are looked up when the metric is logged first.
+        self._known = dict.fromkeys(run.data.metrics)
+        self._client.set_tag(self._run_id, _ATTEMPT_TAG, str(place.attempt))
+        self._client.update_run(self._run_id, status="RUNNING")
+
+    def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
+        """Logs the metrics of all rows in as few requests as there can be."""
+        from mlflow.entities import Metric, RunTag
+
+        metrics, tags = [], {}
+        for row in rows:
+            milliseconds = int(row.time * 1000)
+            for name, value in row.metrics.items():
+                key = _key(name)
+                if isinstance(value, str):
+                    tags[key] = value
+                elif not self._has(key, row.step):
+                    metrics.append(Metric(key, float(value), milliseconds, row.step))
+        for batch in _batches(metrics, _MOST_METRICS):
+            try:
+                self._request("log_batch", metrics=batch)
+            except ConfigurationError:
+                # How much of it was taken is not known: each is looked up before it is given again.
+                self._known |= dict.fromkeys(metric.key for metric in metrics)
+                raise
+        for some in _batches([RunTag(key, value) for key, value in tags.items()], _MOST_PARAMS):
+            self._request("log_batch", tags=some)
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
+        """Logs them as params, or as tags where the run has a param of another value."""
+        from mlflow.entities import Param, RunTag
+
+        values = {_key(name): str(value) for name, value in hyperparameters.items()}
+        new = [Param(key, value) for key, value in values.items() if key not in self._params]
+        for some in _batches(new, _MOST_PARAMS):
+            self._request("log_batch", params=some)
+        changed = [RunTag(key, value) for key, value in values.items() if self._params.get(key, value) != value]
+        for tags in _batches(changed, _MOST_PARAMS):
+            self._request("log_batch", tags=tags)
+        self._params = {**values, **self._params}
+
+    def log_images(self, entry: Images, state: Snapshot) -> None:
+        """Keeps each as a PNG file, and its masks as such of class numbers."""
+        from consumers.images import as_bytes, class_numbers
+
+        folder = f"images/{_path(entry.name)}"
+        for number, image in enumerate(entry.images):
+            self._request("log_image", as_bytes(image), f"{folder}/{entry.step}-{number}.png")
+            for name, masks in entry.masks.items():
+                mask = class_numbers(masks[number])
+                self._request("log_image", mask, f"{folder}/{entry.step}-{number}-{_path(name)}.png")
+        if entry.mask_class_labels:
+            labels = {str(number): label for number, label in entry.mask_class_labels.items()}
+            self._request("log_dict", labels, f"{folder}/labels.json")
+
+    def log_table(self, entry: Table, state: Snapshot) -> None:
+        """Keeps it as a JSON file of columns and data."""
+        table = {"columns": entry.columns, "data": entry.rows}
+        self._request("log_dict", table, f"tables/{_path(entry.name)}/{entry.step}.json")
+
+    def log_text(self, entry: Text, state: Snapshot) -> None:
+        """Keeps it as a text file."""
+        self._request("log_text", entry.text, f"texts/{_path(entry.name)}/{entry.step}.txt")
+
+    def upload_file(self, entry: Upload, state: Snapshot) -> None:
+        """Keeps it as an artifact. Without ``overwrite``, one that is there already stays."""
+        folder, _, name = entry.remote_file_name.strip("/").rpartition("/")
+        if not entry.overwrite:
+            there = [artifact.path for artifact in self._client.list_artifacts(self._run_id, folder or None)]
+            if entry.remote_file_name.strip("/") in there:
+                return
+        # An artifact has the name of its file.
+        with tempfile.TemporaryDirectory() as directory:
+            link = Path(directory, name)
+            link.symlink_to(entry.file_path)
+            self._request("log_artifact", str(link), folder or None)
+
+    def close(self) -> None:
+        """Says that the run is finished."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.set_terminated(self._run_id)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: what the run has, the server knows."""
+        return {}
+
+    def _experiment(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        found = self._client.get_experiment_by_name(self._experiment_name)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(self._experiment_name, self._artifact_location))
+            except MlflowException:
+                # Another consumer may have created it in between.
+                found = self._client.get_experiment_by_name(self._experiment_name)
+                if found is None:
+                    raise
+        return str(found.experiment_id)
+
+    def _has(self, key: str, step: int) -> bool:
+        """Whether the run had that step of the metric when it was opened."""
+        if key not in self._known:
+            return False
+        steps = self._known[key]
+        if steps is None:
+            steps = {metric.step for metric in self._client.get_metric_history(self._run_id, key)}
+            self._known[key] = steps
+        return step in steps
+
+    def _request(self, method: str, *arguments: Any, **named: Any) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            getattr(self._client, method)(self._run_id, *arguments, **named)
+        except MlflowException as error:
+            if error.error_code == "INVALID_PARAMETER_VALUE":
+                raise ConfigurationError(f"MLflow refuses it: {error.message.splitlines()[0]}") from None
+            raise
+
+
+def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
+    return (items[first : first + size] for first in range(0, len(items), size))
+
+
+def _key(name: str) -> str:
+    return _FORBIDDEN.sub("_", str(name))
+
+
+def _path(name: str) -> str:
+    return re.sub(r"[^\w\-.]", "_", name)

@@ -1,0 +1,281 @@
+"""Rows as a table of Parquet files."""
+
+import fcntl
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bus.errors import ClosedError, ConfigurationError
+from bus.snapshot import Snapshot
+from consumers.logger import LoggerDestination, LogValue, Row, RunPlace
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ParquetLogger"]
+
+# Arrow's names of the types, which are also how a position keeps them.
+_WHOLE, _NUMBER, _TEXT = "int64", "double", "string"
+_FIXED = {"step": _WHOLE, "time": _NUMBER}
+
+
+class ParquetLogger(LoggerDestination):
+    """Writes rows to one wide table of Parquet files, by default in the directory ``metrics.parquet`` of the run's
+    directory (``metrics-2.parquet`` for the second attempt of a run, and so on).
+
+    The columns are ``step``, ``time`` (seconds since 1970) and the metrics in the order in which they first appeared; a
+    metric that a row does not have is null. Numbers are 64-bit floats, texts are strings, and a metric that was both is
+    a column of strings. When a metric appears, the files are written anew with the wider table, one after the other, so
+    that all have the same columns. ``pandas.read_parquet("metrics.parquet")`` reads the directory, DuckDB
+    ``'metrics.parquet/*.parquet'``. Hyperparameters, images, tables, texts and files are left out.
+
+    A file has ``rows_per_file`` rows, which is what is held in memory. The last one is replaced by a longer one every
+    ``flush_interval`` seconds of the run's own time, and whenever the consumer keeps how far it is. Files are replaced
+    as a whole, so they can be read at any moment, also after a crash. An existing table is refused unless ``overwrite``
+    is true, or unless this is a consumer that goes on: then the table is cut back to where that consumer had committed
+    it. A table has one writer at a time. Equal streams give files with equal bytes.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        rows_per_file: int = 10_000,
+        flush_interval: float = 10.0,
+        overwrite: bool = False,
+    ) -> None:
+        if rows_per_file < 1:
+            raise ConfigurationError(f"rows_per_file is at least 1, not {rows_per_file}")
+        if not flush_interval >= 0:
+            raise ConfigurationError(f"flush_interval is a number of seconds, 0 or more, not {flush_interval}")
+        self._chosen = None if path is None else Path(path)
+        self._rows_per_file = rows_per_file
+        self._flush_interval = flush_interval
+        self._overwrite = overwrite
+        self._directory: Path | None = None
+        self._lock: int | None = None
+        self._columns: dict[str, str] = dict(_FIXED)
+        self._full = 0
+        self._rows: list[dict[str, LogValue]] = []
+        self._flushed = 0
+        self._next_flush = float("-inf")
+        self._committed: int | None = None
+
+    def check(self) -> None:
+        """Raises :class:`bus.errors.ConfigurationError` where PyArrow is not installed."""
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError:
+            raise ConfigurationError(
+                "logger parquet needs PyArrow: install it with pip install 'offloop[parquet]'"
+            ) from None
+
+    def open(self, place: RunPlace) -> None:
+        """Creates the table's directory, or opens it to go on.
+
+        Raises:
+            ConfigurationError: there is a table already, or another process writes it, it cannot be created, or no path
+            was given and the stream has no directory; or what this consumer wrote is gone or was changed.
+        """
+        self._directory = self._chosen or _default_path(place)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if not _acquire(self._lock):
+                raise self._problem("is being written by another process:")
+            if self._committed is None:
+                self._begin()
+            else:
+                self._roll_back(self._committed)
+        except OSError as error:
+            problem = self._problem(f"cannot be written: {error.strerror};")
+            self._release()
+            raise problem from None
+        except ConfigurationError:
+            self._release()
+            raise
+        self._committed = None
+
+    def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
+        """Takes them in, and writes what is due."""
+        if self._directory is None:
+            raise ClosedError("parquet was given rows while its table was not open: call open() first")
+        for row in rows:
+            self._fit_columns(row.metrics)
+            self._rows.append({"step": row.step, "time": row.time, **row.metrics})
+            if len(self._rows) == self._rows_per_file:
+                self._flush()
+                self._full += 1
+                self._rows, self._flushed = [], 0
+        if state.time >= self._next_flush:
+            self._next_flush = state.time + self._flush_interval
+            self._flush()
+
+    def close(self) -> None:
+        """Writes what is held."""
+        if self._directory is not None:
+            self._flush()
+        self._release()
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many rows there are, in which columns; all of that is on the disk when this returns."""
+        self._flush()
+        return {
+            "rows": self._full * self._rows_per_file + len(self._rows),
+            "rows_per_file": self._rows_per_file,
+            "columns": self._columns,
+            "next_flush": self._next_flush,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Says how much of the table to keep when it is opened."""
+        if state["rows_per_file"] != self._rows_per_file:
+            raise ConfigurationError(f"its files have {state['rows_per_file']} rows, not {self._rows_per_file}")
+        self._committed = int(state["rows"])
+        self._columns = dict(state["columns"])
+        self._next_flush = float(state["next_flush"])
+
+    def _begin(self) -> None:
+        if self._files() and not self._overwrite:
+            raise self._problem("exists: '-o parquet.overwrite=true' replaces it,")
+        for file in self._files():
+            file.unlink()
+        self._columns, self._next_flush = dict(_FIXED), float("-inf")
+        self._full, self._rows, self._flushed = 0, [], 0
+
+    def _roll_back(self, rows: int) -> None:
+        """Keeps the first ``rows`` rows, and takes those of the file that is not full back into memory."""
+        self._full, kept = divmod(rows, self._rows_per_file)
+        needed = [(self._file(number), self._rows_per_file) for number in range(self._full)]
+        if kept:
+            needed.append((self._file(self._full), kept))
+        if any(_row_count(file) < count for file, count in needed):
+            raise self._problem(
+                f"lacks some of the {rows} rows that this consumer has written: put them back to go on, or begin anew "
+                "with another '--name';"
+            )
+        for file in set(self._files()).difference(file for file, _ in needed):
+            file.unlink()
+        # Columns that came after the position come again with their rows.
+        self._fit_full_files()
+        if kept:
+            self._rows = _read(self._file(self._full)).to_pylist()
+            self._flush()
+
+    def _fit_columns(self, metrics: Mapping[str, LogValue]) -> None:
+        """Makes the table such that it can hold those."""
+        changed = {}
+        for name, value in metrics.items():
+            kind = _TEXT if isinstance(value, str) else _NUMBER
+            if self._columns.get(name) not in (kind, _TEXT):
+                changed[name] = kind
+        if changed:
+            self._columns |= changed
+            self._fit_full_files()
+            self._flushed = 0
+            self._next_flush = float("-inf")
+
+    def _fit_full_files(self) -> None:
+        for number in range(self._full):
+            file = self._file(number)
+            table = _read(file)
+            if _columns_of(table) != self._columns:
+                _write(file, _table(table.to_pylist(), self._columns))
+
+    def _flush(self) -> None:
+        if len(self._rows) > self._flushed:
+            _write(self._file(self._full), _table(self._rows, self._columns))
+            self._flushed = len(self._rows)
+
+    def _file(self, number: int) -> Path:
+        assert self._directory is not None  # called while it is open
+        return self._directory / f"part-{number:05}.parquet"
+
+    def _files(self) -> list[Path]:
+        assert self._directory is not None  # called while it is open
+        return list(self._directory.glob("part-*.parquet"))
+
+    def _problem(self, what: str) -> ConfigurationError:
+        return ConfigurationError(f"{self._directory} {what} '-o parquet.path=DIR' writes elsewhere")
+
+    def _release(self) -> None:
+        self._directory = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _acquire(lock: int) -> bool:
+    """Whether the directory is ours alone. The lock ends with this process, however that ends."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _default_path(place: RunPlace) -> Path:
+    if place.run_dir is None:
+        raise ConfigurationError("parquet has no run directory to write to: say where with '-o parquet.path=DIR'")
+    # A resumed run keeps what its earlier attempts logged.
+    suffix = f"-{place.attempt}" if place.attempt > 1 else ""
+    return place.run_dir / f"metrics{suffix}.parquet"
+
+
+def _table(rows: Sequence[Mapping[str, LogValue | None]], columns: Mapping[str, str]) -> "pa.Table":
+    import pyarrow as pa
+
+    arrays = [
+        pa.array([_converted(row.get(name), kind) for row in rows], pa.type_for_alias(kind))
+        for name, kind in columns.items()
+    ]
+    return pa.Table.from_arrays(arrays, names=list(columns))
+
+
+def _converted(value: LogValue | None, kind: str) -> LogValue | None:
+    """A value as its column takes it: numbers become texts and the same numbers again."""
+    if value is None or kind == _WHOLE:
+        return value
+    if kind == _NUMBER:
+        return float(value)
+    return value if isinstance(value, str) else repr(float(value))
+
+
+def _columns_of(table: "pa.Table") -> dict[str, str]:
+    return {field.name: str(field.type) for field in table.schema}
+
+
+def _read(file: Path) -> "pa.Table":
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(file) as opened:
+        return opened.read()
+
+
+def _row_count(file: Path) -> int:
+    """How many rows the file has; none if it is no such file."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_metadata
+
+    try:
+        return int(read_metadata(file).num_rows)
+    except (FileNotFoundError, ArrowException):
+        return 0
+
+
+def _write(file: Path, table: "pa.Table") -> None:
+    """Puts the file there as a whole or not at all."""
+    from pyarrow.parquet import write_table
+
+    # Readers of the directory pass over names that begin with a dot.
+    temporary = file.with_name(f".{file.name}.new")
+    with temporary.open("wb") as opened:
+        write_table(table, opened)
+        opened.flush()
+        os.fsync(opened.fileno())
+    os.replace(temporary, file)
+    directory = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,308 @@
+"""How far a run is, for people who watch it."""
+
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from time import monotonic
+from typing import Any, ClassVar, Protocol, TextIO
+
+from bus.errors import ConfigurationError
+from bus.event import Event
+from bus.snapshot import Snapshot
+from bus.time import Timestamp, TimeUnit
+from consumers.callback import Callback
+from consumers.logger import Logger, LoggerDestination, RunPlace
+from consumers.loggers.console import format_value, one_line
+from consumers.loggers.screen import Screen
+
+__all__ = ["ProgressLogger", "ProgressWatcher"]
+
+_BAR_WIDTH = 25
+_REDRAW_SECONDS = 0.1
+_LINE_SECONDS = 1.0
+_MINUTE = 60
+
+
+@dataclass
+class _Bar:
+    """One thing that goes on: the whole training, an epoch, an evaluation, a prediction."""
+
+    label: str
+    place: str
+    unit: str
+    started: float
+    first: float
+    """How much was done when it started."""
+    done: float = 0.0
+    total: float | None = None
+    time: float = 0.0
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    def line(self, full: str | None = None) -> str:
+        """The bar in words; ``full`` is what it is drawn with, if it is drawn."""
+        share = min(self.done / self.total, 1.0) if self.total else None
+        drawn = "" if full is None or share is None else f"|{full * int(share * _BAR_WIDTH):<{_BAR_WIDTH}}|"
+        percent = "" if share is None else f"{share:4.0%}{drawn} "
+        count = f"{int(self.done)}" + ("" if self.total is None else f"/{self.total:.10g}")
+        head = f"{self.label:<10} {self.place:<12} " if self.place else f"{self.label:<23} "
+        return one_line(f"{head}{percent}{count} {self.unit} [{', '.join(self._details())}]")
+
+    def _details(self) -> list[str]:
+        elapsed, moved = self.time - self.started, self.done - self.first
+        details = [_clock(elapsed)]
+        if elapsed > 0 and moved > 0:
+            rate = moved / elapsed
+            if self.total is not None:
+                details[0] += f"<{_clock(max(self.total - self.done, 0) / rate)}"
+            details.append(f"{rate:.3g} {self.unit}/s")
+        return details + [f"{name}={format_value(value)}" for name, value in self.metrics.items()]
+
+
+class _View(Protocol):
+    """Where bars are shown."""
+
+    def show(self, bars: Sequence[_Bar], time: float) -> None:
+        """Shows those that go on; ``time`` is that of the event."""
+
+    def finish(self, bar: _Bar) -> None:
+        """Takes one that is over."""
+
+    def close(self, bars: Sequence[_Bar]) -> None:
+        """Shows what has not been shown yet."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is still to be shown."""
+
+
+class ProgressLogger(LoggerDestination):
+    """Shows how far the run is, on standard error: bars for the training, the epoch and an evaluation.
+
+    On a terminal the bars stay at the bottom, and what else the consumer prints goes above them. An epoch or evaluation
+    that is over leaves a line with its metrics: the latest of each kind, at most once a second. Elsewhere, such as in
+    a file, there are lines only: every ``every`` seconds of the run's own time one for what goes on, and the latest
+    epoch and evaluation that ended since.
+
+    Everything comes from the events themselves. What callbacks log (metrics, hyperparameters, images, tables, texts,
+    files) is left out: add the logger ``console`` for those.
+
+    Reference: ``composer/loggers/progress_bar_logger.py``.
+    """
+
+    def __init__(self, every: float = 10.0) -> None:
+        if not every >= 0:
+            raise ConfigurationError(f"every is a number of seconds, 0 or more, not {every}")
+        self._every = every
+        self._bars: dict[str, _Bar] = {}
+        self._restored: dict[str, Any] = {}
+        self._view: _View | None = None
+
+    def companions(self) -> Sequence[Callback]:
+        """The callback through which it sees the events."""
+        return [ProgressWatcher(self)]
+
+    def open(self, place: RunPlace) -> None:
+        """Takes the lower lines of the terminal, if standard error is one."""
+        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            self._view = _Drawn(Screen(sys.stderr))
+        else:
+            self._view = _Written(sys.stderr, self._every, self._restored)
+
+    def watch(self, state: Snapshot) -> None:
+        """Takes an event in."""
+        change = _CHANGES.get(state.event)
+        if change is None or self._view is None:
+            return
+        change(self, state)
+        if (total := self._bars.get("total")) is not None:
+            total.time = state.time
+        self._view.show(list(self._bars.values()), state.time)
+
+    def close(self) -> None:
+        """Shows the last of everything, and gives the terminal back."""
+        if self._view is not None:
+            self._view.close(list(self._bars.values()))
+            self._view = None
+        self._bars, self._restored = {}, {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The bars, and the lines that are still to come."""
+        view = {} if self._view is None else self._view.state_dict()
+        return {"bars": {key: asdict(bar) for key, bar in self._bars.items()}, "view": view}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with those; lines written since then are written again."""
+        self._bars = {key: _Bar(**bar) for key, bar in state["bars"].items()}
+        self._restored = dict(state["view"])
+
+    def _begin_training(self, state: Snapshot) -> None:
+        self._bars = {}
+        if (longest := state.max_duration) is not None:
+            done = float(state.timestamp.get(longest.unit))
+            self._bars["total"] = _Bar(
+                "total", "", longest.unit.value, state.time, done, done, longest.value, state.time
+            )
+
+    def _begin_epoch(self, state: Snapshot) -> None:
+        done = float(state.timestamp.batch_in_epoch)
+        if state.event is Event.BATCH_END:  # the trainer resumed in the middle of an epoch
+            done -= 1
+        place = f"Epoch {int(state.timestamp.epoch):>3}"
+        self._bars["train"] = _Bar("train", place, "ba", state.time, done, done, state.dataloader_len, state.time)
+
+    def _end_batch(self, state: Snapshot) -> None:
+        if "train" not in self._bars:
+            self._begin_epoch(state)
+        bar = self._bars["train"]
+        bar.done, bar.total, bar.time = float(state.timestamp.batch_in_epoch), state.dataloader_len, state.time
+        if state.loss is not None:
+            bar.metrics["loss/train/total"] = state.loss
+        if (total := self._bars.get("total")) is not None:
+            total.done = float(state.timestamp.get(total.unit))
+            if total.unit == TimeUnit.EPOCH.value and bar.total:
+                total.done += bar.done / bar.total
+
+    def _end_epoch(self, state: Snapshot) -> None:
+        self._finish("train", {f"metrics/train/{name}": value for name, value in state.train_metrics.items()})
+
+    def _end_training(self, state: Snapshot) -> None:
+        self._finish("train", {})
+        self._finish("total", {})
+
+    def _begin_evaluation(self, state: Snapshot) -> None:
+        if "train" in self._bars:
+            place = f"Batch {int(state.timestamp.batch):>3}"
+        else:
+            place = f"Epoch {max(int(state.timestamp.epoch) - 1, 0):>3}"  # the timestamp shows the next one by now
+        label = state.dataloader_label or "eval"
+        self._bars["eval"] = _Bar(label, place, "ba", state.time, 0.0, 0.0, state.dataloader_len, state.time)
+
+    def _end_evaluation_batch(self, state: Snapshot) -> None:
+        self._advance("eval", state, state.eval_timestamp)
+
+    def _end_evaluation(self, state: Snapshot) -> None:
+        self._advance("eval", state, state.eval_timestamp)
+        label = state.dataloader_label or "eval"
+        metrics = state.eval_metrics.get(label, {})
+        self._finish("eval", {f"metrics/{label}/{name}": value for name, value in metrics.items()})
+
+    def _begin_prediction(self, state: Snapshot) -> None:
+        self._bars["predict"] = _Bar("predict", "", "ba", state.time, 0.0, 0.0, state.dataloader_len, state.time)
+
+    def _end_prediction_batch(self, state: Snapshot) -> None:
+        self._advance("predict", state, state.predict_timestamp)
+
+    def _end_prediction(self, state: Snapshot) -> None:
+        self._advance("predict", state, state.predict_timestamp)
+        self._finish("predict", {})
+
+    def _advance(self, key: str, state: Snapshot, within: Timestamp) -> None:
+        if (bar := self._bars.get(key)) is not None:
+            bar.done, bar.time = float(within.batch), state.time
+
+    def _finish(self, key: str, metrics: Mapping[str, Any]) -> None:
+        bar = self._bars.pop(key, None)
+        if bar is not None and self._view is not None:
+            bar.metrics |= {name: value for name, value in metrics.items() if isinstance(value, float | int | str)}
+            self._view.finish(bar)
+
+
+_CHANGES: dict[Event, Callable[[ProgressLogger, Snapshot], None]] = {
+    Event.FIT_START: ProgressLogger._begin_training,
+    Event.EPOCH_START: ProgressLogger._begin_epoch,
+    Event.BATCH_END: ProgressLogger._end_batch,
+    Event.EPOCH_END: ProgressLogger._end_epoch,
+    Event.FIT_END: ProgressLogger._end_training,
+    Event.EVAL_START: ProgressLogger._begin_evaluation,
+    Event.EVAL_BATCH_END: ProgressLogger._end_evaluation_batch,
+    Event.EVAL_END: ProgressLogger._end_evaluation,
+    Event.PREDICT_START: ProgressLogger._begin_prediction,
+    Event.PREDICT_BATCH_END: ProgressLogger._end_prediction_batch,
+    Event.PREDICT_END: ProgressLogger._end_prediction,
+}
+
+
+class ProgressWatcher(Callback):
+    """Hands a :class:`ProgressLogger` the events that it shows."""
+
+    events: ClassVar[Collection[Event | str] | None] = tuple(_CHANGES)
+
+    def __init__(self, progress: ProgressLogger) -> None:
+        self._progress = progress
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        """Hands it on."""
+        self._progress.watch(state)
+
+
+class _Written:
+    """Bars as lines, at a bounded rate of the run's own time."""
+
+    def __init__(self, stream: TextIO, every: float, state: Mapping[str, Any]) -> None:
+        self._stream = stream
+        self._every = every
+        self._next = float(state.get("next", "-inf"))
+        self._finished = {label: _Bar(**bar) for label, bar in state.get("finished", {}).items()}
+
+    def show(self, bars: Sequence[_Bar], time: float) -> None:
+        # Of what goes on at once, the last one is what the others wait for. One that is full is about to be finished.
+        going_on = [bar for bar in bars[-1:] if bar.done != bar.total]
+        if time >= self._next and (going_on or self._finished):
+            self._next = time + self._every
+            self.close(going_on)
+
+    def finish(self, bar: _Bar) -> None:
+        self._finished.pop(bar.label, None)
+        self._finished[bar.label] = bar
+
+    def close(self, bars: Sequence[_Bar]) -> None:
+        for bar in [*self._finished.values(), *bars[-1:]]:
+            print(bar.line(), file=self._stream, flush=True)
+        self._finished = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self._next, "finished": {label: asdict(bar) for label, bar in self._finished.items()}}
+
+
+class _Drawn:
+    """Bars at the bottom of a terminal. What is drawn there is no record, so how often it is drawn is a matter of the
+    terminal's time, also when a recording is read much faster than it was made."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._full = "█" if (screen.stream.encoding or "").lower().startswith("utf") else "#"
+        self._next_drawing = self._next_lines = float("-inf")
+        self._finished: dict[str, _Bar] = {}
+
+    def show(self, bars: Sequence[_Bar], time: float) -> None:
+        now = monotonic()
+        if now < self._next_drawing:
+            return
+        self._next_drawing = now + _REDRAW_SECONDS
+        if now >= self._next_lines and self._finished:
+            self._next_lines = now + _LINE_SECONDS
+            self._leave_lines()
+        self._screen.draw([bar.line(self._full) for bar in bars])
+
+    def finish(self, bar: _Bar) -> None:
+        self._finished.pop(bar.label, None)
+        self._finished[bar.label] = bar
+
+    def close(self, bars: Sequence[_Bar]) -> None:
+        self._screen.draw([])
+        self._leave_lines()
+        self._screen.leave([bar.line(self._full) for bar in bars])
+        self._screen.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def _leave_lines(self) -> None:
+        self._screen.leave([bar.line(self._full) for bar in self._finished.values()])
+        self._finished = {}
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), _MINUTE)
+    hours, minutes = divmod(minutes, _MINUTE)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes:02}:{seconds:02}"

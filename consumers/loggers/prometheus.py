@@ -1,0 +1,169 @@
+"""The latest values, for Prometheus to fetch."""
+
+import re
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIServer
+
+from bus.errors import ClosedError, ConfigurationError
+from bus.snapshot import Snapshot
+from consumers.logger import LoggerDestination, Row, RunPlace
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+__all__ = ["PrometheusLogger"]
+
+_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
+_OWN_NAMES = ("last_step", "last_step_timestamp_seconds", "run_info")
+_MAX_PORT = 65535
+
+
+class PrometheusLogger(LoggerDestination):
+    """Shows the latest value of every metric at ``http://127.0.0.1:9464/metrics`` while the consumer runs.
+
+    A metric is a gauge with a name that Prometheus allows, such as ``loss_train_total`` for ``loss/train/total``. Its
+    labels are ``run``, ``attempt`` and ``metric``, the name as it was logged. Beside them are ``last_step`` and
+    ``last_step_timestamp_seconds``: the highest step that was logged, and when, so that an alert can tell a training
+    that no longer moves. ``run_info`` has the hyperparameters as labels and the value 1. A metric whose name is one of
+    these gets a ``_`` at its end. Texts, images, tables and files are left out: Prometheus has numbers alone.
+
+    ``port=0`` takes a free port; where it listens is said on standard error. Whoever can reach ``address`` can read the
+    values, so it is this machine alone unless told otherwise.
+    """
+
+    def __init__(self, port: int = 9464, address: str = "127.0.0.1") -> None:
+        if not 0 <= port <= _MAX_PORT:
+            raise ConfigurationError(f"port is a number from 0 (a free one) to {_MAX_PORT}, not {port}")
+        self._port = port
+        self._address = address
+        self._place: RunPlace | None = None
+        self._lock = threading.Lock()
+        self._values: dict[str, float] = {}
+        self._hyperparameters: dict[str, str] = {}
+        self._step: int | None = None
+        self._time = 0.0
+        self._server: WSGIServer | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the values are.
+
+        Raises:
+            ClosedError: before :meth:`open` and after :meth:`close`.
+        """
+        if self._server is None:
+            raise ClosedError("prometheus has no address while it is not open: call open() first")
+        host = f"[{self._address}]" if ":" in self._address else self._address
+        return f"http://{host}:{self._server.server_port}/metrics"
+
+    def check(self) -> None:
+        """Raises :class:`bus.errors.ConfigurationError` where the Prometheus client is not installed."""
+        try:
+            import prometheus_client  # noqa: F401
+        except ImportError:
+            raise ConfigurationError(
+                "logger prometheus needs the Prometheus client: install it with pip install 'offloop[prometheus]'"
+            ) from None
+
+    def open(self, place: RunPlace) -> None:
+        """Listens.
+
+        Raises:
+            ConfigurationError: the port is in use, or the address is none of this machine's.
+        """
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        self._place = place
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        try:
+            self._server, self._thread = start_http_server(self._port, self._address, registry)
+        except OSError as error:
+            raise ConfigurationError(
+                f"prometheus cannot listen on {self._address} port {self._port}: {error.strerror}; choose another with "
+                "'-o prometheus.port=PORT' (0 takes a free one) or '-o prometheus.address=ADDRESS'"
+            ) from None
+        print(f"metrics for Prometheus are at {self.url}", file=sys.stderr, flush=True)
+
+    def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
+        """Takes their numbers in."""
+        with self._lock:
+            for row in rows:
+                self._values |= {
+                    name: float(value) for name, value in row.metrics.items() if not isinstance(value, str)
+                }
+                if self._step is None or row.step >= self._step:
+                    self._step, self._time = row.step, row.time
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
+        """Makes them labels of ``run_info``."""
+        with self._lock:
+            self._hyperparameters |= {name: str(value) for name, value in hyperparameters.items()}
+
+    def close(self) -> None:
+        """Stops listening: from now on Prometheus sees the target as down."""
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+        self._server = self._thread = None
+        self._values, self._hyperparameters = {}, {}
+        self._step, self._time = None, 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is shown."""
+        with self._lock:
+            return {
+                "values": dict(self._values),
+                "hyperparameters": dict(self._hyperparameters),
+                "step": self._step,
+                "time": self._time,
+            }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Shows that again."""
+        self._values = dict(state["values"])
+        self._hyperparameters = dict(state["hyperparameters"])
+        self._step, self._time = state["step"], state["time"]
+
+    def collect(self) -> Iterator["Metric"]:
+        """What is fetched: called by the Prometheus client for every request, in a thread of its own."""
+        from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+
+        with self._lock:
+            values, hyperparameters = dict(self._values), dict(self._hyperparameters)
+            step, time = self._step, self._time
+        assert self._place is not None  # listening begins after it is known
+        labels = {"run": self._place.run_name, "attempt": str(self._place.attempt)}
+        info = {_label(name): value for name, value in hyperparameters.items()} | labels
+        yield InfoMetricFamily("run", "The run, and the hyperparameters it was given.", value=info)
+        families: dict[str, GaugeMetricFamily] = {}
+
+        def gauge(name: str, description: str, value: float, **further: str) -> None:
+            if name not in families:
+                families[name] = GaugeMetricFamily(name, description, labels=[*labels, *further])
+            families[name].add_metric([*labels.values(), *further.values()], value)
+
+        if step is not None:
+            gauge("last_step", "The highest step that was logged.", step)
+            gauge("last_step_timestamp_seconds", "When it was logged, in seconds since 1970.", time)
+        for metric, value in values.items():
+            gauge(_gauge_name(metric), "Logged by the run.", value, metric=metric)
+        yield from families.values()
+
+
+def _gauge_name(metric: str) -> str:
+    name = _NOT_IN_A_NAME.sub("_", metric)
+    if not name or name[0].isdigit():
+        name = f"_{name}"
+    return f"{name}_" if name in _OWN_NAMES else name
+
+
+def _label(name: str) -> str:
+    # Names of labels that begin with two underscores are Prometheus's own.
+    label = "_" + _NOT_IN_A_NAME.sub("_", name).lstrip("_")
+    return label if label[1:2].isdigit() or label == "_" else label[1:]

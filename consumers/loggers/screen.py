@@ -1,0 +1,110 @@
+"""Lines at the bottom of a terminal that are drawn again and again, and everything else above them."""
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, TextIO, cast
+
+__all__ = ["Screen"]
+
+_TO_LINE_START = "\r"
+_ERASE_BELOW = "\x1b[J"
+_USUAL_COLUMNS = 80
+
+
+class Screen:
+    """The lower lines of the terminal behind ``stream``.
+
+    While it is open, what this process prints on a terminal through ``sys.stdout`` and ``sys.stderr`` appears above
+    them. The cursor is never hidden and no mode is changed, so a process that is killed leaves a terminal that works.
+    For several threads.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self._lock = threading.RLock()
+        self._lines: list[str] = []
+        self._drawn = 0
+        self._at_line_start = True
+        self._replaced = {name: getattr(sys, name) for name in ("stdout", "stderr") if getattr(sys, name).isatty()}
+        for name, original in self._replaced.items():
+            setattr(sys, name, cast(TextIO, _Above(original, self)))
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Shows these in the place of those that are there."""
+        with self._lock:
+            self._lines = list(lines)
+            if self._at_line_start:
+                self._put(self._erased() + self._drawing())
+
+    def leave(self, lines: Sequence[str]) -> None:
+        """Prints lines that stay, above the drawn ones."""
+        if lines:
+            self.write(self.stream, "".join(f"{line}\n" for line in lines))
+
+    def write(self, stream: TextIO, text: str) -> int:
+        """Prints a text that stays on one of the terminal's streams; the lines come back with its next line break."""
+        with self._lock:
+            if self._drawn:
+                self._put(self._erased())
+            written = stream.write(text)
+            if text:
+                self._at_line_start = text.endswith("\n")
+            if self._at_line_start and self._lines:
+                stream.flush()
+                self._put(self._drawing())
+            return written
+
+    def close(self) -> None:
+        """Erases the lines, and lets the process print as before."""
+        with self._lock:
+            self.draw([])
+            for name, original in self._replaced.items():
+                current = getattr(sys, name)
+                if isinstance(current, _Above) and current.screen is self:
+                    setattr(sys, name, original)
+            self._replaced = {}
+
+    def _erased(self) -> str:
+        if not self._drawn:
+            return ""
+        up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
+        self._drawn = 0
+        return f"{_TO_LINE_START}{up}{_ERASE_BELOW}"
+
+    def _drawing(self) -> str:
+        # A line that reaches the last column would wrap, and there would be one more to erase.
+        width = _columns(self.stream) - 1
+        self._drawn = len(self._lines)
+        return "\n".join(line[:width] for line in self._lines)
+
+    def _put(self, text: str) -> None:
+        if text:
+            self.stream.write(text)
+            self.stream.flush()
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        columns = 0
+    return columns or _USUAL_COLUMNS  # a terminal that was never given a size has none
+
+
+class _Above:
+    """A stream whose texts come above the drawn lines."""
+
+    def __init__(self, stream: TextIO, screen: Screen) -> None:
+        self._stream = stream
+        self.screen = screen
+
+    def write(self, text: str) -> int:
+        return self.screen.write(self._stream, text)
+
+    def writelines(self, lines: Sequence[str]) -> None:
+        self.write("".join(lines))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,0 +1,222 @@
+"""Everything that TensorBoard can show, in its event files."""
+
+import colorsys
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bus.errors import ConfigurationError
+from bus.event import Event
+from bus.snapshot import Snapshot
+from consumers.logger import Images, LogValue, Row, RunPlace, Table, Text
+from consumers.loggers.files import FileDestination
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["TensorboardLogger"]
+
+_FILE_VERSION = "brain.Event:2"
+_BEFORE_THE_TRAINING_TIME_IS_KNOWN = (Event.INIT, Event.BEFORE_LOAD)
+_GOLDEN_RATIO = 0.618034
+
+
+class TensorboardLogger(FileDestination):
+    """Writes event files for TensorBoard, by default to ``tensorboard`` in the run's directory.
+
+    Numbers are scalars (TensorBoard keeps them as 32-bit floats) and texts are texts, each with the step and the time
+    of its event. Images are PNG, a tag for each image of a call (``Images/0``, ``Images/1``) and one more for each of
+    its masks (``Images/0/prediction``): the classes in colours over the image, except class 0, the background. Floats
+    in images go from 0 to 1; an image that goes beyond is stretched from its lowest value to its highest. Tables are
+    Markdown. Hyperparameters are a table, and an entry of the HParams dashboard, which shows those that were logged
+    first. Files to upload are left out.
+
+    With ``log_dir`` each run has a directory of its own name in that one. Every attempt of a run writes a file of its
+    own beside the others, and TensorBoard shows them as one run: of a step that was trained twice, what the later
+    attempt logged. An event's records are handed to the system at once, and equal streams give files with equal bytes.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, log_dir: str | None = None, overwrite: bool = False) -> None:
+        super().__init__(None, overwrite)
+        self._log_dir = None if log_dir is None else Path(log_dir)
+        self._run_name = ""
+        self._begins_again = False
+
+    def check(self) -> None:
+        """Raises :class:`bus.errors.ConfigurationError` where TensorBoard is not installed."""
+        try:
+            import tensorboard.compat.proto.event_pb2  # noqa: F401
+        except ImportError:
+            raise ConfigurationError(
+                "logger tensorboard needs TensorBoard: install it with pip install 'offloop[tensorboard]'"
+            ) from None
+
+    def open(self, place: RunPlace) -> None:
+        """Creates the attempt's file, or opens it to go on; errors as of every file."""
+        self._run_name = place.run_name
+        if not self._goes_on:
+            self._begins_again = place.attempt > 1
+        try:
+            super().open(place)
+        except ConfigurationError as error:
+            raise ConfigurationError(str(error).replace("path=FILE", "log_dir=DIR")) from None
+
+    def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
+        """Writes a record for each."""
+        self._begin_attempt(state)
+        for row in rows:
+            self._write_values((_metric(name, value) for name, value in row.metrics.items()), row.time, row.step)
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
+        """Writes them as a table, and for the HParams dashboard."""
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
+        self._begin_attempt(state)
+        values = {name: _plain(value) for name, value in hyperparameters.items()}
+        step = state.timestamp.values[2]
+        table = _markdown(["name", "value"], list(map(list, values.items())))
+        for_dashboard = hparams_pb(values, trial_id=self._run_name, start_time_secs=state.time)
+        self._write_values([_text("hyperparameters", table), *for_dashboard.value], state.time, step)
+
+    def log_images(self, entry: Images, state: Snapshot) -> None:
+        """Writes each image, and each again under each of its masks."""
+        self._begin_attempt(state)
+        self._write_values(_pictures(entry), entry.time, entry.step)
+
+    def log_table(self, entry: Table, state: Snapshot) -> None:
+        """Writes it as a text in Markdown."""
+        self._begin_attempt(state)
+        self._write_values([_text(entry.name, _markdown(entry.columns, entry.rows))], entry.time, entry.step)
+
+    def log_text(self, entry: Text, state: Snapshot) -> None:
+        """Writes it as it is; TensorBoard reads it as Markdown."""
+        self._begin_attempt(state)
+        self._write_values([_text(entry.name, entry.text)], entry.time, entry.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of every file, and whether this attempt has still to say at which step it begins."""
+        return {**super().state_dict(), "begins_again": self._begins_again}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Says which records to keep when the file is opened."""
+        super().load_state_dict(state)
+        self._begins_again = bool(state["begins_again"])
+
+    def _default_path(self, place: RunPlace) -> Path:
+        directory = place.run_dir / "tensorboard" if place.run_dir else None
+        if self._log_dir is not None:
+            directory = self._log_dir / place.run_name
+        if directory is None:
+            raise ConfigurationError(
+                "tensorboard has no run directory to write to: say where with '-o tensorboard.log_dir=DIR'"
+            )
+        # TensorBoard reads the files of a directory in the order of their names.
+        return directory / f"events.out.tfevents.{place.attempt:010}.offloop"
+
+    def _begin_attempt(self, state: Snapshot) -> None:
+        """Tells TensorBoard to forget what earlier attempts logged from here on."""
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        if self._begins_again and state.event not in _BEFORE_THE_TRAINING_TIME_IS_KNOWN:
+            self._begins_again = False
+            start = SessionLog(status=SessionLog.START)
+            self._write_event(wall_time=state.time, step=state.timestamp.values[2], session_log=start)
+
+    def _write_values(self, values: Iterable[Any], time: float, step: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._write_event(wall_time=time, step=step, summary=Summary(value=values))
+
+    def _write_event(self, wall_time: float, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event as Record
+
+        records = [Record(wall_time=wall_time, **content)]
+        if not self._bytes:
+            records.insert(0, Record(wall_time=wall_time, file_version=_FILE_VERSION))
+        self._append(b"".join(map(_framed, records)))
+
+    def _append(self, data: bytes) -> None:
+        file = self._opened
+        file.write(data)
+        file.flush()
+        self._count(data)
+
+
+def _framed(record: Any) -> bytes:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    frame = io.BytesIO()
+    RecordWriter(frame).write(record.SerializeToString())
+    return frame.getvalue()
+
+
+def _metric(name: str, value: LogValue) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    return _text(name, value) if isinstance(value, str) else Summary.Value(tag=name, simple_value=value)
+
+
+def _text(name: str, text: str) -> Any:
+    from tensorboard.plugins.text.summary_v2 import text_pb
+
+    return text_pb(name, text).value[0]
+
+
+def _plain(value: Any) -> bool | float | str:
+    """A hyperparameter as the dashboard takes it."""
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    text = "" if value is None else str(value)
+    return text.replace("|", "\\|").replace("\n", "<br>")
+
+
+def _pictures(entry: Images) -> Iterator[Any]:
+    from consumers.images import as_bytes
+
+    labels = entry.mask_class_labels or {}
+    legend = ", ".join(f"{number}: {label}" for number, label in labels.items())
+    for number, image in enumerate(entry.images):
+        pixels = as_bytes(image)
+        tag = f"{entry.name}/{number}"
+        yield _picture(tag, pixels)
+        for name, masks in entry.masks.items():
+            yield _picture(f"{tag}/{name}", _overlaid(pixels, masks[number]), legend)
+
+
+def _picture(tag: str, pixels: "np.ndarray[Any, Any]", description: str = "") -> Any:
+    from PIL import Image
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.image.metadata import create_summary_metadata
+
+    height, width, channels = pixels.shape
+    encoded = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels).save(encoded, "PNG")
+    picture = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=encoded.getvalue())
+    return Summary.Value(tag=tag, image=picture, metadata=create_summary_metadata(None, description))
+
+
+def _overlaid(pixels: "np.ndarray[Any, Any]", mask: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """The image in colours, with half of each class's colour over it."""
+    import numpy as np
+
+    shown = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels[:, :, :3].copy()
+    for number in np.unique(mask[mask != 0]):
+        chosen = mask == number
+        shown[chosen] = (shown[chosen] // 2) + np.array(_colour(int(number)), np.uint8)
+    return shown
+
+
+def _colour(number: int) -> tuple[int, ...]:
+    """Half of a class's colour: hues a golden ratio apart stay apart, however many there are."""
+    return tuple(int(part * 127) for part in colorsys.hsv_to_rgb(math.fmod(number * _GOLDEN_RATIO, 1.0), 1.0, 1.0))

@@ -1,0 +1,220 @@
+"""Logs to Weights & Biases, https://docs.wandb.ai."""
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+from bus.errors import ConfigurationError
+from bus.snapshot import Snapshot
+from consumers.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
+
+__all__ = ["WandBLogger"]
+
+_STEP = "step"
+_OFFLINE_DIRECTORY = "offline-run-"
+
+
+class WandBLogger(LoggerDestination):
+    """Logs to Weights & Biases: ``pip install 'offloop[wandb]'``.
+
+    Each attempt of a run is a run there, with the id ``NAME-ATTEMPT``; attempts of one run are a group. What is logged
+    has the training's step in the column ``step``, which is the x axis of its charts, and the event's time; wandb's own
+    step counts what was logged, because it cannot go back, and a slow callback's values come later than others of
+    higher steps.
+
+    Metrics are columns, images are ``wandb.Image`` with their masks (in a table named ``NAME Table`` with
+    ``use_table``), tables are ``wandb.Table``, a text is a column, files are artifacts with their extension as type,
+    hyperparameters are the config.
+
+    A consumer that goes on leaves out what wandb counted already. Another consumer, or a replay, that logs to the same
+    run leaves out the steps that the run has.
+
+    Args:
+        project: wandb's project; by default wandb's own choice.
+        entity: user or team.
+        name: what the run is called there; by default ``NAME``, and ``NAME-ATTEMPT`` from the second attempt on.
+        group: what it is grouped under; by default the run's name.
+        tags: for filters.
+        mode: ``online``, or ``offline`` to write files that ``wandb sync`` sends later; by default ``$WANDB_MODE``, or
+            online.
+        dir: where wandb keeps its files, in a folder ``wandb``; by default the run's directory.
+        run_id: the run's id there, if not ``NAME-ATTEMPT``. Two consumers that log at the same time need one each.
+        drain_seconds: how long the consumer waits at its end while nothing can be sent.
+    """
+
+    name: ClassVar[str] = "wandb"
+    own_lane = True
+    # wandb takes everything at once, and loses what it has not written yet when this process is killed.
+    acknowledges = False
+
+    def __init__(
+        self,
+        project: str | None = None,
+        entity: str | None = None,
+        name: str | None = None,
+        group: str | None = None,
+        tags: Sequence[str] = (),
+        mode: Literal["online", "offline"] | None = None,
+        dir: Path | None = None,
+        run_id: str | None = None,
+        drain_seconds: float = LoggerDestination.drain_seconds,
+    ) -> None:
+        self._project = project
+        self._entity = entity
+        self._run_name = name
+        self._group = group
+        self._tags = list(tags)
+        self._mode: str = mode or os.environ.get("WANDB_MODE") or "online"
+        self._dir = dir
+        self._run_id = run_id
+        self.drain_seconds = drain_seconds
+        self._run: Any = None
+        self._logged = 0
+        self._logged_before = 0
+        self._had = 0
+        self._left_out_to: int | None = None
+        self._goes_on = False
+        self._unfinished: str | None = None
+
+    def check(self) -> None:
+        """Asks wandb for an account, unless it is offline.
+
+        Raises:
+            ConfigurationError: wandb is not installed, or there is none.
+        """
+        try:
+            import wandb
+        except ImportError:
+            raise ConfigurationError(
+                "logging to Weights & Biases needs a package of its own: pip install 'offloop[wandb]'"
+            ) from None
+        if self._mode == "online":
+            try:
+                wandb.login()
+            except (wandb.Error, OSError) as error:
+                raise ConfigurationError(
+                    f"wandb has no account to log to, {error}: 'wandb login' or $WANDB_API_KEY gives it one, "
+                    "'-o wandb.mode=offline' does without"
+                ) from None
+
+    def open(self, place: RunPlace) -> None:
+        """Begins the run there, or goes on with it."""
+        import wandb
+
+        attempt_name = f"{place.run_name}-{place.attempt}"
+        directory = self._dir or place.run_dir
+        self._discard_unfinished()
+        self._run = wandb.init(
+            project=self._project,
+            entity=self._entity,
+            id=self._run_id or attempt_name,
+            name=self._run_name or (place.run_name if place.attempt == 1 else attempt_name),
+            group=self._group or place.run_name,
+            tags=self._tags or None,
+            mode=cast(Any, self._mode),
+            dir=None if directory is None else str(directory),
+            resume=None if self._mode == "offline" else "allow",
+            reinit="create_new",
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                disable_git=True,
+                disable_code=True,
+                # This process is not the training's, and its machine need not be.
+                x_disable_stats=True,
+                x_disable_meta=True,
+                finish_timeout=self.drain_seconds,
+                finish_timeout_raises=True,
+            ),
+        )
+        self._run.define_metric("*", step_metric=_STEP)
+        self._had = self._run.starting_step
+        if not self._goes_on and self._had:
+            # Somebody else's: what this consumer logs has other numbers.
+            self._logged = self._logged_before = self._had
+            self._left_out_to = int(self._run.summary.get(_STEP, -1))
+        if self._mode == "offline":
+            self._unfinished = str(Path(self._run.dir).parent)
+
+    def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
+        """Logs each as a row of its own."""
+        for row in rows:
+            self._log(row.step, row.time, row.metrics)
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
+        """Adds them to the run's config."""
+        self._run.config.update(dict(hyperparameters), allow_val_change=True)
+
+    def log_images(self, entry: Images, state: Snapshot) -> None:
+        """Logs them as a list or as a table."""
+        import wandb
+
+        labels = {} if entry.mask_class_labels is None else {"class_labels": entry.mask_class_labels}
+        images = [
+            wandb.Image(
+                image,
+                masks={name: {"mask_data": masks[index], **labels} for name, masks in entry.masks.items()} or None,
+            )
+            for index, image in enumerate(entry.images)
+        ]
+        if entry.use_table:
+            table = wandb.Table(columns=[entry.name], data=[[image] for image in images])
+            self._log(entry.step, entry.time, {f"{entry.name} Table": table})
+        else:
+            self._log(entry.step, entry.time, {entry.name: images})
+
+    def log_table(self, entry: Table, state: Snapshot) -> None:
+        """Logs it as a table."""
+        import wandb
+
+        table = wandb.Table(columns=[*entry.columns], data=entry.rows, allow_mixed_types=True)
+        self._log(entry.step, entry.time, {entry.name: table})
+
+    def log_text(self, entry: Text, state: Snapshot) -> None:
+        """Logs it as a value."""
+        self._log(entry.step, entry.time, {entry.name: entry.text})
+
+    def upload_file(self, entry: Upload, state: Snapshot) -> None:
+        """Adds a version to the artifact of that name, with the epoch and batch as its alias."""
+        import wandb
+
+        name = re.sub(r"[^a-zA-Z0-9_.-]", ".", entry.remote_file_name)
+        file_name = entry.remote_file_name.rpartition("/")[2]
+        epoch, batch = state.timestamp.values[1], state.timestamp.values[2]
+        artifact = wandb.Artifact(name, Path(file_name).suffix.lstrip(".") or "file", metadata={"batch": batch})
+        artifact.add_file(str(entry.file_path), name=file_name)
+        self._run.log_artifact(artifact, aliases=["latest", f"ep{epoch}-ba{batch}"])
+
+    def close(self) -> None:
+        """Ends the run there, when everything has arrived."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish()
+            self._logged_before = self._logged
+            self._unfinished = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """How much had been logged when the run was opened, which is what is safe, and what is in the making."""
+        return {"logged": self._logged_before, "left_out_to": self._left_out_to, "unfinished": self._unfinished}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on after what is safe."""
+        self._logged = self._logged_before = state["logged"]
+        self._left_out_to, self._unfinished = state["left_out_to"], state["unfinished"]
+        self._goes_on = True
+
+    def _log(self, step: int, time: float, values: Mapping[str, Any]) -> None:
+        if self._left_out_to is not None and step <= self._left_out_to:
+            return
+        number, self._logged = self._logged, self._logged + 1
+        if number >= self._had:
+            self._run.log({_STEP: step, "_timestamp": time, **values}, step=number)
+
+    def _discard_unfinished(self) -> None:
+        """Deletes what a killed process had written offline: all of it comes again, and it may lack its end."""
+        if self._unfinished is not None and Path(self._unfinished).name.startswith(_OFFLINE_DIRECTORY):
+            shutil.rmtree(self._unfinished, ignore_errors=True)
+        self._unfinished = None

@@ -1,0 +1,18 @@
+"""A logger of your own: consumer --log examples/markdown_logger.py:MarkdownLogger -o MarkdownLogger.digits=2"""
+
+from consumers import LoggerDestination
+
+
+class MarkdownLogger(LoggerDestination):
+    """Prints what is logged as a table in Markdown."""
+
+    def __init__(self, digits: int = 4):
+        self.digits = digits
+
+    def open(self, place):
+        print(f"| step of {place.run_name} | metric | value |\n| --: | --- | --: |")
+
+    def log_rows(self, rows, state):
+        for row in rows:
+            for name, value in row.metrics.items():
+                print(f"| {row.step} | {name} | {value:.{self.digits}g} |")

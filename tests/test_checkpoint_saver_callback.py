@@ -1,0 +1,376 @@
+"""Checkpoints that a consumer writes: the names and moments of the reference, the bytes of the trainer's own."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gold import GoldMLP, gold_loader
+from helpers import REFERENCE, wait_for
+from tensor_stream import TensorStream
+from training import Act, gold_trainer
+
+from bus import Recording, find_run
+from bus.errors import ConfigurationError
+from bus.event import Event
+from bus.segments import SegmentPool
+from bus.snapshot import Snapshot
+from bus.time import Timestamp
+from consumers.callback import view_for
+from consumers.callbacks.checkpoint_saver import CheckpointSaver
+from consumers.logger import Logger, Upload
+from trainer import State, Trainer
+from trainer.checkpoint_file import read_checkpoint
+
+RUNS = json.loads((REFERENCE / "cb_checkpoint_saver.json").read_text())["runs"]
+PT = {
+    "folder": "",
+    "filename": "ep{epoch}-ba{batch}-rank{rank}.pt",
+    "latest_filename": "latest-rank{rank}.pt",
+    "remote_file_name": "{run_name}/checkpoints/ep{epoch}-ba{batch}-rank{rank}.pt",
+    "latest_remote_file_name": "{run_name}/checkpoints/latest-rank{rank}.pt",
+}
+LONG_NAME = (
+    "e{epoch}_b{batch}_be{batch_in_epoch}_s{sample}_se{sample_in_epoch}_t{token}_te{token_in_epoch}_r{rank}"
+    "_w{world_size}_lr{local_rank}_lw{local_world_size}_n{node_rank}.pt"
+)
+SAVERS: dict[str, dict[str, Any]] = {
+    "3ba": {"save_interval": "3ba"},
+    "int_1": {"save_interval": 1},
+    "10sp": {"save_interval": "10sp"},
+    "03dur_8ba": {"save_interval": "0.3dur"},
+    "keep0": {"save_interval": "1ba", "num_checkpoints_to_keep": 0},
+    "keep2": {"save_interval": "1ba", "num_checkpoints_to_keep": 2},
+    "names_ok": {
+        "save_interval": "3ba", "folder": "{run_name}/ck", "filename": LONG_NAME,
+        "latest_filename": "last-{run_name}.pt",
+    },
+    "names_wct_overwrite_true": {
+        "save_interval": "3ba",
+        "filename": "b{batch}_{total_wct:.0f}_{epoch_wct:.0f}_{batch_wct:.0f}.pt",
+        "overwrite": True,
+    },
+    "subdir_filename": {"filename": "sub/ep{epoch}.pt", "latest_filename": "links/latest.pt"},
+    "same_name_overwritten": {"save_interval": "1ba", "filename": "const.pt", "overwrite": True},
+}  # fmt: skip
+DURATIONS = {
+    "03dur_8ba": "8ba", "keep0": "4ba", "keep2": "4ba", "names_ok": "6ba", "names_wct_overwrite_true": "6ba",
+    "conflict": "1ep", "noconflict_other_name": "1ep", "same_name_overwritten": "3ba",
+}  # fmt: skip
+
+
+def listing(folder: Path) -> dict[str, str]:
+    """The files below a folder, and where links lead, as the reference lists them."""
+    return {
+        path.relative_to(folder).as_posix(): f"-> {os.readlink(path)}" if path.is_symlink() else "file"
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    }
+
+
+def train(stream: TensorStream, monkeypatch: pytest.MonkeyPatch, n_train: int = 24, **arguments: Any) -> None:
+    monkeypatch.setattr(Trainer, "_start_stream", lambda *_: stream)
+    with gold_trainer(n_train, publish=True, run_name=stream.run_name, **arguments) as trainer:
+        trainer.fit()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_files_and_uploads_are_those_of_the_reference(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RUNS[name]
+    settings = {**PT, **SAVERS.get(name, {})}
+    saver = CheckpointSaver(**{**settings, "folder": str(tmp_path / settings["folder"])})
+    stream = TensorStream(saver, run_name="myrun")
+    seen: list[dict[str, Any]] = []
+    uploads: list[dict[str, Any]] = []
+
+    def look(snapshot: Snapshot) -> None:
+        files = listing(tmp_path)
+        if not seen or seen[-1]["files"] != files:
+            epoch, batch, sample = snapshot.timestamp.values[1:4]
+            event = snapshot.event.name
+            seen.append({"first_seen_at": event, "epoch": epoch, "batch": batch, "sample": sample, "files": files})
+
+    def take(upload: Upload) -> None:
+        path, is_link = upload.file_path, upload.remote_file_name.endswith(".symlink")
+        shown = f"<TEMPDIR>/{path.name}" if is_link else f"<TMP>/ck_{name}/{path.relative_to(tmp_path)}"
+        exists = path.is_file() and path.stat().st_size > 0
+        uploads.append(
+            {
+                "remote_file_name": upload.remote_file_name,
+                "file_path": shown,
+                "overwrite": upload.overwrite,
+                "exists": exists,
+            }
+        )
+
+    stream.after_event, stream.on_upload = look, take
+    for file in run["snapshots"][0]["files"]:
+        (tmp_path / file).write_bytes(b"")
+    arguments = {"n_train": 20 if name == "10sp" else 24, "max_duration": DURATIONS.get(name, "2ep")}
+    if run["error"]:
+        with pytest.raises(ConfigurationError, match=r"ep9-ba99-rank0\.pt is of a later time .*overwrite=True"):
+            train(stream, monkeypatch, **arguments)
+        # What a callback raises ends no training out of process: it must not save all the same.
+        batch = Snapshot.build(
+            Event.EPOCH_CHECKPOINT, run_name="myrun", timestamp=Timestamp(batch=4), on_demand=["checkpoint"]
+        )
+        saver.epoch_checkpoint(batch, stream.logger)
+    else:
+        train(stream, monkeypatch, **arguments)
+    # What is not kept at all stays until it has been uploaded.
+    if name != "keep0":
+        assert seen == run["snapshots"]
+    assert listing(tmp_path) == run["files_at_end"]
+    assert uploads == run["upload_file_calls"]
+    assert list(dict.fromkeys(str(path) for path in saver.saved_checkpoints)) == list(
+        dict.fromkeys(path.replace("<folder>", str(tmp_path)) for path in run["saved_checkpoints"])
+    )
+
+
+# -- the same files as in process -------------------------------------------------------------------------------------
+
+
+def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str, **arguments: Any) -> TensorStream:
+    """Saves in process and out of it; returns the stream."""
+    weights_only = arguments.pop("weights_only", False)
+    stream = TensorStream(CheckpointSaver(str(tmp_path / "out"), save_interval=interval, weights_only=weights_only))
+    own = {"save_folder": tmp_path / "in", "save_interval": interval, "save_weights_only": weights_only}
+    train(stream, monkeypatch, **(own | arguments))
+    return stream
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("interval", "arguments"),
+    [
+        ("1ep", {}),
+        ("3ba", {"eval_interval": "5ba"}),
+        ("3ba", {"weights_only": True}),
+        ("5sp", {"max_duration": "50sp", "device_train_microbatch_size": 2}),
+        ("1iter", {"iteration_length": "1ep", "eval_interval": "1ep"}),
+        ("0.3dur", {"max_duration": "7ba", "eval_interval": "2ba"}),
+        ("2ep", {"optimizers": lambda model: torch.optim.Adam(model.parameters())}),
+    ],
+    ids=str,
+)
+def test_they_are_those_of_the_trainer_byte_for_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str, arguments: dict[str, Any]
+) -> None:
+    both(tmp_path, monkeypatch, interval, eval_dataloader=gold_loader("eval_a", 12, 5), **arguments)
+    inside = contents(tmp_path / "in")
+    assert len(inside) >= 2
+    assert contents(tmp_path / "out") == inside
+
+
+@pytest.mark.parametrize("event", [Event.AFTER_LOSS, Event.BATCH_END, Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT])
+def test_a_training_that_is_stopped_is_saved_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: Event
+) -> None:
+    def stop(event: Event, state: State, logger: object) -> None:
+        if state.timestamp.values[2] in (4, 5):
+            state.stop_training()
+
+    both(tmp_path, monkeypatch, "3ba", algorithms=[Act(stop, event)], max_duration="9ep")
+    inside = contents(tmp_path / "in")
+    assert len(inside) == 3
+    assert contents(tmp_path / "out") == inside
+
+
+class Wide(GoldMLP):
+    """Its state is too large for an event."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = torch.nn.Parameter(torch.arange(400_000, dtype=torch.float32).reshape(1000, 400).T)
+        self.register_buffer("tied", self.more.detach()[3])
+
+
+def test_a_large_state_goes_through_shared_memory_and_loads_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = both(tmp_path, monkeypatch, "3ba", model=Wide())
+    sent = [fields["checkpoint"] for _, _, fields in stream.sent if "checkpoint" in fields]
+    assert all("segment" in value and value["bytes"] > 1_600_000 for value in sent)
+    assert contents(tmp_path / "out") == contents(tmp_path / "in")
+    whole = GoldMLP.state_dict(Wide())
+    for load in ("ep0-ba3-rank0.safetensors", "latest-rank0.safetensors"):
+        with gold_trainer(model=Wide(), load_path=tmp_path / "out" / load, max_duration="3ep") as trainer:
+            trainer.fit()
+            assert trainer.state.model.state_dict().keys() == whole.keys()
+
+
+def test_a_training_goes_on_from_it_as_if_it_had_not_been_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with gold_trainer(max_duration="3ep") as whole:
+        whole.fit()
+    both(tmp_path, monkeypatch, "3ba", max_duration="6ba")
+    with gold_trainer(max_duration="3ep", load_path=tmp_path / "out") as resumed:
+        resumed.fit()
+    for name, value in whole.state.model.state_dict().items():
+        assert torch.equal(value, resumed.state.model.state_dict()[name])
+    assert resumed.state.timestamp.batch == whole.state.timestamp.batch
+
+
+def test_when_no_memory_is_free_it_comes_after_the_next_batch_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saver = CheckpointSaver(str(tmp_path), save_interval="3ba", latest_filename=None)
+    stream = TensorStream(saver)
+    reserve = SegmentPool.reserve
+
+    def refuse(pool: SegmentPool, nbytes: int, field: str) -> Any:
+        batch = stream.snapshots[-1].timestamp.batch
+        return None if batch in (6, 7) else reserve(pool, nbytes, field)
+
+    monkeypatch.setattr(SegmentPool, "reserve", refuse)
+    with caplog.at_level(logging.WARNING):
+        train(stream, monkeypatch, model=Wide(), max_duration="11ba")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "ep0-ba3-rank0.safetensors",
+        "ep1-ba8-rank0.safetensors",
+        "ep2-ba11-rank0.safetensors",
+        "ep2-ba9-rank0.safetensors",
+    ]
+    refused = [snapshot for snapshot in stream.snapshots if "not_sent" in snapshot.fields]
+    assert [(one.event, one.timestamp.batch) for one in refused] == [
+        (Event.BATCH_CHECKPOINT, 6),
+        (Event.BATCH_CHECKPOINT, 7),
+    ]
+    assert "it comes with the next event" in refused[0].fields["not_sent"]
+    assert [record.message.count("is left out, checkpoint") for record in caplog.records] == [1]
+    assert read_checkpoint(tmp_path / "ep1-ba8-rank0.safetensors")["timestamp"][2] == 8
+
+
+def test_several_ranks_are_told_what_to_do_instead() -> None:
+    from trainer.tensor_fields import TENSOR_FIELDS
+
+    with gold_trainer() as trainer:
+        with pytest.raises(ConfigurationError, match=r"within fit\(\) only"):
+            TENSOR_FIELDS["checkpoint"].compute(trainer.state)
+        trainer.state.world_size = 2
+        with pytest.raises(ConfigurationError, match=r"takes all 2 ranks at once.*save_folder"):
+            TENSOR_FIELDS["checkpoint"].compute(trainer.state)
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"filename": "same.safetensors"}, "the same for all checkpoints"),
+        ({"filename": "{batches}"}, "filename '{batches}' has an unknown {batches}"),
+        ({"remote_file_name": "{nothing}"}, "remote_file_name '{nothing}' has an unknown {nothing}"),
+        ({"save_interval": "2"}, "no time"),
+        ({"save_interval": "-1ep"}, "no interval"),
+        ({"num_checkpoints_to_keep": -2}, "keep=-2"),
+        ({"folder": "s3://bucket"}, "not on a file system"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_before_the_run(arguments: dict[str, Any], message: str) -> None:
+    import re
+
+    with pytest.raises((ConfigurationError, ValueError), match=re.escape(message)):
+        CheckpointSaver(**arguments)
+
+
+def test_an_interval_of_zero_asks_for_nothing() -> None:
+    assert CheckpointSaver(save_interval=0).demand().events == {Event.FIT_START}
+
+
+# -- live, replayed and killed ----------------------------------------------------------------------------------------
+
+TRAINING = """
+import sys, time
+sys.path.insert(0, "tests")
+from training import Act, gold_trainer
+from test_checkpoint_saver_callback import Wide
+from gold import GoldMLP
+from bus import Event
+model = Wide() if sys.argv[2] == "wide" else GoldMLP()
+def slowly(event, state, logger): time.sleep(0.02)
+with gold_trainer(model=model, max_duration=sys.argv[3], publish=True, run_name="r", save_folder=sys.argv[1],
+                  save_interval="3ba", algorithms=[Act(slowly, Event.BATCH_START)]) as trainer:
+    trainer.fit()
+"""
+
+
+@pytest.fixture
+def start(runs_dir: Path) -> Iterator[Any]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str) -> subprocess.Popen[str]:
+        processes.append(subprocess.Popen([sys.executable, *arguments], text=True, stderr=subprocess.PIPE))
+        return processes[-1]
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def consume(start: Any, folder: Path, *more: str) -> subprocess.Popen[str]:
+    options = ["-o", f"checkpoint.folder={folder}", "-o", "checkpoint.save_interval=3ba"]
+    process: subprocess.Popen[str] = start("-m", "consumers", *more, "--callbacks", "checkpoint", *options)
+    return process
+
+
+@pytest.mark.parametrize("size", ["small", "wide"])
+def test_live_it_writes_what_the_trainer_writes_and_a_small_one_again_in_a_replay(
+    start: Any, tmp_path: Path, size: str
+) -> None:
+    training = start("-c", TRAINING, str(tmp_path / "in"), size, "30ba")
+    consumer = consume(start, tmp_path / "out", "r", "--wait", "20", "--name", "saver")
+    assert training.wait(60) == 0, training.stderr.read()
+    assert consumer.wait(60) == 0, consumer.stderr.read()
+    inside, outside = contents(tmp_path / "in"), contents(tmp_path / "out")
+    # The consumer may have come after the first one.
+    assert {name for name in inside if "latest" not in name} - set(outside) <= {"ep0-ba3-rank0.safetensors"}
+    assert all(_tensors(outside[name]) == _tensors(inside[name]) for name in outside)
+    if size == "small":
+        demand = CheckpointSaver("x", save_interval="3ba").demand()
+        saver = CheckpointSaver(str(tmp_path / "again"), save_interval="3ba")
+        for snapshot in Recording(find_run("r").recording):
+            seen = view_for(demand, snapshot)
+            if seen is not None:
+                saver.run_event(seen.event, seen, Logger())
+        saver.post_close()
+        assert contents(tmp_path / "again") == outside
+
+
+def _tensors(image: bytes) -> bytes:
+    """A file but for its header, in which those that were saved before are named."""
+    return image[8 + int.from_bytes(image[:8], "little") :]
+
+
+def test_after_a_kill_no_half_file_is_there_and_it_goes_on(start: Any, tmp_path: Path) -> None:
+    training = start("-c", TRAINING, str(tmp_path / "in"), "wide", "200ba")
+    out = tmp_path / "out"
+    for _ in range(3):
+        consumer = consume(start, out, "r", "--wait", "20", "--name", "saver")
+        count = len(list(out.glob("ep*")))
+        wait_for(lambda before=count: len(list(out.glob("ep*"))) > before + 1, "further checkpoints", 30)  # type: ignore[misc]
+        consumer.send_signal(signal.SIGKILL)
+        consumer.wait()
+        for path in out.glob("ep*"):
+            read_checkpoint(path, device="meta")
+    consumer = consume(start, out, "r", "--name", "saver")
+    assert training.wait(60) == 0
+    assert consumer.wait(60) == 0, consumer.stderr.read()
+    last = out / "latest-rank0.safetensors"
+    assert os.readlink(last) == "ep50-ba200-rank0.safetensors"
+    assert read_checkpoint(last)["timestamp"][2] == 200
+    assert not list(out.glob(".*"))

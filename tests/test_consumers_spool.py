@@ -1,0 +1,461 @@
+"""A destination that is slow or away: nobody waits for it, nothing is lost, nothing arrives twice."""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from consumers_stream import Collector, batch_end, snapshots_of_training
+from helpers import wait_for
+
+from bus.errors import ConfigurationError
+from bus.snapshot import Snapshot
+from consumers import Callback, Logger
+from consumers.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
+from consumers.loggers.spool import PAUSES, Spool, spooled
+from consumers.runner import Runner
+
+Fault = Callable[[str], None]
+
+
+class Server(LoggerDestination):
+    """Keeps what it is given; ``fault`` is called first with the name of the method, and may raise or wait."""
+
+    own_lane = True
+    drain_seconds = 10.0
+
+    def __init__(self, fault: Fault = lambda method: None) -> None:
+        self.fault = fault
+        self.rows: list[Row] = []
+        self.others: list[Any] = []
+        self.states: list[Snapshot] = []
+        self.opened = 0
+        self.closed = 0
+        self.taken = 0
+        self.loaded: list[dict[str, Any]] = []
+
+    def open(self, place: RunPlace) -> None:
+        self.fault("open")
+        self.opened += 1
+
+    def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
+        self.fault("log_rows")
+        self.rows += rows
+        self.states.append(state)
+        self.taken += 1
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
+        self.others.append(dict(hyperparameters))
+
+    def log_images(self, entry: Images, state: Snapshot) -> None:
+        self.others.append(entry)
+
+    def log_table(self, entry: Table, state: Snapshot) -> None:
+        self.fault("log_table")
+        self.others.append(entry)
+
+    def log_text(self, entry: Text, state: Snapshot) -> None:
+        self.others.append(entry)
+
+    def upload_file(self, entry: Upload, state: Snapshot) -> None:
+        self.others.append((entry.remote_file_name, entry.file_path.read_bytes(), entry.overwrite))
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded.append(state)
+
+    @property
+    def steps(self) -> list[int]:
+        return [row.step for row in self.rows]
+
+
+class Unsafe(Server):
+    """What it took is safe when it is closed, and not before."""
+
+    acknowledges = False
+
+
+def log(spool: Spool, *steps: int) -> None:
+    for step in steps:
+        state = batch_end(step)
+        spool.log_rows([Row(step, state.time, {"loss": 1 / step, "note": "ok"})], state)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> RunPlace:
+    return RunPlace("demo", 1, tmp_path)
+
+
+@pytest.fixture
+def hanging() -> Iterator[tuple[Fault, threading.Event]]:
+    go_on = threading.Event()
+
+    def hang(method: str) -> None:
+        go_on.wait(30)
+
+    yield hang, go_on
+    go_on.set()
+
+
+def no_pause(seconds: float) -> None:
+    """Lets the sending thread try again at once."""
+
+
+def spool_directories(place: RunPlace) -> list[Path]:
+    assert place.run_dir is not None
+    return sorted((place.run_dir / "consumers").glob("*"))
+
+
+def test_everything_arrives_as_it_was_logged(place: RunPlace, tmp_path: Path) -> None:
+    server = Server()
+    spool = spooled(server)
+    spool.check()
+    spool.open(place)
+    state = batch_end(3, batch_size=8)
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"weights")
+    row = Row(3, state.time, {"loss": 0.1, "nan": float("inf"), "text": "x", "whole": 2**40, "flag": True})
+    images = [np.arange(12, dtype=np.uint8).reshape(2, 2, 3), np.array([[[0.5]]], np.float32)]
+    masks = {"truth": [np.array([[0, 1], [1, 2]]), np.array([[1]])]}
+    table = Table(3, state.time, "T", ["a", "b"], [[1, "x"], [None, 0.5]])
+    spool.log_hyperparameters({"seed": 17, "sizes": [1, 2], "path": Path("x"), "np": np.float32(0.5)}, state)
+    spool.log_rows([row], state)
+    spool.log_images(Images(3, state.time, "I", images, masks, {1: "cat"}, False), state)
+    spool.log_table(table, state)
+    spool.log_text(Text(3, state.time, "note", "hello"), state)
+    spool.upload_file(Upload("checkpoints/model.pt", file, True), state)
+    file.unlink()
+    spool.close()
+    assert server.rows == [row]
+    hyperparameters, logged_images, *rest = server.others
+    assert hyperparameters == {"seed": 17, "sizes": [1, 2], "path": "x", "np": 0.5}
+    assert logged_images[:3] == (3, state.time, "I")
+    for found, expected in zip(
+        logged_images.images + logged_images.masks["truth"], images + masks["truth"], strict=True
+    ):
+        assert found.dtype == expected.dtype
+        assert np.array_equal(found, expected)
+    assert logged_images[5:] == ({1: "cat"}, False)
+    assert rest == [table, Text(3, state.time, "note", "hello"), ("checkpoints/model.pt", b"weights", True)]
+    assert server.states == [state]
+    assert (server.opened, server.closed) == (1, 1)
+    assert spool_directories(place) == []
+
+
+def test_a_destination_with_no_lane_of_its_own_stays_as_it_is() -> None:
+    plain = LoggerDestination()
+    assert spooled(plain) is plain
+
+
+def test_a_destination_that_hangs_delays_nobody(place: RunPlace, hanging: tuple[Fault, threading.Event]) -> None:
+    server = Server(hanging[0])
+    spool = Spool(server)
+    spool.open(place)
+    log(spool, *range(1, 301))
+    assert server.steps == []
+    hanging[1].set()
+    spool.close()
+    assert server.steps == [*range(1, 301)]
+
+
+class Losses(Callback):
+    """Logs every loss, and in the end lets a hanging destination go on, when another one has everything."""
+
+    def __init__(self, other: Collector, go_on: threading.Event) -> None:
+        self._other = other
+        self._go_on = go_on
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_metrics({"loss": state.loss})
+
+    def post_close(self) -> None:
+        assert [row.step for row in self._other.rows] == [*range(1, 41)]
+        self._go_on.set()
+
+
+def test_a_run_is_handled_to_its_end_while_a_destination_hangs(hanging: tuple[Fault, threading.Event]) -> None:
+    server, other = Server(hanging[0]), Collector()
+    destinations = [spooled(server), other]
+    statistics = Runner(snapshots_of_training(40), [Losses(other, hanging[1])], destinations).run()
+    assert statistics.problems == []
+    assert server.rows == other.rows
+
+
+def test_a_destination_that_is_down_is_tried_again_after_growing_pauses(
+    place: RunPlace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempts, pauses = 0, []
+    last = len(PAUSES) + 3
+
+    def refuse(method: str) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts <= last:
+            raise ConnectionError("refused")
+
+    server = Server(refuse)
+    spool = Spool(server, pauses.append)
+    spool.open(place)
+    log(spool, *range(1, 51))
+    wait_for(lambda: len(server.rows) == 50, "all rows")
+    spool.close()
+    assert server.steps == [*range(1, 51)]
+    assert pauses == [*PAUSES, *[PAUSES[-1]] * 3]
+    shown = capsys.readouterr().err.splitlines()
+    assert shown == [
+        "logger Server: takes nothing, ConnectionError: refused; it is tried again, and everything is kept until then",
+        "logger Server: takes entries again",
+    ]
+
+
+def test_after_a_failure_it_goes_on_behind_what_was_taken(place: RunPlace) -> None:
+    fail_at = iter((3, 5))
+    due = next(fail_at)
+
+    def fail(method: str) -> None:
+        nonlocal due
+        if method == "log_table" and len(server.others) == due - 1:
+            due = next(fail_at, 0)
+            raise OSError("broken")
+
+    server = Server(fail)
+    spool = Spool(server, no_pause)
+    spool.open(place)
+    for step in range(1, 8):
+        state = batch_end(step)
+        spool.log_table(Table(step, state.time, "T", [], []), state)
+    spool.close()
+    assert [table.step for table in server.others] == [*range(1, 8)]
+    assert server.opened == 3
+    assert len(server.loaded) == 2
+
+
+def test_what_is_safe_only_at_the_end_is_given_again_after_a_failure(place: RunPlace) -> None:
+    failures = iter((OSError("broken"),))
+
+    def fail(method: str) -> None:
+        if len(server.rows) == 2 and (error := next(failures, None)):
+            raise error
+
+    server = Unsafe(fail)
+    spool = Spool(server, no_pause)
+    spool.open(place)
+    for step in (1, 2):
+        log(spool, step)
+        wait_for(lambda wanted=step: len(server.rows) == wanted, "the row")
+    log(spool, 3)
+    spool.close()
+    assert server.steps == [1, 2, 1, 2, 3]
+    assert server.loaded == [{"taken": 0}]
+
+
+def test_an_entry_that_can_never_be_taken_is_left_out(place: RunPlace, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(method: str) -> None:
+        if method == "log_table":
+            raise ConfigurationError("no tables here")
+
+    server = Server(refuse)
+    spool = Spool(server)
+    spool.open(place)
+    log(spool, 1)
+    for step in (2, 3):
+        spool.log_table(Table(step, 0.0, "T", [], []), batch_end(step))
+    log(spool, 4)
+    spool.close()
+    assert server.steps == [1, 4]
+    assert capsys.readouterr().err == (
+        "logger Server: does not take an entry, which is left out as are further such: no tables here\n"
+    )
+
+
+def test_a_destination_that_cannot_be_opened_at_all_is_given_up(place: RunPlace) -> None:
+    def refuse(method: str) -> None:
+        raise ConfigurationError("no such project")
+
+    spool = Spool(Server(refuse))
+    spool.open(place)
+
+    def is_refused() -> bool:
+        try:
+            log(spool, 1)
+        except ConfigurationError as error:
+            return str(error) == "no such project"
+        return False
+
+    wait_for(is_refused, "the error in the consumer's thread")
+
+
+def test_what_did_not_arrive_is_said_with_what_to_do(place: RunPlace, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(method: str) -> None:
+        raise ConnectionError("refused")
+
+    server = Server(refuse)
+    server.drain_seconds = 0.01
+    spool = Spool(server)
+    spool.open(place)
+    log(spool, 1, 2, 3)
+    wait_for(lambda: "takes nothing" in capsys.readouterr().err, "the first failure")
+    spool.close()
+    assert capsys.readouterr().err == (
+        "logger Server: 3 of 3 entries did not arrive, ConnectionError: refused; "
+        f"'consumer --replay {place.run_dir} --log Server' sends it later\n"
+    )
+    assert spool_directories(place) == []
+
+
+def test_a_consumer_that_keeps_its_progress_sends_what_is_committed(place: RunPlace) -> None:
+    server = Server()
+    spool = Spool(server)
+    spool.open(place)
+    spool.state_dict()
+    log(spool, 1, 2)
+    spool.state_dict()
+    spool.committed()
+    log(spool, 3)
+    wait_for(lambda: server.steps == [1, 2], "what was committed")
+    spool.close()
+    assert server.steps == [1, 2]
+
+
+def go_on(state: dict[str, Any], server: Server, place: RunPlace) -> Spool:
+    spool = Spool(server)
+    spool.load_state_dict(state)
+    spool.open(place)
+    spool.state_dict()
+    return spool
+
+
+def abandon(spool: Spool, server: Server) -> None:
+    """Ends the thread and closes the files of one that stands for a killed process."""
+    server.fault = lambda method: None
+    server.drain_seconds = 0.01
+    spool.close()
+
+
+def test_a_consumer_that_goes_on_sends_nothing_twice(place: RunPlace, hanging: tuple[Fault, threading.Event]) -> None:
+    first = Server()
+    spool = Spool(first)
+    spool.open(place)
+    log_committed(spool, 1, 2)
+    wait_for(lambda: first.steps == [1, 2], "the first rows")
+    first.fault = hanging[0]
+    state = log_committed(spool, 3, 4)
+    log(spool, 5, 6)
+    # As if the process had been killed here: it never closes anything.
+    second = Server()
+    again = go_on(state, second, place)
+    log(again, 5, 6, 7)
+    again.state_dict()
+    again.committed()
+    again.committed()
+    again.close()
+    assert second.steps == [3, 4, 5, 6, 7]
+    assert second.loaded == [{"taken": 1}]
+    abandon(spool, first)
+
+
+def log_committed(spool: Spool, *steps: int) -> dict[str, Any]:
+    log(spool, *steps)
+    state = spool.state_dict()
+    spool.committed()
+    return state
+
+
+def test_what_was_sent_at_the_very_end_is_not_sent_again(place: RunPlace) -> None:
+    first = Server()
+    spool = Spool(first)
+    spool.open(place)
+    state = log_committed(spool, 1, 2)
+    log(spool, 3)
+    spool.committed()  # the run is over, nothing follows
+    spool.close()
+    assert first.steps == [1, 2, 3]
+    # Killed before that was stored: it goes on from before, and its end comes once more.
+    second = Server()
+    again = go_on(state, second, place)
+    log(again, 3)
+    again.committed()
+    again.close()
+    assert second.steps == []
+
+
+def test_an_interrupted_consumer_keeps_what_did_not_arrive(
+    place: RunPlace, capsys: pytest.CaptureFixture[str], hanging: tuple[Fault, threading.Event]
+) -> None:
+    down = Server(hanging[0])
+    down.drain_seconds = 0.01
+    spool = Spool(down)
+    spool.open(place)
+    state = log_committed(spool, 1, 2)
+    spool.close()
+    assert "2 of 2 entries did not arrive; the same command sends them when it goes on" in capsys.readouterr().err
+    server = Server()
+    again = go_on(state, server, place)
+    again.close()
+    assert server.steps == [1, 2]
+
+
+def test_records_that_were_sent_do_not_fill_the_disk(place: RunPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("consumers.loggers.spool._FORGET_BYTES", 1000)
+    server = Server()
+    spool = Spool(server)
+    spool.open(place)
+    state: dict[str, Any] = {}
+    for step in range(1, 40):
+        state = log_committed(spool, step)
+        wait_for(lambda wanted=step: len(server.rows) == wanted, "the row")
+    (directory,) = spool_directories(place)
+    wait_for(lambda: sum(file.stat().st_size for file in directory.glob("records-*")) < 2000, "a short file")
+    spool.close()
+    again = go_on(state, server, place)
+    log_committed(again, 40)
+    again.close()
+    assert server.steps == [*range(1, 41)]
+    assert sum(file.stat().st_size for file in directory.glob("records-*")) == 0
+
+
+def test_kept_files_are_deleted_when_they_are_safe(place: RunPlace, tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"weights")
+    for server in (Server(), Unsafe()):
+        spool = Spool(server)
+        spool.open(place)
+        state = spool.state_dict()
+        spool.upload_file(Upload("model.pt", file, False), batch_end(1))
+        assert file.stat().st_nlink == 2
+        spool.committed()
+        spool.close()
+        assert server.others == [("model.pt", b"weights", False)]
+        assert list(Path(state["path"], "files").iterdir()) == []
+
+
+def test_a_spool_that_is_gone_is_named(place: RunPlace) -> None:
+    spool = Spool(Server())
+    spool.open(place)
+    state = log_committed(spool, 1)
+    spool.close()
+    shutil.rmtree(state["path"])
+    with pytest.raises(ConfigurationError, match=f"{state['path']} cannot be read: .*another '--name' begins anew"):
+        go_on(state, Server(), place)
+
+
+def test_a_stream_without_a_directory_is_spooled_among_temporary_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    server = Server()
+    spool = Spool(server)
+    spool.open(RunPlace("demo", 1, None))
+    log(spool, 1)
+    assert len(list(tmp_path.glob("offloop-Server-1-*"))) == 1
+    spool.close()
+    assert server.steps == [1]
+    assert list(tmp_path.iterdir()) == []

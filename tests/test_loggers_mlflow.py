@@ -1,0 +1,206 @@
+"""MLflow with a local database, read back by its own client."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from consumers_stream import batch_end, record_run, snapshots_of_training
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+from mlflow.entities import Run as MlflowRun
+
+from bus.errors import ConfigurationError
+from bus.recording import Recording
+from bus.snapshot import Snapshot
+from consumers import Callback, Logger
+from consumers.logger import Row, RunPlace
+from consumers.loggers.mlflow import MLFlowLogger
+from consumers.loggers.spool import spooled
+from consumers.runner import Runner
+
+JOB = Path(__file__).parent / "logger_job.py"
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A database of MLflow's, shared because it takes seconds to make one."""
+    path = tmp_path_factory.mktemp("mlflow")
+    uri = f"sqlite:///{path / 'mlflow.db'}"
+    MlflowClient(uri).create_experiment("offloop", f"file://{path / 'artifacts'}")
+    return uri
+
+
+def only_run(database: str, name: str) -> MlflowRun:
+    client = MlflowClient(database)
+    experiment = client.get_experiment_by_name("offloop")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id], f"tags.`offloop.run` = '{name}'")
+    return run
+
+
+def history(database: str, run: MlflowRun, metric: str) -> list[Metric]:
+    found = MlflowClient(database).get_metric_history(run.info.run_id, metric)
+    return sorted(found, key=lambda one: (one.step, one.timestamp))
+
+
+def artifacts(database: str, run: MlflowRun) -> dict[str, bytes]:
+    folder = Path(MlflowClient(database).download_artifacts(run.info.run_id, ""))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class Everything(Callback):
+    """Logs one of each kind."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def fit_start(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_hyperparameters({"seed": 17, "model": {"depth": 2}})
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        batch = state.timestamp.values[2]
+        logger.log_metrics({"loss/train[0]": state.loss, "whole": batch, "good": True, "note": f"batch {batch}"})
+        if batch == 2:
+            image = np.full((2, 2, 3), 0.5)
+            mask = {"truth": np.array([[0, 1], [2, 0]])}
+            logger.log_images(
+                [image], "seen", True, masks=mask and {"truth": [mask["truth"]]}, mask_class_labels={1: "cat"}
+            )
+            logger.log_table(["a", "b"], [[1, "x"], [None, 0.5]], "numbers")
+            logger.log_text("all is well", "note")
+            logger.upload_file("checkpoints/model.pt", self._file)
+
+
+def send_all(stream: Any, database: str, file: Path) -> None:
+    statistics = Runner(stream, [Everything(file)], [spooled(MLFlowLogger(tracking_uri=database))]).run()
+    assert statistics.problems == []
+
+
+def test_everything_is_read_back_and_a_recording_sent_later_adds_nothing(database: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"weights")
+    snapshots = snapshots_of_training(4)
+    send_all(snapshots, database, file)
+    run = only_run(database, "run")
+    assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
+    assert run.data.params == {"seed": "17", "model": "{'depth': 2}"}
+    assert run.data.tags.items() >= {"note": "batch 4", "offloop.attempt": "1"}.items()
+    losses = history(database, run, "loss/train_0_")
+    ends = [state for state in snapshots if state.event.value == "batch_end"]
+    assert [(one.step, one.timestamp, one.value) for one in losses] == [
+        (state.timestamp.values[2], int(state.time * 1000), state.loss) for state in ends
+    ]
+    assert [one.value for one in history(database, run, "whole")] == [1, 2, 3, 4]
+    found = artifacts(database, run)
+    assert set(found) == {
+        "images/seen/2-0.png",
+        "images/seen/2-0-truth.png",
+        "images/seen/labels.json",
+        "tables/numbers/2.json",
+        "texts/note/2.txt",
+        "checkpoints/model.pt",
+    }
+    assert pixels(found["images/seen/2-0.png"]) == [[[128, 128, 128]] * 2] * 2
+    assert pixels(found["images/seen/2-0-truth.png"]) == [[0, 1], [2, 0]]
+    assert json.loads(found["images/seen/labels.json"]) == {"1": "cat"}
+    assert json.loads(found["tables/numbers/2.json"]) == {"columns": ["a", "b"], "data": [[1, "x"], [None, 0.5]]}
+    assert found["texts/note/2.txt"] == b"all is well"
+    assert found["checkpoints/model.pt"] == b"weights"
+
+    recording = Recording(record_run(tmp_path, "run", snapshots) / "recording-1.mcap")
+    send_all(recording, database, file)
+    assert [one.to_dictionary() for one in history(database, only_run(database, "run"), "loss/train_0_")] == [
+        one.to_dictionary() for one in losses
+    ]
+    # And alone, it gives the same.
+    other = Recording(record_run(tmp_path, "other", snapshots) / "recording-1.mcap")
+    send_all(other, database, file)
+    sent_later = history(database, only_run(database, "other"), "loss/train_0_")
+    assert [(one.step, one.timestamp, one.value) for one in sent_later] == [
+        (one.step, one.timestamp, one.value) for one in losses
+    ]
+    assert artifacts(database, only_run(database, "other")) == found
+
+
+def pixels(png: bytes) -> Any:
+    from io import BytesIO
+
+    from PIL import Image
+
+    with Image.open(BytesIO(png)) as image:
+        return np.asarray(image).tolist()
+
+
+def run_job(recording: Path, database: str, *arguments: str) -> int:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(JOB.parent), str(JOB.parent.parent)])}
+    command = [sys.executable, str(JOB), "mlflow", str(recording), database, *arguments]
+    return subprocess.run(command, env=environment, timeout=50).returncode
+
+
+def test_a_consumer_that_is_killed_goes_on_with_no_step_twice_and_none_missing(database: str, tmp_path: Path) -> None:
+    recording = record_run(tmp_path, "killed", snapshots_of_training(60)) / "recording-1.mcap"
+    assert run_job(recording, database, "40") == -signal.SIGKILL
+    run = only_run(database, "killed")
+    assert run.info.status == "RUNNING"
+    assert run_job(recording, database) == 0
+    assert [one.step for one in history(database, run, "loss")] == [*range(1, 61)]
+    assert only_run(database, "killed").info.status == "FINISHED"
+
+
+def send(database: str, place: RunPlace, metrics: Mapping[int, float]) -> None:
+    logger = MLFlowLogger(tracking_uri=database)
+    logger.open(place)
+    state = batch_end(1)
+    # Attempts differ in their times, so that the database takes equal steps for different ones.
+    rows = [Row(step, state.time + place.attempt, {"loss": value}) for step, value in metrics.items()]
+    logger.log_rows(rows, state)
+    logger.close()
+
+
+def test_a_later_attempt_logs_to_the_same_run_and_no_step_twice(database: str) -> None:
+    send(database, RunPlace("resumed", 1, None), {1: 0.1, 2: 0.2, 3: 0.3})
+    send(database, RunPlace("resumed", 2, None), {2: 0.25, 3: 0.35, 4: 0.4})
+    run = only_run(database, "resumed")
+    assert [(one.step, one.value) for one in history(database, run, "loss")] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    assert run.data.tags["offloop.attempt"] == "2"
+
+
+def test_hyperparameters_that_changed_become_tags(database: str) -> None:
+    many = {f"p{number}": number for number in range(150)}
+    for seed in (1, 2):
+        logger = MLFlowLogger(tracking_uri=database)
+        logger.open(RunPlace("changed", 1, None))
+        logger.log_hyperparameters({"seed": seed, "same": 0} | many, batch_end(1))
+        logger.close()
+    run = only_run(database, "changed")
+    assert len(run.data.params) == 152
+    assert (run.data.params["seed"], run.data.tags["seed"]) == ("1", "2")
+    assert "same" not in run.data.tags
+
+
+def test_more_metrics_than_fit_in_a_request(database: str) -> None:
+    send(database, RunPlace("long", 1, None), {step: 1 / step for step in range(1, 2502)})
+    assert len(history(database, only_run(database, "long"), "loss")) == 2501
+
+
+def test_an_entry_that_mlflow_refuses_is_a_configuration_error(database: str) -> None:
+    logger = MLFlowLogger(tracking_uri=database)
+    logger.open(RunPlace("refused", 1, None))
+    state = batch_end(1)
+    rows = [Row(1, state.time, {"fine": 1.0, "../up": 1.0})]
+    with pytest.raises(ConfigurationError, match=r"MLflow refuses it: .*\.\./up"):
+        logger.log_rows(rows, state)
+
+
+def test_a_missing_package_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    MLFlowLogger().check()
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'offloop\[mlflow\]'"):
+        MLFlowLogger().check()

@@ -1,0 +1,100 @@
+"""Waiting for consumers that may decide to stop the training, for those who want their decisions to be exact."""
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from bus.errors import ConfigurationError
+from bus.event import Event
+from bus.publisher import Publisher
+from trainer.ranks import Ranks
+from trainer.remote_control import RemoteControl
+
+__all__ = ["ALL", "OWN_CALLBACKS", "Decisions", "check_wait_for"]
+
+_log = logging.getLogger("offloop")
+
+ALL = "all"
+"""Stands for every consumer that decides anything, whatever it is called."""
+OWN_CALLBACKS = "callbacks"
+"""What the consumer is called that runs a trainer's own callbacks."""
+
+_EVENTS = frozenset({Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END})
+
+
+class Decisions:
+    """Publishes events, and after those at which a consumer may decide to stop waits until it has: a stop takes effect
+    at the very event then, as that of a callback in the loop does.
+
+    It waits for consumers of these ``names``, no longer than ``seconds`` at a time. One that takes longer is waited for
+    again once it has caught up. With several ranks the first one waits, and tells the others at each such event.
+    """
+
+    def __init__(
+        self,
+        publish: Callable[[Event], None],
+        publisher: Publisher,
+        control: RemoteControl,
+        names: Collection[str],
+        seconds: float,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._publish = publish
+        self._publisher = publisher
+        self._control = control
+        self._names = None if ALL in names else frozenset(names)
+        self._seconds = seconds
+        self._ranks = ranks
+        self._late: dict[Event, set[str]] = {event: set() for event in _EVENTS}
+        self._is_first = ranks is None or ranks.rank == 0
+
+    def publish(self, event: Event) -> None:
+        """Publishes an event, and waits if something may be decided at it."""
+        self._publish(event)
+        if event is Event.FIT_START and self._is_first and self._names is not None:
+            self._await_presence(self._names)
+        elif event in _EVENTS:
+            if self._is_first:
+                self._await_decisions(event)
+            self._control.obey_stops(event)
+
+    def _await_presence(self, names: frozenset[str]) -> None:
+        deadline = time.monotonic() + self._seconds
+        while missing := sorted(names - {one.name for one in self._publisher.consumers}):
+            if time.monotonic() >= deadline:
+                _log.warning(
+                    "run %s: no consumer %s has come within %g s that decides anything: the training goes on without",
+                    *(self._publisher.run_name, ", ".join(map(repr, missing)), self._seconds),
+                )
+                return
+            self._publisher.wait()
+
+    def _await_decisions(self, event: Event) -> None:
+        late, known = self._publisher.wait_until_handled(event, self._names, 0), self._late[event]
+        known &= late
+        if late - known:
+            late = self._publisher.wait_until_handled(event, late - known, self._seconds)
+            for name in sorted(late):
+                _log.warning(
+                    "run %s: consumer %s has not decided at %s within %g s: the training goes on, and waits for it "
+                    "again when it has caught up",
+                    *(self._publisher.run_name, name, event.value, self._seconds),
+                )
+            known |= late
+
+
+def check_wait_for(names: Any, seconds: Any, publish: bool) -> frozenset[str]:
+    """The names of the consumers to wait for; empty for none.
+
+    Raises :class:`bus.errors.ConfigurationError` for anything that is not allowed."""
+    given = [names] if isinstance(names, str) else [] if names is None else names
+    if not isinstance(given, list | tuple | set | frozenset) or not all(isinstance(one, str) and one for one in given):
+        raise ConfigurationError(
+            f"wait_for is {names!r}: give the names of consumers, 'callbacks' for the trainer's own, or 'all'"
+        )
+    if given and not publish:
+        raise ConfigurationError("wait_for waits for consumers of the stream: leave out publish=False, or wait_for")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
+        raise ConfigurationError(f"wait_seconds is {seconds!r}: use a number of seconds above 0")
+    return frozenset(given)
