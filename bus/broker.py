@@ -425,6 +425,7 @@ class Broker:
     # -- what time brings ---------------------------------------------------------------------------------------------
 
     def _flush(self, now: float) -> None:
+        self._door.tidy()
         for run in self._runs:
             was_well = run.trouble is None
             run.flush()
@@ -521,6 +522,7 @@ class Broker:
             run.note_status("lost", "the broker was stopped")
             self._end_run(run)
         self._runs.close()
+        self._door.close()
         if self._strangers is not None:
             self._strangers.close()
         self._context.destroy()

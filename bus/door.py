@@ -12,6 +12,7 @@ from bus.demand import LEASE_SECONDS, Demand
 from bus.errors import OffloopError, ProtocolError
 from bus.live_run import LiveRank, LiveRun
 from bus.live_runs import LiveRuns
+from bus.segment_fetch import SegmentDesk
 from bus.wire import Control
 
 __all__ = ["Answer", "Door"]
@@ -54,6 +55,7 @@ class Door:
         self._turned_away: dict[bytes, float] = {}
         # Who sent each command that has not been answered, by the command's id.
         self._senders: OrderedDict[str, bytes] = OrderedDict()
+        self._segments = SegmentDesk()
         self._kinds: dict[str, Callable[[bytes, dict[str, Any]], None]] = {
             "hello": self._welcome,
             "resume": self._resume,
@@ -64,6 +66,7 @@ class Door:
             "command": self._relay,
             "runs": self._list_runs,
             "fetch": self._fetch,
+            "fetch_segment": self._fetch_segment,
             "statistics": self._tell_statistics,
         }
 
@@ -181,6 +184,19 @@ class Door:
 
     def _fetch(self, identity: bytes, content: dict[str, Any]) -> None:
         self._answer(identity, "data", self._archive.read(content))
+
+    def _fetch_segment(self, identity: bytes, content: dict[str, Any]) -> None:
+        run = self._runs.find(content["run"])
+        publishers = [rank.pid for rank in run.ranks.values() if rank.pid is not None]
+        self._answer(identity, "segment_data", self._segments.read(publishers, content))
+
+    def tidy(self) -> None:
+        """Ends what nobody uses any more."""
+        self._segments.tidy()
+
+    def close(self) -> None:
+        """Gives back what is held for consumers."""
+        self._segments.close()
 
     # -- anyone -------------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ class LiveRank:
     """Its connection; ``None`` until it has one to a broker that was started again."""
     process: int | None = None
     """A file descriptor of its process (pidfd), readable once that has ended; ``None`` when it cannot be watched."""
+    pid: int | None = None
+    """Its process, while that runs on this machine."""
     seq: int = 0
     """Of the last event that was sent out."""
     base_seq: int = 0

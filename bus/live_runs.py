@@ -104,7 +104,7 @@ class LiveRuns:
         self._publishers[identity] = run, rank
         # A container may have the name of its host, and processes of its own.
         if hello.get("host") == socket.gethostname() and processes.is_running(pid, hello.get("started")):
-            rank.process = self._watch(pid)
+            rank.process, rank.pid = self._watch(pid), pid
         told = {"pid": pid, "started": _integer(hello.get("started")), "host": str(hello.get("host"))[:MAX_TEXT]}
         with _said_in_the_log(run):
             run.directory.note_publisher({"rank": number, "incarnation": incarnation, **told})
@@ -164,7 +164,8 @@ class LiveRuns:
         rank.incarnation = str(told.get("incarnation"))
         if told.get("host") == socket.gethostname() and not rank.ended:
             if processes.is_running(told.get("pid"), told.get("started")):
-                rank.process = self._watch(int(told["pid"]))
+                rank.pid = int(told["pid"])
+                rank.process = self._watch(rank.pid)
             else:
                 rank.died = time.monotonic()
 
@@ -224,6 +225,7 @@ class LiveRuns:
 
     def unwatch(self, rank: LiveRank) -> None:
         """Stops watching a rank's process."""
+        rank.pid = None
         if rank.process is not None:
             self._poller.unregister(rank.process)
             os.close(rank.process)

@@ -17,6 +17,7 @@ from bus.stream_link import connected
 from bus.wire import Control, check_run_name, decode_control, encode_control, split_frame
 
 __all__ = [
+    "Asker",
     "LocalRun",
     "Place",
     "RemoteRun",
@@ -340,6 +341,33 @@ def ask_broker(
     if answer is None:
         raise BrokerError(f"the broker at {address} does not answer: it may be busy or gone, {_keys_hint(security)}")
     return answer
+
+
+class Asker:
+    """One connection to a broker for several questions, each asked when the one before is answered.
+
+    ``security`` holds the keys for it, by default those that the environment names."""
+
+    def __init__(self, address: str, security: ClientSecurity | None = None) -> None:
+        self._address = address
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._door = connected(self._context, zmq.DEALER, address, security or client_security_for(address))
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+
+    def __call__(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a question. Raises :class:`bus.errors.BrokerError` when nobody answers, or the broker
+        refuses."""
+        answer = exchange(self._door, kind, content, CONNECT_SECONDS)
+        if answer is None:
+            raise BrokerError(f"the broker at {self._address} does not answer: it may be busy or gone")
+        return answer
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._context.destroy(linger=0)
 
 
 def list_remote_runs(

@@ -48,6 +48,7 @@ ROLE_NEEDED = {
     "handled": "view",
     "runs": "view",
     "fetch": "view",
+    "fetch_segment": "view",
     "statistics": "view",
     "command": "command",
 }

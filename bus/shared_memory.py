@@ -8,6 +8,7 @@ or, after a kill, by the next process that makes such memory.
 import contextlib
 import ctypes
 import errno
+import functools
 import math
 import mmap
 import os
@@ -52,6 +53,7 @@ def create_memory(size: int, token: bytes) -> tuple[int, int]:
     if size > (available := memory_available()) * SHARE:
         raise OSError(errno.ENOMEM, f"{available} bytes are available, and a tenth of that is left to others")
     if HAS_MEMFD:
+        _keep_from_forks()
         descriptor = told = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     else:
         _sweep()
@@ -98,6 +100,7 @@ def open_memory(pid: int, told: int, token: bytes) -> int:
     """
     if not HAS_MEMFD:
         return os.open(_path(pid, token), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    _keep_from_forks()
     # To open a device or a pipe may wait, or do something. With O_PATH it is looked at without being opened, and it
     # cannot become something else in between.
     place = os.open(f"/proc/{pid}/fd/{told}", os.O_PATH | os.O_CLOEXEC)
@@ -145,6 +148,12 @@ def _sweep() -> None:
 # -- forks ------------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
+def _keep_from_forks() -> None:
+    """From the first such memory on: to look for it takes a forked process some time."""
+    os.register_at_fork(after_in_child=_let_go)
+
+
 def _let_go() -> None:
     """Takes from a forked process what it has inherited of such memory, so that a worker that goes on after its
     trainer, or for long, keeps neither the memory nor a lock.
@@ -185,7 +194,3 @@ def _libc() -> ctypes.CDLL:
         ctypes.c_long,
     )
     return libc
-
-
-if HAS_MEMFD:
-    os.register_at_fork(after_in_child=_let_go)

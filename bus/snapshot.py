@@ -273,6 +273,11 @@ class Snapshot:
             return self._tensors(name, value) if is_tensors(value) else value
         if name in body.context:
             return body.context[name]
+        not_sent = body.fields.get("not_sent")
+        if isinstance(not_sent, str) and any(part.startswith(f"{name}:") for part in not_sent.split("; ")):
+            raise FieldNotAvailableError(
+                f"the {self.event.value} snapshot has no {name!r}, the trainer has left it out: {not_sent}"
+            )
         carried = ", ".join(sorted(map(str, {*body.fields, *body.context}))) or "no fields"
         raise FieldNotAvailableError(
             f"the {self.event.value} snapshot has no field {name!r}; it carries {carried}; "

@@ -1,6 +1,7 @@
 """The receiving end: a run's whole history and then what happens live, as one sequence of snapshots."""
 
 import asyncio
+import contextlib
 import os
 import time
 from collections import deque
@@ -11,12 +12,13 @@ from typing import Any
 
 from bus.commands import Argument, Command, Outcome, check_command, new_command_id
 from bus.demand import Demand
-from bus.errors import ClosedError, ProtocolError
+from bus.errors import ClosedError, FieldNotAvailableError, ProtocolError
 from bus.event import Event
 from bus.journal import Record
-from bus.run_source import LocalRun, RemoteRun, RunSource, Standing
+from bus.run_source import Asker, LocalRun, RemoteRun, RunSource, Standing
 from bus.runs import find_run
 from bus.security import ClientSecurity, client_security_for
+from bus.segment_fetch import fetch_segment
 from bus.snapshot import Snapshot
 from bus.stream import Ending, Gap, InEffect, Missing, StreamOrder
 from bus.stream_link import StreamLink
@@ -225,6 +227,14 @@ class Subscriber:
     def _send_from(self, snapshot: Snapshot, name: str, arguments: tuple[Any, ...]) -> None:
         self.send_command(name, *arguments, decided_at=int(snapshot.timestamp.batch))
 
+    def _fetch_tensors(self, reference: Mapping[str, Any]) -> bytearray:
+        """Tensors in the memory of another machine, through the broker there."""
+        place = self._source.place
+        if place is None:
+            raise FieldNotAvailableError("these tensors cannot be had any more: no broker serves the run")
+        with contextlib.closing(Asker(place.door, self._given_security)) as ask:
+            return fetch_segment(ask, self.run_name, reference)
+
     def _tell_handled(self) -> None:
         """Says how far it is, before it waits for more."""
         if self._is_awaited and self._link is not None and self._handled != self._told_handled:
@@ -269,7 +279,7 @@ class Subscriber:
 
     def _next(self) -> Snapshot:
         snapshot = self._ready.popleft()
-        snapshot.bind(self._send_from)
+        snapshot.bind(self._send_from, self._fetch_tensors)
         self._given += 1
         self._last_seq = snapshot.seq
         return snapshot

@@ -11,6 +11,9 @@ from bus.snapshot import Snapshot
 if TYPE_CHECKING:
     import numpy as np
 
+if TYPE_CHECKING:
+    from consumers.callback import Callback
+
 __all__ = [
     "Gathered",
     "Images",
@@ -139,6 +142,11 @@ class LoggerDestination:
 
     drain_seconds: float = 30.0
     """Of a destination with ``own_lane``: how long the consumer waits at its end while nothing can be sent."""
+
+    def companions(self) -> "Sequence[Callback]":
+        """Callbacks to be run for this destination's sake: one that shows more than what is logged sees the events
+        through them."""
+        return ()
 
     def check(self) -> None:
         """Says what cannot work before anything is begun, such as a package that is not installed. Called in the

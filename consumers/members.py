@@ -70,9 +70,10 @@ class Member:
 
 
 def numbered_names(members: Iterable[object]) -> Iterator[str]:
-    """The name of each object's class, numbered from its second occurrence on: ``SpeedMonitor``, ``SpeedMonitor#2``."""
+    """What each object is shown as, by default the name of its class, numbered from its second occurrence on:
+    ``SpeedMonitor``, ``SpeedMonitor#2``."""
     seen: defaultdict[str, int] = defaultdict(int)
     for member in members:
-        name = type(member).__name__
+        name = getattr(member, "shown_as", type(member).__name__)
         seen[name] += 1
         yield name if seen[name] == 1 else f"{name}#{seen[name]}"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from bus.registry import Registry, options_for
+from consumers.adapters import adapt, stand_in
 from consumers.callback import Callback
 from consumers.logger import LoggerDestination
 
@@ -13,10 +14,26 @@ CALLBACKS: Registry[Callback] = Registry(
     Callback,
     "offloop.callbacks",
     {
+        "activations": "consumers.callbacks.activation_monitor:ActivationMonitor",
+        "alert": "consumers.callbacks.alert:Alert",
+        "checkpoint": "consumers.callbacks.checkpoint_saver:CheckpointSaver",
+        "early-stop": "consumers.callbacks.early_stopper:EarlyStopper",
+        "export": "consumers.callbacks.export:ExportForInferenceCallback",
+        "images": "consumers.callbacks.image_visualizer:ImageVisualizer",
         "lr": "consumers.callbacks.lr_monitor:LRMonitor",
+        "memory": "consumers.callbacks.memory_monitor:MemoryMonitor",
         "metrics": "consumers.callbacks.trainer_metrics:TrainerMetrics",
+        "mlperf": "consumers.callbacks.mlperf:MLPerfCallback",
+        "nan": "consumers.callbacks.nan_monitor:NaNMonitor",
+        "optimizer": "consumers.callbacks.optimizer_monitor:OptimizerMonitor",
+        "runtime": "consumers.callbacks.runtime_estimator:RuntimeEstimator",
         "speed": "consumers.callbacks.speed_monitor:SpeedMonitor",
+        "stall": "consumers.callbacks.stall_monitor:StallMonitor",
+        "system": "consumers.callbacks.system_monitor:SystemMonitor",
+        "threshold-stop": "consumers.callbacks.threshold_stopper:ThresholdStopper",
     },
+    adapt=adapt,
+    importing=stand_in,
 )
 """What ``--callbacks`` takes."""
 
@@ -28,6 +45,12 @@ LOGGERS: Registry[LoggerDestination] = Registry(
         "console": "consumers.loggers.console:ConsoleLogger",
         "csv": "consumers.loggers.csv:CsvLogger",
         "jsonl": "consumers.loggers.jsonl:JsonlLogger",
+        "mlflow": "consumers.loggers.mlflow:MLFlowLogger",
+        "parquet": "consumers.loggers.parquet:ParquetLogger",
+        "progress": "consumers.loggers.progress:ProgressLogger",
+        "prometheus": "consumers.loggers.prometheus:PrometheusLogger",
+        "tensorboard": "consumers.loggers.tensorboard:TensorboardLogger",
+        "wandb": "consumers.loggers.wandb:WandBLogger",
     },
 )
 """What ``--log`` takes."""

@@ -8,6 +8,7 @@ from bus.subscriber import Subscriber
 from consumers.attach import Stream
 from consumers.callback import Callback
 from consumers.logger import LoggerDestination
+from consumers.loggers.spool import spooled
 from consumers.members import divided
 from consumers.progress import Progress
 from consumers.runner import COMMIT_EVENTS, OnError, Runner, RunnerStatistics
@@ -34,7 +35,9 @@ def run_session(
     ``open_progress`` keeps how far it is: of the others for ``None``, of one with its own stream for its name.
     ``on_start`` is called when all is open, with the shared stream and its progress. Raises what
     :meth:`consumers.runner.Runner.run` does."""
-    shared, beside = divided(callbacks)
+    watchers = [watcher for destination in destinations for watcher in destination.companions()]
+    shared, beside = divided([*callbacks, *watchers])
+    destinations = [spooled(destination) for destination in destinations]
     with contextlib.ExitStack() as opened:
 
         def open_for(chosen: Sequence[tuple[str, Callback]], name: str | None) -> tuple[Stream, Progress | None]:

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from training import Act
 
 from bus.errors import ConfigurationError
 from bus.event import Event
+from bus.runs import find_run
+from bus.sender import send_command
 from consumers import JsonlLogger, SpeedMonitor
 from trainer import Classifier, DataSpec, Evaluator, RankBatchSampler, State, Trainer
 from trainer.algorithms.gradient_clipping import GradientClipping
@@ -266,6 +269,29 @@ def killed(folder: Path) -> dict[str, Any]:
     return train(publish=True, run_name="r", algorithms=[dying])
 
 
+def commanded(folder: Path) -> dict[str, Any]:
+    """A run that is sent commands while it goes on."""
+    rates: dict[int, float] = {}
+
+    def note(_event: Event, state: State, _logger: object) -> None:
+        batch = state.timestamp.values[2]
+        rates[batch] = state.optimizers[0].param_groups[0]["lr"]
+        if batch == 3 and state.rank == 0:
+            threading.Thread(target=send, daemon=True).start()
+
+    def send() -> None:
+        outcomes = [
+            send_command(find_run("r"), *command, wait=20)
+            for command in (("set", "lr", 0.025), ("pause",), ("resume",), ("stop",))
+        ]
+        told = [[one.command.name, one.batch, one.error] for one in outcomes]
+        (folder / "outcomes.json").write_text(json.dumps(told))
+
+    algorithms = [Act(note, Event.BATCH_END)]
+    result = train(publish=True, run_name="r", max_duration="100000ba", max_delay=0, algorithms=algorithms)
+    return {**result, "lr_by_batch": rates}
+
+
 def write(folder: Path, result: dict[str, Any]) -> None:
     """Leaves what this rank has come to for the test."""
     (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(result))
@@ -276,6 +302,7 @@ def main() -> None:
     torch.set_num_threads(1)
     job, folder = sys.argv[1], Path(sys.argv[2])
     jobs = {"agreement": agreement, "checkpoints": checkpoints, "published": published, "killed": killed}
+    jobs["commanded"] = commanded
     write(folder, jobs[job](folder))
 
 

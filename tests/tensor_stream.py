@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import msgpack
+import torch
 from field_stream import Stream
+from gold import GoldMLP
 
 from bus.event import Event
 from bus.snapshot import Snapshot
@@ -12,7 +14,7 @@ from bus.wire import PROTOCOL_VERSION, EventBody
 from consumers.callback import Callback, demand_of, view_for
 from consumers.logger import Logger, Upload
 
-__all__ = ["TensorStream"]
+__all__ = ["TensorStream", "Wide"]
 
 
 class TensorStream(Stream):
@@ -75,3 +77,12 @@ class TensorStream(Stream):
         for callback in self.callbacks:
             callback.close(self.snapshots[-1], self.logger)
             callback.post_close()
+
+
+class Wide(GoldMLP):
+    """Its state is too large for an event."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = torch.nn.Parameter(torch.arange(400_000, dtype=torch.float32).reshape(1000, 400).T)
+        self.register_buffer("tied", self.more.detach()[3])

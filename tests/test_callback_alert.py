@@ -257,11 +257,19 @@ def test_a_webhook_is_posted_what_happened(receiver: Receiver) -> None:
     ],
 )
 def test_a_webhook_that_fails_is_tried_again_within_bounds(
-    answers: list[int], times: int, said: str, receiver: Receiver, capsys: pytest.CaptureFixture[str]
+    answers: list[int],
+    times: int,
+    said: str,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
     receiver.answers = answers
     calls_of(Alert(["nan"], console=False, webhook=receiver.url), [batch_end(1, loss=math.nan)])
     assert len(receiver.got) == times
+    assert pauses == [0.01, 0.02][: times - 1]
     err = capsys.readouterr().err
     assert said in err
     assert bool(said) == bool(err)
@@ -327,7 +335,7 @@ def test_training_time_of_an_evaluation_counts_from_the_evaluation() -> None:
         return Snapshot.build(
             Event.EVAL_END,
             timestamp=Timestamp(batch=batch),
-            previous_timestamp=Timestamp(batch=batch - 1),
+            previous_timestamp=Timestamp(batch=batch - 4),
             dataloader_label="eval",
             eval_metrics={"eval": {"accuracy": 0.1}},
         )

@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import msgpack
 import pytest
 from callback_calls import CallLog, calls_of
+from consumers_stream import record_run
 from helpers import REFERENCE
 
 from bus.errors import ConfigurationError
@@ -21,14 +24,14 @@ from consumers.callbacks.mlperf import MLPerfCallback
 GOLDEN = json.loads((REFERENCE / "cb_mlperf.json").read_text())
 RUNS = ["run_target_high", "run_target_low_exit", "run_target_low_noexit"]
 LINES = "mllog_lines (time_ms, file, lineno removed)"
-SIZES = {
+SIZES: dict[str, Any] = {
     "seed": 17,
     "global_train_batch_size": 6,
     "device_train_microbatch_size": 6,
     "train_samples": 24,
     "eval_samples": 8,
 }
-SYSTEM = {"cpu": "Some CPU", "cpu_cores": 4, "memory_bytes": 64 * 2**30, "torch": "2.13.0", "nodes": 1}
+SYSTEM: dict[str, Any] = {"cpu": "Some CPU", "cpu_cores": 4, "memory_bytes": 64 * 2**30, "torch": "2.13.0", "nodes": 1}
 
 
 class Run:
@@ -184,12 +187,47 @@ def test_a_consumer_killed_anywhere_goes_on_to_the_same_file(name: str, tmp_path
         assert path.read_bytes() == expected
 
 
+PLUGIN = """
+import os, pathlib, signal
+from consumers import Callback
+from consumers.callbacks.mlperf import MLPerfCallback
+
+class Mine(MLPerfCallback):
+    def __init__(self):
+        super().__init__(os.environ["ROOT"], 0, metric_label="eval_b", system_name="mysys", target=0.9)
+
+class Killer(Callback):
+    def batch_end(self, state, logger):
+        if not pathlib.Path("killed").exists() and state.timestamp.batch == int(os.environ["KILL_AT"]):
+            pathlib.Path("killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("kill_at", [1, 6])
+def test_a_consumer_process_that_was_killed_writes_no_line_twice(kill_at: int, runs_dir: Path, tmp_path: Path) -> None:
+    snapshots = Run().snapshots
+    write(mlperf(tmp_path / "whole"), snapshots)
+    directory = record_run(runs_dir, "gold", snapshots)
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    command = [sys.executable, "-m", "consumers", "--replay", str(directory), "--name", "results"]
+    command += ["--commit-every", "3", "--callbacks", "plugin.py:Mine,plugin.py:Killer"]
+    environment = os.environ | {"ROOT": str(tmp_path / "out"), "KILL_AT": str(kill_at)}
+    codes = [subprocess.run(command, cwd=tmp_path, env=environment, check=False).returncode for _ in range(2)]
+    assert codes == [-signal.SIGKILL, 0]
+    whole, out = (tmp_path / place / "results/mysys/resnet/result_0.txt" for place in ("whole", "out"))
+    assert out.read_bytes() == whole.read_bytes()
+
+
 def test_the_same_events_again_give_the_same_file_and_another_run_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results/mysys/resnet/result_0.txt"
     write(mlperf(tmp_path), Run().snapshots)
     once = path.read_bytes()
     write(mlperf(tmp_path), Run().snapshots)
     assert path.read_bytes() == once
+    # With a target that is reached earlier there is less of it.
+    write(mlperf(tmp_path, target=0.3), Run((0.375, 0.4)).snapshots)
+    assert [line["key"] for line in lines_of(tmp_path)].index("run_stop") == len(lines_of(tmp_path)) - 1
     path.write_text("of somebody else\n")
     with pytest.raises(ConfigurationError, match=r"results of another run.*mlperf\.index"):
         write(mlperf(tmp_path), Run().snapshots)

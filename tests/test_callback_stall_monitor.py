@@ -93,13 +93,15 @@ def test_a_consumer_that_goes_on_logs_what_it_would_have_logged() -> None:
         at(Event.EVAL_END, 90, 9),
         at(Event.BATCH_END, 999, 10),
     ]
-    expected = calls_of(StallMonitor(min_seconds=5), stream).calls
+    whole = StallMonitor(min_seconds=5)
+    expected = calls_of(whole, stream).calls
     assert len(expected) == 2
     for place in range(len(stream)):
         first, second = StallMonitor(min_seconds=5), StallMonitor(min_seconds=5)
         before = calls_of(first, stream[:place]).calls
         second.load_state_dict(msgpack.unpackb(msgpack.packb(first.state_dict())))
         assert before + calls_of(second, stream[place:]).calls == expected
+        assert second.state_dict() == whole.state_dict()
 
 
 def test_detailed_asks_for_three_more_events() -> None:

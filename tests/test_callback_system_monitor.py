@@ -13,7 +13,6 @@ from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.snapshot import Snapshot
 from bus.time import Timestamp
-from consumers.callbacks import system_monitor
 from consumers.callbacks.system_monitor import SystemMonitor
 
 ALWAYS = {"system/memory_percent", "system/memory_used_bytes", "system/disk_used_percent"}
@@ -108,7 +107,7 @@ def test_rates_are_per_second_and_leave_out_loopback(monkeypatch: pytest.MonkeyP
             "eth0": SimpleNamespace(bytes_recv=count, bytes_sent=count // 2),
         }
 
-    monkeypatch.setattr(system_monitor.time, "monotonic", lambda: clock.pop(0))
+    monkeypatch.setattr(time, "monotonic", lambda: clock.pop(0))
     monkeypatch.setattr(psutil, "net_io_counters", network)
     monkeypatch.setattr(psutil, "disk_io_counters", lambda: None)
     calls = calls_of(SystemMonitor(gpu_available=False, every_seconds=0.5), batches(2)).calls
@@ -119,7 +118,7 @@ def test_rates_are_per_second_and_leave_out_loopback(monkeypatch: pytest.MonkeyP
 
 def test_gpus_are_summed_up_and_shown_one_by_one_if_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monitor = SystemMonitor()
     [[_, _, metrics]] = calls_of(monitor, batches(1)).calls
     assert {name: value for name, value in metrics.items() if "gpu" in name} == {
@@ -149,7 +148,7 @@ def test_without_a_gpu_it_says_so_once(
     nvml = Nvml(count=0)
     if missing == "driver":
         monkeypatch.setattr(nvml, "nvmlInit", no_driver)
-    monkeypatch.setitem(sys.modules, "pynvml", None if missing == "package" else nvml)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pynvml", None if missing == "package" else nvml)
     calls = calls_of(SystemMonitor(every_seconds=0.5), batches(3)).calls
     assert len(calls) == 3
     [line] = capsys.readouterr().err.splitlines()

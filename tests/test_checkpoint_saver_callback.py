@@ -14,7 +14,7 @@ import pytest
 import torch
 from gold import GoldMLP, gold_loader
 from helpers import REFERENCE, wait_for
-from tensor_stream import TensorStream
+from tensor_stream import TensorStream, Wide
 from training import Act, gold_trainer
 
 from bus import Recording, find_run
@@ -64,6 +64,9 @@ DURATIONS = {
     "03dur_8ba": "8ba", "keep0": "4ba", "keep2": "4ba", "names_ok": "6ba", "names_wct_overwrite_true": "6ba",
     "conflict": "1ep", "noconflict_other_name": "1ep", "same_name_overwritten": "3ba",
 }  # fmt: skip
+
+
+LATEST = "latest-rank0.safetensors"
 
 
 def listing(folder: Path) -> dict[str, str]:
@@ -188,15 +191,6 @@ def test_a_training_that_is_stopped_is_saved_where_it_stopped(
     assert contents(tmp_path / "out") == inside
 
 
-class Wide(GoldMLP):
-    """Its state is too large for an event."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.more = torch.nn.Parameter(torch.arange(400_000, dtype=torch.float32).reshape(1000, 400).T)
-        self.register_buffer("tied", self.more.detach()[3])
-
-
 def test_a_large_state_goes_through_shared_memory_and_loads_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,16 +288,21 @@ def test_an_interval_of_zero_asks_for_nothing() -> None:
 # -- live, replayed and killed ----------------------------------------------------------------------------------------
 
 TRAINING = """
-import sys, time
+import os, sys, time
 sys.path.insert(0, "tests")
-from training import Act, gold_trainer
-from test_checkpoint_saver_callback import Wide
 from gold import GoldMLP
+from tensor_stream import Wide
+from training import Act, gold_trainer
 from bus import Event
-model = Wide() if sys.argv[2] == "wide" else GoldMLP()
-def slowly(event, state, logger): time.sleep(0.02)
-with gold_trainer(model=model, max_duration=sys.argv[3], publish=True, run_name="r", save_folder=sys.argv[1],
-                  save_interval="3ba", algorithms=[Act(slowly, Event.BATCH_START)]) as trainer:
+folder, size, enough = sys.argv[1:]
+
+def watch(event, state, logger):
+    time.sleep(0.01)
+    if os.path.exists(enough):
+        state.stop_training()
+
+with gold_trainer(model=Wide() if size == "wide" else GoldMLP(), max_duration="100000ba", publish=True, run_name="r",
+                  save_folder=folder, save_interval="3ba", algorithms=[Act(watch, Event.BATCH_START)]) as trainer:
     trainer.fit()
 """
 
@@ -322,29 +321,39 @@ def start(runs_dir: Path) -> Iterator[Any]:
         process.communicate()
 
 
-def consume(start: Any, folder: Path, *more: str) -> subprocess.Popen[str]:
+def consume(start: Any, folder: Path) -> "subprocess.Popen[str]":
     options = ["-o", f"checkpoint.folder={folder}", "-o", "checkpoint.save_interval=3ba"]
-    process: subprocess.Popen[str] = start("-m", "consumers", *more, "--callbacks", "checkpoint", *options)
+    arguments = ["--run", "r", "--wait", "--name", "saver", "--callbacks", "checkpoint", *options]
+    process: subprocess.Popen[str] = start("-m", "consumers", *arguments)
     return process
 
 
+def wait_for_more(folder: Path, count: int = 2) -> None:
+    """Waits until there are so many more checkpoints in a folder."""
+    before = len(list(folder.glob("ep*")))
+    wait_for(lambda: len(list(folder.glob("ep*"))) >= before + count, "further checkpoints", 40)
+
+
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("size", ["small", "wide"])
 def test_live_it_writes_what_the_trainer_writes_and_a_small_one_again_in_a_replay(
     start: Any, tmp_path: Path, size: str
 ) -> None:
-    training = start("-c", TRAINING, str(tmp_path / "in"), size, "30ba")
-    consumer = consume(start, tmp_path / "out", "r", "--wait", "20", "--name", "saver")
+    training = start("-c", TRAINING, str(tmp_path / "in"), size, str(tmp_path / "enough"))
+    consumer = consume(start, tmp_path / "out")
+    wait_for_more(tmp_path / "out", 4)
+    (tmp_path / "enough").touch()
     assert training.wait(60) == 0, training.stderr.read()
     assert consumer.wait(60) == 0, consumer.stderr.read()
     inside, outside = contents(tmp_path / "in"), contents(tmp_path / "out")
-    # The consumer may have come after the first one.
-    assert {name for name in inside if "latest" not in name} - set(outside) <= {"ep0-ba3-rank0.safetensors"}
+    # It may have missed the first ones, and knows only of those before that it has saved itself.
+    assert set(outside) <= set(inside)
     assert all(_tensors(outside[name]) == _tensors(inside[name]) for name in outside)
+    assert os.readlink(tmp_path / "in" / LATEST) == os.readlink(tmp_path / "out" / LATEST)
     if size == "small":
-        demand = CheckpointSaver("x", save_interval="3ba").demand()
         saver = CheckpointSaver(str(tmp_path / "again"), save_interval="3ba")
         for snapshot in Recording(find_run("r").recording):
-            seen = view_for(demand, snapshot)
+            seen = view_for(saver.demand(), snapshot)
             if seen is not None:
                 saver.run_event(seen.event, seen, Logger())
         saver.post_close()
@@ -356,21 +365,24 @@ def _tensors(image: bytes) -> bytes:
     return image[8 + int.from_bytes(image[:8], "little") :]
 
 
+@pytest.mark.timeout(180)
 def test_after_a_kill_no_half_file_is_there_and_it_goes_on(start: Any, tmp_path: Path) -> None:
-    training = start("-c", TRAINING, str(tmp_path / "in"), "wide", "200ba")
+    training = start("-c", TRAINING, str(tmp_path / "in"), "wide", str(tmp_path / "enough"))
     out = tmp_path / "out"
-    for _ in range(3):
-        consumer = consume(start, out, "r", "--wait", "20", "--name", "saver")
-        count = len(list(out.glob("ep*")))
-        wait_for(lambda before=count: len(list(out.glob("ep*"))) > before + 1, "further checkpoints", 30)  # type: ignore[misc]
+    for _ in range(2):
+        consumer = consume(start, out)
+        wait_for_more(out)
         consumer.send_signal(signal.SIGKILL)
         consumer.wait()
         for path in out.glob("ep*"):
             read_checkpoint(path, device="meta")
-    consumer = consume(start, out, "r", "--name", "saver")
-    assert training.wait(60) == 0
+    consumer = consume(start, out)
+    wait_for_more(out)
+    (tmp_path / "enough").touch()
+    assert training.wait(60) == 0, training.stderr.read()
     assert consumer.wait(60) == 0, consumer.stderr.read()
-    last = out / "latest-rank0.safetensors"
-    assert os.readlink(last) == "ep50-ba200-rank0.safetensors"
-    assert read_checkpoint(last)["timestamp"][2] == 200
+    assert os.readlink(out / LATEST) == os.readlink(tmp_path / "in" / LATEST)
+    assert read_checkpoint(out / LATEST)["timestamp"] == read_checkpoint(tmp_path / "in" / LATEST)["timestamp"]
+    saved = read_checkpoint(out / LATEST)["checkpoints"]["saved"]
+    assert {*saved, os.readlink(out / LATEST)} == {path.name for path in out.glob("ep*")}
     assert not list(out.glob(".*"))

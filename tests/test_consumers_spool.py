@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from consumers_stream import Collector, batch_end, snapshots_of_training
+from consumers_stream import Collector, batch_end, record_run, snapshots_of_training
 from helpers import wait_for
 
 from bus.errors import ConfigurationError
+from bus.recording import Recording
 from bus.snapshot import Snapshot
 from consumers import Callback, Logger
 from consumers.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
 from consumers.loggers.spool import PAUSES, Spool, spooled
 from consumers.runner import Runner
+from consumers.state_file import StateFile
 
 Fault = Callable[[str], None]
 
@@ -420,6 +422,23 @@ def test_records_that_were_sent_do_not_fill_the_disk(place: RunPlace, monkeypatc
     again.close()
     assert server.steps == [*range(1, 41)]
     assert sum(file.stat().st_size for file in directory.glob("records-*")) == 0
+
+
+class Last(Callback):
+    """Logs when it is closed."""
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None: ...
+
+    def close(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_metrics({"last": 1.0})
+
+
+def test_what_is_logged_at_the_close_of_a_run_that_has_ended_arrives(tmp_path: Path) -> None:
+    recording = Recording(record_run(tmp_path, "demo", snapshots_of_training(4)) / "recording-1.mcap")
+    server = Server()
+    with StateFile(tmp_path / "state", "sender", "demo", 1) as progress:
+        Runner(recording, [Last()], [spooled(server)], progress=progress).run()
+    assert server.steps == [4]
 
 
 def test_kept_files_are_deleted_when_they_are_safe(place: RunPlace, tmp_path: Path) -> None:

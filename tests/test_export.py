@@ -20,6 +20,7 @@ from training import gold_trainer
 from bus.errors import ConfigurationError, FieldNotAvailableError, RunDirectoryError
 from bus.event import Event
 from bus.options import convert_options, options_of
+from bus.segments import SegmentPool
 from bus.snapshot import Snapshot
 from bus.time import Timestamp
 from consumers import Logger, LoggerDestination
@@ -247,6 +248,19 @@ def test_a_consumer_that_goes_on_has_the_sample_of_the_one_before(tmp_path: Path
     after = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=net)
     after.load_state_dict(kept)
     handle(after, fit_end(GoldMLP().state_dict()))
+    assert torch.jit.load(tmp_path / "m.pt")(INPUTS).shape == (7, 4)
+
+
+def test_inputs_that_are_gone_already_leave_the_sample_before_them(tmp_path: Path) -> None:
+    callback = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=net)
+    handle(callback, batch_start({"inputs": INPUTS}))
+    pool = SegmentPool()
+    segment = pool.reserve(100, "inputs")
+    assert segment is not None
+    gone = {"$tensors": 1, "bytes": 100, "segment": segment.publish(1)}
+    pool.close()
+    handle(callback, Snapshot.build(Event.BATCH_START, inputs=gone, on_demand=["inputs"]))
+    handle(callback, fit_end(GoldMLP().state_dict()))
     assert torch.jit.load(tmp_path / "m.pt")(INPUTS).shape == (7, 4)
 
 

@@ -1,6 +1,8 @@
 """The fields that every training has: their values, their cost, and that nobody waits for them."""
 
+import copy
 import logging
+import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -341,6 +343,10 @@ class Seen(GoldMLP):
         self.passes.append((self.training, steps))
         return steps[-1]
 
+    def eval_forward(self, batch: Any, outputs: Tensor | None = None) -> Tensor:
+        made: Tensor = self(batch) if outputs is None else outputs
+        return made
+
 
 @pytest.mark.parametrize("microbatch", [None, 4])
 def test_activations_are_those_of_the_first_forward_pass_of_the_batch(
@@ -411,6 +417,18 @@ def test_activations_follow_a_model_that_takes_another_s_place(monkeypatch: pyte
     assert not old._forward_pre_hooks
 
 
+def test_a_copy_of_a_model_that_is_looked_at_is_not_looked_at() -> None:
+    state = state_of(GoldMLP())
+    fields = FieldsOnDemand(state, BUILT_IN)
+    fields.use(asking(1, field="activations"))
+    batch = next(iter(gold_loader("train", 6, 6)))
+    for other in (copy.deepcopy(state.model), pickle.loads(pickle.dumps(state.model))):
+        other(batch)
+        assert "activations" not in fields.compute(BATCH_END, ["activations"])
+    state.model(batch)
+    assert "activations" in fields.compute(BATCH_END, ["activations"])
+
+
 def test_a_forward_pass_that_fails_leaves_no_hooks_behind() -> None:
     class Broken(GoldMLP):
         def forward(self, batch: Any) -> Tensor:
@@ -439,6 +457,26 @@ class ReportingAdam(torch.optim.AdamW):
     def report_per_parameter_metrics(self, param: Tensor, name: str, optimizer_metrics: dict[str, Any]) -> Any:
         optimizer_metrics[f"l2_norm/moment/{name}"] = self.state[param]["exp_avg"].norm()
         return optimizer_metrics
+
+
+def test_what_an_optimizer_reports_stands_before_the_gradient_of_the_same_parameter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = GoldMLP()
+    stream = Stream(asking(1, field="optimizer_norms"))
+    # Each parameter is reported by the optimizer that it belongs to.
+    optimizers = [ReportingAdam(model.net[0].parameters(), lr=0.01), torch.optim.SGD(model.net[2].parameters(), lr=0.1)]
+    train(monkeypatch, stream, 1, model=model, optimizers=optimizers)
+    [found] = values_of(stream, "optimizer_norms")
+    assert list(found) == [
+        "l2_norm/moment/net.0.weight",
+        "l2_norm/grad/net.0.weight",
+        "l2_norm/moment/net.0.bias",
+        "l2_norm/grad/net.0.bias",
+        "l2_norm/grad/net.2.weight",
+        "l2_norm/grad/net.2.bias",
+        "l2_norm/grad/global",
+    ]
 
 
 def everywhere(names: Iterable[str]) -> Demand:

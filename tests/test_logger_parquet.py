@@ -107,7 +107,7 @@ def test_it_holds_no_more_rows_than_a_file_has(tmp_path: Path) -> None:
 VALUES = st.floats(-9, 9) | st.integers(-9, 9) | st.sampled_from(["x", "1"]) | st.just(math.nan)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     rows=st.lists(st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3), min_size=1, max_size=6),
     commit_every=st.integers(1, 3),
@@ -163,6 +163,21 @@ def test_each_attempt_of_a_run_has_a_table_of_its_own(tmp_path: Path) -> None:
         destination.close()
     assert [row["x"] for row in read(tmp_path / "metrics-2.parquet")] == [2.0]
     assert [row["x"] for row in read(tmp_path / "metrics.parquet")] == [1.0]
+
+
+def test_a_table_that_is_cut_back_has_the_columns_of_its_rows(tmp_path: Path) -> None:
+    first = ParquetLogger(str(tmp_path / "t"), rows_per_file=1)
+    first.open(RunPlace("run", 1, None))
+    first.log_rows([Row(1, 0.25, {"a": 1})], batch_end(1))
+    position = first.state_dict()
+    first.log_rows([Row(2, 0.5, {"a": "text", "b": 1})], batch_end(2))
+    first.close()
+    assert schemas(tmp_path / "t")[0].names == ["step", "time", "a", "b"]
+    again = ParquetLogger(str(tmp_path / "t"), rows_per_file=1)
+    again.load_state_dict(position)
+    again.open(RunPlace("run", 1, None))
+    assert read(tmp_path / "t") == [{"step": 1, "time": 0.25, "a": 1.0}]
+    again.close()
 
 
 def test_one_destination_can_serve_one_run_after_the_other(tmp_path: Path) -> None:

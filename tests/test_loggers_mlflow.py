@@ -15,12 +15,14 @@ from consumers_stream import batch_end, record_run, snapshots_of_training
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 from mlflow.entities import Run as MlflowRun
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
 from bus.errors import ConfigurationError
 from bus.recording import Recording
 from bus.snapshot import Snapshot
 from consumers import Callback, Logger
-from consumers.logger import Row, RunPlace
+from consumers.logger import Row, RunPlace, Upload
 from consumers.loggers.mlflow import MLFlowLogger
 from consumers.loggers.spool import spooled
 from consumers.runner import Runner
@@ -90,6 +92,7 @@ def test_everything_is_read_back_and_a_recording_sent_later_adds_nothing(databas
     send_all(snapshots, database, file)
     run = only_run(database, "run")
     assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
+    assert (run.info.start_time, run.info.end_time) == (snapshots[0].time_ns // 10**6, snapshots[-1].time_ns // 10**6)
     assert run.data.params == {"seed": "17", "model": "{'depth': 2}"}
     assert run.data.tags.items() >= {"note": "batch 4", "offloop.attempt": "1"}.items()
     losses = history(database, run, "loss/train_0_")
@@ -141,9 +144,10 @@ def pixels(png: bytes) -> Any:
 def run_job(recording: Path, database: str, *arguments: str) -> int:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(JOB.parent), str(JOB.parent.parent)])}
     command = [sys.executable, str(JOB), "mlflow", str(recording), database, *arguments]
-    return subprocess.run(command, env=environment, timeout=50).returncode
+    return subprocess.run(command, env=environment).returncode
 
 
+@pytest.mark.timeout(180)
 def test_a_consumer_that_is_killed_goes_on_with_no_step_twice_and_none_missing(database: str, tmp_path: Path) -> None:
     recording = record_run(tmp_path, "killed", snapshots_of_training(60)) / "recording-1.mcap"
     assert run_job(recording, database, "40") == -signal.SIGKILL
@@ -190,13 +194,43 @@ def test_more_metrics_than_fit_in_a_request(database: str) -> None:
     assert len(history(database, only_run(database, "long"), "loss")) == 2501
 
 
-def test_an_entry_that_mlflow_refuses_is_a_configuration_error(database: str) -> None:
+def test_every_name_of_a_metric_is_taken(database: str) -> None:
+    logger = MLFlowLogger(tracking_uri=database)
+    logger.open(RunPlace("names", 1, None))
+    state = batch_end(1)
+    names = ["plain", "a//b", "../up", "/root", "loss (total)", "é" * 300]
+    logger.log_rows([Row(1, state.time, dict.fromkeys(names, 1.0))], state)
+    found = only_run(database, "names").data.metrics
+    assert sorted(found) == sorted(["plain", "a/_/b", "_/up", "_/root", "loss _total_", "é" * 250])
+
+
+def test_files_stay_among_the_run_s_own_and_replace_each_other_when_told(database: str, tmp_path: Path) -> None:
+    logger = MLFlowLogger(tracking_uri=database)
+    logger.open(RunPlace("files", 1, None))
+    file = tmp_path / "model.pt"
+    for content, overwrite in ((b"1", False), (b"2", False), (b"3", True)):
+        file.write_bytes(content)
+        logger.upload_file(Upload("../latest.pt", file, overwrite), batch_end(1))
+        logger.upload_file(Upload(f"kept-{overwrite}.pt", file, overwrite), batch_end(1))
+    found = artifacts(database, only_run(database, "files"))
+    assert found == {"_/latest.pt": b"3", "kept-False.pt": b"1", "kept-True.pt": b"3"}
+
+
+def test_what_mlflow_refuses_is_a_configuration_error(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logger = MLFlowLogger(tracking_uri=database)
     logger.open(RunPlace("refused", 1, None))
-    state = batch_end(1)
-    rows = [Row(1, state.time, {"fine": 1.0, "../up": 1.0})]
-    with pytest.raises(ConfigurationError, match=r"MLflow refuses it: .*\.\./up"):
-        logger.log_rows(rows, state)
+    rows = [Row(1, 1.0, {"loss": 1.0})]
+
+    def refuse(*_arguments: Any, **_named: Any) -> None:
+        raise MlflowException("not this\nlong explanation", INVALID_PARAMETER_VALUE)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "log_batch", refuse)
+        with pytest.raises(ConfigurationError, match=r"^MLflow refuses it: not this$"):
+            logger.log_rows(rows, batch_end(1))
+    for _again in range(2):
+        logger.log_rows(rows, batch_end(1))
+    assert len(history(database, only_run(database, "refused"), "loss")) == 1
 
 
 def test_a_missing_package_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

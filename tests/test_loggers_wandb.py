@@ -18,7 +18,7 @@ from bus.errors import ConfigurationError
 from bus.recording import Recording
 from bus.snapshot import Snapshot
 from consumers import Callback, Logger
-from consumers.logger import Row, RunPlace
+from consumers.logger import Row, RunPlace, Upload
 from consumers.loggers.spool import spooled
 from consumers.loggers.wandb import WandBLogger
 from consumers.runner import Runner
@@ -116,7 +116,7 @@ def test_everything_is_read_back_and_a_recording_sent_later_gives_the_same(tmp_p
     assert json.loads(table.read_text()) == {"columns": ["a", "b"], "data": [[1, "x"], [None, 0.5]]}
     artifacts = {r["artifact"]["name"]: r["artifact"] for r in found if r["type"] == "artifact"}
     model = artifacts["checkpoints.model.pt"]
-    assert (model["type"], model["aliases"]) == ("pt", ["latest", "ep0-ba2"])
+    assert (model["type"], sorted(model["aliases"])) == ("pt", ["ep0-ba2", "latest"])
     assert [(one["path"], one["size"]) for one in model["manifest"]["contents"]] == [("model.pt", "7")]
 
     recording = Recording(record_run(tmp_path, "run", snapshots) / "recording-1.mcap")
@@ -132,9 +132,10 @@ def _comparable(row: Mapping[str, Any]) -> dict[str, Any]:
 def run_job(recording: Path, target: Path, *arguments: str) -> int:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(JOB.parent), str(JOB.parent.parent)])}
     command = [sys.executable, str(JOB), "wandb", str(recording), str(target), *arguments]
-    return subprocess.run(command, env=environment, timeout=50).returncode
+    return subprocess.run(command, env=environment).returncode
 
 
+@pytest.mark.timeout(180)
 def test_a_consumer_that_is_killed_goes_on_with_no_step_twice_and_none_missing(tmp_path: Path) -> None:
     recording = record_run(tmp_path, "demo", snapshots_of_training(60)) / "recording-1.mcap"
     assert run_job(recording, tmp_path / "sent", "40") == -signal.SIGKILL
@@ -205,13 +206,27 @@ def test_what_the_server_has_is_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
     assert later.rows == [(5, 5)]
 
 
-def test_a_missing_package_and_a_missing_account_are_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_account() -> None:
-        raise wandb.errors.UsageError("No API key configured")
+def test_what_wandb_refuses_is_a_configuration_error(tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    file.touch()
+    logger = WandBLogger(dir=tmp_path)
+    logger.open(RunPlace("demo", 1, tmp_path))
+    with pytest.raises(ConfigurationError, match=r"wandb refuses it: .*longer than 128"):
+        logger.upload_file(Upload("x" * 129, file, False), batch_end(1))
+    logger.close()
 
-    monkeypatch.setattr("wandb.login", no_account)
-    with pytest.raises(ConfigurationError, match=r"No API key configured.*'-o wandb\.mode=offline' does without"):
+
+def test_a_missing_package_and_a_missing_account_are_said_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.touch()
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    with pytest.raises(ConfigurationError, match=r"no account to log to.*'-o wandb\.mode=offline' does without"):
         WandBLogger(mode="online").check()
+    netrc.write_text(f"machine 127.0.0.1 login user password {'0' * 40}")
+    WandBLogger(mode="online").check()
     WandBLogger(mode="offline").check()
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'offloop\[wandb\]'"):

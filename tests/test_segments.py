@@ -291,15 +291,13 @@ def strangers(tmp_path: Path) -> Iterator[dict[str, int]]:
     """Descriptors of this process that are no segments."""
     with contextlib.ExitStack() as stack:
         held = stack.enter_context(socket.socket(socket.AF_UNIX))
-        # To open a pipe that nobody writes to would wait for somebody.
-        reading, writing = os.pipe()
-        os.close(writing)
+        os.mkfifo(tmp_path / "fifo")
         short = os.open(tmp_path / "short", os.O_CREAT | os.O_RDWR)
         memory = os.memfd_create("another")
         os.write(memory, bytes(8192))
         numbers = {
             "socket": held.fileno(),
-            "pipe": reading,
+            "fifo": os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK),  # to open it plainly waits for a writer
             "passwords": os.open("/etc/passwd", os.O_RDONLY),
             "folder": os.open(tmp_path, os.O_RDONLY),
             "device": os.open("/dev/zero", os.O_RDONLY),
@@ -312,7 +310,7 @@ def strangers(tmp_path: Path) -> Iterator[dict[str, int]]:
         yield numbers
 
 
-@pytest.mark.parametrize("what", ["socket", "pipe", "passwords", "folder", "device", "empty file", "memory", "closed"])
+@pytest.mark.parametrize("what", ["socket", "fifo", "passwords", "folder", "device", "empty file", "memory", "closed"])
 def test_what_is_no_segment_is_not_read(pool: SegmentPool, strangers: dict[str, int], what: str) -> None:
     told = filled(pool, MIB, 1)
     before = len(os.listdir("/proc/self/fd"))

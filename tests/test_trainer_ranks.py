@@ -201,6 +201,24 @@ def test_ranks_publish_into_one_recording_and_callbacks_see_the_first(runs_dir: 
     assert "callbacks' process" not in done.stderr
 
 
+def test_commands_take_effect_on_all_ranks_at_the_same_batch(runs_dir: Path, tmp_path: Path) -> None:
+    done = torchrun(JOBS, "commanded", tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = results(tmp_path)
+    wait_for(lambda: (tmp_path / "outcomes.json").exists(), "the last answer")
+    told = {name: (batch, error) for name, batch, error in json.loads((tmp_path / "outcomes.json").read_text())}
+    assert [error for _, error in told.values()] == [None] * 4
+    set_at, paused_at, resumed_at, stopped_at = (batch for batch, _ in told.values())
+    assert set_at < stopped_at
+    assert paused_at == resumed_at
+    assert first["counts"] == second["counts"]
+    assert first["counts"][1] == stopped_at
+    assert first["weights"] == second["weights"]
+    for one in (first, second):
+        rates = one["lr_by_batch"]
+        assert all(rate == (0.1 if int(batch) <= set_at else 0.025) for batch, rate in rates.items())
+
+
 def test_when_a_rank_is_killed_the_other_one_ends(runs_dir: Path, tmp_path: Path) -> None:
     done = torchrun(JOBS, "killed", tmp_path)
     assert done.returncode == 1

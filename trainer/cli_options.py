@@ -172,6 +172,32 @@ COMMON_OPTIONS: dict[str, list[click.Option]] = {
             ["--record"], metavar="EVENTS", help="Events to record beside the base set, such as batch_start, or 'all'."
         ),
         click.Option(
+            ["--strict-stops"],
+            is_flag=True,
+            default=None,
+            help="Wait where a consumer may decide to stop the training until it has: it stops exactly there. Default: "
+            "the training never waits, and stops a few batches later.",
+        ),
+        click.Option(
+            ["--wait-for"],
+            metavar="NAME[,NAME...]",
+            multiple=True,
+            callback=_names,
+            help="As --strict-stops, for consumers of these names (their --name), and waits for them to attach.",
+        ),
+        click.Option(
+            ["--wait-seconds"],
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="S",
+            help="How long it waits for a consumer at a time. Default: 30.",
+        ),
+        click.Option(
+            ["--commands-from"],
+            type=click.Path(exists=True, path_type=Path),
+            metavar="PATH",
+            help="A recording, or a run's folder: the commands that its training took are applied again.",
+        ),
+        click.Option(
             ["--progress/--no-progress"],
             default=None,
             help="Whether to show progress on standard error. Default: it is shown.",
@@ -208,6 +234,8 @@ def trainer_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         given.pop(name, None)
     if given.pop("compile", False):
         given["compile_config"] = {}
+    if given.pop("strict_stops", False):
+        given["wait_for"] = ["all", *given.get("wait_for", [])]
     return {_OTHER_NAMES.get(name, name): value for name, value in given.items()}
 
 

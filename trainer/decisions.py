@@ -44,6 +44,7 @@ class Decisions:
         self._publisher = publisher
         self._control = control
         self._names = None if ALL in names else frozenset(names)
+        self._expected = frozenset(names) - {ALL}
         self._seconds = seconds
         self._ranks = ranks
         self._late: dict[Event, set[str]] = {event: set() for event in _EVENTS}
@@ -52,8 +53,8 @@ class Decisions:
     def publish(self, event: Event) -> None:
         """Publishes an event, and waits if something may be decided at it."""
         self._publish(event)
-        if event is Event.FIT_START and self._is_first and self._names is not None:
-            self._await_presence(self._names)
+        if event is Event.FIT_START and self._is_first:
+            self._await_presence(self._expected)
         elif event in _EVENTS:
             if self._is_first:
                 self._await_decisions(event)

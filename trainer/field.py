@@ -1,12 +1,13 @@
 """What a field on demand is."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakMethod
 
 from bus.event import Event
 from trainer.state import State
 
-__all__ = ["BATCH_RESULTS", "Field", "FieldFunction", "Watch"]
+__all__ = ["BATCH_RESULTS", "Field", "FieldFunction", "WatchHook"]
 
 FieldFunction: TypeAlias = Callable[[State], Any]
 """What computes a field: from the state, which it must leave as it is."""
@@ -15,11 +16,20 @@ BATCH_RESULTS = frozenset({Event.AFTER_TRAIN_BATCH, Event.BATCH_END})
 """The events at which the gradients of a batch are complete."""
 
 
-class Watch(Protocol):
-    """What looks at the training while a field is asked for that cannot be told from the state at the event alone."""
+class WatchHook:
+    """A hook that calls a method of a watch, for as long as there is one. A copy or a pickle of a model that it hangs
+    on calls nobody."""
 
-    def stop(self) -> None:
-        """Nobody asks any more: takes away whatever was put in place."""
+    def __init__(self, method: Callable[..., None] | None = None) -> None:
+        self._method = None if method is None else WeakMethod(method)
+
+    def __call__(self, *arguments: Any) -> None:
+        method = None if self._method is None else self._method()
+        if method is not None:
+            method(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WatchHook, ()
 
 
 class Field(NamedTuple):
@@ -37,6 +47,7 @@ class Field(NamedTuple):
     """Whether it is computed on the device that trains, and read without waiting."""
     description: str = ""
     """What it is, in one line."""
-    watch: Callable[[State, Callable[[], bool]], Watch] | None = None
-    """For a field that has to be watched for: called when somebody begins to ask, with the state and with what says
-    whether the field is due at the batch at hand."""
+    watch: Callable[[State, Callable[[], bool]], object] | None = None
+    """For a field that cannot be told from the state at the event alone: makes what watches the training, from the
+    state and from what says whether the field is due at the batch at hand. It is made when somebody begins to ask, and
+    dropped when nobody does any more: what it has put in place has to go with it."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from bus.errors import ConfigurationError
-from trainer.field import BATCH_RESULTS, Field
+from trainer.field import BATCH_RESULTS, Field, WatchHook
 from trainer.state import State
 
 __all__ = ["ACTIVATION_FIELDS", "ActivationWatch", "statistics"]
@@ -52,7 +52,6 @@ class ActivationWatch:
         self._of_modules: list[RemovableHandle] = []
         self._model: Any = None
         self._of_model: list[RemovableHandle] = []
-        # The model does not keep the watch alive; who asked does.
         weakref.finalize(self, _remove, self._of_model)
         self._hook_model()
 
@@ -70,14 +69,7 @@ class ActivationWatch:
             )
         return self._found
 
-    def stop(self) -> None:
-        """Takes the hooks away."""
-        self.end_pass()
-        _remove(self._of_model)
-        self._found = {}
-
-    def begin_pass(self, model: Any) -> None:
-        """The model is about to be run."""
+    def _begin_pass(self, model: Any, _: Any) -> None:
         batch = self._state.timestamp.values[2]
         if not model.training or batch == self._seen_at:
             return
@@ -90,16 +82,17 @@ class ActivationWatch:
                 if module is not model
             ]
 
-    def end_pass(self) -> None:
-        """The model was run, or failed."""
+    def _end_pass(self, *_: Any) -> None:
         _remove(self._of_modules)
 
     def _hook_model(self) -> None:
-        self.stop()
+        _remove(self._of_modules)
+        _remove(self._of_model)
+        self._found = {}
         self._model = model = self._state.model
         self._of_model += [
-            model.register_forward_pre_hook(partial(_begin_pass, weakref.ref(self))),
-            model.register_forward_hook(partial(_end_pass, weakref.ref(self)), always_call=True),
+            model.register_forward_pre_hook(WatchHook(self._begin_pass)),
+            model.register_forward_hook(WatchHook(self._end_pass), always_call=True),
         ]
 
     def _note(self, name: str, _: Any, inputs: Any, outputs: Any) -> None:
@@ -112,16 +105,6 @@ class ActivationWatch:
                         for statistic, number in statistics(tensor).items():
                             # A module that is used several times counts with the first.
                             self._found.setdefault(f"{statistic}/{place}_{what}.{index}", number)
-
-
-def _begin_pass(watch: "weakref.ref[ActivationWatch]", model: Any, _: Any) -> None:
-    if (watching := watch()) is not None:
-        watching.begin_pass(model)
-
-
-def _end_pass(watch: "weakref.ref[ActivationWatch]", *_: Any) -> None:
-    if (watching := watch()) is not None:
-        watching.end_pass()
 
 
 def _remove(handles: list[RemovableHandle]) -> None:

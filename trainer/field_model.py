@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from bus.errors import ConfigurationError
-from bus.event import Event
 from trainer.field import BATCH_RESULTS, Field
 from trainer.state import State
 
@@ -19,8 +18,8 @@ _COLUMNS = ["name", "class", "parameters", "trainable"]
 
 
 def losses(state: State) -> dict[str, Any]:
-    """What the loss of the last microbatch is made of: by name where the model's loss is a map, by number for a list,
-    and as ``total`` for a single tensor, which is that of the whole batch.
+    """What the loss is made of, on this rank, in the last microbatch: by name where the model's loss is a map, by
+    number for a list. A single tensor is called ``total``, and is that of the whole batch.
 
     Raises :class:`bus.errors.ConfigurationError` before the first batch."""
     loss = state.loss
@@ -76,12 +75,10 @@ def _require_gpu(state: State, what: str) -> None:
         raise ConfigurationError(f"it is {what}, and this training runs on {state.device.model_name}")
 
 
-_LOSS_EVENTS = BATCH_RESULTS | {Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD}
-
 MODEL_FIELDS: dict[str, Field] = {
     "losses": Field(
         losses,
-        _LOSS_EVENTS,
+        BATCH_RESULTS,
         shape="map of name to number",
         on_device=True,
         description="each part of a loss that has several, of the last microbatch",

@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from bus.errors import ConfigurationError
 from bus.event import Event
-from trainer.field import BATCH_RESULTS, Field
+from trainer.field import BATCH_RESULTS, Field, WatchHook
 from trainer.state import State
 
 __all__ = ["NORM_FIELDS", "l2_norms"]
@@ -20,6 +19,7 @@ _MOMENTS = ("exp_avg", "momentum_buffer")
 _GLOBAL = "l2_norm/grad/global"
 
 
+@torch.no_grad()
 def l2_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
     """The L2 norm of each tensor, in the same order, as scalars on the tensors' devices.
 
@@ -27,6 +27,8 @@ def l2_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
     gradients count with the values that they have, which on a GPU the host waits for.
 
     Raises :class:`bus.errors.ConfigurationError` for weights that several ranks share."""
+    tensors = list(tensors)
+    _refuse_sharded(tensors)
     dense = [_dense(one) for one in tensors]
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for index, one in enumerate(dense):
@@ -40,8 +42,6 @@ def l2_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    _refuse_sharded([tensor])
-    tensor = tensor.detach()
     if tensor.layout is torch.sparse_coo:
         tensor = tensor.coalesce().values()
     return tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.float()
@@ -169,10 +169,9 @@ class UpdateWatch:
         self._is_due = is_due
         self._kept_at = -1
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
-        # A hook for all optimizers, because there may be none yet, or others by the time they step. It outlives
-        # neither the watch nor its use.
-        self._hook = register_optimizer_step_pre_hook(partial(_before_step, weakref.ref(self)))
-        weakref.finalize(self, self._hook.remove)
+        # A hook for all optimizers, because there may be none yet, or others by the time they step.
+        hook = register_optimizer_step_pre_hook(WatchHook(self._before_step))
+        weakref.finalize(self, hook.remove)
 
     def norms(self) -> dict[str, Tensor]:
         """The L2 norm of what the step of the batch added to each parameter.
@@ -186,13 +185,7 @@ class UpdateWatch:
         torch._foreach_sub_(kept, [parameter.detach() for _, parameter in before.values()])
         return dict(zip(before, l2_norms(kept), strict=True))
 
-    def stop(self) -> None:
-        """Gives the copy back and keeps no other."""
-        self._hook.remove()
-        self._before = {}
-
-    def before_step(self, optimizer: Any) -> None:
-        """An optimizer is about to step."""
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
         state = self._state
         batch = state.timestamp.values[2]
         if batch == self._kept_at or all(optimizer is not one for one in state.optimizers):
@@ -204,11 +197,6 @@ class UpdateWatch:
             kept = [torch.empty_like(one) for one in parameters.values()]
             torch._foreach_copy_(kept, [one.detach() for one in parameters.values()], non_blocking=True)
             self._before = {name: (old, parameters[name]) for name, old in zip(parameters, kept, strict=True)}
-
-
-def _before_step(watch: "weakref.ref[UpdateWatch]", optimizer: Any, *_: Any) -> None:
-    if (watching := watch()) is not None:
-        watching.before_step(optimizer)
 
 
 _NUMBER = "number"

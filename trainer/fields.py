@@ -13,7 +13,7 @@ from bus.event import Event
 from bus.options import close_matches
 from bus.snapshot import Snapshot
 from trainer.arguments import check_function
-from trainer.field import Field, FieldFunction, Watch
+from trainer.field import Field, FieldFunction
 from trainer.field_activations import ACTIVATION_FIELDS
 from trainer.field_model import MODEL_FIELDS
 from trainer.field_norms import NORM_FIELDS
@@ -189,7 +189,7 @@ class FieldsOnDemand:
         self._state = state
         self._fields = fields
         self._share = share
-        self._watches: dict[str, tuple[Watch, _Schedule]] = {}
+        self._watches: dict[str, tuple[object, _Schedule]] = {}
         self._said: set[str] = set()
 
     def use(self, demand: Demand) -> None:
@@ -200,8 +200,7 @@ class FieldsOnDemand:
                 continue
             is_wanted = any(demand.has_field(event, name) for event in field.events)
             if not is_wanted and name in self._watches:
-                watch, _ = self._watches.pop(name)
-                watch.stop()
+                del self._watches[name]
             elif is_wanted and name in self._watches:
                 self._watches[name][1].demand = demand
             elif is_wanted:

@@ -145,7 +145,9 @@ class TrainingLoop:
     def _run_epoch(self) -> bool:
         """Trains on the batches of an epoch; returns whether it is complete."""
         state, fire, progress, saver = self._state, self._engine.run_event, self._progress, self._saver
-        train, watched, commands = self._step.run, self._saver.watched, self._control.waiting
+        train, watched = self._step.run, self._saver.watched
+        # Ranks go by what they have agreed on: another one has not heard yet of what came since.
+        commands = self._control.waiting if self._ranks is None else ()
         length = state.iteration_length
         ends_iterations = length is not None and length.unit is TimeUnit.TOKEN
         for state.batch in self._fetch_batches():

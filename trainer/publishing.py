@@ -13,6 +13,7 @@ from trainer.fields import BUILT_IN, Field, FieldsOnDemand
 from trainer.logger import Logger
 from trainer.metrics import read_metrics
 from trainer.optimizer_names import optimizer_names
+from trainer.run_facts import describe_sizes, describe_system
 from trainer.state import State
 from trainer.tensor_sharing import TensorSharing
 
@@ -23,6 +24,7 @@ _PAUSES = {Event.EPOCH_END, Event.EPOCH_CHECKPOINT, Event.ITERATION_END, Event.I
 _WITH_EVAL_METRICS = _AFTER_EVALUATION | _PAUSES
 _WITH_TRAIN_METRICS = {Event.BATCH_END, Event.BATCH_CHECKPOINT} | _PAUSES
 _WITH_FLOPS = {Event.BATCH_END}
+_WITH_FACTS = {Event.INIT, Event.FIT_START}
 
 _MAX_LATE = 8
 
@@ -115,7 +117,7 @@ class StatePublisher:
         self._loss: Any = None
         self._loss_value: Any = None
         self._context = b""
-        self._with_more = _WITH_EVAL_METRICS | (_WITH_TRAIN_METRICS if state.train_metrics else set())
+        self._with_more = _WITH_FACTS | _WITH_EVAL_METRICS | (_WITH_TRAIN_METRICS if state.train_metrics else set())
         if hasattr(state.model, "flops_per_batch"):
             self._with_more = self._with_more | _WITH_FLOPS
 
@@ -252,6 +254,10 @@ class StatePublisher:
     def _more(self, event: Event) -> dict[str, Any]:
         state = self._state
         more: dict[str, Any] = {}
+        if event is Event.INIT:
+            more["system"] = describe_system(state)
+        elif event is Event.FIT_START:
+            more.update(describe_sizes(state))
         if event in _WITH_EVAL_METRICS and state.eval_metric_values:
             more["eval_metrics"] = state.eval_metric_values
         if event in _WITH_TRAIN_METRICS and state.train_metrics and state.batch_loss is not None:

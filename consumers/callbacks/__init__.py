@@ -1,7 +1,39 @@
 """The callbacks that come with offloop."""
 
+from consumers.callbacks.activation_monitor import ActivationMonitor
+from consumers.callbacks.alert import Alert
+from consumers.callbacks.checkpoint_saver import CheckpointSaver
+from consumers.callbacks.early_stopper import EarlyStopper
+from consumers.callbacks.export import ExportForInferenceCallback
+from consumers.callbacks.image_visualizer import ImageVisualizer
 from consumers.callbacks.lr_monitor import LRMonitor
+from consumers.callbacks.memory_monitor import MemoryMonitor
+from consumers.callbacks.mlperf import MLPerfCallback
+from consumers.callbacks.nan_monitor import NaNMonitor
+from consumers.callbacks.optimizer_monitor import OptimizerMonitor
+from consumers.callbacks.runtime_estimator import RuntimeEstimator
 from consumers.callbacks.speed_monitor import SpeedMonitor
+from consumers.callbacks.stall_monitor import StallMonitor
+from consumers.callbacks.system_monitor import SystemMonitor
+from consumers.callbacks.threshold_stopper import ThresholdStopper
 from consumers.callbacks.trainer_metrics import TrainerMetrics
 
-__all__ = ["LRMonitor", "SpeedMonitor", "TrainerMetrics"]
+__all__ = [
+    "ActivationMonitor",
+    "Alert",
+    "CheckpointSaver",
+    "EarlyStopper",
+    "ExportForInferenceCallback",
+    "ImageVisualizer",
+    "LRMonitor",
+    "MLPerfCallback",
+    "MemoryMonitor",
+    "NaNMonitor",
+    "OptimizerMonitor",
+    "RuntimeEstimator",
+    "SpeedMonitor",
+    "StallMonitor",
+    "SystemMonitor",
+    "ThresholdStopper",
+    "TrainerMetrics",
+]

@@ -111,7 +111,6 @@ class CheckpointSaver(Callback):
         self._is_refused = True
         folder.began = state.time
         folder.check_conflicts(state.timestamp)
-        folder.clean()
         self._is_checked, self._is_refused = True, False
 
     def batch_checkpoint(self, state: Snapshot, logger: Logger) -> None:
@@ -163,6 +162,7 @@ class CheckpointSaver(Callback):
             self._folder = _Folder(*self._arguments, names=names)
             self._folder.run_name = state.run_name
             self._folder.load_state_dict(self._known)
+            self._folder.clean()
         self._remove_uploaded(self._folder)
         return self._folder
 

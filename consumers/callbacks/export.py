@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, get_args
 
 from bus.demand import Demand, Want
-from bus.errors import ConfigurationError
+from bus.errors import ConfigurationError, FieldNotAvailableError
 from bus.event import Event
 from bus.snapshot import Snapshot
 from consumers.callback import Callback
@@ -118,14 +118,20 @@ class ExportForInferenceCallback(Callback):
 
     def batch_start(self, state: Snapshot, logger: Logger) -> None:
         """Takes a sample of the inputs."""
-        if "inputs" in state.on_demand:
-            arrays = {name: view.numpy() for name, view in state.inputs.items()}
-            rows = next((len(array) for array in arrays.values() if array.ndim), 0)
-            # Two rows even of a batch of one: a model that sees one only is written for batches of one.
-            self._sample = {
-                name: array[[0, -1]] if rows and array.ndim and len(array) == rows else array.copy()
-                for name, array in arrays.items()
-            }
+        if "inputs" not in state.on_demand:
+            return
+        try:
+            inputs = state.inputs
+        except FieldNotAvailableError:
+            # Their memory holds something else by now, and the inputs of another batch will do.
+            return
+        arrays = {name: view.numpy() for name, view in inputs.items()}
+        rows = next((len(array) for array in arrays.values() if array.ndim), 0)
+        # Two rows even of a batch of one: a model that sees one only is written for batches of one.
+        self._sample = {
+            name: array[[0, -1]] if rows and array.ndim and len(array) == rows else array.copy()
+            for name, array in arrays.items()
+        }
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         """Takes a sample of the inputs of the last batch."""
@@ -172,7 +178,7 @@ def _calls(inputs: Any, is_whole: bool) -> list[tuple[Any, ...]]:
     if isinstance(inputs, dict):
         return [(inputs,)]
     as_batch = ((inputs,),)
-    # A batch that has other parts is preferred to one that is the inputs alone: its first part could be taken for one.
+    # The first row of a tensor could be taken for the first part of a batch, but hardly the other way round.
     return [as_batch, (inputs,)] if is_whole else [inputs if isinstance(inputs, tuple) else (inputs,), as_batch]
 
 

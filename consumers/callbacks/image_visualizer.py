@@ -31,7 +31,7 @@ _EVENTS = {
 }
 _PARTS = ("inputs", "targets")
 # Of the intervals within an evaluation, the one that is due at its first batch alone.
-_FIRST_BATCH = "1ba"
+_FIRST_BATCH = "1ep"
 
 
 class ImageVisualizer(Callback):

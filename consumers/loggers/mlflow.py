@@ -17,6 +17,8 @@ _ATTEMPT_TAG = "offloop.attempt"
 _EXPERIMENT = "offloop"
 _MOST_METRICS = 1000
 _MOST_PARAMS = 100
+_LONGEST_KEY = 250
+_NO_NAMES = ("", ".", "..")
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 
 
@@ -26,11 +28,11 @@ class MLFlowLogger(LoggerDestination):
     A run is one run there, found by its tag ``offloop.run``, whatever its attempts and whoever logs: of a metric, no
     step is logged that the run has.
 
-    Metrics have the training's step and the event's time; those that are texts are tags. Hyperparameters are params,
+    It begins and ends with the first and the last event that something was logged at. Metrics have the training's step
+    and the event's time; those that are texts are tags. Hyperparameters are params,
     and as those cannot change, a later value is a tag of that name. Images are ``images/NAME/STEP-NUMBER.png`` with
     masks beside them, tables ``tables/NAME/STEP.json`` in the form of ``mlflow.log_table``, texts
-    ``texts/NAME/STEP.txt``, files are artifacts of their names. Characters that MLflow does not take in a name become
-    ``_``.
+    ``texts/NAME/STEP.txt``, files are artifacts of their names. What MLflow does not take in a name becomes ``_``.
 
     Args:
         experiment_name: the experiment; created if there is none of that name.
@@ -58,7 +60,10 @@ class MLFlowLogger(LoggerDestination):
         self._artifact_location = artifact_location
         self.drain_seconds = drain_seconds
         self._client: Any = None
-        self._run_id = ""
+        self._experiment_id = ""
+        self._place: RunPlace | None = None
+        self._run_id: str | None = None
+        self._last_time: float | None = None
         self._params: dict[str, str] = {}
         self._known: dict[str, set[int] | None] = {}
 
@@ -76,29 +81,23 @@ class MLFlowLogger(LoggerDestination):
             ) from None
 
     def open(self, place: RunPlace) -> None:
-        """Finds the run there, or creates it."""
+        """Finds the run there; if there is none, it is created when something is logged."""
         from mlflow import MlflowClient
 
         self._client = MlflowClient(self._tracking_uri)
-        experiment = self._experiment()
+        self._experiment_id = self._experiment()
+        self._place = place
+        self._run_id, self._last_time = None, None
         found = self._client.search_runs(
-            [experiment],
+            [self._experiment_id],
             filter_string=f"tags.`{_TAG}` = '{place.run_name}'",
             order_by=["attributes.start_time"],
             max_results=1,
         )
         if found:
-            run = found[0]
-        else:
-            run = self._client.create_run(
-                experiment, tags={_TAG: place.run_name}, run_name=self._run_name or place.run_name
-            )
-        self._run_id = run.info.run_id
-        self._params = dict(run.data.params)
-        # Steps are looked up when the metric is logged first.
-        self._known = dict.fromkeys(run.data.metrics)
-        self._client.set_tag(self._run_id, _ATTEMPT_TAG, str(place.attempt))
-        self._client.update_run(self._run_id, status="RUNNING")
+            self._go_on_with(found[0])
+            self._client.set_tag(self._run_id, _ATTEMPT_TAG, str(place.attempt))
+            self._client.update_run(self._run_id, status="RUNNING")
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Logs the metrics of all rows in as few requests as there can be."""
@@ -106,13 +105,13 @@ class MLFlowLogger(LoggerDestination):
 
         metrics, tags = [], {}
         for row in rows:
-            milliseconds = int(row.time * 1000)
+            self._reach(row.time)
             for name, value in row.metrics.items():
                 key = _key(name)
                 if isinstance(value, str):
                     tags[key] = value
                 elif not self._has(key, row.step):
-                    metrics.append(Metric(key, float(value), milliseconds, row.step))
+                    metrics.append(Metric(key, float(value), _milliseconds(row.time), row.step))
         for batch in _batches(metrics, _MOST_METRICS):
             try:
                 self._request("log_batch", metrics=batch)
@@ -127,6 +126,7 @@ class MLFlowLogger(LoggerDestination):
         """Logs them as params, or as tags where the run has a param of another value."""
         from mlflow.entities import Param, RunTag
 
+        self._reach(state.time)
         values = {_key(name): str(value) for name, value in hyperparameters.items()}
         new = [Param(key, value) for key, value in values.items() if key not in self._params]
         for some in _batches(new, _MOST_PARAMS):
@@ -140,31 +140,36 @@ class MLFlowLogger(LoggerDestination):
         """Keeps each as a PNG file, and its masks as such of class numbers."""
         from consumers.images import as_bytes, class_numbers
 
-        folder = f"images/{_path(entry.name)}"
+        self._reach(entry.time)
+        folder = f"images/{_part(entry.name)}"
         for number, image in enumerate(entry.images):
             self._request("log_image", as_bytes(image), f"{folder}/{entry.step}-{number}.png")
             for name, masks in entry.masks.items():
                 mask = class_numbers(masks[number])
-                self._request("log_image", mask, f"{folder}/{entry.step}-{number}-{_path(name)}.png")
+                self._request("log_image", mask, f"{folder}/{entry.step}-{number}-{_part(name)}.png")
         if entry.mask_class_labels:
             labels = {str(number): label for number, label in entry.mask_class_labels.items()}
             self._request("log_dict", labels, f"{folder}/labels.json")
 
     def log_table(self, entry: Table, state: Snapshot) -> None:
         """Keeps it as a JSON file of columns and data."""
+        self._reach(entry.time)
         table = {"columns": entry.columns, "data": entry.rows}
-        self._request("log_dict", table, f"tables/{_path(entry.name)}/{entry.step}.json")
+        self._request("log_dict", table, f"tables/{_part(entry.name)}/{entry.step}.json")
 
     def log_text(self, entry: Text, state: Snapshot) -> None:
         """Keeps it as a text file."""
-        self._request("log_text", entry.text, f"texts/{_path(entry.name)}/{entry.step}.txt")
+        self._reach(entry.time)
+        self._request("log_text", entry.text, f"texts/{_part(entry.name)}/{entry.step}.txt")
 
     def upload_file(self, entry: Upload, state: Snapshot) -> None:
         """Keeps it as an artifact. Without ``overwrite``, one that is there already stays."""
-        folder, _, name = entry.remote_file_name.strip("/").rpartition("/")
+        self._reach(state.time)
+        path = _path(entry.remote_file_name)
+        folder, _, name = path.rpartition("/")
         if not entry.overwrite:
             there = [artifact.path for artifact in self._client.list_artifacts(self._run_id, folder or None)]
-            if entry.remote_file_name.strip("/") in there:
+            if path in there:
                 return
         # An artifact has the name of its file.
         with tempfile.TemporaryDirectory() as directory:
@@ -173,10 +178,11 @@ class MLFlowLogger(LoggerDestination):
             self._request("log_artifact", str(link), folder or None)
 
     def close(self) -> None:
-        """Says that the run is finished."""
+        """Says that the run is finished, at the time of what was logged last."""
         client, self._client = self._client, None
-        if client is not None:
-            client.set_terminated(self._run_id)
+        if client is not None and self._run_id is not None:
+            end = None if self._last_time is None else _milliseconds(self._last_time)
+            client.set_terminated(self._run_id, end_time=end)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: what the run has, the server knows."""
@@ -195,6 +201,23 @@ class MLFlowLogger(LoggerDestination):
                 if found is None:
                     raise
         return str(found.experiment_id)
+
+    def _reach(self, time: float) -> None:
+        """Notes that something happened at that time, with which the run begins if there is none."""
+        self._last_time = max(time, self._last_time or time)
+        if self._run_id is None:
+            assert self._place is not None  # set by open()
+            name, attempt = self._place.run_name, self._place.attempt
+            tags = {_TAG: name, _ATTEMPT_TAG: str(attempt)}
+            self._go_on_with(
+                self._client.create_run(self._experiment_id, _milliseconds(time), tags, self._run_name or name)
+            )
+
+    def _go_on_with(self, run: Any) -> None:
+        self._run_id = run.info.run_id
+        self._params = dict(run.data.params)
+        # Steps are looked up when the metric is logged first.
+        self._known = dict.fromkeys(run.data.metrics)
 
     def _has(self, key: str, step: int) -> bool:
         """Whether the run had that step of the metric when it was opened."""
@@ -221,9 +244,18 @@ def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
     return (items[first : first + size] for first in range(0, len(items), size))
 
 
+def _milliseconds(time: float) -> int:
+    return int(time * 1000)
+
+
 def _key(name: str) -> str:
-    return _FORBIDDEN.sub("_", str(name))
+    return _path(_FORBIDDEN.sub("_", str(name)))[:_LONGEST_KEY]
 
 
 def _path(name: str) -> str:
+    """The name as a path that has no shorter form and stays where it is."""
+    return "/".join("_" if part in _NO_NAMES else part for part in name.split("/"))
+
+
+def _part(name: str) -> str:
     return re.sub(r"[^\w\-.]", "_", name)

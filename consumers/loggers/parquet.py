@@ -159,7 +159,7 @@ class ParquetLogger(LoggerDestination):
         # Columns that came after the position come again with their rows.
         self._fit_full_files()
         if kept:
-            self._rows = _read(self._file(self._full)).to_pylist()
+            self._rows = _read(self._file(self._full)).slice(0, kept).to_pylist()
             self._flush()
 
     def _fit_columns(self, metrics: Mapping[str, LogValue]) -> None:
@@ -179,7 +179,7 @@ class ParquetLogger(LoggerDestination):
         for number in range(self._full):
             file = self._file(number)
             table = _read(file)
-            if _columns_of(table) != self._columns:
+            if list(_columns_of(table).items()) != list(self._columns.items()):
                 _write(file, _table(table.to_pylist(), self._columns))
 
     def _flush(self) -> None:

@@ -5,13 +5,14 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from wsgiref.simple_server import WSGIServer
 
 from bus.errors import ClosedError, ConfigurationError
 from bus.snapshot import Snapshot
 from consumers.logger import LoggerDestination, Row, RunPlace
 
 if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
     from prometheus_client import Metric
 
 __all__ = ["PrometheusLogger"]

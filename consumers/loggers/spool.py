@@ -83,10 +83,10 @@ class Spool(LoggerDestination):
             self._directory = SpoolDirectory.go_on(*self._committed)
         else:
             parent = None if place.run_dir is None else place.run_dir / _DIRECTORY
-            self._directory = SpoolDirectory.create(parent, f"{self._label}-{place.attempt}")
+            self._directory = SpoolDirectory.create(parent, f"{self.shown_as}-{place.attempt}")
         self._final = self._directory.end
         self._delivered = self._directory.mark.place
-        self._thread = threading.Thread(target=self._send, name=f"send to {self._label}", daemon=True)
+        self._thread = threading.Thread(target=self._send, name=f"send to {self.shown_as}", daemon=True)
         self._thread.start()
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
@@ -153,13 +153,14 @@ class Spool(LoggerDestination):
         self._end()
 
     @property
-    def _label(self) -> str:
+    def shown_as(self) -> str:
+        """What people know it as: the destination."""
         return getattr(self._destination, "name", "") or type(self._destination).__name__
 
     @property
     def _opened(self) -> SpoolDirectory:
         if self._directory is None:
-            raise ConfigurationError(f"{self._label} was given something before it was opened: call open() first")
+            raise ConfigurationError(f"{self.shown_as} was given something before it was opened: call open() first")
         return self._directory
 
     def _append(self, kind: str, content: Any, state: Snapshot) -> None:
@@ -321,7 +322,7 @@ class Spool(LoggerDestination):
             return "the same command sends them when it goes on"
         if self._place.run_dir is None:
             return "they are lost"
-        return f"'consumer --replay {self._place.run_dir} --log {self._label}' sends it later"
+        return f"'consumer --replay {self._place.run_dir} --log {self.shown_as}' sends it later"
 
     def _say_trouble(self, error: Exception) -> None:
         is_new, self._trouble = self._trouble is None, f"{type(error).__name__}: {error}".splitlines()[0]
@@ -334,7 +335,7 @@ class Spool(LoggerDestination):
             self._say("takes entries again")
 
     def _say(self, message: str) -> None:
-        print(f"logger {self._label}: {message}", file=sys.stderr, flush=True)
+        print(f"logger {self.shown_as}: {message}", file=sys.stderr, flush=True)
 
 
 def _packed(array: Any) -> tuple[str, tuple[int, ...], bytes]:

@@ -1,9 +1,10 @@
 """Logs to Weights & Biases, https://docs.wandb.ai."""
 
+import contextlib
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -13,6 +14,7 @@ from consumers.logger import Images, LoggerDestination, Row, RunPlace, Table, Te
 
 __all__ = ["WandBLogger"]
 
+_ACCOUNTS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 _STEP = "step"
 _OFFLINE_DIRECTORY = "offline-run-"
 
@@ -80,10 +82,10 @@ class WandBLogger(LoggerDestination):
         self._unfinished: str | None = None
 
     def check(self) -> None:
-        """Asks wandb for an account, unless it is offline.
+        """Looks for wandb, and for an account unless it is offline; asks no server.
 
         Raises:
-            ConfigurationError: wandb is not installed, or there is none.
+            ConfigurationError: wandb is not installed, or there is no account.
         """
         try:
             import wandb
@@ -91,14 +93,12 @@ class WandBLogger(LoggerDestination):
             raise ConfigurationError(
                 "logging to Weights & Biases needs a package of its own: pip install 'offloop[wandb]'"
             ) from None
-        if self._mode == "online":
-            try:
-                wandb.login()
-            except (wandb.Error, OSError) as error:
-                raise ConfigurationError(
-                    f"wandb has no account to log to, {error}: 'wandb login' or $WANDB_API_KEY gives it one, "
-                    "'-o wandb.mode=offline' does without"
-                ) from None
+        # Without one, wandb would ask at the terminal, in the middle of everything.
+        if self._mode == "online" and not _has_account(wandb.setup().settings):
+            raise ConfigurationError(
+                "wandb has no account to log to: 'wandb login' or $WANDB_API_KEY gives it one, "
+                "'-o wandb.mode=offline' does without"
+            )
 
     def open(self, place: RunPlace) -> None:
         """Begins the run there, or goes on with it."""
@@ -146,20 +146,22 @@ class WandBLogger(LoggerDestination):
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
         """Adds them to the run's config."""
-        self._run.config.update(dict(hyperparameters), allow_val_change=True)
+        with _refusals():
+            self._run.config.update(dict(hyperparameters), allow_val_change=True)
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
         """Logs them as a list or as a table."""
         import wandb
 
         labels = {} if entry.mask_class_labels is None else {"class_labels": entry.mask_class_labels}
-        images = [
-            wandb.Image(
-                image,
-                masks={name: {"mask_data": masks[index], **labels} for name, masks in entry.masks.items()} or None,
-            )
-            for index, image in enumerate(entry.images)
-        ]
+        with _refusals():
+            images = [
+                wandb.Image(
+                    image,
+                    masks={name: {"mask_data": masks[index], **labels} for name, masks in entry.masks.items()} or None,
+                )
+                for index, image in enumerate(entry.images)
+            ]
         if entry.use_table:
             table = wandb.Table(columns=[entry.name], data=[[image] for image in images])
             self._log(entry.step, entry.time, {f"{entry.name} Table": table})
@@ -170,7 +172,8 @@ class WandBLogger(LoggerDestination):
         """Logs it as a table."""
         import wandb
 
-        table = wandb.Table(columns=[*entry.columns], data=entry.rows, allow_mixed_types=True)
+        with _refusals():
+            table = wandb.Table(columns=[*entry.columns], data=entry.rows, allow_mixed_types=True)
         self._log(entry.step, entry.time, {entry.name: table})
 
     def log_text(self, entry: Text, state: Snapshot) -> None:
@@ -184,8 +187,9 @@ class WandBLogger(LoggerDestination):
         name = re.sub(r"[^a-zA-Z0-9_.-]", ".", entry.remote_file_name)
         file_name = entry.remote_file_name.rpartition("/")[2]
         epoch, batch = state.timestamp.values[1], state.timestamp.values[2]
-        artifact = wandb.Artifact(name, Path(file_name).suffix.lstrip(".") or "file", metadata={"batch": batch})
-        artifact.add_file(str(entry.file_path), name=file_name)
+        with _refusals():
+            artifact = wandb.Artifact(name, Path(file_name).suffix.lstrip(".") or "file", metadata={"batch": batch})
+            artifact.add_file(str(entry.file_path), name=file_name)
         self._run.log_artifact(artifact, aliases=["latest", f"ep{epoch}-ba{batch}"])
 
     def close(self) -> None:
@@ -211,10 +215,27 @@ class WandBLogger(LoggerDestination):
             return
         number, self._logged = self._logged, self._logged + 1
         if number >= self._had:
-            self._run.log({_STEP: step, "_timestamp": time, **values}, step=number)
+            with _refusals():
+                self._run.log({_STEP: step, "_timestamp": time, **values}, step=number)
 
     def _discard_unfinished(self) -> None:
         """Deletes what a killed process had written offline: all of it comes again, and it may lack its end."""
         if self._unfinished is not None and Path(self._unfinished).name.startswith(_OFFLINE_DIRECTORY):
             shutil.rmtree(self._unfinished, ignore_errors=True)
         self._unfinished = None
+
+
+def _has_account(settings: Any) -> bool:
+    from requests.utils import get_netrc_auth
+
+    named = settings.api_key or any(os.environ.get(name) for name in _ACCOUNTS)
+    return bool(named or get_netrc_auth(settings.base_url))
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Says of what wandb itself finds wrong that it would never work."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"wandb refuses it: {error}") from None

@@ -1,0 +1,203 @@
+"""How long saving a checkpoint holds up the training: written by a consumer, by torch.save in the loop, and by torch's
+asynchronous save, as multiples of a plain copy of that much memory.
+
+A save is timed from the event at which it is due until the training goes on; what is written meanwhile is not waited
+for. The first save of each kind is told apart: it has to get its memory from the system."""
+
+import contextlib
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
+import torch
+from common import Report, arguments, consumer_process, scratch, wait_until
+from torch import Tensor, nn
+
+from bus import Event
+from trainer import Algorithm, Logger, State, Trainer
+
+EVERY = 2
+CACHES = 200_000_000
+"""More than any cache holds."""
+SIZES = {"10 MB": 10_000_000, "100 MB": 100_000_000, "1 GB": 1_000_000_000}
+
+
+class Weights(nn.Module):
+    """Layers of up to a million weights, of which Adam keeps two more numbers each: together so many bytes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        count = size // 12
+        rows = max(1, count // 1_000_000) * 4
+        self.layers = nn.ParameterList(torch.full((rows, count // rows // 4), 0.5) for _ in range(4))
+
+    def forward(self, batch: Any) -> Tensor:
+        return torch.stack([layer[0].mean() for layer in self.layers])
+
+    def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+        return outputs.square().mean()
+
+
+class Watch(Algorithm):
+    """Times what happens between BATCH_CHECKPOINT, of the batches at which a checkpoint is due, and the event after it,
+    then waits."""
+
+    def __init__(self, wait: Callable[[int], object]) -> None:
+        self.stalls: list[float] = []
+        self.idle: list[float] = []
+        self._wait = wait
+        self._began = 0.0
+        self._batch = 0
+
+    def match(self, event: Event, state: State) -> bool:
+        return event in (Event.BATCH_CHECKPOINT, Event.BEFORE_DATALOADER)
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        if event is Event.BATCH_CHECKPOINT:
+            self._batch = state.timestamp.values[2]
+            self._began = time.perf_counter()
+        elif self._batch:
+            took = time.perf_counter() - self._began
+            is_due = self._batch % EVERY == 0
+            (self.stalls if is_due else self.idle).append(took)
+            if is_due:
+                self._wait(self._batch)
+            self._batch = 0
+
+
+def consumed(size: int, runs_dir: Path, saves: int) -> tuple[list[float], int]:
+    """Seconds that the training stood still for each save by a consumer, and the bytes of a checkpoint."""
+    folder = runs_dir / "consumed"
+    latest = folder / "latest"
+
+    def wait(batch: int) -> None:
+        """Lets the consumer finish, which is long done by the next save in any other training."""
+        name = f"ba{batch}.safetensors"
+        wait_until(lambda: latest.is_symlink() and os.readlink(latest) == name, name)
+        assert trainer._sharing is not None  # it publishes
+        trainer._sharing.drain()
+
+    watch, model = Watch(wait), Weights(size)
+    trainer = Trainer(
+        model,
+        [torch.zeros(1)] * (EVERY * saves + 1),
+        optimizers=torch.optim.Adam(model.parameters()),
+        max_duration="1ep",
+        algorithms=[watch],
+        publish=True,
+        runs_dir=runs_dir,
+        device="cpu",
+        progress_bar=False,
+        # The event is sent at once, because this training then stands still until it is handled.
+        max_delay=0,
+    )
+    options = {
+        "folder": folder,
+        "filename": "ba{batch}.safetensors",
+        "latest_filename": "latest",
+        "remote_file_name": "none",
+    }
+    options |= {"save_interval": f"{EVERY}ba", "num_checkpoints_to_keep": 1}
+    told = [part for name, value in options.items() for part in ("-o", f"checkpoint.{name}={value}")]
+    names = ("--run", trainer.state.run_name, "--runs-dir", str(runs_dir), "--callbacks", "checkpoint", *told)
+    with consumer_process(*names) as consumer:
+        assert consumer.stderr is not None
+        while "attached" not in consumer.stderr.readline():
+            assert consumer.poll() is None, "the consumer ended"
+        publisher = trainer._publisher
+        assert publisher is not None  # it publishes
+        wait_until(lambda: (publisher.wait(), publisher.demand)[1], "what the consumer asks for")
+        trainer.fit()
+        trainer.close()
+    nbytes = latest.stat().st_size
+    shutil.rmtree(folder)
+    idle = statistics.median(watch.idle)
+    return [stall - idle for stall in watch.stalls], nbytes
+
+
+def in_loop(
+    size: int, folder: Path, saves: int, save: Callable[[dict[str, Any], Path], Callable[[], object]]
+) -> list[float]:
+    """Seconds for each call of ``save``; what it returns waits until it has been written."""
+    model = Weights(size)
+    optimizer = torch.optim.Adam(model.parameters())
+    model.loss(model(None), None).backward()
+    optimizer.step()
+    times = []
+    for number in range(saves):
+        path = folder / f"save{number}"
+        began = time.perf_counter()
+        done = save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+        times.append(time.perf_counter() - began)
+        done()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return times
+
+
+def torch_save(state: dict[str, Any], path: Path) -> Callable[[], object]:
+    torch.save(state, path)
+    return lambda: None
+
+
+def async_save(state: dict[str, Any], path: Path) -> Callable[[], object]:
+    from torch.distributed.checkpoint import async_save
+
+    saving: Any = async_save(state, checkpoint_id=str(path))
+    return saving.result  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def process_group() -> Iterator[None]:
+    """A group of this process alone, which torch's checkpoints need."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def plain_copy(nbytes: int, times: int = 5) -> float:
+    """Seconds for a copy of so many bytes between two pieces of memory that have been used, but not just now: the
+    median. A state that a batch has gone over is in no cache either."""
+    count = max(1, -(-CACHES // nbytes)) + 1
+    source, target = np.ones(count * nbytes, np.uint8), np.zeros(count * nbytes, np.uint8)
+    taken = []
+    for number in range(count + times):
+        part = slice(number % count * nbytes, (number % count + 1) * nbytes)
+        began = time.perf_counter()
+        np.copyto(target[part], source[part])
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken[count:])
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    report = Report("checkpoint", options.quick)
+    sizes = {"2 MB": 2_000_000} if options.quick else SIZES
+    saves = 2 if options.quick else 5
+    with scratch() as runs_dir, process_group():
+        for name, size in sizes.items():
+            copies = [plain_copy(size)]
+            stalls, nbytes = consumed(size, runs_dir, saves)
+            copies.append(plain_copy(nbytes))
+            saved = in_loop(size, runs_dir, 2, torch_save)
+            copies.append(plain_copy(size))
+            asynchronous = in_loop(size, runs_dir, saves, async_save)
+            copies.append(plain_copy(size))
+            copy = statistics.median(copies)
+            report.add(f"{name}: plain copy", copy * 1000, "ms")
+            report.add(f"{name}: consumer, first save", stalls[0] / copy, "copies")
+            report.add(f"{name}: consumer, later saves", statistics.median(stalls[1:]) / copy, "copies", 1.3)
+            report.add(f"{name}: torch.save in the loop", statistics.median(saved) / copy, "copies")
+            report.add(f"{name}: async_save, first", asynchronous[0] / copy, "copies")
+            report.add(f"{name}: async_save, later", statistics.median(asynchronous[1:]) / copy, "copies")
+    report.show(options.json)
+
+
+if __name__ == "__main__":
+    main()
