@@ -35,6 +35,11 @@ class AdaptedCallback(Callback):
             if hasattr(callback, name):
                 setattr(self, name, getattr(callback, name))
 
+    @property
+    def shown_as(self) -> str:
+        """What people know it as: its own class."""
+        return type(self.callback).__name__
+
     def wanted_events(self) -> set[Event]:
         """The events whose methods it overrides, or all when it overrides ``run_event``."""
         if _overrides(self.callback, "run_event"):

@@ -14,7 +14,7 @@ from bus.terminal import run_command
 from consumers.attach import RemoteRunInfo, Stream, attach, find_or_wait, find_remote, newest_or_wait
 from consumers.callback import Callback, demand_of
 from consumers.members import decides_of
-from consumers.progress import Committed, Progress
+from consumers.progress import Committed
 from consumers.registry import CALLBACKS, LOGGERS, create_selected
 from consumers.runner import COMMIT_EVENTS, OnError, RunnerStatistics, wanted_events
 from consumers.session import run_session
@@ -158,19 +158,14 @@ def consumer(
             return Recording(found.path)
         return attach(found, wanted_events(chosen), demand_of(chosen), name, after, decides_of(chosen))
 
-    def open_progress(lane: str | None) -> StateFile:
-        return _open_state(state_dir, str(name) if lane is None else f"{name}.{lane}", found)
-
-    def say_start(stream: Stream, progress: Progress | None) -> None:
+    def say_start(stream: Stream, committed: Committed | None) -> None:
         if isinstance(stream, Subscriber) and stream.live:
             _say(f"attached to run {stream.run_name}, which is live; Ctrl-C leaves it")
-        committed = None if progress is None else progress.load()
         if committed is not None:
             _say_committed(committed, str(name))
 
-    stream, statistics = run_session(
-        open_stream, made, destinations, on_error, open_progress if name is not None else None, commit_every, say_start
-    )
+    progress = None if name is None else _open_state(state_dir, name, found)
+    stream, statistics = run_session(open_stream, made, destinations, on_error, progress, commit_every, say_start)
     return _report(stream, statistics, sorted({field for callback in made for field in callback.fields}))
 
 

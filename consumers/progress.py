@@ -15,12 +15,11 @@ from typing import Any, NamedTuple, Protocol
 import msgpack
 
 from bus.errors import ConfigurationError, ProtocolError, RecordingError
-from bus.event import Event
 from bus.snapshot import Snapshot
 from bus.stream import Ending, Gap
-from bus.wire import Topic, decode_event, event_encoder, pack_map, split_frame
+from consumers.snapshot_frame import pack_snapshot, unpack_snapshot
 
-__all__ = ["MAX_BYTES", "CallbackState", "Committed", "DestinationState", "Progress"]
+__all__ = ["MAX_BYTES", "CallbackState", "Committed", "DestinationState", "LaneState", "Progress"]
 
 MAX_BYTES = 256 * 1024 * 1024
 """How large the packed form may be."""
@@ -48,6 +47,14 @@ class DestinationState(NamedTuple):
     """Its ``state_dict()``."""
 
 
+class LaneState(NamedTuple):
+    """A callback with a stream of its own, and how far that was read."""
+
+    positions: Mapping[int, tuple[int, int]]
+    """Of each rank ``(seq, base_seq)`` of the last event that need not come again."""
+    callback: CallbackState
+
+
 @dataclass(frozen=True)
 class Committed:
     """Where a consumer of one attempt of a run stands between two events."""
@@ -68,6 +75,8 @@ class Committed:
     """How the run ended, once everything is handled, closed and written: nothing is left to do then."""
     damage: str | None
     """What of the recording could not be read, at the end."""
+    lanes: tuple[LaneState, ...] = ()
+    """The callbacks with streams of their own."""
 
     def pack(self) -> bytes:
         """The stored form: a version, a checksum, and MessagePack.
@@ -80,7 +89,7 @@ class Committed:
                 "run": self.run_name,
                 "attempt": self.attempt,
                 "positions": dict(self.positions),
-                "last": None if self.last is None else _frame(self.last),
+                "last": None if self.last is None else pack_snapshot(self.last),
                 "handled": self.handled,
                 "callbacks": [
                     [name, errors, disabled, _packed("callback", name, state)]
@@ -90,6 +99,11 @@ class Committed:
                 "gaps": self.gaps,
                 "ending": None if self.ending is None else [self.ending.status, self.ending.error],
                 "damage": self.damage,
+                "lanes": [
+                    [dict(lane.positions), name, errors, disabled, _packed("callback", name, state)]
+                    for lane in self.lanes
+                    for name, errors, disabled, state in (lane.callback,)
+                ],
             }
         )
         packed: bytes = msgpack.packb([_VERSION, zlib.crc32(content), content])
@@ -125,21 +139,19 @@ class Committed:
         return cls(
             run_name=str(content["run"]),
             attempt=_whole(content["attempt"]),
-            positions={
-                _whole(rank): (_whole(seq), _whole(base_seq)) for rank, (seq, base_seq) in content["positions"].items()
-            },
-            last=None if content["last"] is None else _snapshot(content["last"]),
+            positions=_positions(content["positions"]),
+            last=None if content["last"] is None else unpack_snapshot(content["last"]),
             handled=_whole(content["handled"]),
-            callbacks=tuple(
-                CallbackState(str(name), _whole(errors), bool(disabled), _unpacked(state))
-                for name, errors, disabled, state in content["callbacks"]
-            ),
+            callbacks=tuple(_callback(*told) for told in content["callbacks"]),
             destinations=tuple(
                 DestinationState(str(name), _unpacked(state)) for name, state in content["destinations"]
             ),
             gaps=tuple(Gap(*map(_whole, gap)) for gap in content["gaps"]),
             ending=None if content["ending"] is None else Ending(*content["ending"]),
             damage=content["damage"],
+            lanes=tuple(
+                LaneState(_positions(positions), _callback(*told)) for positions, *told in content.get("lanes", ())
+            ),
         )
 
 
@@ -155,6 +167,14 @@ class Progress(Protocol):
         Raises:
             RunDirectoryError: it cannot be stored at this moment.
         """
+
+
+def _positions(told: dict[Any, Any]) -> dict[int, tuple[int, int]]:
+    return {_whole(rank): (_whole(seq), _whole(base_seq)) for rank, (seq, base_seq) in told.items()}
+
+
+def _callback(name: Any, errors: Any, disabled: Any, state: Any) -> CallbackState:
+    return CallbackState(str(name), _whole(errors), bool(disabled), _unpacked(state))
 
 
 def _whole(value: Any) -> int:
@@ -178,24 +198,3 @@ def _unpacked(packed: bytes) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise ValueError("a state_dict() is no map")
     return state
-
-
-def _frame(snapshot: Snapshot) -> bytes:
-    encode = event_encoder(Topic(snapshot.run_name, snapshot.event.value, snapshot.rank), snapshot.attempt)
-    previous = snapshot.previous_timestamp
-    return encode(
-        snapshot.seq,
-        snapshot.base_seq,
-        snapshot.time_ns,
-        list(snapshot.timestamp.values),
-        None if previous is None else list(previous.values),
-        dict(snapshot.fields),
-        pack_map({}),
-    )
-
-
-def _snapshot(frame: bytes) -> Snapshot:
-    topic, body = split_frame(frame)
-    if topic is None:
-        raise ValueError("its last event is none")
-    return Snapshot(Event(topic.name), topic.run, topic.rank, decode_event(body))

@@ -25,8 +25,9 @@ from bus.stream import Ending, Gap
 from consumers.callback import Callback, view_for
 from consumers.delivery import Delivery, show_failure
 from consumers.logger import Logger, LoggerDestination, RunPlace
+from consumers.loggers.spool import spooled
 from consumers.members import Member, numbered_names, wanted_events
-from consumers.progress import CallbackState, Committed, DestinationState, Progress
+from consumers.progress import CallbackState, Committed, DestinationState, LaneState, Progress
 
 __all__ = ["COMMIT_EVENTS", "CallbackError", "OnError", "Runner", "RunnerStatistics", "wanted_events"]
 
@@ -121,7 +122,8 @@ class Runner:
         commit_every: int = COMMIT_EVENTS,
     ) -> None:
         self._prepare(stream, _named(callbacks), on_error, progress, commit_every)
-        self._destinations = dict(zip(numbered_names(destinations), destinations, strict=True))
+        # Named before they are wrapped: people know them by what they are.
+        self._destinations = dict(zip(numbered_names(destinations), map(spooled, destinations), strict=True))
         self._delivery = Delivery(self._destinations, self._leave)
 
     def _prepare(
@@ -155,6 +157,10 @@ class Runner:
         self._last: Snapshot | None = None
         self._handled = 0
         self._lanes: list[_Lane] = []
+        # Beside a runner that commits: where this one was when it last logged something.
+        self._keeps_point = False
+        self._point = LaneState({}, CallbackState(callbacks[0][0], 0, False, {})) if callbacks else None
+        self._next_point = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._fatal: Exception | None = None
@@ -193,17 +199,14 @@ class Runner:
         name: str,
         callback: Callback,
         stream: Iterable[Snapshot] | AsyncIterable[Snapshot],
-        progress: Progress | None = None,
     ) -> None:
         """Runs one more callback, over a stream of its own and in a thread of its own: it may take as long as it likes
-        and delays nobody. What it logs goes to the same destinations, between that of the others. To be called before
-        :meth:`run`.
-
-        With ``progress`` its own place in its stream is committed there. What it has logged since its last commit it
-        logs again after a crash, because the destinations' positions are committed with the others."""
+        and delays nobody. What it logs goes to the same destinations, between that of the others, and its place in its
+        stream is committed with theirs. To be called before :meth:`run`."""
         beside = Runner.__new__(Runner)
-        beside._prepare(stream, [(name, callback)], self._on_error, progress, self._commit_every)
+        beside._prepare(stream, [(name, callback)], self._on_error, None, self._commit_every)
         beside._destinations, beside._delivery = {}, self._delivery
+        beside._keeps_point = self._progress is not None
         self._lanes.append(_Lane(beside, self))
 
     def run(self) -> RunnerStatistics:
@@ -250,10 +253,8 @@ class Runner:
                 await self._close()
         if self._fatal is not None:
             raise self._fatal
-        ending = self.statistics().ending
-        # A run that is lost may be taken up again.
-        if ending is not None and ending.status != "lost" and not self._interrupted:
-            self._commit(ending)
+        if self._is_over:
+            self._commit(self.statistics().ending)
         return self.statistics()
 
     def _restore(self) -> bool:
@@ -263,6 +264,11 @@ class Runner:
             return False
         _check_same(
             "callbacks", [known.name for known in committed.callbacks], [member.name for member in self._members]
+        )
+        _check_same(
+            "callbacks",
+            [lane.callback.name for lane in committed.lanes],
+            [lane.runner._members[0].name for lane in self._lanes],
         )
         _check_same("loggers", [known.name for known in committed.destinations], list(self._destinations))
         self._positions = dict(committed.positions)
@@ -278,7 +284,17 @@ class Runner:
             _load(member.name, member.callback, known.state)
         for name, state in committed.destinations:
             _load(name, self._destinations[name], state)
+        for lane, point in zip(self._lanes, committed.lanes, strict=True):
+            lane.runner._go_on_at(point)
         return False
+
+    def _go_on_at(self, point: LaneState) -> None:
+        (member,) = self._members
+        self._point, self._positions = point, dict(point.positions)
+        member.errors, member.disabled = point.callback.errors, point.callback.disabled
+        self._table = self._make_table()
+        if point.positions:
+            _load(member.name, member.callback, point.callback.state)
 
     def _commit(self, ending: Ending | None = None) -> None:
         """Commits where everything stands, if nothing has failed; with ``ending``, that nothing is left to do."""
@@ -323,6 +339,7 @@ class Runner:
                 gaps=statistics.gaps,
                 ending=ending,
                 damage=statistics.damage if ending else None,
+                lanes=tuple(lane.runner._point for lane in self._lanes if lane.runner._point is not None),
             )
         )
 
@@ -354,7 +371,7 @@ class Runner:
         try:
             async with contextlib.aclosing(self._snapshots()) as snapshots:
                 async for snapshot in snapshots:
-                    if self._progress is None:
+                    if self._progress is None and not self._keeps_point:
                         await self._handle(snapshot)
                     elif snapshot.seq > self._positions.get(snapshot.rank, _NOWHERE)[0]:
                         await self._handle(snapshot)
@@ -411,11 +428,26 @@ class Runner:
                 self._note_error(member, error, event.value)
             if seen is not snapshot:
                 seen.release()
-        if logger.pending:
-            self._delivery.deliver(logger, snapshot)
+        if logger.pending or self._keeps_point:
+            with self._delivery.lock:
+                has_logged = logger.pending
+                self._delivery.deliver(logger, snapshot)
+                if self._keeps_point:
+                    self._note_point(snapshot, has_logged)
         snapshot.release()
         self._handled += 1
         self._waiting = True
+
+    def _note_point(self, snapshot: Snapshot, has_logged: bool) -> None:
+        """Notes where a runner beside another one is, for that one to commit: always when it has logged something,
+        because the destinations' positions are past that."""
+        now = time.monotonic()
+        if has_logged or now >= self._next_point:
+            self._next_point = now + COMMIT_SECONDS
+            states = self._callback_states(None)
+            if states is not None:
+                positions = {**self._positions, snapshot.rank: (snapshot.seq, snapshot.base_seq)}
+                self._point = LaneState(positions, states[0])
 
     def _note_error(self, member: Member, error: Exception, where: str) -> None:
         member.errors += 1
@@ -446,7 +478,17 @@ class Runner:
         for member in closed:
             await self._end(member, "post_close")
         if self._destinations:
+            if self._progress is not None and self._is_over:
+                # Nothing follows: what callbacks logged while they were closed does not come again, either.
+                self._delivery.committed()
             self._delivery.close()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the run has ended and everything of it was handled."""
+        ending = self.statistics().ending
+        # A run that is lost may be taken up again.
+        return self._fatal is None and not self._interrupted and ending is not None and ending.status != "lost"
 
     async def _end(self, member: Member, method: str, *arguments: Any) -> bool:
         try:
@@ -472,14 +514,27 @@ class Runner:
 
     async def _finish_lanes(self) -> None:
         """Waits until the callbacks with streams of their own are through, too."""
-        while not self._leaving and any(lane.is_running for lane in self._lanes):
+        while not self._leaving and not all(lane.is_through for lane in self._lanes):
             await asyncio.sleep(_LOOK_SECONDS)
+            if self._progress is not None and time.monotonic() >= self._next_commit:
+                self._commit()
 
     def _dismiss_lanes(self) -> None:
         for lane in self._lanes:
             if self._leaving:
                 lane.runner.leave()
-            lane.join()
+            lane.finish()
+
+    async def _run_beside(self, lane: "_Lane") -> None:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        try:
+            await self._consume()
+        finally:
+            lane.through.set()
+            # What is logged while it is closed comes after what the other one commits.
+            while not lane.may_close.is_set():
+                await asyncio.sleep(_LOOK_SECONDS)
+            await self._close()
 
     def leave(self) -> None:
         """Ends the running as SIGINT does: the event at hand is handled, and everything is closed. May be called from
@@ -572,6 +627,9 @@ class _Lane:
 
     def __init__(self, runner: Runner, beside: Runner) -> None:
         self.runner = runner
+        self.through = threading.Event()
+        """Whether it has handled everything, or has given up."""
+        self.may_close = threading.Event()
         self._beside = beside
         self._thread = threading.Thread(target=self._run, name="offloop-lane", daemon=True)
 
@@ -579,16 +637,22 @@ class _Lane:
         self._thread.start()
 
     @property
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
+    def is_through(self) -> bool:
+        return self.through.is_set()
 
-    def join(self) -> None:
+    def finish(self) -> None:
+        """Lets it be closed, and waits for that."""
+        self.may_close.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def _run(self) -> None:
         try:
-            self.runner.run()
+            asyncio.run(self.runner._run_beside(self))
+            if self.runner._fatal is not None:
+                raise self.runner._fatal
         # Whatever ends it ends the whole: it is raised there.
         except Exception as error:  # noqa: BLE001
             self._beside._leave(error, error.__cause__ if isinstance(error.__cause__, Exception) else None)
+        finally:
+            self.through.set()

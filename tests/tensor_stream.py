@@ -39,7 +39,7 @@ class TensorStream(Stream):
         return self.seq + 1
 
     def is_handled(self, seq: int, field: str) -> bool:
-        return self.is_all_handled
+        return self.is_all_handled and seq <= self.seq
 
     def wait(self) -> None:
         self.waits += 1

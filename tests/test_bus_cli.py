@@ -85,7 +85,9 @@ def test_every_command_has_help():
 
 def test_a_live_run_is_told_to_stop(two_runs):
     with Publisher("third") as publisher:
-        assert invoke("stop", "third", "--wait", "0") == "run third: 'stop' was handed on and has not taken effect yet\n"
+        assert (
+            invoke("stop", "third", "--wait", "0") == "run third: 'stop' was handed on and has not taken effect yet\n"
+        )
         wait_for(lambda: publisher.poll() or publisher.stop_requested, "the publisher to be told")
     with pytest.raises(ConfigurationError, match="'first' is finished, so there is nobody to tell"):
         invoke("stop", "first")

@@ -157,8 +157,8 @@ def test_events_that_nobody_has_are_named(consumer: Consumer, runs_dir: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--callbacks", "sped"], 1, "error: there is no callback 'sped': did you mean speed? there are lr, metrics"),
-        (["--log", "tensorboard"], 1, "error: there is no logger 'tensorboard': there are console, csv, jsonl"),
+        (["--callbacks", "sped"], 1, "error: there is no callback 'sped': did you mean speed? there are activations,"),
+        (["--log", "syslog"], 1, "error: there is no logger 'syslog': there are console, csv, jsonl, mlflow, parquet"),
         (["-o", "speed.window=3"], 1, "error: speed has no option 'window': did you mean window_size?"),
         (["-o", "speed.window_size=x"], 1, "error: option speed.window_size takes a whole number, not 'x'"),
         (["--run", "digits"], 1, "error: no run 'digits' in "),
@@ -291,13 +291,15 @@ def test_the_list_shows_callbacks_and_loggers_with_their_options(consumer: Consu
     lines = result.out.splitlines()
     assert result.code == 0
     assert [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "] == [
-        *("lr", "metrics", "speed"),
-        *("console", "csv", "jsonl"),
+        *("activations", "alert", "checkpoint", "early-stop", "export", "images", "lr", "memory", "metrics", "mlperf"),
+        *("nan", "optimizer", "runtime", "speed", "stall", "system", "threshold-stop"),
+        *("console", "csv", "jsonl", "mlflow", "parquet", "progress", "prometheus", "tensorboard", "wandb"),
     ]
-    assert "  lr        Learning rate of every parameter group, after each batch." in lines
-    assert "            -o speed.window_size=100 (a whole number)" in lines
-    assert "            -o jsonl.overwrite=false (true or false)" in lines
-    assert "            -o speed.gpu_flops_available=none (a number or none)" in lines
+    lines = [" ".join(line.split()) for line in lines]
+    assert "lr Learning rate of every parameter group, after each batch." in lines
+    assert "-o speed.window_size=100 (a whole number)" in lines
+    assert "-o jsonl.overwrite=false (true or false)" in lines
+    assert "-o speed.gpu_flops_available=none (a number or none)" in lines
 
 
 def test_every_option_has_help() -> None:

@@ -84,7 +84,10 @@ def test_the_guide_to_training_runs(number, runs_dir, tmp_path, monkeypatch):
 
 DOCUMENTS = [
     "README.md",
-    *(f"docs/{name}.md" for name in ("algorithms", "checkpoints", "design", "protocol", "training")),
+    *(
+        f"docs/{name}.md"
+        for name in ("algorithms", "callbacks", "checkpoints", "design", "loggers", "protocol", "training")
+    ),
 ]
 
 

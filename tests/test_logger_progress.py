@@ -6,13 +6,16 @@ import os
 import pty
 import re
 import struct
+import subprocess
 import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from consumers_stream import record_run
 from helpers import wait_for
 
 from bus.errors import ConfigurationError
@@ -183,6 +186,17 @@ def test_a_consumer_that_goes_on_writes_the_lines_that_were_to_come(capsys: pyte
         again.load_state_dict(position)
         run(stream[cut:], again)
         assert written + capsys.readouterr().err == undisturbed
+
+
+def test_the_command_shows_events_that_no_callback_asked_for(tmp_path: Path) -> None:
+    directory = record_run(tmp_path, "run", training())
+    words = ["--replay", str(directory), "--callbacks", "lr", "--log", "progress", "-o", "progress.every=5"]
+    done = subprocess.run([sys.executable, "-m", "consumers", *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0] == "total                     0% 0/2 ep [00:00]"
+    assert lines[-2] == "total                   100% 2/2 ep [00:12<00:00, 0.167 ep/s]"
+    assert sum(line.startswith("eval ") for line in lines) == 3
 
 
 def test_a_negative_interval_is_refused() -> None:

@@ -22,7 +22,6 @@ from helpers import wait_for
 from bus import BrokerError, ConfigurationError, Event, Publisher, Recording, find_run
 from bus.allow_list import AllowList, allow
 from bus.cli import bus
-from bus.sender import send_command_through
 from bus.keys import load_public_key, load_secret_key, make_keys
 from bus.run_source import ask_broker
 from bus.security import (
@@ -35,6 +34,7 @@ from bus.security import (
     client_security,
     server_security,
 )
+from bus.sender import send_command_through
 from bus.wire import Topic, decode_control, encode_control, split_frame
 
 ROOT = Path(__file__).parents[1]

@@ -165,6 +165,8 @@ class StatePublisher:
         if self._stream.demand_version != self._version:
             self._changed_in = self._batch(event)
             self._plain = frozenset()
+            # What takes watching for begins at once, so that it is there when the demand is met.
+            self._fields.use(Demand.merge([self._demand, self._stream.demand]))
 
     def _due(self, event: Event) -> _Due | None:
         """What is asked for at an event; ``None`` for an event that is not due."""

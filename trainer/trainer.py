@@ -338,6 +338,8 @@ class Trainer:
                 if (callbacks or loggers) and rank == 0:
                     self._attached = AttachedConsumers(callbacks, loggers, run_place(self._publisher, key, broker_key))
             self._control.answer_through(self._publisher)
+            self.fields = own_fields
+            """What consumers can ask for; more can be registered, see :class:`trainer.fields.FieldRegistry`."""
             self.engine = self._make_engine(always, own_fields, waits_for, wait_seconds)
             self._evaluation = Evaluation(
                 self.state, self.engine, self._clock, subset_num_batches=eval_subset, in_step=in_step

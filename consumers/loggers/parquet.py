@@ -56,8 +56,8 @@ class ParquetLogger(LoggerDestination):
         self._lock: int | None = None
         self._columns: dict[str, str] = dict(_FIXED)
         self._full = 0
+        self._written: pa.Table | None = None
         self._rows: list[dict[str, LogValue]] = []
-        self._flushed = 0
         self._next_flush = float("-inf")
         self._committed: int | None = None
 
@@ -103,10 +103,10 @@ class ParquetLogger(LoggerDestination):
         for row in rows:
             self._fit_columns(row.metrics)
             self._rows.append({"step": row.step, "time": row.time, **row.metrics})
-            if len(self._rows) == self._rows_per_file:
+            if self._row_count() == self._rows_per_file:
                 self._flush()
                 self._full += 1
-                self._rows, self._flushed = [], 0
+                self._written = None
         if state.time >= self._next_flush:
             self._next_flush = state.time + self._flush_interval
             self._flush()
@@ -121,9 +121,9 @@ class ParquetLogger(LoggerDestination):
         """How many rows there are, in which columns; all of that is on the disk when this returns."""
         self._flush()
         return {
-            "rows": self._full * self._rows_per_file + len(self._rows),
+            "rows": self._full * self._rows_per_file + self._row_count(),
             "rows_per_file": self._rows_per_file,
-            "columns": self._columns,
+            "columns": dict(self._columns),
             "next_flush": self._next_flush,
         }
 
@@ -141,7 +141,7 @@ class ParquetLogger(LoggerDestination):
         for file in self._files():
             file.unlink()
         self._columns, self._next_flush = dict(_FIXED), float("-inf")
-        self._full, self._rows, self._flushed = 0, [], 0
+        self._full, self._written, self._rows = 0, None, []
 
     def _roll_back(self, rows: int) -> None:
         """Keeps the first ``rows`` rows, and takes those of the file that is not full back into memory."""
@@ -149,7 +149,7 @@ class ParquetLogger(LoggerDestination):
         needed = [(self._file(number), self._rows_per_file) for number in range(self._full)]
         if kept:
             needed.append((self._file(self._full), kept))
-        if any(_row_count(file) < count for file, count in needed):
+        if any(_rows_in(file) < count for file, count in needed):
             raise self._problem(
                 f"lacks some of the {rows} rows that this consumer has written: put them back to go on, or begin anew "
                 "with another '--name';"
@@ -159,8 +159,8 @@ class ParquetLogger(LoggerDestination):
         # Columns that came after the position come again with their rows.
         self._fit_full_files()
         if kept:
-            self._rows = _read(self._file(self._full)).slice(0, kept).to_pylist()
-            self._flush()
+            self._written = _fitted(_read(self._file(self._full)).slice(0, kept), self._columns)
+            _write(self._file(self._full), self._written)
 
     def _fit_columns(self, metrics: Mapping[str, LogValue]) -> None:
         """Makes the table such that it can hold those."""
@@ -172,7 +172,8 @@ class ParquetLogger(LoggerDestination):
         if changed:
             self._columns |= changed
             self._fit_full_files()
-            self._flushed = 0
+            if self._written is not None:
+                self._written = _fitted(self._written, self._columns)
             self._next_flush = float("-inf")
 
     def _fit_full_files(self) -> None:
@@ -180,12 +181,17 @@ class ParquetLogger(LoggerDestination):
             file = self._file(number)
             table = _read(file)
             if list(_columns_of(table).items()) != list(self._columns.items()):
-                _write(file, _table(table.to_pylist(), self._columns))
+                _write(file, _fitted(table, self._columns))
+
+    def _row_count(self) -> int:
+        """How many rows the file has that is not full, with those that are still to be written."""
+        return len(self._rows) + (0 if self._written is None else int(self._written.num_rows))
 
     def _flush(self) -> None:
-        if len(self._rows) > self._flushed:
-            _write(self._file(self._full), _table(self._rows, self._columns))
-            self._flushed = len(self._rows)
+        if self._rows:
+            new, self._rows = _table(self._rows, self._columns), []
+            self._written = new if self._written is None else _joined(self._written, new)
+            _write(self._file(self._full), self._written)
 
     def _file(self, number: int) -> Path:
         assert self._directory is not None  # called while it is open
@@ -232,6 +238,16 @@ def _table(rows: Sequence[Mapping[str, LogValue | None]], columns: Mapping[str, 
     return pa.Table.from_arrays(arrays, names=list(columns))
 
 
+def _fitted(table: "pa.Table", columns: Mapping[str, str]) -> "pa.Table":
+    return _table(table.to_pylist(), columns)
+
+
+def _joined(first: "pa.Table", second: "pa.Table") -> "pa.Table":
+    import pyarrow as pa
+
+    return pa.concat_tables([first, second]).combine_chunks()
+
+
 def _converted(value: LogValue | None, kind: str) -> LogValue | None:
     """A value as its column takes it: numbers become texts and the same numbers again."""
     if value is None or kind == _WHOLE:
@@ -252,7 +268,7 @@ def _read(file: Path) -> "pa.Table":
         return opened.read()
 
 
-def _row_count(file: Path) -> int:
+def _rows_in(file: Path) -> int:
     """How many rows the file has; none if it is no such file."""
     from pyarrow import ArrowException
     from pyarrow.parquet import read_metadata

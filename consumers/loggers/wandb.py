@@ -44,7 +44,7 @@ class WandBLogger(LoggerDestination):
             online.
         dir: where wandb keeps its files, in a folder ``wandb``; by default the run's directory.
         run_id: the run's id there, if not ``NAME-ATTEMPT``. Two consumers that log at the same time need one each.
-        drain_seconds: how long the consumer waits at its end while nothing can be sent.
+        drain_seconds: how long the consumer waits at its end while nothing can be sent, and wandb for its server.
     """
 
     name: ClassVar[str] = "wandb"
@@ -104,6 +104,7 @@ class WandBLogger(LoggerDestination):
         """Begins the run there, or goes on with it."""
         import wandb
 
+        patience = max(1.0, self.drain_seconds)
         attempt_name = f"{place.run_name}-{place.attempt}"
         directory = self._dir or place.run_dir
         self._discard_unfinished()
@@ -126,7 +127,9 @@ class WandBLogger(LoggerDestination):
                 # This process is not the training's, and its machine need not be.
                 x_disable_stats=True,
                 x_disable_meta=True,
-                finish_timeout=self.drain_seconds,
+                # What wandb waits for, the end of the process waits for, too.
+                init_timeout=patience,
+                finish_timeout=patience,
                 finish_timeout_raises=True,
             ),
         )
