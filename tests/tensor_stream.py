@@ -8,6 +8,7 @@ import torch
 from field_stream import Stream
 from gold import GoldMLP
 
+from bus.errors import OffloopError
 from bus.event import Event
 from bus.snapshot import Snapshot
 from bus.wire import PROTOCOL_VERSION, EventBody
@@ -31,6 +32,8 @@ class TensorStream(Stream):
         self.is_all_handled = True
         """What the trainer is told of its consumers."""
         self.waits = 0
+        self.errors: list[OffloopError] = []
+        """What callbacks raised, which are given further events all the same."""
         self.on_upload: Callable[[Upload], object] = lambda upload: None
         self.after_event: Callable[[Snapshot], object] = lambda snapshot: None
 
@@ -67,7 +70,10 @@ class TensorStream(Stream):
             seen = view_for(callback.demand(), snapshot)
             if seen is not None:
                 self.logger.begin(seen)
-                callback.run_event(event, seen, self.logger)
+                try:
+                    callback.run_event(event, seen, self.logger)
+                except OffloopError as error:
+                    self.errors.append(error)
                 seen.release()
         for upload in self.logger.take(snapshot).uploads:
             self.on_upload(upload)

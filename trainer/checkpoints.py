@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,6 +192,10 @@ class Checkpoints:
         )
         self._saver.plan(max_duration, gather)
         return self._saver
+
+    def gatherer(self, evaluation: Evaluation, data: DataSpec) -> Callable[[], dict[str, Any]]:
+        """What gathers a whole checkpoint of the training, whatever is saved here."""
+        return partial(_gather, self._state, self._order, self._ranks, False, self._folder, evaluation, data)
 
     def load_schedulers(self) -> None:
         """Puts the schedulers to where the checkpoint left them, once they are there; does nothing without one.

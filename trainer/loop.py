@@ -104,6 +104,7 @@ class TrainingLoop:
         finally:
             # The state must not hold what holds the state: a trainer that is dropped is gone at once.
             del state.recompute_gradients, state.evaluate_now
+            state.gather_checkpoint = None
             self._control.checkpoint = None
             # What came too late for this training is not meant for the next one.
             state.fitting = state.stop_requested = False

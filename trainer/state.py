@@ -45,6 +45,7 @@ class State:
         recompute_gradients: within ``fit()``, for algorithms at ``AFTER_TRAIN_BATCH``: computes the gradients of the
             batch anew, at the weights as they are now, in place of the old ones, and returns the batch's loss.
             Algorithms see the events of the forward and backward passes a second time; they are not published.
+        gather_checkpoint: within ``fit()``: what a checkpoint of this moment holds; ``None`` outside.
         evaluate_now: within ``fit()``, between two batches: evaluates, whatever the interval.
         fitting: whether there is a training that can be stopped: from ``FIT_START`` on, before ``FIT_END``.
         stopped: whether the training was ended by :meth:`stop_training`.
@@ -99,6 +100,7 @@ class State:
         self.train_metric_values: dict[str, Any] | None = None
         self.eval_metrics: dict[str, dict[str, Any]] = {}
         self.eval_metric_values: dict[str, dict[str, Any]] = {}
+        self.gather_checkpoint: Callable[[], dict[str, Any]] | None = None
         self.fitting = False
         self.stopped = False
         self.stop_requested = False

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from bus.errors import ConfigurationError
+from bus.publisher import Publisher
 from bus.segments import SegmentPool
 from bus.tensors import INLINE_BYTES, ImageLayout, image_layout
 from trainer.checkpoint_file import tensor_spec
+from trainer.state import State
 from trainer.tensor_fields import TensorsOut
 
-__all__ = ["DRAIN_SECONDS", "TensorSharing", "pin"]
+__all__ = ["DRAIN_SECONDS", "TensorSharing", "pin", "share_tensors"]
 
 DRAIN_SECONDS = 60.0
 """How long the end of a training waits for consumers that have been lent tensors."""
@@ -139,6 +141,12 @@ def _fill(image: Tensor, layout: ImageLayout, tensors: Mapping[str, Tensor]) -> 
             if tensor.numel():
                 place = image[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
                 place.copy_(tensor, non_blocking=True)
+
+
+def share_tensors(state: State, publisher: Publisher) -> TensorSharing:
+    """What lends the tensors of a training to its consumers."""
+    on_gpu = state.device.name == "gpu"
+    return TensorSharing(SegmentPool(is_handled=publisher.is_handled, pin=pin if on_gpu else None), publisher)
 
 
 def pin(memory: memoryview) -> Callable[[], object]:

@@ -77,6 +77,7 @@ from trainer.settings import (
 )
 from trainer.state import State
 from trainer.step import TrainStep
+from trainer.tensor_sharing import TensorSharing, share_tensors
 
 if TYPE_CHECKING:
     from trainer.sharding import FullySharded
@@ -324,6 +325,7 @@ class Trainer:
 
         self._closed = self._is_fitting = False
         self._publisher: Publisher | None = None
+        self._sharing: TensorSharing | None = None
         self._attached: AttachedConsumers | None = None
         self._progress = make_progress(progress_bar and rank == 0, self.state, self._clock)
         self.logger = Logger(self.state)
@@ -425,7 +427,8 @@ class Trainer:
     ) -> Engine:
         if self._publisher is None:
             return Engine(self.state, self.logger)
-        publish = StatePublisher(self.state, self.logger, self._publisher, always, fields).publish
+        self._sharing = share_tensors(self.state, self._publisher)
+        publish = StatePublisher(self.state, self.logger, self._publisher, always, fields, self._sharing).publish
         if waits_for:
             publish = Decisions(publish, self._publisher, self._control, waits_for, wait_seconds, self._ranks).publish
         return Engine(self.state, self.logger, self._publisher.wanted, publish)
@@ -579,6 +582,7 @@ class Trainer:
                 check_parts(data, self.state.dataloader_len, self._ranks)
             self._evaluation.plan(self._eval_interval, max_duration)
             saver = self._checkpoints.plan(self._evaluation, data, max_duration)
+            self.state.gather_checkpoint = self._checkpoints.gatherer(self._evaluation, data)
             loop = TrainingLoop(
                 self.state,
                 self.engine,
@@ -762,9 +766,13 @@ class Trainer:
         self._closed = True
         self._progress.close()
         try:
+            if self._sharing is not None and status == "finished":
+                self._sharing.drain()
             if self._publisher is not None:
                 self._publisher.close(status, error)
         finally:
+            if self._sharing is not None:
+                self._sharing.close()
             if self._attached is not None:
                 self._attached.wait()
 
