@@ -65,7 +65,11 @@ def test_options_reach_the_constructor_as_values_of_its_types(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("callbacks", "options", "message"),
     [
-        (["sped"], [], r"there is no callback 'sped': did you mean speed\? there are activations, alert, .*; others as"),
+        (
+            ["sped"],
+            [],
+            r"there is no callback 'sped': did you mean speed\? there are activations, alert, .*; others as",
+        ),
         (["zzz"], [], r"there is no callback 'zzz': there are activations, .*, threshold-stop"),
         (["speed"], ["speed.windowsize=3"], r"speed has no option 'windowsize': did you mean window_size\? it has gpu"),
         (["lr"], ["lr.x=3"], "lr has no option 'x': it has none"),
