@@ -80,7 +80,7 @@ def consumed(size: int, runs_dir: Path, saves: int) -> tuple[list[float], int]:
     def wait(batch: int) -> None:
         """Lets the consumer finish, which is long done by the next save in any other training."""
         name = f"ba{batch}.safetensors"
-        wait_until(lambda: latest.is_symlink() and os.readlink(latest) == name, name)
+        wait_until(lambda: publisher.wait() or (latest.is_symlink() and os.readlink(latest) == name), name)
         assert trainer._sharing is not None  # it publishes
         trainer._sharing.drain()
 
@@ -95,8 +95,6 @@ def consumed(size: int, runs_dir: Path, saves: int) -> tuple[list[float], int]:
         runs_dir=runs_dir,
         device="cpu",
         progress_bar=False,
-        # The event is sent at once, because this training then stands still until it is handled.
-        max_delay=0,
     )
     options = {
         "folder": folder,
@@ -106,14 +104,14 @@ def consumed(size: int, runs_dir: Path, saves: int) -> tuple[list[float], int]:
     }
     options |= {"save_interval": f"{EVERY}ba", "num_checkpoints_to_keep": 1}
     told = [part for name, value in options.items() for part in ("-o", f"checkpoint.{name}={value}")]
+    publisher = trainer._publisher
+    assert publisher is not None  # it publishes
     names = ("--run", trainer.state.run_name, "--runs-dir", str(runs_dir), "--callbacks", "checkpoint", *told)
     with consumer_process(*names) as consumer:
         assert consumer.stderr is not None
         while "attached" not in consumer.stderr.readline():
             assert consumer.poll() is None, "the consumer ended"
-        publisher = trainer._publisher
-        assert publisher is not None  # it publishes
-        wait_until(lambda: (publisher.wait(), publisher.demand)[1], "what the consumer asks for")
+        wait_until(lambda: publisher.wait() or publisher.demand, "what the consumer asks for")
         trainer.fit()
         trainer.close()
     nbytes = latest.stat().st_size

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import msgpack
 import torch
 import zmq
 from common import Report, arguments, consumer_process, microseconds, scratch, wait_until
-from jobs import JOBS, Job, bare_loop, make_trainer
+from jobs import JOBS, WATCHED_BY_ALL, Job, bare_loop, make_trainer
 
 from bus import Event
 from trainer import Trainer
@@ -35,22 +35,72 @@ for snapshot in Subscriber(sys.argv[1], events=map(Event, sys.argv[2:])):
 """
 
 
+ALL_CALLBACKS = "speed,lr,optimizer,memory,runtime,images,mlperf,checkpoint,early-stop,threshold-stop,export"
+ALL_LOGGERS = "jsonl,csv,tensorboard"
+ALL_FILES = (
+    *("metrics.jsonl", "metrics.csv", "tensorboard/*"),
+    *("work/model.pt", "work/checkpoints/*.safetensors", "work/mlperf/results/*/*/result_0.txt"),
+)
+
+
 def trainer_loop(job: Job, batches: int, runs_dir: Path, callbacks: str | None) -> float:
     """Batches a second of the trainer; ``callbacks`` run in a ``consumer`` process attached to it, ``None`` trains
     without a stream."""
     trainer = make_trainer(job, batches, runs_dir, publish=callbacks is not None)
     with contextlib.ExitStack() as stack:
         if callbacks is not None:
-            options = ("--run", trainer.state.run_name, "--runs-dir", str(runs_dir), "--callbacks", callbacks)
-            consumer = stack.enter_context(consumer_process(*options))
-            assert consumer.stderr is not None
-            while "attached" not in consumer.stderr.readline():
-                assert consumer.poll() is None, "the consumer ended"
-        begin = time.perf_counter()
-        trainer.fit()
-        speed = batches / (time.perf_counter() - begin)
+            stack.enter_context(attached(trainer, runs_dir, "--callbacks", callbacks))
+        speed = fit(trainer, batches)
     trainer.close()
     return speed
+
+
+def watched_by_all(job: Job, batches: int, runs_dir: Path) -> float:
+    """Batches a second of the trainer with every callback and three loggers in a ``consumer`` process. All of them have
+    worked when this returns: their files are there."""
+    module, loader = job.make(1)
+    trainer = make_trainer(job, batches, runs_dir, eval_dataloader=loader)
+    work = trainer.recording.parent / "work"
+    options = {
+        "mlperf.root_folder": work / "mlperf",
+        "mlperf.index": 0,
+        "checkpoint.folder": work / "checkpoints",
+        "early-stop.monitor": "CrossEntropy",
+        "early-stop.dataloader_label": "eval",
+        "threshold-stop.monitor": "MulticlassAccuracy",
+        "threshold-stop.dataloader_label": "eval",
+        "threshold-stop.threshold": 2,
+        "export.save_format": "torchscript",
+        "export.save_path": work / "model.pt",
+        "export.model": "jobs:medium_module",
+    }
+    given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    command = ("--callbacks", ALL_CALLBACKS, "--log", ALL_LOGGERS, *given)
+    with attached(trainer, runs_dir, *command) as consumer:
+        speed = fit(trainer, batches)
+        trainer.close()
+        _, said = consumer.communicate(timeout=60)
+    missing = [name for name in ALL_FILES if not list(trainer.recording.parent.glob(name))]
+    if consumer.returncode or missing:
+        raise SystemExit(f"the consumer lacks {missing} and said\n{said}")
+    return speed
+
+
+@contextlib.contextmanager
+def attached(trainer: Trainer, runs_dir: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
+    """A ``consumer`` process that follows a run."""
+    with consumer_process("--run", trainer.state.run_name, "--runs-dir", str(runs_dir), *options) as consumer:
+        assert consumer.stderr is not None
+        while "attached" not in consumer.stderr.readline():
+            assert consumer.poll() is None, "the consumer ended"
+        yield consumer
+
+
+def fit(trainer: Trainer, batches: int) -> float:
+    """Trains; returns batches a second."""
+    begin = time.perf_counter()
+    trainer.fit()
+    return batches / (time.perf_counter() - begin)
 
 
 def measure_events(report: Report, runs_dir: Path, quick: bool) -> None:
@@ -193,6 +243,19 @@ def measure_training(report: Report, runs_dir: Path, quick: bool) -> None:
         report.add(f"{name}: callback that sleeps 50 ms / speed,lr", ratio, "x", 0.98, at_least=True)
 
 
+def measure_all_callbacks(report: Report, runs_dir: Path, quick: bool) -> None:
+    """Training speed against the bare loop with everything attached that there is in the reference."""
+    job = WATCHED_BY_ALL
+    batches, rounds = (20, 1) if quick else (job.batches, job.rounds)
+    bare_loop(job, batches)
+    bare, watched = [], []
+    for _ in range(rounds):
+        bare.append(bare_loop(job, batches))
+        watched.append(watched_by_all(job, batches, runs_dir))
+    ratio = statistics.median(watched) / statistics.median(bare)
+    report.add("medium MLP: all callbacks and three loggers / bare", ratio, "x", job.watched, at_least=True)
+
+
 def main() -> None:
     """Measures and prints."""
     options = arguments(__doc__ or "")
@@ -201,6 +264,7 @@ def main() -> None:
     with scratch() as runs_dir:
         measure_events(report, runs_dir, options.quick)
         measure_training(report, runs_dir, options.quick)
+        measure_all_callbacks(report, runs_dir, options.quick)
     report.show(options.json)
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer import Classifier, LanguageModel, Trainer
 from trainer.tasks.chars import ALPHABET, Gpt
 
-__all__ = ["JOBS", "Job", "bare_loop", "make_trainer"]
+__all__ = ["JOBS", "WATCHED_BY_ALL", "Job", "bare_loop", "make_trainer", "medium_module"]
 
 Made = tuple[torch.nn.Module, DataLoader]
 
@@ -35,15 +35,16 @@ class Job:
     microbatch: int | None = None
 
 
-def mlp(widths: tuple[int, ...], rows: int) -> Callable[[int], Made]:
-    """Makes multi-layer perceptrons, and random data for them."""
+def mlp(widths: tuple[int, ...], rows: int, image: tuple[int, int, int] | None = None) -> Callable[[int], Made]:
+    """Makes multi-layer perceptrons, and random data for them: images of that shape where one is given."""
 
     def make(batches: int) -> Made:
         torch.manual_seed(0)
-        layers: list[torch.nn.Module] = []
+        layers: list[torch.nn.Module] = [] if image is None else [torch.nn.Flatten()]
         for wide, narrow in itertools.pairwise(widths):
             layers += [torch.nn.Linear(wide, narrow), torch.nn.ReLU()]
-        inputs, targets = torch.randn(batches * rows, widths[0]), torch.randint(0, widths[-1], (batches * rows,))
+        inputs = torch.randn(batches * rows, *(image or widths[:1]))
+        targets = torch.randint(0, widths[-1], (batches * rows,))
         return torch.nn.Sequential(*layers[:-1]), DataLoader(TensorDataset(inputs, targets), batch_size=rows)
 
     return make
@@ -62,13 +63,24 @@ def bits(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return cross_entropy(outputs.flatten(0, -2), targets.flatten()) / 0.6931471805599453
 
 
-MEDIUM = mlp((512, 1024, 1024, 10), 128)
+MEDIUM_WIDTHS = (512, 1024, 1024, 10)
+MEDIUM = mlp(MEDIUM_WIDTHS, 128)
 JOBS = {
     "tiny MLP": Job(mlp((32, 64, 64, 10), 32), Classifier, cross_entropy, 2500, 9, 0.95, 0.90),
     "medium MLP": Job(MEDIUM, Classifier, cross_entropy, 100, 17, 0.99, 0.98),
     "medium MLP in 4 microbatches": Job(MEDIUM, Classifier, cross_entropy, 100, 9, 0.99, 0.98, microbatch=32),
     "chars GPT": Job(gpt, LanguageModel, bits, 60, 9, 0.99, 0.98),
 }
+
+IMAGES = mlp(MEDIUM_WIDTHS, 128, image=(1, 16, 32))
+WATCHED_BY_ALL = Job(IMAGES, Classifier, cross_entropy, 400, 9, 0.99, 0.97)
+"""The medium MLP on images, because there is a callback that shows them."""
+
+
+def medium_module() -> torch.nn.Module:
+    """The plain module of :data:`WATCHED_BY_ALL`, for whoever is given its weights."""
+    module, _ = IMAGES(1)
+    return module
 
 
 def bare_loop(job: Job, batches: int) -> float:

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bus.errors import BrokerError, ProtocolError, RunNotFoundError
+from bus.errors import BrokerError, ProtocolError, RecordingError, RunNotFoundError
 from bus.journal import JournalReader
 from bus.run_source import ask_broker, list_remote_runs
 from bus.runs import RunInfo
@@ -66,7 +66,11 @@ def _statistics(run: RunInfo) -> dict[str, Any]:
 
 
 def describe_recording(path: Path) -> dict[str, Any]:
-    """What is in a recording."""
+    """What is in a recording.
+
+    Raises :class:`bus.errors.RecordingError` when that is nothing at all."""
+    if not path.stat().st_size:
+        raise RecordingError(f"{path} is empty: nothing was recorded in it")
     counts: Counter[str] = Counter()
     last: EventBody | None = None
     with JournalReader(path) as reader:

@@ -225,6 +225,9 @@ class Subscriber:
             self._refused[name] = Outcome(self._sent[name], None, None, str(message.content.get("reason")))
 
     def _send_from(self, snapshot: Snapshot, name: str, arguments: tuple[Any, ...]) -> None:
+        if name == "stop" and any(command.name == "stop" for command in self._sent.values()):
+            # Callbacks ask again at every event until the training has ended.
+            return
         self.send_command(name, *arguments, decided_at=int(snapshot.timestamp.batch))
 
     def _fetch_tensors(self, reference: Mapping[str, Any]) -> bytearray:

@@ -7,6 +7,7 @@ A job is a function that takes a folder and returns what is to be compared, as J
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -292,6 +293,26 @@ def commanded(folder: Path) -> dict[str, Any]:
     return {**result, "lr_by_batch": rates}
 
 
+JUDGE = """
+from bus import Event, Subscriber
+with Subscriber("r", events=[Event.BATCH_END], name="judge", decides=[Event.BATCH_END]) as stream:
+    for snapshot in stream:
+        if snapshot.rank == 0 and snapshot.timestamp.batch == 7:
+            snapshot.stop_training()
+"""
+
+
+def judged(_folder: Path) -> dict[str, Any]:
+    """A run that waits for a consumer that stops it."""
+
+    def begin(_event: Event, state: State, _logger: object) -> None:
+        if state.rank == 0:
+            subprocess.Popen([sys.executable, "-c", JUDGE])
+
+    algorithms = [Act(begin, Event.INIT)]
+    return train(publish=True, run_name="r", max_duration="50ep", algorithms=algorithms, wait_for="judge")
+
+
 def write(folder: Path, result: dict[str, Any]) -> None:
     """Leaves what this rank has come to for the test."""
     (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(result))
@@ -302,7 +323,7 @@ def main() -> None:
     torch.set_num_threads(1)
     job, folder = sys.argv[1], Path(sys.argv[2])
     jobs = {"agreement": agreement, "checkpoints": checkpoints, "published": published, "killed": killed}
-    jobs["commanded"] = commanded
+    jobs |= {"commanded": commanded, "judged": judged}
     write(folder, jobs[job](folder))
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from helpers import wait_for
 from training import Act, gold_trainer
 
-from bus import ConfigurationError, Event, Publisher, RunDirectoryError, Subscriber, find_run
+from bus import ConfigurationError, Event, Publisher, RecordingError, RunDirectoryError, Subscriber, find_run
 from bus.cli import bus
 
 
@@ -75,6 +75,9 @@ def test_info_names_damage(two_runs):
     path = two_runs / "first" / "recording-1.mcap"
     path.write_bytes(path.read_bytes()[:300])
     assert "ends within" in invoke("info", "first")
+    path.write_bytes(b"")
+    with pytest.raises(RecordingError, match="is empty: nothing was recorded in it"):
+        invoke("info", path)
 
 
 def test_every_command_has_help():

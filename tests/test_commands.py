@@ -156,19 +156,47 @@ def test_a_pause_stands_still_and_takes_no_training_time(runs_dir):
     assert after.time - snapshots[paused_at - 1].time > 0.6
 
 
-def test_a_stop_that_comes_too_late_is_answered(runs_dir):
-    sender = Sender()
+def test_what_comes_too_late_is_answered(runs_dir):
+    pausing, stopping = Sender(), Sender()
 
     def last(event, state, logger):
-        sender.send(("stop",))
-        wait_for(lambda: trainer._publisher.poll() or trainer._control.waiting, "the command")
+        pausing.send(("pause",))
+        stopping.send(("stop",))
+        wait_for(lambda: trainer._publisher.poll() or len(trainer._control.waiting) == 2, "the commands")
 
     trainer = gold_trainer(24, 6, algorithms=[Act(last, Event.FIT_END)], publish=True, run_name="r", max_delay=0)
     trainer.fit()
     trainer.close()
-    wait_for(lambda: sender.is_done, "the answer")
-    assert sender.outcomes[0].error == "the training has come to its end"
+    wait_for(lambda: pausing.is_done and stopping.is_done, "the answers")
+    assert pausing.outcomes[0].error == "the training has come to its end"
+    # It has stopped all the same.
+    assert (stopping.outcomes[0].error, stopping.outcomes[0].event) == (None, "fit_end")
     assert find_run("r").status == "finished"
+
+
+def test_a_callback_that_asks_for_a_stop_again_and_again_sends_one(runs_dir):
+    sent = []
+
+    def watch():
+        with Subscriber("r", events=[Event.BATCH_END]) as stream:
+            for snapshot in stream:
+                if int(snapshot.timestamp.batch) >= 5:
+                    snapshot.stop_training()
+            sent.extend(stream.outcomes)
+
+    thread = threading.Thread(target=watch)
+
+    def step(event, state, logger):
+        time.sleep(0.002)
+        if int(state.timestamp.batch) == 20:
+            thread.start()
+
+    with gold_trainer(
+        24, 6, algorithms=[Act(step, Event.BATCH_CHECKPOINT)], publish=True, run_name="r", max_duration="100000ba"
+    ) as trainer:
+        trainer.fit()
+    thread.join()
+    assert [(outcome.command.name, outcome.error) for outcome in sent] == [("stop", None)]
 
 
 def test_a_loop_of_one_s_own_is_told_to_stop_and_refuses_the_rest(runs_dir):

@@ -219,6 +219,15 @@ def test_commands_take_effect_on_all_ranks_at_the_same_batch(runs_dir: Path, tmp
         assert all(rate == (0.1 if int(batch) <= set_at else 0.025) for batch, rate in rates.items())
 
 
+def test_ranks_that_wait_for_a_consumer_stop_at_the_batch_that_it_decides(runs_dir: Path, tmp_path: Path) -> None:
+    done = torchrun(JOBS, "judged", tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = results(tmp_path)
+    assert first["counts"] == second["counts"]
+    assert first["counts"][1] == 7
+    assert first["weights"] == second["weights"]
+
+
 def test_when_a_rank_is_killed_the_other_one_ends(runs_dir: Path, tmp_path: Path) -> None:
     done = torchrun(JOBS, "killed", tmp_path)
     assert done.returncode == 1

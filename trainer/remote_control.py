@@ -74,7 +74,9 @@ class RemoteControl:
         rest = [one for one in self.waiting if not any(one is other for other in scripted)]
         self.waiting.clear()
         for command in rest:
-            self._answer(command, Event.FIT_END, "the training has come to its end")
+            # A training that has come to its end has stopped, too.
+            error = None if command.name == "stop" else "the training has come to its end"
+            self._answer(command, Event.FIT_END, error)
 
     def obey_stops(self, event: Event) -> None:
         """Applies the stops that wait, in the middle of a batch or an evaluation; everything else has to wait on. With
