@@ -55,9 +55,9 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0
 
 @contextlib.contextmanager
 def consumer_process(*options: str) -> Iterator["subprocess.Popen[str]"]:
-    """The command ``consumer`` with these options, ended at the end however far it is."""
-    command = [sys.executable, "-m", "consumers", *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    """The command ``consumer`` with these options, ended at the end however far it is. It finds the modules here."""
+    command, here = [sys.executable, "-m", "consumers", *options], Path(__file__).parent
+    process = subprocess.Popen(command, cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         yield process
     finally:

@@ -20,6 +20,7 @@ from bus.deferred import Deferred, HeldEvent, HeldEvents
 from bus.demand import BASE_EVENTS, Demand, batch_number
 from bus.errors import ClosedError, ConfigurationError, ProtocolError
 from bus.event import Event
+from bus.intervals import Moment
 from bus.link import connect
 from bus.security import ClientSecurity
 from bus.standings import Standing
@@ -259,7 +260,9 @@ class Publisher:
         has_deferred = isinstance(loss, Deferred)
         try:
             timestamp = Timestamp(**{name: fields.pop(name) for name in _TRAINING_TIME if name in fields}).values
-            if event not in self._always and not self.demand.is_due(event, batch_number(event, timestamp)):
+            if event not in self._always and not self.demand.is_due(
+                event, batch_number(event, timestamp), Moment(event, timestamp, self._previous)
+            ):
                 return
             context = self._pack_plain_context({name: fields.pop(name) for name in _CONTEXT_NAMES if name in fields})
             if "lr" in fields and not isinstance(fields["lr"], dict):

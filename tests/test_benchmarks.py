@@ -15,6 +15,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
     [
         ("hot_loop", "unwanted event"),
         ("stream", "replay"),
+        ("checkpoint", "2 MB: consumer, later saves"),
         ("faults", "trainer killed: until consumers are told, longest"),
     ],
 )

@@ -84,7 +84,7 @@ class RandomStates:
         numpy = None
         if self._numpy is not None:
             kind, key, position, has_gauss, cached = self._numpy
-            numpy = [kind, array("I", key.tolist()).tobytes(), int(position), int(has_gauss), float(cached)]
+            numpy = [kind, key.astype("uint32").tobytes(), int(position), int(has_gauss), float(cached)]
         return {
             "python": [version, array("I", words).tobytes(), gauss],
             "numpy": numpy,
@@ -112,7 +112,8 @@ class RandomStates:
 
 
 def _packed(state: torch.Tensor) -> bytes:
-    return bytes(state.tolist())
+    packed: bytes = state.numpy().tobytes()
+    return packed
 
 
 def _unpacked(state: bytes) -> torch.Tensor:

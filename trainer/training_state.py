@@ -37,7 +37,7 @@ def training_tree(state: State, evaluation: Evaluation) -> dict[str, Any]:
             "values": state.eval_metric_values,
             "last_batches": evaluation.last_batches,
             "generators": {
-                one.label: [bytes(own.get_state().tolist()) for own in generators_of(one.dataloader)]
+                one.label: [own.get_state().numpy().tobytes() for own in generators_of(one.dataloader)]
                 for one in state.evaluators
             },
         },
