@@ -119,9 +119,10 @@ _OWN_TASK = (
 )
 @click.option("--list", "show_list", is_flag=True, help="Show the tasks, and exit.")
 @click.option("--list-algorithms", is_flag=True, help="Show the algorithms with their options, and exit.")
+@click.option("--list-fields", is_flag=True, help="Show what consumers can ask a training for, and exit.")
 @click.version_option(package_name="offloop", prog_name="trainer")
 @click.pass_context
-def trainer(ctx: click.Context, show_list: bool, list_algorithms: bool) -> None:
+def trainer(ctx: click.Context, show_list: bool, list_algorithms: bool, list_fields: bool) -> None:
     """Train a model and publish what happens, for consumers to watch.
 
     'trainer TASK --help' shows what a task does and its options.
@@ -138,6 +139,9 @@ def trainer(ctx: click.Context, show_list: bool, list_algorithms: bool) -> None:
     if list_algorithms:
         _print_algorithms()
         ctx.exit()
+    if list_fields:
+        _print_fields()
+        ctx.exit()
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -153,6 +157,14 @@ def _print_algorithms() -> None:
 
         click.echo("Algorithms (--algorithms NAME,NAME, or package.module:Class, or file.py:Class)")
         click.echo("\n".join(ALGORITHMS.listing()))
+
+
+def _print_fields() -> None:
+    with _refusing(), _explaining_what_is_missing():
+        from trainer.fields import FieldRegistry
+
+        click.echo("Fields (a callback's fields = (NAME, ...); your own with Trainer(fields={NAME: function}))")
+        click.echo("\n".join(FieldRegistry().listing()))
 
 
 @contextlib.contextmanager
