@@ -35,6 +35,14 @@ class Stream:
         self.wanted &= self.always | demand.events
         self.wanted |= self.always | demand.events
 
+    next_seq = 1
+
+    def is_handled(self, seq: int, field: str) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """Nobody is waited for."""
+
     def send(
         self,
         event: Event,

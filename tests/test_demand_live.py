@@ -83,7 +83,7 @@ def test_a_field_is_computed_as_often_as_it_is_asked_for_and_no_more(runs_dir, w
     assert counted.batches == list(range(counted.batches[0], counted.batches[-1] + 1, 10))
     # The consumer knows from which batch on it would be there.
     (since,) = {since for _, since in lines}
-    assert 10 <= since < counted.batches[0] <= since + 10
+    assert 10 <= since <= counted.batches[0] <= since + 10
     recorded = [snapshot for snapshot in Recording(find_run("r").recording) if "counted" in snapshot.on_demand]
     assert [int(snapshot.timestamp.batch) for snapshot in recorded] == counted.batches
 
