@@ -167,7 +167,7 @@ class Door:
     def push_demand(self, run: LiveRun) -> None:
         """Tells a run's publishers what its consumers want, and who they are, when that has changed."""
         now = time.monotonic()
-        run.standings.forget_ended(now)
+        run.standings.forget_ended(now, lambda consumer: self._answer(consumer, "beat", {}))
         if run.standings.version != run.standings_told:
             run.standings_told = run.standings.version
             # Before the demand: memory is lent to those who are known.

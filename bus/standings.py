@@ -1,6 +1,6 @@
 """How far each consumer of a live run has come, for trainers that wait for one or have lent it memory."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from bus.demand import LEASE_SECONDS, MAX_EVENTS, MAX_FIELDS, MAX_LEASES
@@ -82,10 +82,12 @@ class Standings:
             numbers = {**known[1].handled, **_numbers(handled)}
             self._standings[consumer] = known[0], known[1]._replace(handled=numbers)
 
-    def forget_ended(self, now: float) -> None:
-        """Forgets whose lease has run out."""
-        for consumer in [one for one, (until, _) in self._standings.items() if until <= now]:
-            self._forget(consumer)
+    def forget_ended(self, now: float, is_there: Callable[[bytes], bool]) -> None:
+        """Forgets whose lease has run out, and whose connection is gone: a consumer that was killed must not hold what
+        it was lent until its lease runs out."""
+        for consumer, (until, _) in tuple(self._standings.items()):
+            if until <= now or not is_there(consumer):
+                self._forget(consumer)
 
     def told(self, rank: int, only: Iterable[bytes] | None = None) -> dict[str, list[Any]]:
         """What a publisher of that rank is to know."""

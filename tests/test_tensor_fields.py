@@ -236,3 +236,20 @@ def test_evaluations_have_batches_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     inputs, _ = gold_data("eval_a", 12)
     assert [batch for batch, _ in taker.taken] == [4, 8]
     assert all(torch.equal(taken["inputs"]["0"], inputs[:5]) for _, taken in taker.taken)
+
+
+def test_when_the_training_is_over_memory_is_waited_for() -> None:
+    stream, is_over = TensorStream(), False
+    stream.is_all_handled = False
+    pool = SegmentPool(slots=1, is_handled=stream.is_handled)
+    sharing = TensorSharing(pool, stream, lambda: is_over)
+    out = TensorsOut({"x": torch.zeros(LARGE)}, policy="wait")
+    sharing.share("weights", out)
+    with pytest.raises(ConfigurationError, match="comes with the next event"):
+        sharing.share("weights", out)
+    is_over = True
+    # The stream lets consumers be through with everything once it is waited for.
+    stream.seq = 10
+    assert "segment" in sharing.share("weights", out)
+    assert stream.waits == 1
+    sharing.close()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bus.errors import ConfigurationError
 from bus.publisher import Publisher
-from bus.segments import SegmentPool
+from bus.segments import Segment, SegmentPool
 from bus.tensors import INLINE_BYTES, ImageLayout, image_layout
 from trainer.checkpoint_file import tensor_spec
 from trainer.state import State
@@ -18,6 +18,7 @@ from trainer.tensor_fields import TensorsOut
 
 __all__ = ["DRAIN_SECONDS", "TensorSharing", "pin", "share_tensors"]
 
+LAST_SECONDS = 10.0
 DRAIN_SECONDS = 60.0
 """How long the end of a training waits for consumers that have been lent tensors."""
 
@@ -41,11 +42,13 @@ class TensorSharing:
     Args:
         pool: the shared memory, pinned (``SegmentPool(pin=pin)``) where tensors are on a GPU.
         stream: what the events go to that lend it.
+        may_wait: whether the training is over, so that what is worth waiting for is waited for.
     """
 
-    def __init__(self, pool: SegmentPool, stream: Stream) -> None:
+    def __init__(self, pool: SegmentPool, stream: Stream, may_wait: Callable[[], bool] = lambda: False) -> None:
         self._pool = pool
         self._stream = stream
+        self._may_wait = may_wait
         self._waiting: set[str] = set()
         self.skipped: dict[str, int] = {}
         """How often each field was left out because no memory was free."""
@@ -62,6 +65,8 @@ class TensorSharing:
             value = _SharedLater(lambda: _told(layout, image=image.numpy().tobytes()), _copied() if on_gpu else None)
             return value if on_gpu else value.value()
         segment = self._pool.reserve(layout.size, name)
+        if segment is None and out.policy == "wait" and self._may_wait():
+            segment = self._reserve_at_last(layout.size, name)
         if segment is None:
             raise self._refused(name, out)
         try:
@@ -73,6 +78,15 @@ class TensorSharing:
         # Readers are let in when the bytes are there, which is before they can learn of it.
         value = _SharedLater(lambda: _told(layout, segment=segment.publish(seq)), _copied() if on_gpu else None)
         return value if on_gpu else value.value()
+
+    def _reserve_at_last(self, size: int, name: str) -> Segment | None:
+        """As ``reserve`` where no later event comes: waits for consumers to give back what they were lent."""
+        deadline = time.monotonic() + LAST_SECONDS
+        segment = None
+        while segment is None and time.monotonic() < deadline:
+            self._stream.wait()
+            segment = self._pool.reserve(size, name)
+        return segment
 
     def take_waiting(self) -> set[str]:
         """The fields that were refused since the last call and are to come with a later event."""
@@ -146,7 +160,8 @@ def _fill(image: Tensor, layout: ImageLayout, tensors: Mapping[str, Tensor]) -> 
 def share_tensors(state: State, publisher: Publisher) -> TensorSharing:
     """What lends the tensors of a training to its consumers."""
     on_gpu = state.device.name == "gpu"
-    return TensorSharing(SegmentPool(is_handled=publisher.is_handled, pin=pin if on_gpu else None), publisher)
+    pool = SegmentPool(is_handled=publisher.is_handled, pin=pin if on_gpu else None)
+    return TensorSharing(pool, publisher, lambda: not state.fitting)
 
 
 def pin(memory: memoryview) -> Callable[[], object]:
