@@ -509,6 +509,7 @@ class Broker:
     def _end_run(self, run: LiveRun) -> None:
         was_well = run.trouble is None
         unwritten = self._runs.end(run)
+        self._door.end(run)
         if unwritten is not None:
             # Where the directory cannot be written, our log most likely cannot either.
             self._tell_all(run, "notice", {"text": unwritten})

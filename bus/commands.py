@@ -101,7 +101,7 @@ class Outcome(NamedTuple):
         event, batch, error = content.get("event"), content.get("batch"), content.get("error")
         return cls(
             command,
-            str(event)[:MAX_TEXT],
+            None if event is None else str(event)[:MAX_TEXT],
             batch if type(batch) is int else None,
             None if error is None else str(error)[:MAX_TEXT],
         )

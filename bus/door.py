@@ -54,7 +54,7 @@ class Door:
         self._statistics = statistics
         self._turned_away: dict[bytes, float] = {}
         # Who sent each command that has not been answered, by the command's id.
-        self._senders: OrderedDict[str, bytes] = OrderedDict()
+        self._senders: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
         self._segments = SegmentDesk()
         self._kinds: dict[str, Callable[[bytes, dict[str, Any]], None]] = {
             "hello": self._welcome,
@@ -83,10 +83,11 @@ class Door:
             act(identity, message.content)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
             reason = f"{message.kind} is malformed ({error})"
-            self._answer(identity, "refused", {"reason": reason, "error": "ProtocolError"})
+            self._answer(identity, "refused", {"reason": reason, "error": "ProtocolError", **_which(message)})
             raise ProtocolError(reason) from None
         except OffloopError as error:
-            self._answer(identity, "refused", {"reason": str(error)[:MAX_REASON], "error": type(error).__name__})
+            told = {"reason": str(error)[:MAX_REASON], "error": type(error).__name__}
+            self._answer(identity, "refused", {**told, **_which(message)})
         except OSError as error:
             self._answer(identity, "refused", {"reason": f"{message.kind}: {error}", "error": "RunDirectoryError"})
 
@@ -147,9 +148,10 @@ class Door:
         name, told = want.get("name"), _report(want.get("report") or {})
         demand = Demand.from_wire(want["demand"])
         run.leases.renew(identity, demand, time.monotonic(), name, told)
-        run.standings.renew(identity, want, time.monotonic())
+        is_news = run.standings.renew(identity, want, time.monotonic())
         self._answer(identity, "leased", {"seconds": LEASE_SECONDS})
-        self._push_standings(run, [identity])
+        if is_news:
+            self._push_standings(run, [identity])
 
     def _note_handled(self, identity: bytes, content: dict[str, Any]) -> None:
         run = self._runs.find(content["run"])
@@ -204,10 +206,11 @@ class Door:
         run, sent = self._runs.find(content["run"]), Command.from_wire(content)
         check_command(sent.name, sent.arguments)
         # Whoever sends it may call it something, to know it again in the stream.
-        command = sent if sent.id and sent.id not in self._senders else sent._replace(id=new_command_id())
+        is_known = self._senders.get(sent.id, (identity, run.name)) == (identity, run.name)
+        command = sent if sent.id and is_known else sent._replace(id=new_command_id())
         told = [rank.identity for rank in run.ranks.values() if not rank.ended and rank.identity is not None]
         if told:
-            self._senders[command.id] = identity
+            self._senders[command.id] = identity, run.name
             if len(self._senders) > MAX_REMEMBERED:
                 self._senders.popitem(last=False)
         for publisher in told:
@@ -218,7 +221,15 @@ class Door:
         place = self._runs.publisher(identity)
         sender = self._senders.pop(str(content["id"]), None) if place is not None else None
         if sender is not None:
-            self._answer(sender, "applied", content)
+            self._answer(sender[0], "applied", content)
+
+    def end(self, run: LiveRun) -> None:
+        """Tells whoever still waits for a command of a run that has ended."""
+        for command, (sender, name) in tuple(self._senders.items()):
+            if name == run.name:
+                del self._senders[command]
+                told = {"id": command, "event": None, "batch": None, "error": "the run has ended"}
+                self._answer(sender, "applied", told)
 
     def _tell_statistics(self, identity: bytes, content: dict[str, Any]) -> None:
         run = self._runs.find(content["run"])
@@ -236,3 +247,9 @@ def _report(told: Any) -> dict[str, float]:
     if not isinstance(told, dict) or len(told) > MAX_TOLD:
         raise ValueError(f"its report is not a map of at most {MAX_TOLD} numbers")
     return {str(name)[:MAX_NAME]: value for name, value in told.items() if isinstance(value, int | float)}
+
+
+def _which(message: Control) -> dict[str, Any]:
+    """What its sender calls a command, for the answer to it."""
+    name = message.content.get("id")
+    return {"id": name} if message.kind == "command" and isinstance(name, str) else {}

@@ -75,7 +75,7 @@ class LiveRun:
         self.ranks: dict[int, LiveRank] = {}
         self.leases = Leases()
         self.demand = Demand()
-        self.standings = Standings()
+        self.standings = Standings(world_size)
         self.standings_told = 0
         """Of which version of them the publishers were told."""
         self.status = "finished"

@@ -169,7 +169,11 @@ class Publisher:
         self._close_as: tuple[str, str | None] | None = None
         self._context: tuple[dict[str, Any], bytes] = ({}, b"")
         self._previous: tuple[int, ...] | None = None
+        self._at = Timestamp().values
         self._standings: dict[str, Standing] = {}
+        self.kept_events: frozenset[Event] = frozenset()
+        """The events that stay in :attr:`wanted` when no broker will take the run any more: for ranks that do something
+        together at them."""
         self._take_news()
         _open_publishers.add(self)
 
@@ -272,6 +276,7 @@ class Publisher:
                 raise ValueError(f"lists and maps are nested deeper than {MAX_DEPTH}")
             if loss is not None and not has_deferred:
                 fields["loss"] = float(loss)
+            self._at = timestamp
             self.send(event, timestamp, self._previous, fields, context, has_deferred)
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ConfigurationError(
@@ -293,6 +298,11 @@ class Publisher:
         if not self._closed:
             self._next_exchange = 0
             self._flush(wait=False)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is published any more."""
+        return self._closed
 
     def wait(self) -> None:
         """As :meth:`poll`, after a moment in which something may come."""
@@ -341,10 +351,9 @@ class Publisher:
     def _take_stop(self, command: Command) -> None:
         if command.name == "stop":
             self.stop_requested = True
-            self.answer(command, Event.BATCH_END, self._previous or Timestamp().values)
+            self.answer(command, Event.BATCH_END, self._at)
         else:
-            error = "this training loop takes no other command than 'stop'"
-            self.answer(command, Event.BATCH_END, self._previous or Timestamp().values, error)
+            self.answer(command, Event.BATCH_END, self._at, "this training loop takes no other command than 'stop'")
 
     def answer(self, command: Command, event: Event, timestamp: tuple[int, ...], error: str | None = None) -> None:
         """Tells whoever sent a command, and the stream, that it has taken effect at an event, or with ``error`` why it
@@ -385,16 +394,25 @@ class Publisher:
         """The number of the event that is published next."""
         return self._seq + 1
 
-    def wait_until_handled(self, event: Event, names: Collection[str] | None, seconds: float) -> set[str]:
+    def wait_until_handled(
+        self,
+        event: Event,
+        names: Collection[str] | None,
+        seconds: float,
+        leave: Callable[[], bool] = lambda: False,
+    ) -> set[str]:
         """Waits until each consumer that may decide something at an event is through with everything published so far:
-        those of these names, or all. No longer than ``seconds``; returns the names of those that are not.
+        those of these names, or all. No longer than ``seconds``, nor when ``leave`` says so; returns the names of those
+        that are not.
 
         The one place where a publisher waits while the training goes on, for those who ask for that."""
+        if self._closed or not self._late(event, names, self._seq + 1):
+            return set()
         self._next_exchange = 0
         self._flush(wait=True)
         seq, deadline = self._seq, time.monotonic() + seconds
         while not self._closed and (late := self._late(event, names, seq)):
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or leave():
                 return late
             self.wait()
         return set()
@@ -402,9 +420,11 @@ class Publisher:
     def _late(self, event: Event, names: Collection[str] | None, seq: int) -> set[str]:
         rank = self._topic.rank
         return {
-            one.name or "a consumer without a name"
+            one.name or UNNAMED
             for one in self._standings.values()
-            if event.value in one.decides and one.handled[rank] < seq and (names is None or one.name in names)
+            if event.value in one.decides
+            and one.handled[rank] < seq
+            and (names is None or (one.name or UNNAMED) in names)
         }
 
     def _take_demand(self, told: Any) -> None:
@@ -464,7 +484,7 @@ class Publisher:
         if self._closed:
             return
         self._closed = True
-        self.wanted.clear()
+        self.wanted &= self.kept_events
         _open_publishers.discard(self)
         self._uplink.close()
 
@@ -531,6 +551,7 @@ def ending_for(error: BaseException | None) -> tuple[str, str | None]:
     return "failed", f"{type(error).__name__}: {error}"
 
 
+UNNAMED = "a consumer without a name"
 _open_publishers: "weakref.WeakSet[Publisher]" = weakref.WeakSet()
 
 

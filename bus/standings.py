@@ -5,12 +5,14 @@ from typing import Any, NamedTuple
 
 from bus.demand import LEASE_SECONDS, MAX_EVENTS, MAX_FIELDS, MAX_LEASES
 from bus.errors import ProtocolError
+from bus.event import Event
 
 __all__ = ["Standing", "Standings"]
 
 MAX_NAME = 100
-MAX_RANKS = 1 << 16
 MAX_NUMBER = 1 << 63
+
+_EVENTS = frozenset(event.value for event in Event)
 
 
 class Standing(NamedTuple):
@@ -44,13 +46,15 @@ class Standings:
     """What the consumers of a run have said of themselves, each for as long as its lease lasts. Times are seconds of
     one steady clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
         self._standings: dict[bytes, tuple[float, Standing]] = {}
         self.version = 0
         """Changes whenever who is there does, or what somebody asks for or decides."""
 
-    def renew(self, consumer: bytes, want: Mapping[str, Any], now: float) -> None:
-        """Takes what is in a ``want``: ``name``, ``decides``, the fields in ``demand``, and ``handled``.
+    def renew(self, consumer: bytes, want: Mapping[str, Any], now: float) -> bool:
+        """Takes what is in a ``want``: ``name``, ``decides``, the fields in ``demand``, and ``handled``; returns
+        whether any of it is news.
 
         Raises ValueError or TypeError for what makes no sense."""
         name = want.get("name")
@@ -60,26 +64,27 @@ class Standings:
             raise ValueError(f"more than {MAX_EVENTS} events")
         standing = Standing(
             name[:MAX_NAME] if isinstance(name, str) else None,
-            frozenset(map(str, decides)),
+            frozenset(one for one in decides if isinstance(one, str) and one in _EVENTS),
             frozenset(fields),
-            _numbers(want.get("handled") or {}),
+            self._numbers(want.get("handled") or {}),
         )
         before = self._standings.get(consumer)
         if not (standing.decides or standing.fields):
             if before is not None:
                 self._forget(consumer)
-            return
+            return False
         if before is None and len(self._standings) >= MAX_LEASES:
             raise ValueError(f"{MAX_LEASES} consumers are there already")
         self._standings[consumer] = now + LEASE_SECONDS, standing
         if before is None or before[1]._replace(handled={}) != standing._replace(handled={}):
             self.version += 1
+        return before is None or before[1] != standing
 
     def note_handled(self, consumer: bytes, handled: Mapping[Any, Any]) -> None:
         """Takes how far a consumer is; one that is not known says so with its next ``want``."""
         known = self._standings.get(consumer)
         if known is not None:
-            numbers = {**known[1].handled, **_numbers(handled)}
+            numbers = {**known[1].handled, **self._numbers(handled)}
             self._standings[consumer] = known[0], known[1]._replace(handled=numbers)
 
     def forget_ended(self, now: float, is_there: Callable[[bytes], bool]) -> None:
@@ -98,11 +103,11 @@ class Standings:
         del self._standings[consumer]
         self.version += 1
 
-
-def _numbers(handled: Mapping[Any, Any]) -> dict[int, int]:
-    if not isinstance(handled, dict) or len(handled) > MAX_RANKS:
-        raise ValueError("what was handled is not a map of ranks to numbers")
-    for rank, number in handled.items():
-        if type(rank) is not int or type(number) is not int or not 0 <= number < MAX_NUMBER:
+    def _numbers(self, handled: Any) -> dict[int, int]:
+        """Of each rank that there is the number that was told."""
+        if not isinstance(handled, dict):
             raise ValueError("what was handled is not a map of ranks to numbers")
-    return handled
+        told = {rank: handled[rank] for rank in range(self._world_size) if rank in handled}
+        if not all(type(number) is int and 0 <= number < MAX_NUMBER for number in told.values()):
+            raise ValueError("what was handled is not a map of ranks to numbers")
+        return told

@@ -181,14 +181,18 @@ class _Lease:
         while True:
             now = time.monotonic()
             try:
+                want = None
                 if now >= renew_at:
                     renew_at = now + RENEW_SECONDS
-                    self._socket.send(encode_control("want", {**self._wanted, **self._report()}), zmq.NOBLOCK)
+                    # What it says was handled must not overtake what was told before that.
+                    want = encode_control("want", {**self._wanted, **self._report()})
                 while self._queue:
                     self._socket.send(self._queue[0], zmq.NOBLOCK)
                     self._queue.popleft()
                     # Its answer is looked for sooner than the next renewal.
                     awaited = now + ANSWER_SECONDS
+                if want is not None:
+                    self._socket.send(want, zmq.NOBLOCK)
             except zmq.Again:
                 pass  # the broker does not read now: the next renewal says the same
             self._hear()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections import deque
@@ -33,6 +34,8 @@ FETCH_SECONDS = 0.05
 LIVE_CHECK_SECONDS = 0.5
 GIVE_UP_SECONDS = 5.0
 SILENCE_SECONDS = 5.0
+AGAIN_SECONDS = 0.2
+UNCONFIRMED_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -120,11 +123,10 @@ class Subscriber:
         self._is_awaited = bool(self._wanted["decides"]) or any(
             part["fields"] for part in self._demand.to_wire().values()
         )
-        self._handled: dict[int, int] = {}
+        self._handled: dict[int, int] = {rank: seq for rank, (seq, _) in (after or {}).items()}
         self._told_handled: dict[int, int] = {}
-        self._heard_of: deque[Control] = deque()
+        self._unconfirmed: dict[str, Command] = {}
         self._sent: dict[str, Command] = {}
-        self._unconfirmed: deque[str] = deque()
         self._refused: dict[str, Outcome] = {}
         self._given_security = security
         self._reader = self._source.reader
@@ -136,6 +138,7 @@ class Subscriber:
         self._closed = False
         self._link: StreamLink | None = None
         self._give_up_at = 0.0
+        self._again_at = math.inf
         self._heard = time.monotonic()
         self._given = self._fallbacks = self._reconnects = self._lag = self._lag_high = self._last_seq = 0
         # The stream first, then the history: what comes in between is in both.
@@ -148,9 +151,14 @@ class Subscriber:
         self._heard = time.monotonic()
         # A run whose directory is here may all the same be served by a broker that takes keys.
         security = self._given_security or client_security_for(place.door)
-        self._link = StreamLink(
-            place.stream, place.door, self._order, self._wanted, self._report, self._heard_of.append, security
-        )
+        self._link = StreamLink(place.stream, place.door, self._order, self._wanted, self._report, self._hear, security)
+        self._send_again()
+
+    def _send_again(self) -> None:
+        self._again_at = time.monotonic() + UNCONFIRMED_SECONDS if self._unconfirmed else math.inf
+        for command in tuple(self._unconfirmed.values()):
+            if self._link is not None:
+                self._link.tell("command", command.to_wire())
 
     def _report(self) -> dict[str, Any]:
         told = {"report": asdict(self.statistics())}
@@ -199,33 +207,39 @@ class Subscriber:
 
         Raises :class:`bus.errors.ConfigurationError` when there is no such command."""
         command = check_command(name, arguments)._replace(id=new_command_id(), decided_at=decided_at)
-        if self._link is None:
+        if self._over or self.ending is not None:
             return False
         self._sent[command.id] = command
-        self._unconfirmed.append(command.id)
-        self._link.tell("command", command.to_wire())
+        self._unconfirmed[command.id] = command
+        self._again_at = time.monotonic() + UNCONFIRMED_SECONDS
+        if self._link is not None:
+            self._link.tell("command", command.to_wire())
         return True
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each command that was sent, as far as it is known."""
-        while self._heard_of:
-            message = self._heard_of.popleft()
-            if message.kind in ("told", "refused") and self._unconfirmed:
-                # The door answers in order.
-                self._answer_of_door(self._unconfirmed.popleft(), message)
         answered = {outcome.command.id: outcome for outcome in self._order.outcomes}
         return tuple(
             answered.get(name) or self._refused.get(name) or Outcome(command, None, None)
-            for name, command in self._sent.items()
+            for name, command in tuple(self._sent.items())
         )
 
-    def _answer_of_door(self, name: str, message: Control) -> None:
+    def _hear(self, message: Control) -> None:
+        """What the door says, on the thread that listens to it."""
+        name = message.content.get("id")
+        if name not in self._unconfirmed:
+            return
         if message.kind == "refused":
             self._refused[name] = Outcome(self._sent[name], None, None, str(message.content.get("reason")))
+        if message.kind == "refused" or (message.kind == "told" and message.content.get("ranks")):
+            del self._unconfirmed[name]
+        elif message.kind == "told" and self._link is not None:
+            # The broker waits for its trainer still.
+            self._again_at = time.monotonic() + AGAIN_SECONDS
 
     def _send_from(self, snapshot: Snapshot, name: str, arguments: tuple[Any, ...]) -> None:
-        if name == "stop" and any(command.name == "stop" for command in self._sent.values()):
+        if name == "stop" and any(command.name == "stop" for command in tuple(self._sent.values())):
             # Callbacks ask again at every event until the training has ended.
             return
         self.send_command(name, *arguments, decided_at=int(snapshot.timestamp.batch))
@@ -294,6 +308,8 @@ class Subscriber:
             raise ClosedError(f"the subscriber of run {self.run_name!r} is closed")
         if self.ending is not None:
             return None
+        if time.monotonic() >= self._again_at:
+            self._send_again()
         pause = self._read_recording() if self._catching_up else self._receive()
         if self.ending is None:
             self.ending = self._order.ending

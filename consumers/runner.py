@@ -181,7 +181,7 @@ class Runner:
             gaps=tuple(dict.fromkeys(gap for one in self._all() for gap in one._known_gaps())),
             ending=self._ending or getattr(self._stream, "ending", None),
             damage=self._damage or getattr(self._stream, "damage", None),
-            fields_since={name: batch for one in self._all() for name, batch in one._fields_since.items()},
+            fields_since={name: batch for one in self._all() for name, batch in tuple(one._fields_since.items())},
             uncommitted=self._uncommitted,
             outcomes=tuple(outcome for one in self._all() for outcome in getattr(one._stream, "outcomes", ())),
         )
@@ -248,6 +248,9 @@ class Runner:
                 await self._finish_lanes()
                 # What callbacks log while they are closed comes after the position from which the next runner goes on.
                 self._commit()
+            except BaseException:
+                self._leaving = True
+                raise
             finally:
                 self._dismiss_lanes()
                 await self._close()
@@ -368,6 +371,9 @@ class Runner:
 
     async def _consume(self) -> None:
         self._waiting = True
+        if self._leaving:
+            # Somebody asked for it before there was anything to interrupt.
+            return
         try:
             async with contextlib.aclosing(self._snapshots()) as snapshots:
                 async for snapshot in snapshots:
@@ -441,6 +447,9 @@ class Runner:
     def _note_point(self, snapshot: Snapshot, has_logged: bool) -> None:
         """Notes where a runner beside another one is, for that one to commit: always when it has logged something,
         because the destinations' positions are past that."""
+        if self._fatal is not None:
+            # The next runner begins before what failed.
+            return
         now = time.monotonic()
         if has_logged or now >= self._next_point:
             self._next_point = now + COMMIT_SECONDS
@@ -529,6 +538,10 @@ class Runner:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         try:
             await self._consume()
+            if self._fatal is not None:
+                lane.fail(self._fatal)
+        except Exception as error:  # noqa: BLE001  whatever it is, the other runner raises it
+            lane.fail(error)
         finally:
             lane.through.set()
             # What is logged while it is closed comes after what the other one commits.
@@ -646,13 +659,14 @@ class _Lane:
         if self._thread.ident is not None:
             self._thread.join()
 
+    def fail(self, error: Exception) -> None:
+        """Ends the whole for an error: it is raised by the other runner."""
+        self._beside._leave(error, error.__cause__ if isinstance(error.__cause__, Exception) else None)
+
     def _run(self) -> None:
         try:
             asyncio.run(self.runner._run_beside(self))
-            if self.runner._fatal is not None:
-                raise self.runner._fatal
-        # Whatever ends it ends the whole: it is raised there.
-        except Exception as error:  # noqa: BLE001
-            self._beside._leave(error, error.__cause__ if isinstance(error.__cause__, Exception) else None)
+        except Exception as error:  # noqa: BLE001  as above
+            self.fail(error)
         finally:
             self.through.set()

@@ -1,6 +1,8 @@
 """The way back: what consumers and people ask of a training, and what becomes of it."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ from bus import Event, Publisher, Recording, Subscriber, find_run
 from bus.commands import COMMANDS, Command, Outcome, check_command
 from bus.errors import BrokerError, ConfigurationError, ProtocolError
 from bus.sender import send_command
+from trainer import Evaluator
 
 EVALUATORS = {"eval_a": {"n": 12, "batch_size": 5}}
 
@@ -347,7 +350,8 @@ def test_a_trainer_waits_for_nobody_longer_than_it_was_told(runs_dir, consumer, 
 
     def freeze(_event, state, logger):
         if int(state.timestamp.batch) == 3:
-            stalled[0].kill()
+            # One that is killed is not waited for at all.
+            stalled[0].send_signal(signal.SIGSTOP)
 
     with gold_trainer(
         24, 6, publish=True, run_name="r", wait_for="all", wait_seconds=2,
@@ -415,3 +419,96 @@ JUNK = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.te
 def test_whatever_comes_is_a_command_or_refused(content):
     with suppress(ProtocolError):
         Command.from_wire(content)
+
+
+def test_a_command_that_the_trainer_did_not_live_to_see_is_answered(runs_dir):
+    """By the broker, when the run is over."""
+    outcomes = []
+    with Publisher("r") as publisher:
+        publisher.publish(Event.BATCH_END, batch=1)
+        info = find_run("r")
+        thread = threading.Thread(target=lambda: outcomes.append(send_command(info, "stop", wait=30)))
+        thread.start()
+        # The publisher ends without having looked once more.
+        wait_for(lambda: publisher._uplink._link.socket.poll(0), "the command to be there")
+    thread.join()
+    assert outcomes[0].error == "the run has ended"
+
+
+def test_a_stop_survives_the_broker(runs_dir):
+    outcomes = []
+
+    def watch():
+        with Subscriber("r", events=[Event.BATCH_END]) as stream:
+            for snapshot in stream:
+                if int(snapshot.timestamp.batch) == 20:
+                    os.kill(broker_pid(), signal.SIGKILL)
+                    snapshot.stop_training()
+            outcomes.extend(stream.outcomes)
+
+    def broker_pid():
+        return json.loads((runs_dir / "r" / "broker.json").read_text())["pid"]
+
+    thread = threading.Thread(target=watch)
+
+    def step(event, state, logger):
+        time.sleep(0.005)
+        if int(state.timestamp.batch) == 10:
+            thread.start()
+
+    with gold_trainer(
+        24, 6, algorithms=[Act(step, Event.BATCH_CHECKPOINT)], publish=True, run_name="r", max_duration="5000ba"
+    ) as trainer:
+        trainer.fit()
+    thread.join()
+    assert trainer.state.timestamp.values[2] < 5000
+    assert [outcome.error for outcome in outcomes] == [None]
+
+
+def test_a_consumer_without_a_name_is_waited_for_too(runs_dir):
+    process = []
+
+    def begin(event, state, logger):
+        code = WATCHER.replace("name=name, ", "")
+        process.append(subprocess.Popen([sys.executable, "-c", code, "-", "batch_end", "7"]))
+
+    with gold_trainer(
+        24, 6, publish=True, run_name="r", max_duration="10ep", wait_for="all", algorithms=[Act(begin, Event.INIT)]
+    ) as trainer:
+        wait_for(lambda: trainer._publisher.poll() or trainer._publisher.consumers, "the consumer")
+        trainer.fit()
+    process[0].wait(20)
+    assert trainer.state.timestamp.values[2] == 7
+
+
+def test_an_evaluation_that_fails_leaves_the_training_as_it_was(runs_dir):
+    class Failing(Evaluator):
+        def __init__(self):
+            super().__init__("bad", [])
+
+    _, (outcome,), snapshots = train(("set", "eval", "now"), eval_dataloader=Failing(), eval_interval=0)
+    assert "gave no batch" in outcome.error
+    ends = [one for one in snapshots if one.event is Event.BATCH_END]
+    assert {one.dataloader_label for one in ends} == {"train"}
+
+
+@pytest.mark.parametrize("event", [Event.BATCH_END, Event.EVAL_END])
+def test_an_exact_stop_is_applied_again_at_the_same_batch(runs_dir, consumer, event):
+    options = {"max_duration": "10ep", "eval_dataloader": gold_evaluators(EVALUATORS)}
+    with gold_trainer(
+        24, 6, publish=True, run_name="r", wait_for="judge",
+        algorithms=[Act(lambda *_: consumer("judge", event, 8), Event.INIT)], **options,
+    ) as first:  # fmt: skip
+        first.fit()
+    with gold_trainer(24, 6, commands_from=runs_dir / "r", **options) as second:
+        second.fit()
+    assert first.state.timestamp.values[2] == second.state.timestamp.values[2] == 8
+
+
+def test_what_a_script_says_is_applied_in_every_fit(runs_dir):
+    _, (outcome,), _ = train(("set", "lr", 0.025))
+    second = gold_trainer(24, 6, commands_from=runs_dir / "r", max_duration=f"{outcome.batch + 4}ba")
+    second.fit("1ba")
+    second.fit(f"{outcome.batch + 2}ba")
+    assert second.state.optimizers[0].param_groups[0]["lr"] == 0.025
+    second.close()

@@ -49,6 +49,8 @@ class Decisions:
         self._ranks = ranks
         self._late: dict[Event, set[str]] = {event: set() for event in _EVENTS}
         self._is_first = ranks is None or ranks.rank == 0
+        if ranks is not None:
+            publisher.kept_events = _EVENTS
 
     def publish(self, event: Event) -> None:
         """Publishes an event, and waits if something may be decided at it."""
@@ -63,6 +65,8 @@ class Decisions:
     def _await_presence(self, names: frozenset[str]) -> None:
         deadline = time.monotonic() + self._seconds
         while missing := sorted(names - {one.name for one in self._publisher.consumers}):
+            if self._publisher.closed or self._control.is_asked_to_stop:
+                return
             if time.monotonic() >= deadline:
                 _log.warning(
                     "run %s: no consumer %s has come within %g s that decides anything: the training goes on without",
@@ -71,11 +75,14 @@ class Decisions:
                 return
             self._publisher.wait()
 
+    def _leave(self) -> bool:
+        return self._control.is_asked_to_stop
+
     def _await_decisions(self, event: Event) -> None:
         late, known = self._publisher.wait_until_handled(event, self._names, 0), self._late[event]
         known &= late
         if late - known:
-            late = self._publisher.wait_until_handled(event, late - known, self._seconds)
+            late = self._publisher.wait_until_handled(event, late - known, self._seconds, self._leave)
             for name in sorted(late):
                 _log.warning(
                     "run %s: consumer %s has not decided at %s within %g s: the training goes on, and waits for it "

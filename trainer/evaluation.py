@@ -120,9 +120,11 @@ class Evaluation:
     def _evaluating(self) -> Iterator[None]:
         """Evaluation mode; afterwards the dataloader in use is again what it was."""
         dataloader = self._state.dataloader_in_use
-        with inference(self._state.model):
-            yield
-        self._state.set_dataloader(*dataloader)
+        try:
+            with inference(self._state.model):
+                yield
+        finally:
+            self._state.set_dataloader(*dataloader)
 
     def _evaluate(self, evaluator: Evaluator, subset_num_batches: int = -1) -> None:
         state, fire, spec = self._state, self._engine.run_event, evaluator.spec

@@ -5,6 +5,7 @@ publisher -> waiting -> a boundary of the loop -> applied, on every rank -> answ
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from bus.commands import Command, Outcome
@@ -19,6 +20,11 @@ __all__ = ["RemoteControl"]
 
 IDLE_SECONDS = 0.02
 IDLE_SECONDS_OF_RANKS = 0.25
+MAX_WAITING = 100
+
+# Where in the course of a batch a command can be applied.
+_PLACES = {"batch_end": 0, "eval_end": 0, "batch_checkpoint": 1}
+_LAST_PLACE = 2
 
 
 class RemoteControl:
@@ -47,6 +53,8 @@ class RemoteControl:
         self._ranks = ranks
         self._paused = False
         self._script = [one for one in script if one.error is None and one.command.name not in ("pause", "resume")]
+        self._scripted = {id(one.command): one for one in self._script}
+        self._taken: deque[str] = deque(maxlen=10 * MAX_WAITING)
         self.waiting += [one.command for one in self._script]
 
     def answer_through(self, publisher: Publisher | None) -> None:
@@ -56,8 +64,21 @@ class RemoteControl:
 
     def take(self, command: Command) -> None:
         """Takes a command in, at whatever event it comes."""
-        if self._state.rank == 0:
-            self.waiting.append(command)
+        # One that was sent again, because a broker died, may have come before.
+        if self._state.rank > 0 or (command.id and command.id in self._taken):
+            return
+        if len(self.waiting) - len(self._script) >= MAX_WAITING:
+            self._answer(command, Event.BATCH_END, f"{MAX_WAITING} commands wait already: send it later")
+            return
+        self._taken.append(command.id)
+        self.waiting.append(command)
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether somebody has asked for the training to end: a signal, or a command that waits."""
+        return self._state.stop_requested or any(
+            one.name == "stop" and id(one) not in self._scripted for one in self.waiting
+        )
 
     def obey(self, event: Event) -> None:
         """Applies what waits. With several ranks all have to call this at the same event."""
@@ -70,9 +91,8 @@ class RemoteControl:
 
     def refuse_rest(self) -> None:
         """Answers what came too late."""
-        scripted = [one.command for one in self._script]
-        rest = [one for one in self.waiting if not any(one is other for other in scripted)]
-        self.waiting.clear()
+        rest = [one for one in self.waiting if id(one) not in self._scripted]
+        self.waiting[:] = [one for one in self.waiting if id(one) in self._scripted]
         for command in rest:
             # A training that has come to its end has stopped, too.
             error = None if command.name == "stop" else "the training has come to its end"
@@ -91,17 +111,19 @@ class RemoteControl:
             for one in self.waiting
             if not self._is_scripted_for_later(one, event) and (one.name == "stop" or not stops_only)
         ]
-        self.waiting[:] = [one for one in self.waiting if one not in commands]
+        taken = set(map(id, commands))
+        self.waiting[:] = [one for one in self.waiting if id(one) not in taken]
         if self._ranks is not None:
             commands = [Command.from_wire(one) for one in self._ranks.share([one.to_wire() for one in commands])]
         return commands
 
     def _is_scripted_for_later(self, command: Command, event: Event) -> bool:
-        then = next((one for one in self._script if one.command is command), None)
+        then = self._scripted.get(id(command))
         if then is None or then.batch is None:
             return False
         batch = self._state.timestamp.values[2]
-        return batch < then.batch or (batch == then.batch and event.value != then.event)
+        place, place_then = (_PLACES.get(one, _LAST_PLACE) for one in (event.value, then.event or ""))
+        return batch < then.batch or (batch == then.batch and place < place_then)
 
     def _apply(self, command: Command, event: Event) -> None:
         error = None
