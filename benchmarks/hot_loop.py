@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +58,7 @@ def trainer_loop(job: Job, batches: int, runs_dir: Path, callbacks: str | None) 
 def watched_by_all(job: Job, batches: int, runs_dir: Path) -> float:
     """Batches a second of the trainer with every callback and three loggers in a ``consumer`` process. All of them have
     worked when this returns: their files are there."""
-    module, loader = job.make(1)
+    _, loader = job.make(1)
     trainer = make_trainer(job, batches, runs_dir, eval_dataloader=loader)
     work = trainer.recording.parent / "work"
     options = {
@@ -244,7 +244,8 @@ def measure_training(report: Report, runs_dir: Path, quick: bool) -> None:
 
 
 def measure_all_callbacks(report: Report, runs_dir: Path, quick: bool) -> None:
-    """Training speed against the bare loop with everything attached that there is in the reference."""
+    """Training speed against the bare loop with all callbacks of the reference and three loggers attached, over one
+    epoch with the evaluation, the checkpoint and the export that end it."""
     job = WATCHED_BY_ALL
     batches, rounds = (20, 1) if quick else (job.batches, job.rounds)
     bare_loop(job, batches)

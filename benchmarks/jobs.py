@@ -73,7 +73,7 @@ JOBS = {
 }
 
 IMAGES = mlp(MEDIUM_WIDTHS, 128, image=(1, 16, 32))
-WATCHED_BY_ALL = Job(IMAGES, Classifier, cross_entropy, 400, 9, 0.99, 0.97)
+WATCHED_BY_ALL = Job(IMAGES, Classifier, cross_entropy, 1000, 5, 0.99, 0.97)
 """The medium MLP on images, because there is a callback that shows them."""
 
 

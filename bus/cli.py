@@ -148,7 +148,7 @@ _wait_option = click.option(
 )
 
 
-@bus.command()
+@bus.command(context_settings={"ignore_unknown_options": True})
 @click.argument("run")
 @click.argument("command", type=click.Choice(list(COMMANDS)))
 @click.argument("arguments", nargs=-1, metavar="[NAME VALUE]")

@@ -147,6 +147,11 @@ class Demand:
         """The events that are wanted at all."""
         return frozenset(self._wanted)
 
+    @property
+    def fields(self) -> frozenset[str]:
+        """The further fields that are wanted at all, of whatever event."""
+        return frozenset(name for wanted in self._wanted.values() for name in wanted.fields)
+
     def is_due(self, event: Event, number: int, moment: Moment | None = None) -> bool:
         """Whether an event is wanted at a batch, by its :func:`batch_number`; ``moment`` is what intervals other than
         numbers of batches are judged by."""

@@ -82,6 +82,8 @@ class Registry(Generic[T]):
             return self._load(name, self._own[name])
         if ":" in name:
             return self._load(name, name)
+        if name.endswith(".py"):
+            raise ConfigurationError(f"{self.kind} {name!r} is a file: name the class in it too, as in {name}:MyClass")
         plugins, _ = self._plugins()
         if name not in plugins:
             names = sorted([*self._own, *plugins])

@@ -24,7 +24,7 @@ from consumers.logger import LoggerDestination
 from consumers.loggers import ConsoleLogger
 from consumers.members import decides_of
 from consumers.runner import wanted_events
-from consumers.session import run_session
+from consumers.session import run_session, told_outcomes
 
 __all__ = ["NAME", "main", "run_attached"]
 
@@ -62,9 +62,8 @@ def run_attached(
         )
 
     _, statistics = run_session(open_stream, made, list(loggers) or [ConsoleLogger()])
-    for outcome in statistics.outcomes:
-        if outcome.error is None:
-            print(f"command {outcome}", file=sys.stderr)
+    for line in told_outcomes(statistics):
+        print(line, file=sys.stderr)
     for problem in statistics.problems:
         print(problem, file=sys.stderr)
     return 1 if statistics.problems else 0

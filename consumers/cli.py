@@ -17,7 +17,7 @@ from consumers.members import decides_of
 from consumers.progress import Committed
 from consumers.registry import CALLBACKS, LOGGERS, create_selected
 from consumers.runner import COMMIT_EVENTS, OnError, RunnerStatistics, wanted_events
-from consumers.session import run_session
+from consumers.session import run_session, told_outcomes
 from consumers.state_file import StateFile, check_name
 
 __all__ = ["consumer", "main"]
@@ -166,7 +166,7 @@ def consumer(
 
     progress = None if name is None else _open_state(state_dir, name, found)
     stream, statistics = run_session(open_stream, made, destinations, on_error, progress, commit_every, say_start)
-    return _report(stream, statistics, sorted({field for callback in made for field in callback.fields}))
+    return _report(stream, statistics, sorted(demand_of(made).fields))
 
 
 def main() -> None:
@@ -208,13 +208,14 @@ def _report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str
     for field in fields:
         if field in statistics.fields_since:
             _say(f"{field} is there from batch {statistics.fields_since[field]} on")
+        elif isinstance(stream, Recording):
+            _say(f"{field} is not in this recording: attach while the training runs, so that it is asked for")
         else:
             _say(
                 f"{field} never came: nobody asked in time, or the training has no such field (its own output says so)"
             )
-    for outcome in statistics.outcomes:
-        if outcome.error is None:
-            _say(f"command {outcome}")
+    for line in told_outcomes(statistics):
+        _say(line)
     problems = [*statistics.problems, *missing]
     for problem in problems:
         _say(problem)

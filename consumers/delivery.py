@@ -4,12 +4,18 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import bus
+import consumers
+from bus.errors import OffloopError
 from bus.snapshot import Snapshot
 from consumers.logger import Logger, LoggerDestination, RunPlace
 
 __all__ = ["Delivery", "show_failure"]
+
+_OUR_FOLDERS = tuple(str(Path(str(package.__file__)).parent) for package in (bus, consumers))
 
 
 class Delivery:
@@ -111,7 +117,17 @@ class Delivery:
 
 
 def show_failure(headline: str, error: BaseException) -> None:
-    """Prints other people's error on standard error, with the traceback from their first frame on."""
+    """Prints other people's error on standard error, with the traceback from their first frame on. An error of ours
+    says what to do by itself: of the traceback it is told the last line that is theirs."""
+    if isinstance(error, OffloopError):
+        frames = [one for one in traceback.extract_tb(error.__traceback__) if not _is_ours(one.filename)]
+        where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        print(f"{headline}: {error}{where}", file=sys.stderr, flush=True)
+        return
     own = error.__traceback__
     lines = traceback.format_exception(type(error), error, own and own.tb_next)
     print(f"{headline}:\n{''.join(lines)}", end="", file=sys.stderr, flush=True)
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_OUR_FOLDERS)

@@ -12,11 +12,23 @@ from consumers.members import divided
 from consumers.progress import Committed, Progress
 from consumers.runner import COMMIT_EVENTS, OnError, Runner, RunnerStatistics
 
-__all__ = ["OpenStream", "run_session"]
+__all__ = ["OpenStream", "run_session", "told_outcomes"]
 
 
 OpenStream: TypeAlias = Callable[[Sequence[Callback], Mapping[int, tuple[int, int]] | None], Stream]
 """Opens a stream for some callbacks, from where on it is to go: see :class:`~bus.subscriber.Subscriber`."""
+
+
+def told_outcomes(statistics: RunnerStatistics) -> list[str]:
+    """A line for people about each command that callbacks have sent, but for those that went wrong: they are among the
+    problems."""
+    return [
+        f"command '{outcome.command}' came too late: the training was over"
+        if outcome.event is None and statistics.ending is not None
+        else f"command {outcome}"
+        for outcome in statistics.outcomes
+        if outcome.error is None
+    ]
 
 
 def run_session(

@@ -138,6 +138,7 @@ def test_a_pause_stands_still_and_takes_no_training_time(runs_dir):
         count = len(batches)
         # Meanwhile a value can be set, and the training does not move.
         assert send_command(find_run("r"), "set", "lr", 0.5, wait=10).batch == batches[-1]
+        assert "stands still already" in send_command(find_run("r"), "pause", wait=10).error
         time.sleep(0.6)
         assert len(batches) == count
         assert send_command(find_run("r"), "resume", wait=10).error is None
@@ -244,6 +245,7 @@ def test_the_command_line_says_what_became_of_it(runs_dir):
     def send():
         results.append(bus("set", "lr", "1e-3"))
         results.append(bus("set", "lr", "fast"))
+        results.append(bus("set", "lr", "-1"))
         results.append(bus("stop", "now"))
         results.append(bus("stop"))
 
@@ -259,11 +261,12 @@ def test_the_command_line_says_what_became_of_it(runs_dir):
     ) as trainer:
         trainer.fit()
     thread.join()
-    done, refused, wrong, stopped = results
+    done, refused, negative, wrong, stopped = results
     assert done.returncode == 0
     assert done.stdout.startswith("run r: 'set lr 0.001' took effect at batch ")
     assert refused.returncode == 1
     assert "was not done: lr is 'fast': use a number" in refused.stderr
+    assert "was not done: lr is -1" in negative.stderr
     assert wrong.returncode == 1
     assert "'stop' takes nothing further" in wrong.stderr
     assert stopped.returncode == 0

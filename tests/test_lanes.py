@@ -208,3 +208,24 @@ def test_a_command_of_a_consumer_is_reported(runs_dir, tmp_path):
     _, errors = consumer[0].communicate(timeout=30)
     batch = trainer.state.timestamp.values[2]
     assert re.search(rf"command 'stop' took effect at batch {batch} \(\w+\), {batch - 5} batches after", errors)
+
+
+def test_an_error_of_ours_is_one_line_with_the_place_that_is_the_user_s(recording, capsys):
+    class Curious(Callback):
+        def batch_end(self, state, logger):
+            state.no_such_field  # noqa: B018
+
+    run_session(lambda callbacks, after: recording(), [Curious()], [])
+    [line] = capsys.readouterr().err.splitlines()
+    assert "callback Curious raised at batch_end" in line
+    assert "has no field 'no_such_field'" in line
+    assert re.search(r"test_lanes\.py:\d+\)$", line)
+
+
+def test_a_replay_says_which_fields_are_not_in_it(recording):
+    path = str(recording().path)
+    done = subprocess.run(
+        [sys.executable, "-m", "consumers", "--replay", path, "--callbacks", "activations"],
+        capture_output=True, text=True, timeout=50,
+    )  # fmt: skip
+    assert "activations is not in this recording: attach while the training runs" in done.stderr

@@ -8,6 +8,7 @@ import pytest
 from consumers_stream import batch_end
 from logged import LogsWhatItSees
 
+from bus.errors import ConfigurationError
 from bus.snapshot import Snapshot
 from consumers import ConsoleLogger, Runner
 from consumers.loggers import console
@@ -56,6 +57,42 @@ def test_lines_stay_aligned_and_numbers_are_right(capsys: pytest.CaptureFixture[
         "step    200  epoch   0  loss     0.001  n    123456",
         "step    300  epoch   0  loss       nan  n        -3",
     ]
+
+
+def shown_names(line: str) -> list[str]:
+    return [word for word in line.split() if "/" in word]
+
+
+def test_of_times_those_that_step_and_epoch_tell_are_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("epoch", "batch", "batch_in_epoch", "sample", "sample_in_epoch", "token", "token_in_epoch")
+    times = {f"time/{name}": 1.0 for name in (*names, "train", "val", "total", "remaining_estimate")}
+    log(ConsoleLogger(), batch_end(1, rows=[[1, times]]))
+    assert shown_names(capsys.readouterr().out) == ["time/remaining_estimate"]
+
+
+def test_what_there_is_of_each_parameter_and_module_is_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+    norms = {f"l2_norm/{kind}/{name}": 1.0 for kind in ("grad", "param") for name in ("weight", "net.0.weight")}
+    others = {"activations/max/net.0_input.0": 1.0, "l2_norm/grad/global": 2.0}
+    log(ConsoleLogger(), batch_end(1, rows=[[1, norms | others]]))
+    assert shown_names(capsys.readouterr().out) == ["l2_norm/grad/global"]
+
+
+def test_the_last_pattern_that_fits_a_name_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"a/b": 1.0, "a/c": 1.0, "a/cd": 1.0}
+    log(ConsoleLogger(hide=["a/*", "!a/c*", "a/cd"]), batch_end(1, rows=[[1, row]]))
+    assert shown_names(capsys.readouterr().out) == ["a/c"]
+
+
+def test_a_line_has_a_dozen_metrics_and_says_how_many_there_are_more(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {f"memory/{number}": number for number in range(152)} | {"metrics/eval/Accuracy": 0.5, "loss/train": 1.0}
+    log(ConsoleLogger(), batch_end(1, rows=[[1, row]]))
+    log(ConsoleLogger(most=200), batch_end(1, rows=[[1, row]]))
+    short, long = capsys.readouterr().out.splitlines()
+    assert shown_names(short) == [*(f"memory/{number}" for number in range(10)), "metrics/eval/Accuracy", "loss/train"]
+    assert short.endswith("  ... and 142 more")
+    assert shown_names(long) == list(row)
+    with pytest.raises(ConfigurationError, match="most is how many"):
+        ConsoleLogger(most=0)
 
 
 def test_a_recording_read_fast_does_not_flood_a_terminal(

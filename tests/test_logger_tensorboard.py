@@ -16,9 +16,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.plugins.hparams import metadata as hparams
 
 from bus.errors import ClosedError, ConfigurationError
-from bus.event import Event
 from bus.snapshot import Snapshot
-from bus.time import Timestamp
 from consumers import Runner
 from consumers.logger import Row, RunPlace
 from consumers.loggers.tensorboard import TensorboardLogger
@@ -124,21 +122,23 @@ def test_masks_lie_over_their_image_in_a_colour_for_each_class(tmp_path: Path) -
     assert descriptions == ["", "1: cell, 2: wall"]
 
 
-def test_an_attempt_that_goes_back_leaves_no_step_twice(tmp_path: Path) -> None:
-    def row(attempt: int, batch: int) -> Snapshot:
-        timestamp = Timestamp(batch=batch)
-        return Snapshot.build(
-            Event.BATCH_END, attempt=attempt, timestamp=timestamp, time_ns=batch, rows=[[batch, {"x": attempt}]]
-        )
-
+@pytest.mark.parametrize(("behind", "hyperparameters"), [(0, {}), (1, {}), (1, {"seed": 17})])
+def test_an_attempt_that_goes_back_leaves_no_step_twice(
+    behind: int, hyperparameters: dict[str, Any], tmp_path: Path
+) -> None:
+    """Whether rows have the step at which their batch ends or, as losses do, the one at which it began."""
     for attempt, batches in ((1, range(1, 9)), (2, range(6, 12))):
         destination = TensorboardLogger()
         destination.open(RunPlace("digits", attempt, tmp_path))
         for batch in batches:
-            destination.log_rows([Row(batch, float(batch), {"x": attempt})], row(attempt, batch))
+            state = batch_end(batch)
+            if hyperparameters and batch == batches[0]:
+                destination.log_hyperparameters(hyperparameters, state)
+            rows = [Row(batch, state.time, {"y": attempt}), Row(batch - behind, state.time, {"x": attempt})]
+            destination.log_rows(rows, state)
         destination.close()
     assert len(list((tmp_path / "tensorboard").iterdir())) == 2
-    found = [(event.step, event.value) for event in read(tmp_path / "tensorboard").Scalars("x")]
+    found = [(event.step + behind, event.value) for event in read(tmp_path / "tensorboard").Scalars("x")]
     assert found == [*((batch, 1) for batch in range(1, 6)), *((batch, 2) for batch in range(6, 12))]
 
 

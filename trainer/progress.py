@@ -36,6 +36,9 @@ class Progress:
     def draw(self) -> None:
         """Shows how far the training is."""
 
+    def note(self, line: str) -> None:
+        """Shows a line of somebody else's."""
+
     def epoch_end(self) -> None:
         """Shows how an epoch went."""
 
@@ -79,6 +82,10 @@ class ProgressLines(Progress):
         """Shows how far the training is."""
         self.next_draw = self._clock() + self._every
         self._show([*self._position(), *self._results()])
+
+    def note(self, line: str) -> None:
+        """Writes the line."""
+        self._write_line(line)
 
     def epoch_end(self) -> None:
         """Writes the line of the epoch."""

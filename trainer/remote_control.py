@@ -38,10 +38,16 @@ class RemoteControl:
         settings: what ``set`` can set.
         ranks: the others, if there are any.
         script: commands of an earlier training, to be applied where they were then.
+        say: shows a line to whoever watches the training's output.
     """
 
     def __init__(
-        self, state: State, settings: Settings, ranks: Ranks | None = None, script: Iterable[Outcome] = ()
+        self,
+        state: State,
+        settings: Settings,
+        ranks: Ranks | None = None,
+        script: Iterable[Outcome] = (),
+        say: Callable[[str], object] = str,
     ) -> None:
         self.waiting: list[Command] = []
         """Commands that have not been applied; the loop looks here after each batch."""
@@ -51,6 +57,7 @@ class RemoteControl:
         self._state = state
         self._settings = settings
         self._ranks = ranks
+        self._say = say
         self._paused = False
         self._script = [one for one in script if one.error is None and one.command.name not in ("pause", "resume")]
         self._scripted = {id(one.command): one for one in self._script}
@@ -137,6 +144,7 @@ class RemoteControl:
         self._answer(command, event, error)
 
     def _answer(self, command: Command, event: Event, error: str | None) -> None:
+        self._say(str(Outcome(command, event.value, self._state.timestamp.values[2], error)))
         publisher = None if self._publisher is None else self._publisher()
         if publisher is not None and self._state.rank == 0:
             publisher.answer(command, event, self._state.timestamp.values, error)
@@ -148,6 +156,8 @@ class RemoteControl:
             self._paused = False
             self._state.stop_now()
         elif command.name == "pause":
+            if self._paused:
+                raise ConfigurationError("the training stands still already")
             self._paused = True
         elif command.name == "resume":
             if not self._paused:

@@ -331,7 +331,7 @@ class Trainer:
         self.logger = Logger(self.state)
         self.settings = self._make_settings(own_settings)
         """What ``bus send RUN set NAME VALUE`` can set; more can be registered."""
-        self._control = RemoteControl(self.state, self.settings, self._ranks, script)
+        self._control = RemoteControl(self.state, self.settings, self._ranks, script, self._progress.note)
         with self._ending_on_error():
             if publish:
                 self._publisher = self._start_stream(

@@ -20,8 +20,16 @@ _BIGGEST_WHOLE = 10**_VALUE_WIDTH
 _TEXT_WIDTH = 60
 _TERMINAL_SECONDS = 0.2
 
-_TIMES = ("time/*",)
-_SAME_ON_ONE_DEVICE = "throughput/device/*_per_sec"
+_GLOBAL_NORM = "l2_norm/grad/global"
+_HIDDEN = (
+    # Step and epoch say where the run is.
+    *("time/epoch", "time/batch*", "time/sample*", "time/token*", "time/train", "time/val", "time/total"),
+    "throughput/device/*_per_sec",
+    # There is one for each parameter or module.
+    *("l2_norm/*/*", f"!{_GLOBAL_NORM}", "activations/*"),
+)
+_MOST = 12
+_FIRST = ("loss/", "metrics/")
 
 
 class ConsoleLogger(LoggerDestination):
@@ -33,15 +41,22 @@ class ConsoleLogger(LoggerDestination):
     made prints at most five lines a second. Images, tables and texts are a short line each, the latest of each name,
     hyperparameters one line; files to upload are left out.
 
-    ``hide`` are patterns of metrics that are not shown: by default times (in hours, and counted in batches and samples,
-    for which step and epoch stand) and the throughput of a single device. ``hide=`` shows everything.
+    ``hide`` are patterns of metrics that are not shown, or are after all with ``!`` before them: the last one that fits
+    a name counts. By default they hide training time and wall-clock time, for which step and epoch stand, the
+    throughput of a single device, activations, and every norm of a single parameter. ``hide=`` hides nothing.
+
+    A line has at most ``most`` metrics and the number of the others: losses and metrics of the model go first, then
+    those that came first.
     """
 
-    def __init__(self, every: float = 1.0, hide: Sequence[str] = (*_TIMES, _SAME_ON_ONE_DEVICE)) -> None:
+    def __init__(self, every: float = 1.0, hide: Sequence[str] = _HIDDEN, most: int = _MOST) -> None:
         if not every >= 0:
             raise ConfigurationError(f"every is a number of seconds, 0 or more, not {every}")
+        if most < 1:
+            raise ConfigurationError(f"most is how many metrics a line has at most, 1 or more, not {most}")
         self._every = every
         self._hide = tuple(hide)
+        self._most = most
         self._shown: dict[str, bool] = {}
         self._next = float("-inf")
         self._next_on_terminal = float("-inf")
@@ -107,7 +122,8 @@ class ConsoleLogger(LoggerDestination):
     def _is_shown(self, name: str) -> bool:
         shown = self._shown.get(name)
         if shown is None:
-            shown = self._shown[name] = not any(fnmatchcase(name, pattern) for pattern in self._hide)
+            fitting = [pattern for pattern in self._hide if fnmatchcase(name, pattern.removeprefix("!"))]
+            shown = self._shown[name] = not fitting or fitting[-1].startswith("!")
         return shown
 
     def _note(self, step: int, name: str, text: str, state: Snapshot) -> None:
@@ -134,7 +150,11 @@ class ConsoleLogger(LoggerDestination):
             cells = [f"step {self._step:>6}", f"epoch {self._epoch:>3}"]
             # Metrics keep the order in which they first came, so that lines stay alike.
             named = sorted(self._metrics, key=self._order.__getitem__)
-            cells += (one_line(f"{name} {format_value(self._metrics[name]):>{_VALUE_WIDTH}}") for name in named)
+            kept = sorted(named, key=lambda name: not name.startswith(_FIRST))[: self._most]
+            kept.sort(key=self._order.__getitem__)
+            cells += (one_line(f"{name} {format_value(self._metrics[name]):>{_VALUE_WIDTH}}") for name in kept)
+            if left_out := len(named) - len(kept):
+                cells.append(f"... and {left_out} more")
             print(_wrapped(cells) if sys.stdout.isatty() else _GAP.join(cells), flush=True)
         for note in self._notes.values():
             print(note, flush=True)

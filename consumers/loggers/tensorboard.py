@@ -67,7 +67,7 @@ class TensorboardLogger(FileDestination):
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Writes a record for each."""
-        self._begin_attempt(state)
+        self._begin_attempt(state, min(row.step for row in rows))
         for row in rows:
             self._write_values((_metric(name, value) for name, value in row.metrics.items()), row.time, row.step)
 
@@ -75,26 +75,28 @@ class TensorboardLogger(FileDestination):
         """Writes them as a table, and for the HParams dashboard."""
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
-        self._begin_attempt(state)
-        values = {name: _plain(value) for name, value in hyperparameters.items()}
+        # They come before the rows of their event, and those of a batch may have the step at which it began.
+        began = state.previous_timestamp if state.event is Event.BATCH_END else None
+        self._begin_attempt(state, (began or state.timestamp).values[2])
         step = state.timestamp.values[2]
+        values = {name: _plain(value) for name, value in hyperparameters.items()}
         table = _markdown(["name", "value"], list(map(list, values.items())))
         for_dashboard = hparams_pb(values, trial_id=self._run_name, start_time_secs=state.time)
         self._write_values([_text("hyperparameters", table), *for_dashboard.value], state.time, step)
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
         """Writes each image, and each again under each of its masks."""
-        self._begin_attempt(state)
+        self._begin_attempt(state, entry.step)
         self._write_values(_pictures(entry), entry.time, entry.step)
 
     def log_table(self, entry: Table, state: Snapshot) -> None:
         """Writes it as a text in Markdown."""
-        self._begin_attempt(state)
+        self._begin_attempt(state, entry.step)
         self._write_values([_text(entry.name, _markdown(entry.columns, entry.rows))], entry.time, entry.step)
 
     def log_text(self, entry: Text, state: Snapshot) -> None:
         """Writes it as it is; TensorBoard reads it as Markdown."""
-        self._begin_attempt(state)
+        self._begin_attempt(state, entry.step)
         self._write_values([_text(entry.name, entry.text)], entry.time, entry.step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -117,14 +119,14 @@ class TensorboardLogger(FileDestination):
         # TensorBoard reads the files of a directory in the order of their names.
         return directory / f"events.out.tfevents.{place.attempt:010}.offloop"
 
-    def _begin_attempt(self, state: Snapshot) -> None:
-        """Tells TensorBoard to forget what earlier attempts logged from here on."""
+    def _begin_attempt(self, state: Snapshot, step: int) -> None:
+        """Tells TensorBoard to forget what earlier attempts logged from that step on, the lowest that is to come."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         if self._begins_again and state.event not in _BEFORE_THE_TRAINING_TIME_IS_KNOWN:
             self._begins_again = False
             start = SessionLog(status=SessionLog.START)
-            self._write_event(wall_time=state.time, step=state.timestamp.values[2], session_log=start)
+            self._write_event(wall_time=state.time, step=step, session_log=start)
 
     def _write_values(self, values: Iterable[Any], time: float, step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
