@@ -99,6 +99,12 @@ class Snapshot:
             tensors.close()
         _set(self, "_opened", None)
 
+    @property
+    def is_lent(self) -> bool:
+        """Whether it has tensors in memory that the trainer has lent until the event is handled."""
+        fields = self.fields
+        return any(isinstance(value := fields.get(name), dict) and "segment" in value for name in self.on_demand)
+
     def stop_training(self) -> None:
         """Asks the trainer to end the training. It does so at the first boundary that comes after the request: usually
         the end of a batch, some batches after this event, unless it waits for decisions (``Trainer(wait_for=...)``).

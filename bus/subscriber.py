@@ -114,17 +114,17 @@ class Subscriber:
         """How the run ended; ``None`` until then."""
         self._demand = Demand.of(events or ()) if demand is None else demand
         self._order = StreamOrder(self.run_name, self.attempt, events, after, self._demand)
+        self._decides = frozenset(Event(event) for event in decides)
         self._wanted = {
             "name": name,
             "demand": self._demand.to_wire(),
-            "decides": sorted(Event(event).value for event in decides),
+            "decides": sorted(event.value for event in self._decides),
         }
-        # Somebody waits for what is handled, or has lent memory until then.
-        self._is_awaited = bool(self._wanted["decides"]) or any(
-            part["fields"] for part in self._demand.to_wire().values()
-        )
+        # Somebody may wait for what is handled, or lend memory until then.
+        self._tells_handled = bool(self._decides) or bool(self._demand.fields)
+        # Somebody does: it is said at once, and not with the next renewal.
+        self._is_awaited = False
         self._handled: dict[int, int] = {rank: seq for rank, (seq, _) in (after or {}).items()}
-        self._told_handled: dict[int, int] = {}
         self._unconfirmed: dict[str, Command] = {}
         self._sent: dict[str, Command] = {}
         self._refused: dict[str, Outcome] = {}
@@ -162,7 +162,7 @@ class Subscriber:
 
     def _report(self) -> dict[str, Any]:
         told = {"report": asdict(self.statistics())}
-        return {**told, "handled": dict(self._handled)} if self._is_awaited else told
+        return {**told, "handled": dict(self._handled)} if self._tells_handled else told
 
     def statistics(self) -> SubscriberStatistics:
         """How it is doing; may be called from another thread."""
@@ -252,11 +252,16 @@ class Subscriber:
         with contextlib.closing(Asker(place.door, self._given_security)) as ask:
             return fetch_segment(ask, self.run_name, reference)
 
+    def _note_handled(self, snapshot: Snapshot) -> None:
+        self._handled[snapshot.rank] = snapshot.seq
+        if snapshot.event in self._decides or (snapshot.on_demand and snapshot.is_lent):
+            self._is_awaited = True
+
     def _tell_handled(self) -> None:
         """Says how far it is, before it waits for more."""
-        if self._is_awaited and self._link is not None and self._handled != self._told_handled:
-            self._told_handled = dict(self._handled)
-            self._link.tell("handled", {"handled": self._told_handled})
+        if self._is_awaited and self._link is not None:
+            self._is_awaited = False
+            self._link.tell("handled", {"handled": dict(self._handled)})
 
     # -- iterating ----------------------------------------------------------------------------------------------------
 
@@ -265,7 +270,7 @@ class Subscriber:
             while self._ready:
                 snapshot = self._next()
                 yield snapshot
-                self._handled[snapshot.rank] = snapshot.seq
+                self._note_handled(snapshot)
             pause = self._advance()
             if pause is None:
                 return
@@ -282,7 +287,7 @@ class Subscriber:
             while self._ready:
                 snapshot = self._next()
                 yield snapshot
-                self._handled[snapshot.rank] = snapshot.seq
+                self._note_handled(snapshot)
             pause = self._advance()
             if pause is None:
                 return

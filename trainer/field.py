@@ -4,16 +4,21 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakMethod
 
+from bus.errors import ConfigurationError
 from bus.event import Event
 from trainer.state import State
 
-__all__ = ["BATCH_RESULTS", "Field", "FieldFunction", "WatchHook"]
+__all__ = ["BATCH_RESULTS", "Field", "FieldFunction", "NeverThereError", "WatchHook"]
 
 FieldFunction: TypeAlias = Callable[[State], Any]
 """What computes a field: from the state, which it must leave as it is."""
 
 BATCH_RESULTS = frozenset({Event.AFTER_TRAIN_BATCH, Event.BATCH_END})
 """The events at which the gradients of a batch are complete."""
+
+
+class NeverThereError(ConfigurationError):
+    """A training cannot have a field, now or later: it need not be tried again."""
 
 
 class WatchHook:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from bus.errors import ConfigurationError
-from trainer.field import BATCH_RESULTS, Field
+from trainer.field import BATCH_RESULTS, Field, NeverThereError
 from trainer.state import State
 
 __all__ = ["MAX_MODULES", "MODEL_FIELDS"]
@@ -54,7 +54,7 @@ def _counted(module: torch.nn.Module) -> tuple[int, int]:
 def memory_stats(state: State) -> dict[str, int]:
     """All of :func:`torch.cuda.memory_stats` for this rank's GPU, as it is: mostly bytes, and counts since the start.
 
-    Raises :class:`bus.errors.ConfigurationError` on a CPU."""
+    Raises :class:`trainer.field.NeverThereError` on a CPU."""
     _require_gpu(state, "what a CUDA allocator says")
     return dict(torch.cuda.memory_stats(state.device.torch_device))
 
@@ -72,7 +72,7 @@ def gpu_utilization(state: State) -> int:
 
 def _require_gpu(state: State, what: str) -> None:
     if state.device.name != "gpu":
-        raise ConfigurationError(f"it is {what}, and this training runs on {state.device.model_name}")
+        raise NeverThereError(f"it is {what}, and this training runs on {state.device.model_name}")
 
 
 MODEL_FIELDS: dict[str, Field] = {

@@ -13,7 +13,7 @@ from bus.event import Event
 from bus.options import close_matches
 from bus.snapshot import Snapshot
 from trainer.arguments import check_function
-from trainer.field import Field, FieldFunction
+from trainer.field import Field, FieldFunction, NeverThereError
 from trainer.field_activations import ACTIVATION_FIELDS
 from trainer.field_model import MODEL_FIELDS
 from trainer.field_norms import NORM_FIELDS
@@ -191,6 +191,8 @@ class FieldsOnDemand:
         self._share = share
         self._watches: dict[str, tuple[object, _Schedule]] = {}
         self._said: set[str] = set()
+        # Why fields are not there that never will be.
+        self._never: dict[str, str] = {}
 
     def use(self, demand: Demand) -> None:
         """Says what is asked for from here on: begins to watch for fields that take it, and ends where nobody asks any
@@ -213,6 +215,9 @@ class FieldsOnDemand:
         values: dict[str, Any] = {}
         trouble: list[str] = []
         for name in names:
+            if name in self._never:
+                trouble.append(self._never[name])
+                continue
             field = self._fields.get(name)
             if field is None:
                 self._say(
@@ -228,6 +233,8 @@ class FieldsOnDemand:
                 except Exception as error:  # noqa: BLE001
                     reason = f"{name}: {error}" if isinstance(error, ConfigurationError) else f"{name}: {error!r}"
                     trouble.append(reason)
+                    if isinstance(error, NeverThereError):
+                        self._never[name] = reason
                     self._say(name, f"a field that a consumer asks for is left out, {reason}")
         if values:
             values["on_demand"] = list(values)

@@ -176,7 +176,7 @@ class StatePublisher:
         demand, number = self._demand, self._number(event)
         moment = self._moment(event) if event in self._timed else None
         names = demand.due_fields(event, number, moment)
-        late = {name: moments for name, moments in self._late.items() if demand.has_field(event, name)}
+        late = self._late and {name: moments for name, moments in self._late.items() if demand.has_field(event, name)}
         if names or late or (moment and moment.microbatch and demand.is_due(event, number, moment)):
             return _Due(moment or self._moment(event), names, late)
         # A demand that is not in effect yet brings its events here already.
