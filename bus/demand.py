@@ -1,7 +1,7 @@
 """What is published: the base set always, further events and fields while a consumer wants them and as often as it
 does."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -45,15 +45,19 @@ class Want:
     ``every`` is how often: 10 stands for the batches 10, 20, ... of the training (or of the evaluation or prediction
     that the event belongs to), a text such as ``2ep``, ``0.25dur`` or ``1ep+end`` for a share of the training time, see
     :func:`bus.intervals.is_due`. Base events, and with a number events that belong to no batch, come every time.
-    ``fields`` names further fields and how often each: one that is due brings its event with it.
+    ``fields`` names further fields and how often each: one that is due brings its event with it. With ``None`` the
+    event is wanted for its fields' sake alone: where none of them can be had, it is not published.
 
     Raises :class:`bus.errors.ConfigurationError` for an interval that is none or a field that cannot have that name."""
 
-    every: int | str = 1
+    every: int | str | None = 1
     fields: Mapping[str, int | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for what, interval in (("every", self.every), *((f"every of field {n!r}", e) for n, e in self.fields.items())):
+        intervals: list[tuple[str, Any]] = [(f"every of field {name!r}", every) for name, every in self.fields.items()]
+        if self.every is not None or not self.fields:
+            intervals.insert(0, ("every", self.every))
+        for what, interval in intervals:
             try:
                 check_interval(interval)
             except ConfigurationError as error:
@@ -96,6 +100,7 @@ class _Intervals(NamedTuple):
 
 
 _EVERY_BATCH = _Intervals(frozenset({1}))
+_NEVER = _Intervals()
 
 
 class _Wanted(NamedTuple):
@@ -103,13 +108,15 @@ class _Wanted(NamedTuple):
 
     intervals: _Intervals
     fields: Mapping[str, _Intervals]
+    own: _Intervals
+    """How often the event is wanted whatever fields come with it."""
 
 
 class Demand:
     """Which events and further fields are wanted, and how often each. Immutable.
 
     Intervals are kept apart when demands are merged: two consumers that want every 10th and every 15th batch cause 10,
-    15, 20, 30, ... and no more. Demands that cause the same are equal.
+    15, 20, 30, ... and no more.
     """
 
     __slots__ = ("_wanted",)
@@ -130,7 +137,7 @@ class Demand:
         fields: dict[Event, dict[str, set[int | str]]] = {}
         for demand in demands:
             for event, wanted in demand._wanted.items():
-                intervals.setdefault(event, set()).update(wanted.intervals.each())
+                intervals.setdefault(event, set()).update(wanted.own.each())
                 of_event = fields.setdefault(event, {})
                 for name, every in wanted.fields.items():
                     of_event.setdefault(name, set()).update(every.each())
@@ -151,6 +158,16 @@ class Demand:
     def fields(self) -> frozenset[str]:
         """The further fields that are wanted at all, of whatever event."""
         return frozenset(name for wanted in self._wanted.values() for name in wanted.fields)
+
+    def without(self, fields: Set[str]) -> "Demand":
+        """The same without events that are wanted for the sake of these fields alone."""
+        return self._of(
+            {
+                event: wanted
+                for event, wanted in self._wanted.items()
+                if wanted.own != _NEVER or not fields >= wanted.fields.keys()
+            }
+        )
 
     def is_due(self, event: Event, number: int, moment: Moment | None = None) -> bool:
         """Whether an event is wanted at a batch, by its :func:`batch_number`; ``moment`` is what intervals other than
@@ -184,11 +201,11 @@ class Demand:
         )
 
     def to_wire(self) -> dict[str, Any]:
-        """As it travels: event to ``every``, a list of numbers and texts, and ``fields``, a map of name to such
-        lists."""
+        """As it travels: event to ``every``, a list of numbers and texts, empty for an event that is wanted for its
+        fields' sake alone, and ``fields``, a map of name to such lists."""
         return {
             event.value: {
-                "every": wanted.intervals.each(),
+                "every": wanted.own.each(),
                 "fields": {name: intervals.each() for name, intervals in wanted.fields.items()},
             }
             for event, wanted in self._wanted.items()
@@ -222,15 +239,17 @@ _NAMES = {event.value for event in Event}
 def _wanted(event: Event, intervals: Iterable[int | str], fields: Mapping[str, Iterable[int | str]]) -> _Wanted:
     own = {name: _Intervals.of(every) for name, every in fields.items()}
     if event in BASE_EVENTS:
-        return _Wanted(_EVERY_BATCH, MappingProxyType(own))
-    every = {*intervals, *(one for each in own.values() for one in each.each())}
-    return _Wanted(_Intervals.of(every), MappingProxyType(own))
+        return _Wanted(_EVERY_BATCH, MappingProxyType(own), _EVERY_BATCH)
+    by_itself = _Intervals.of(intervals)
+    every = {*by_itself.each(), *(one for each in own.values() for one in each.each())}
+    return _Wanted(_Intervals.of(every), MappingProxyType(own), by_itself)
 
 
 def _read_want(event: Event, want: Want) -> _Wanted:
     # Base events come in any case.
-    every = 1 if event in BASE_EVENTS else check_interval(want.every, event)
-    return _wanted(event, [every], {name: [check_interval(one, event)] for name, one in want.fields.items()})
+    every = 1 if event in BASE_EVENTS else want.every
+    own = [] if every is None else [check_interval(every, event)]
+    return _wanted(event, own, {name: [check_interval(one, event)] for name, one in want.fields.items()})
 
 
 def _is_field_name(value: Any) -> bool:
@@ -244,9 +263,10 @@ def _read(event: Event, part: Any) -> _Wanted:
     for name in fields:
         if not _is_field_name(name):
             raise ProtocolError(f"the demand for {event.value} has a field of a name that none can have")
+    every = part.get("every", [1])
     return _wanted(
         event,
-        _read_intervals(event, part.get("every", [1])),
+        [] if every == [] and fields else _read_intervals(event, every),
         {name: _read_intervals(event, every) for name, every in fields.items()},
     )
 

@@ -11,6 +11,7 @@ __all__ = ["Standing", "Standings"]
 
 MAX_NAME = 100
 MAX_NUMBER = 1 << 63
+MAX_RANKS = 1 << 12
 
 _EVENTS = frozenset(event.value for event in Event)
 
@@ -85,6 +86,8 @@ class Standings:
         known = self._standings.get(consumer)
         if known is not None:
             numbers = {**known[1].handled, **self._numbers(handled)}
+            if len(numbers) > MAX_RANKS:
+                raise ValueError(f"more than {MAX_RANKS} ranks")
             self._standings[consumer] = known[0], known[1]._replace(handled=numbers)
 
     def forget_ended(self, now: float, is_there: Callable[[bytes], bool]) -> None:
@@ -105,9 +108,9 @@ class Standings:
 
     def _numbers(self, handled: Any) -> dict[int, int]:
         """Of each rank that there is the number that was told."""
-        if not isinstance(handled, dict):
+        if not isinstance(handled, dict) or len(handled) > MAX_RANKS:
             raise ValueError("what was handled is not a map of ranks to numbers")
-        told = {rank: handled[rank] for rank in range(self._world_size) if rank in handled}
+        told = {rank: number for rank, number in handled.items() if type(rank) is int and 0 <= rank < self._world_size}
         if not all(type(number) is int and 0 <= number < MAX_NUMBER for number in told.values()):
             raise ValueError("what was handled is not a map of ranks to numbers")
         return told

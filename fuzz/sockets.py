@@ -143,6 +143,9 @@ class Peer:
 def requests(random: Random, run: str) -> list[tuple[str, dict[str, Any]]]:
     """Good messages to a broker, and such as are good in form but absurd."""
     hello = {"run": run, "rank": 0, "world_size": 1, "pid": os.getpid(), "started": None, "host": socket.gethostname()}
+    handled = random.choice(({0: 5}, dict.fromkeys(range(5000), 1), {0: -1, "x": []}, [], {2**40: 2**62}))
+    segment = {"pid": random.choice((1, -1, os.getpid(), 2**40)), "fd": random.choice((0, 3, -1, 2**40))}
+    segment |= {"token": b"x" * random.choice((0, 16)), "number": 1, "size": random.choice((0, 10, -1, 2**62))}
     hello |= {"incarnation": "x", "info": {"command": ["train"]}, "events": ["batch_end"]}
     fields = {f"field{number}": list(range(1, 60)) for number in range(64)}
     absurd = {name: {"every": [1, 2**31], "fields": fields} for name in ("batch_end", "batch_start", "after_loss")}
@@ -175,6 +178,14 @@ def requests(random: Random, run: str) -> list[tuple[str, dict[str, Any]]]:
         ("statistics", {"run": run}),
         ("command", {"run": random.choice(("", "none")), "command": "stop"}),
         ("command", {"run": run, "command": "rm -rf"}),
+        (
+            "command",
+            {"run": run, "command": "set", "arguments": random.choice((["lr", 1], [], [[]] * 9, "x" * 10_000))},
+        ),
+        ("applied", {"id": random.choice(("", "x", 5)), "event": 5, "batch": -1, "error": {}}),
+        ("want", {"run": run, "demand": DEMAND, "decides": ["batch_end", "x" * 1000, 5], "handled": handled}),
+        ("handled", {"run": run, "handled": handled}),
+        ("fetch_segment", {"run": run, "segment": segment, "offset": random.choice((0, -1, 2**62))}),
         ("welcome", {"attempt": 1, "stream": "tcp://127.0.0.1:1"}),
         ("from_the_future", {"a": 1}),
     ]
@@ -189,6 +200,8 @@ def answers(random: Random) -> list[tuple[str, dict[str, Any]]]:
         ("command", {"command": random.choice(("stop", "dance", 5))}),
         ("trouble", {"reason": "x" * 1000, "seq": 5}),
         ("recovered", {"seq": 5}),
+        ("command", {"command": "set", "arguments": random.choice((["lr"], "lr", [None] * 9)), "id": "x" * 5000}),
+        ("consumers", {"consumers": random.choice(({}, [], {"a": [None, [], [], 3]}, {"a": 5})), "all": True}),
         ("unknown", {}),
         ("refused", {"reason": "no", "error": "OSError"}),
         ("welcome", {"attempt": 7, "acknowledged": 10**9, "demand": {}}),

@@ -343,3 +343,16 @@ def test_it_sees_the_same_alone_and_beside_others(parts: list[Demand], event: Ev
     assert together is not None or alone is None
     seen = None if together is None else view_for(mine, together)
     assert seen == alone
+
+
+def test_an_event_that_is_wanted_for_a_field_s_sake_alone_goes_with_it() -> None:
+    alone, both = Demand({INNER: Want(None, {"a": 5, "b": 10})}), Demand({INNER: Want(20, {"a": 5})})
+    assert [number for number in range(1, 21) if alone.is_due(INNER, number)] == [5, 10, 15, 20]
+    assert alone.without({"a"}) == alone
+    assert not alone.without({"a", "b", "c"})
+    # Somebody wants the event whatever comes with it.
+    assert both.without({"a"}) == both
+    assert Demand.merge([alone, both]).without({"a", "b"}).is_due(INNER, 20)
+    assert Demand.from_wire(alone.to_wire()) == alone
+    with pytest.raises(ProtocolError, match="no list of 1 to"):
+        Demand.from_wire({INNER.value: {"every": []}})

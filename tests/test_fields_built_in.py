@@ -545,3 +545,9 @@ def test_a_model_that_is_trained_no_more_has_no_hooks(monkeypatch: pytest.Monkey
     train(monkeypatch, stream, 2, model=model)
     assert stream.batches_with("activations") == [1, 2]
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_an_event_for_the_sake_of_a_field_that_never_comes_is_published_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(Demand({AFTER_TRAIN_BATCH: Want(None, {"memory_stats": 1})}))
+    train(monkeypatch, stream, 5)
+    assert [batch for event, batch, _ in stream.sent if event is AFTER_TRAIN_BATCH] == [0]

@@ -191,8 +191,8 @@ class FieldsOnDemand:
         self._share = share
         self._watches: dict[str, tuple[object, _Schedule]] = {}
         self._said: set[str] = set()
-        # Why fields are not there that never will be.
-        self._never: dict[str, str] = {}
+        self.never: dict[str, str] = {}
+        """Fields that this training will never have, and why."""
 
     def use(self, demand: Demand) -> None:
         """Says what is asked for from here on: begins to watch for fields that take it, and ends where nobody asks any
@@ -215,8 +215,8 @@ class FieldsOnDemand:
         values: dict[str, Any] = {}
         trouble: list[str] = []
         for name in names:
-            if name in self._never:
-                trouble.append(self._never[name])
+            if name in self.never:
+                trouble.append(self.never[name])
                 continue
             field = self._fields.get(name)
             if field is None:
@@ -234,7 +234,7 @@ class FieldsOnDemand:
                     reason = f"{name}: {error}" if isinstance(error, ConfigurationError) else f"{name}: {error!r}"
                     trouble.append(reason)
                     if isinstance(error, NeverThereError):
-                        self._never[name] = reason
+                        self.never[name] = reason
                     self._say(name, f"a field that a consumer asks for is left out, {reason}")
         if values:
             values["on_demand"] = list(values)

@@ -153,6 +153,8 @@ class StatePublisher:
             fields.update(self._more(event))
         if more is not _NOTHING_MORE:
             fields.update(self._on_demand(more))
+            if len(self._fields.never) > self._never:
+                self._prepare()
         previous = state.previous_timestamp
         self._send(
             event,
@@ -173,7 +175,10 @@ class StatePublisher:
         if self._changed_in is not None and not self._is_in_same_batch(event):
             self._use_demand()
             self._stream.demand_in_effect(self._state.timestamp.values)
-        demand, number = self._demand, self._number(event)
+        demand = self._demand
+        if event not in self._wanted and not self._late:
+            return None
+        number = self._number(event)
         moment = self._moment(event) if event in self._timed else None
         names = demand.due_fields(event, number, moment)
         late = self._late and {name: moments for name, moments in self._late.items() if demand.has_field(event, name)}
@@ -203,10 +208,17 @@ class StatePublisher:
         stream = self._stream
         self._demand, self._version = Demand.merge([self._always, stream.demand]), stream.demand_version
         self._changed_in = None
+        self._fields.use(self._demand)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Settles what has to be looked up at which event, from what is wanted and can be had."""
+        self._never = len(self._fields.never)
+        self._demand = self._demand.without(self._fields.never.keys())
         events = self._demand.events
+        self._wanted = events
         self._plain = frozenset(event for event in events if self._demand.is_always_same(event))
         self._timed = frozenset(event for event in events if self._demand.is_timed(event))
-        self._fields.use(self._demand)
         # What nobody wants any more is not kept for whoever comes next.
         self._late = {
             name: moments

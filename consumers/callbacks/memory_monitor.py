@@ -65,7 +65,8 @@ class MemoryMonitor(Callback):
 
     def demand(self) -> Demand:
         """The statistics of each batch, and the beginning of the run."""
-        return Demand({Event.INIT: Want(), Event.AFTER_TRAIN_BATCH: Want(1, {"memory_stats": 1})})
+        # Without the statistics, as on a CPU, there is no use in the event.
+        return Demand({Event.INIT: Want(), Event.AFTER_TRAIN_BATCH: Want(None, {"memory_stats": 1})})
 
     def state_dict(self) -> dict[str, Any]:
         """What some ranks have reported of batches for which others have not yet."""
