@@ -143,6 +143,12 @@ class LoggerDestination:
     drain_seconds: float = 30.0
     """Of a destination with ``own_lane``: how long the consumer waits at its end while nothing can be sent."""
 
+    @property
+    def problem(self) -> str | None:
+        """What it lacks of what it was given, in words that follow its name, known when it is closed; ``None`` when it
+        has everything."""
+        return None
+
     def companions(self) -> "Sequence[Callback]":
         """Callbacks to be run for this destination's sake: one that shows more than what is logged sees the events
         through them."""

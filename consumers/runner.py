@@ -72,6 +72,8 @@ class RunnerStatistics:
     that this runner handled."""
     outcomes: tuple[Outcome, ...] = ()
     """What became of the commands that callbacks sent."""
+    undelivered: Mapping[str, str] = field(default_factory=dict)
+    """What each destination lacks that could not be sent to it until it was closed, in words that follow its name."""
     uncommitted: str | None = None
     """Why the last attempt to commit the progress failed; ``None`` when it did not."""
 
@@ -82,6 +84,7 @@ class RunnerStatistics:
         return [
             *(f"callback {name} raised {count} time{'s' if count > 1 else ''}" for name, count in raised),
             *(f"destination {name} failed and lacks what came after" for name in self.failed_destinations),
+            *(f"destination {name} {problem}" for name, problem in self.undelivered.items()),
             *(f"command {outcome}" for outcome in self.outcomes if outcome.error is not None),
             *([self.uncommitted] if self.uncommitted else []),
         ]
@@ -182,6 +185,11 @@ class Runner:
             ending=self._ending or getattr(self._stream, "ending", None),
             damage=self._damage or getattr(self._stream, "damage", None),
             fields_since={name: batch for one in self._all() for name, batch in tuple(one._fields_since.items())},
+            undelivered={
+                name: destination.problem
+                for name, destination in self._destinations.items()
+                if destination.problem is not None and name not in self._delivery.failed
+            },
             uncommitted=self._uncommitted,
             outcomes=tuple(outcome for one in self._all() for outcome in getattr(one._stream, "outcomes", ())),
         )

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.snapshot import Snapshot
 from bus.time import Timestamp
+from consumers import Logger
 from consumers.callbacks import alert_actions
 from consumers.callbacks.alert import Alert
 from consumers.callbacks.alert_actions import Notice
@@ -185,6 +187,55 @@ def test_the_console_shows_a_line_for_each_notice(capsys: pytest.CaptureFixture[
         "ALERT: loss/train/total > 10 (loss/train/total is 11.5; run run, epoch 0, batch 1)",
         "resolved: loss/train/total > 10 (loss/train/total is 1; run run, epoch 0, batch 2)",
     ]
+
+
+NEVER = "rule {!r} was never judged: no number is called "
+
+
+def fit_end() -> Snapshot:
+    return Snapshot.build(Event.FIT_END, timestamp=Timestamp(batch=2))
+
+
+def test_a_rule_that_is_about_nothing_is_named_once_with_what_is_like_it(capsys: pytest.CaptureFixture[str]) -> None:
+    alert = Alert(["los/train/total > 3", "loss/train/total > 3", "memory_stats[alocated] > 7"], console=False)
+    calls_of(alert, [batch_end(1, memory_stats={"allocated": 8}), batch_end(2), fit_end(), fit_end()])
+    alert.close(fit_end(), Logger())
+    typo, key = capsys.readouterr().err.splitlines()
+    assert typo.startswith(f"{NEVER.format('los/train/total > 3')}los/train/total; did you mean loss/train/total")
+    assert "? there were time/batch, " in typo
+    assert re.search(r" and \d+ more$", typo)
+    assert key.startswith(f"{NEVER.format('memory_stats[alocated] > 7')}memory_stats[alocated]; did you mean memory_st")
+
+
+def test_an_evaluation_after_the_training_may_still_bring_what_a_rule_is_about(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    evaluated = Snapshot.build(Event.EVAL_END, dataloader_label="eval", eval_metrics={"eval": {"accuracy": 0.5}})
+    alert = Alert(["metrics/eval/accuracy < 0.1", "metrics/eval/F1 < 0.1", "nan"])
+    calls_of(alert, [fit_end()])
+    assert capsys.readouterr().err == ""
+    calls_of(alert, [evaluated])
+    alert.close(evaluated, Logger())
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith(NEVER.format("metrics/eval/F1 < 0.1"))
+
+
+def test_a_consumer_that_saw_nothing_and_one_of_judged_rules_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for snapshots in ([], [batch_end(1), fit_end()]):
+        alert = Alert(["loss/train/total > 3"])
+        calls_of(alert, snapshots)
+        alert.close(fit_end(), Logger())
+    assert capsys.readouterr().err == ""
+
+
+def test_a_consumer_that_goes_on_knows_which_rules_were_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = Alert(["gradient_norm > 9", "los > 3"]), Alert(["gradient_norm > 9", "los > 3", "new > 1"])
+    calls_of(first, [batch_end(1, gradient_norm=1.0)])
+    second.load_state_dict(msgpack.unpackb(msgpack.packb(first.state_dict())))
+    second.close(fit_end(), Logger())
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" was")[0] for line in said] == ["rule 'los > 3'", "rule 'new > 1'"]
+    assert "loss" in said[0]
 
 
 # -- webhook ----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from bus.event import Event
 from bus.snapshot import Snapshot
 from bus.time import Timestamp
 from consumers.callbacks.mlperf import MLPerfCallback
+from consumers.registry import CALLBACKS
 
 GOLDEN = json.loads((REFERENCE / "cb_mlperf.json").read_text())
 RUNS = ["run_target_high", "run_target_low_exit", "run_target_low_noexit"]
@@ -75,6 +76,7 @@ def mlperf(root: Path, run: str = "run_target_high", **options: Any) -> MLPerfCa
     settings: dict[str, Any] = {
         "metric_label": "eval_b",
         "system_name": "mysys",
+        "submitter": "MosaicML",
         "target": 0.9 if run == "run_target_high" else 0.1,
         "exit_at_target": run == "run_target_low_exit",
     }
@@ -145,6 +147,14 @@ def test_the_system_is_described_with_every_key_of_the_reference(tmp_path: Path)
     assert described["system_name"] == "mysys"
 
 
+def test_nobody_submits_unless_told(tmp_path: Path) -> None:
+    write(MLPerfCallback(str(tmp_path), 0, system_name="mysys"), Run().snapshots[:2])
+    assert json.loads((tmp_path / "systems/mysys.json").read_text())["submitter"] == ""
+    keys = [line["key"] for line in lines_of(tmp_path)]
+    assert "submission_division" in keys
+    assert "submission_org" not in keys
+
+
 def test_a_system_without_a_name_is_named_after_its_devices(tmp_path: Path) -> None:
     started = Snapshot.build(Event.INIT, world_size=8, device_name="NVIDIA H100 80GB HBM3")
     write(mlperf(tmp_path, system_name=None), [started])
@@ -194,7 +204,8 @@ from consumers.callbacks.mlperf import MLPerfCallback
 
 class Mine(MLPerfCallback):
     def __init__(self):
-        super().__init__(os.environ["ROOT"], 0, metric_label="eval_b", system_name="mysys", target=0.9)
+        named = {"metric_label": "eval_b", "system_name": "mysys", "submitter": "MosaicML"}
+        super().__init__(os.environ["ROOT"], 0, target=0.9, **named)
 
 class Killer(Callback):
     def batch_end(self, state, logger):
@@ -278,5 +289,5 @@ def test_options_that_mean_nothing_are_refused(option: Any, tmp_path: Path) -> N
 
 def test_without_mlperf_logging_it_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlperf_logging.mllog.mllog", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'offloop\[mlperf\]'"):
-        mlperf(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"^callback mlperf: the package .* pip install 'offloop\[mlperf\]'"):
+        CALLBACKS.create("mlperf", {"root_folder": str(tmp_path), "index": "0"})

@@ -14,6 +14,7 @@ from bus.event import Event
 from bus.snapshot import Snapshot
 from bus.time import Timestamp
 from consumers.callbacks.system_monitor import SystemMonitor
+from consumers.registry import CALLBACKS
 
 ALWAYS = {"system/memory_percent", "system/memory_used_bytes", "system/disk_used_percent"}
 RATES = {"system/network_received_bytes_per_sec", "system/network_sent_bytes_per_sec"}
@@ -170,8 +171,10 @@ def test_it_says_once_that_the_training_runs_elsewhere(capsys: pytest.CaptureFix
 
 def test_without_psutil_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psutil", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'offloop\[system\]'"):
-        SystemMonitor()
+    with pytest.raises(
+        ConfigurationError, match=r"^callback system: the package psutil .* pip install 'offloop\[system\]'"
+    ):
+        CALLBACKS.create("system", {})
 
 
 def test_an_interval_that_means_nothing_is_refused() -> None:

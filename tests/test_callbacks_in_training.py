@@ -73,6 +73,7 @@ def test_mlperf_results_are_those_of_the_reference_live_and_in_replay(
             target=0.9 if name == "run_target_high" else 0.1,
             exit_at_target=name == "run_target_low_exit",
             system_name="mysys",
+            submitter="MosaicML",
         )
 
     trainer = gold_trainer(

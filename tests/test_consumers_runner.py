@@ -358,3 +358,13 @@ def test_an_ignored_signal_stays_ignored() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert statistics.handled == 2
+
+
+def test_a_destination_that_could_not_be_sent_everything_is_a_problem() -> None:
+    class Away(LoggerDestination):
+        @property
+        def problem(self) -> str | None:
+            return "lacks 3 of 3 entries"
+
+    statistics = Runner(snapshots_of_training(), [], [Away()]).run()
+    assert statistics.problems == ["destination Away lacks 3 of 3 entries"]

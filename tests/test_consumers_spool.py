@@ -1,6 +1,9 @@
 """A destination that is slow or away: nobody waits for it, nothing is lost, nothing arrives twice."""
 
+import io
 import shutil
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -273,6 +276,7 @@ def test_an_entry_that_can_never_be_taken_is_left_out(place: RunPlace, capsys: p
     log(spool, 4)
     spool.close()
     assert server.steps == [1, 4]
+    assert spool.problem == "lacks entries that it does not take"
     assert capsys.readouterr().err == (
         "logger Server: does not take an entry, which is left out as are further such: no tables here\n"
     )
@@ -310,6 +314,62 @@ def test_what_did_not_arrive_is_said_with_what_to_do(place: RunPlace, capsys: py
         "logger Server: 3 of 3 entries did not arrive, ConnectionError: refused; "
         f"'consumer --replay {place.run_dir} --log Server' sends it later\n"
     )
+    assert spool.problem == "lacks 3 of 3 entries"
+    assert spool_directories(place) == []
+
+
+class Stderr(io.StringIO):
+    """Does something when a line is written that has a certain word in it."""
+
+    def __init__(self, word: str, action: Callable[[], object]) -> None:
+        super().__init__()
+        self._word, self._action = word, action
+
+    def write(self, text: str) -> int:
+        if self._word in text:
+            self._action()
+        return super().write(text)
+
+
+@pytest.mark.parametrize(
+    ("handler", "hint"), [(signal.default_int_handler, "; Ctrl-C again leaves them"), (signal.SIG_IGN, "")]
+)
+def test_while_it_sends_at_its_end_it_says_how_much_there_is(
+    handler: Any,
+    hint: str,
+    place: RunPlace,
+    hanging: tuple[Fault, threading.Event],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("consumers.loggers.spool._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "stderr", Stderr("more entries", hanging[1].set))
+    server = Server(hanging[0])
+    spool = Spool(server)
+    spool.open(place)
+    log(spool, 1, 2, 3)
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        spool.close()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert sys.stderr.getvalue() == f"logger Server: sending 3 more entries{hint}\n"  # type: ignore[attr-defined]
+    assert server.steps == [1, 2, 3]
+    assert spool.problem is None
+
+
+def test_an_interrupt_leaves_what_is_to_be_sent_and_says_so(
+    place: RunPlace, hanging: tuple[Fault, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("consumers.loggers.spool._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "stderr", Stderr("more entries", lambda: signal.raise_signal(signal.SIGINT)))
+    server = Server(hanging[0])
+    spool = Spool(server)
+    spool.open(place)
+    log(spool, 1, 2, 3)
+    with pytest.raises(KeyboardInterrupt):
+        spool.close()
+    said = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert said.startswith("logger Server: 3 of 3 entries did not arrive; 'consumer --replay")
     assert spool_directories(place) == []
 
 

@@ -28,6 +28,7 @@ from consumers.callback import view_for
 from consumers.callbacks.export import ExportForInferenceCallback
 from consumers.callbacks.trained_model import load_weights
 from consumers.logger import Upload
+from consumers.registry import CALLBACKS
 from trainer import Classifier
 
 # torch deprecates TorchScript, and calls deprecated names of its own within torch.onnx.
@@ -345,7 +346,9 @@ def test_a_part_that_is_there_twice_is_refused() -> None:
 
 def test_without_a_sample_it_is_said_what_to_give(tmp_path: Path) -> None:
     callback = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=net)
-    with pytest.raises(ConfigurationError, match="give a sample_input"):
+    with pytest.raises(
+        ConfigurationError, match=r"attach before its last batch.*'consumer --wait'.* or give a sample_input"
+    ):
         handle(callback, fit_end(GoldMLP().state_dict()))
 
 
@@ -420,8 +423,8 @@ def test_arguments_that_are_not_allowed_are_refused_before_the_training(kind: st
 def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else found(name))
-    with pytest.raises(ConfigurationError, match=r"needs onnxscript for onnx: .*pip install 'offloop\[export\]'"):
-        ExportForInferenceCallback("onnx", "m.onnx", model=net)
+    with pytest.raises(ConfigurationError, match=r"^callback export: onnxscript is .*pip install 'offloop\[export\]'"):
+        CALLBACKS.create("export", {"save_format": "onnx", "save_path": "m.onnx", "model": "gold:GoldMLP"})
 
 
 def test_every_option_can_be_given_on_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from consumers import Logger
 from consumers.callback import view_for
 from consumers.callbacks.image_visualizer import ImageVisualizer, segmentation_masks
 from consumers.logger import Images
+from consumers.registry import CALLBACKS as REGISTRY
 from trainer import Evaluator, Trainer
 
 GOLD = json.loads((REFERENCE / "cb_image_visualizer.json").read_text())["runs"]
@@ -337,8 +338,8 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message:
 
 def test_without_numpy_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"needs NumPy: install it with pip install 'offloop\[images\]'"):
-        ImageVisualizer()
+    with pytest.raises(ConfigurationError, match=r"^callback images: NumPy is .* pip install 'offloop\[images\]'"):
+        REGISTRY.create("images", {})
 
 
 def test_every_option_can_be_given_on_a_command_line() -> None:

@@ -367,8 +367,29 @@ def test_bars_are_no_wider_than_the_terminal(clock: list[float]) -> None:
             shown.append(screen(terminal.received(), columns=50))
             clock[0] += 1
 
-        run(training()[:4], ProgressLogger(), Looks(look))
-    assert [len(lines) for lines in shown] == [1, 2, 2, 2]
+        run(training(), ProgressLogger(), Looks(look))
+        end = screen(terminal.received(), columns=50)
+    assert [len(lines) for lines in shown[:4]] == [1, 2, 2, 2]
+    assert [line[:35] for line in end] == [
+        "train      Epoch   0    100% 4/4 ba",
+        "eval       Epoch   0    100% 2/2 ba",
+        "train      Epoch   1    100% 4/4 ba",
+        "eval       Epoch   1    100% 2/2 ba",
+        "total                   100% 2/2 ep",
+        "",
+    ]
+
+
+def test_on_a_narrow_terminal_the_bar_gives_way_to_the_words(clock: list[float]) -> None:
+    with Terminal(columns=100) as terminal:
+        run(training(), ProgressLogger())
+        end = screen(terminal.received(), columns=100)
+    words = "2/2 ba [00:02<00:00, 1 ba/s, metrics/eval/Accuracy=0.875]"
+    assert end[-3:] == [
+        f"eval       Epoch   1    100%|{'█' * 11}| {words}",
+        f"total                   100%|{bar(25)}| 2/2 ep [00:12<00:00, 0.167 ep/s]",
+        "",
+    ]
 
 
 def test_events_that_come_fast_are_drawn_ten_times_a_second(clock: list[float]) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from consumers_stream import batch_end, record_run, snapshots_of_training
+from helpers import wait_for
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 from mlflow.entities import Run as MlflowRun
@@ -231,6 +233,20 @@ def test_what_mlflow_refuses_is_a_configuration_error(database: str, monkeypatch
     for _again in range(2):
         logger.log_rows(rows, batch_end(1))
     assert len(history(database, only_run(database, "refused"), "loss")) == 1
+
+
+def test_a_server_that_is_away_is_said_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    spool = spooled(MLFlowLogger(tracking_uri=f"http://127.0.0.1:{port}", drain_seconds=0.01))
+    spool.open(RunPlace("away", 1, None))
+    spool.log_rows([Row(1, 1.0, {"loss": 1.0})], batch_end(1))
+    wait_for(lambda: "logger mlflow: takes nothing, " in capsys.readouterr().err, "what is wrong")
+    spool.close()
+    assert "1 of 1 entries did not arrive" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,10 @@ class ExportForInferenceCallback(Callback):
         elif self._sample:
             candidates = _calls(_nested(self._sample), is_whole)
         else:
-            raise ConfigurationError("no inputs of a batch came before the training ended: give a sample_input")
+            raise ConfigurationError(
+                "no inputs of a batch came before the training ended: attach before its last batch, with 'consumer "
+                "--wait' before it begins, or give a sample_input"
+            )
         for arguments in candidates:
             try:
                 with torch.no_grad():

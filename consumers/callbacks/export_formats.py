@@ -33,7 +33,7 @@ def check_installed(save_format: ExportFormat) -> None:
     for package in _PACKAGES[save_format]:
         if importlib.util.find_spec(package) is None:
             raise ConfigurationError(
-                f"callback export needs {package} for {save_format}: install it with pip install 'offloop[export]'"
+                f"{package} is needed for {save_format}: install it with pip install 'offloop[export]'"
             )
 
 

@@ -74,7 +74,7 @@ class ImageVisualizer(Callback):
         if num_images < 1:
             raise ConfigurationError(f"num_images is how many images are logged at most, 1 or more, not {num_images}")
         if importlib.util.find_spec("numpy") is None:
-            raise ConfigurationError("callback images needs NumPy: install it with pip install 'offloop[images]'")
+            raise ConfigurationError("NumPy is needed: install it with pip install 'offloop[images]'")
         self._interval = str(every)
         self._mode = mode
         self._num_images = num_images

@@ -71,9 +71,9 @@ class MLPerfCallback(Callback):
     passed; after that it holds everything, and nothing more is written. Both are handed to ``logger.upload_file``, as
     ``RUN/systems/...`` at once, and as ``RUN/results/...`` after every epoch and evaluation.
 
-    All times are those of the events, so a replay writes the same file. What a run does not tell is left out of the
-    results and empty in the description. A result file of another run is refused; a further attempt of a run appends to
-    what the attempts before it wrote.
+    All times are those of the events, so a replay writes the same file. What neither a run nor the arguments tell, such
+    as the ``submitter``, is left out of the results and empty in the description. A result file of another run is
+    refused; a further attempt of a run appends to what the attempts before it wrote.
 
     ``cache_clear_cmd`` is run without a shell, on the machine and at the moment that the consumer begins: leave it out
     of a replay. Only the evaluator ``metric_label`` counts. Needs ``pip install 'offloop[mlperf]'``.
@@ -92,7 +92,7 @@ class MLPerfCallback(Callback):
         division: Division = "open",
         metric_name: str = "MulticlassAccuracy",
         metric_label: str = "eval",
-        submitter: str = "MosaicML",
+        submitter: str = "",
         system_name: str | None = None,
         status: Status = "onprem",
         cache_clear_cmd: str | None = None,
@@ -219,7 +219,7 @@ class MLPerfCallback(Callback):
         for key, value in (
             ("submission_benchmark", self._benchmark),
             ("submission_division", self._division),
-            ("submission_org", self._submitter),
+            *([("submission_org", self._submitter)] if self._submitter else []),
             ("submission_platform", self._system_name),
             ("submission_status", self._status),
         ):
@@ -375,7 +375,7 @@ def _import_mllog() -> Any:
         return importlib.import_module("mlperf_logging.mllog.mllog")
     except ImportError as error:
         raise ConfigurationError(
-            f"callback mlperf needs the package mlperf-logging ({error}): pip install 'offloop[mlperf]'"
+            f"the package mlperf-logging is needed ({error}): pip install 'offloop[mlperf]'"
         ) from None
 
 

@@ -229,7 +229,7 @@ def _import(module: str, package: str | None = None) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigurationError(
-            f"callback system needs the package {package or module} ({error}): pip install 'offloop[system]'"
+            f"the package {package or module} is needed ({error}): pip install 'offloop[system]'"
         ) from None
 
 

@@ -1,5 +1,6 @@
 """Logs to MLflow, https://mlflow.org/docs/latest."""
 
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ _EXPERIMENT = "offloop"
 _MOST_METRICS = 1000
 _MOST_PARAMS = 100
 _LONGEST_KEY = 250
+# MLflow itself would try for minutes, and say nothing: the spool tries again, and says so.
+_ONE_ATTEMPT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 _NO_NAMES = ("", ".", "..")
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 
@@ -33,6 +36,9 @@ class MLFlowLogger(LoggerDestination):
     and as those cannot change, a later value is a tag of that name. Images are ``images/NAME/STEP-NUMBER.png`` with
     masks beside them, tables ``tables/NAME/STEP.json`` in the form of ``mlflow.log_table``, texts
     ``texts/NAME/STEP.txt``, files are artifacts of their names. What MLflow does not take in a name becomes ``_``.
+
+    A request to a server is given up after 20 seconds, or ``$MLFLOW_HTTP_REQUEST_TIMEOUT``, and everything is sent
+    again after a pause.
 
     Args:
         experiment_name: the experiment; created if there is none of that name.
@@ -84,6 +90,8 @@ class MLFlowLogger(LoggerDestination):
         """Finds the run there; if there is none, it is created when something is logged."""
         from mlflow import MlflowClient
 
+        for name, value in _ONE_ATTEMPT.items():
+            os.environ.setdefault(name, value)
         self._client = MlflowClient(self._tracking_uri)
         self._experiment_id = self._experiment()
         self._place = place

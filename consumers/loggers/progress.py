@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any, ClassVar, Protocol, TextIO
@@ -39,10 +39,18 @@ class _Bar:
     time: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)
 
-    def line(self, full: str | None = None) -> str:
-        """The bar in words; ``full`` is what it is drawn with, if it is drawn."""
+    def line(self) -> str:
+        """The bar in words."""
+        return self._line("", 0)
+
+    def drawn(self, full: str, width: int) -> str:
+        """The bar in words and drawn with ``full``, in at most ``width`` characters: the drawing gives way to words."""
+        missing = max(len(self._line(full, _BAR_WIDTH)) - width, 0)
+        return self._line(full, max(_BAR_WIDTH - missing, 0))[:width]
+
+    def _line(self, full: str, length: int) -> str:
         share = min(self.done / self.total, 1.0) if self.total else None
-        drawn = "" if full is None or share is None else f"|{full * int(share * _BAR_WIDTH):<{_BAR_WIDTH}}|"
+        drawn = f"|{full * int(share * length):<{length}}|" if length and share is not None else ""
         percent = "" if share is None else f"{share:4.0%}{drawn} "
         count = f"{int(self.done)}" + ("" if self.total is None else f"/{self.total:.10g}")
         head = f"{self.label:<10} {self.place:<12} " if self.place else f"{self.label:<23} "
@@ -282,7 +290,7 @@ class _Drawn:
         if now >= self._next_lines and self._finished:
             self._next_lines = now + _LINE_SECONDS
             self._leave_lines()
-        self._screen.draw([bar.line(self._full) for bar in bars])
+        self._screen.draw(self._lines(bars))
 
     def finish(self, bar: _Bar) -> None:
         self._finished.pop(bar.label, None)
@@ -291,15 +299,19 @@ class _Drawn:
     def close(self, bars: Sequence[_Bar]) -> None:
         self._screen.draw([])
         self._leave_lines()
-        self._screen.leave([bar.line(self._full) for bar in bars])
+        self._screen.leave(self._lines(bars))
         self._screen.close()
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def _leave_lines(self) -> None:
-        self._screen.leave([bar.line(self._full) for bar in self._finished.values()])
+        self._screen.leave(self._lines(self._finished.values()))
         self._finished = {}
+
+    def _lines(self, bars: Iterable[_Bar]) -> list[str]:
+        width = self._screen.width
+        return [bar.drawn(self._full, width) for bar in bars]
 
 
 def _clock(seconds: float) -> str:

@@ -31,6 +31,11 @@ class Screen:
         for name, original in self._replaced.items():
             setattr(sys, name, cast(TextIO, _Above(original, self)))
 
+    @property
+    def width(self) -> int:
+        """How many characters a line can have; one that reached the last column would wrap."""
+        return _columns(self.stream) - 1
+
     def draw(self, lines: Sequence[str]) -> None:
         """Shows these in the place of those that are there."""
         with self._lock:
@@ -74,8 +79,8 @@ class Screen:
         return f"{_TO_LINE_START}{up}{_ERASE_BELOW}"
 
     def _drawing(self) -> str:
-        # A line that reaches the last column would wrap, and there would be one more to erase.
-        width = _columns(self.stream) - 1
+        # Of a line that wraps there would be one more to erase.
+        width = self.width
         self._drawn = len(self._lines)
         return "\n".join(line[:width] for line in self._lines)
 

@@ -1,6 +1,7 @@
 """Between a consumer and a destination that may be slow or away: nobody waits for it, and nothing is lost."""
 
 import contextlib
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ __all__ = ["PAUSES", "Spool", "spooled"]
 PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds between two attempts to send; the last one is kept to."""
 
+_PATIENCE_SECONDS = 1.0
 _FORGET_BYTES = 16 * 1024 * 1024
 _DIRECTORY = "consumers"
 _ROWS = "rows"
@@ -43,7 +45,7 @@ class Spool(LoggerDestination):
     Without, everything is sent at once.
 
     :meth:`close` waits until everything is sent, and gives up when nothing could be sent for
-    ``destination.drain_seconds``.
+    ``destination.drain_seconds``. What the destination lacks then is told by :attr:`problem`.
 
     ``pause`` waits for so many seconds, in tests.
     """
@@ -65,6 +67,7 @@ class Spool(LoggerDestination):
         self._is_over = False
         self._trouble: str | None = None
         self._left_out = 0
+        self._problem: str | None = None
         self._fatal: ConfigurationError | None = None
         self._frame: tuple[Snapshot, bytes] | None = None
 
@@ -138,19 +141,24 @@ class Spool(LoggerDestination):
             self._release()
 
     def close(self) -> None:
-        """Waits until everything is sent, or nothing could be for too long; then says how much was not."""
+        """Waits until everything is sent, or nothing could be for too long; then says how much was not. So it does when
+        the wait is interrupted."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
         with self._changed:
             self._closing.set()
             self._changed.notify_all()
-        while thread.is_alive():
-            before = self._delivered
-            thread.join(self._destination.drain_seconds)
-            if self._delivered == before:
-                break
-        self._end()
+        try:
+            self._wait_for(thread)
+        finally:
+            self._end()
+
+    @property
+    def problem(self) -> str | None:
+        """What the destination lacks of what it was given until :meth:`close`, in words that follow its name; ``None``
+        when it has all of it."""
+        return self._problem
 
     @property
     def shown_as(self) -> str:
@@ -207,6 +215,21 @@ class Spool(LoggerDestination):
             self._abandoned.wait(PAUSES[0])
         else:
             self._closing.wait(seconds)
+
+    def _wait_for(self, thread: threading.Thread) -> None:
+        longest = self._destination.drain_seconds
+        if longest > _PATIENCE_SECONDS:
+            thread.join(_PATIENCE_SECONDS)
+            with self._changed:
+                missing = self._missing
+            if thread.is_alive() and missing:
+                leave = "" if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else "; Ctrl-C again leaves them"
+                self._say(f"sending {missing} more entries{leave}")
+        while thread.is_alive():
+            before = self._delivered
+            thread.join(longest)
+            if self._delivered == before:
+                break
 
     def _open_and_deliver(self) -> None:
         directory, destination = self._opened, self._destination
@@ -300,9 +323,13 @@ class Spool(LoggerDestination):
         directory = self._opened
         with self._changed:
             self._abandoned.set()
-            missing = self._missing
+            missing, given = self._missing, self._final.records
             if missing or self._fatal:
-                self._say(f"{missing} of {self._final.records} entries did not arrive{self._reason}; {self._next_step}")
+                self._say(f"{missing} of {given} entries did not arrive{self._reason}; {self._next_step}")
+            if missing:
+                self._problem = f"lacks {missing} of {given} entries"
+            elif self._fatal or self._left_out:
+                self._problem = "failed" if self._fatal else "lacks entries that it does not take"
             if not self._holds or (self._is_over and missing):
                 directory.remove()
                 return
