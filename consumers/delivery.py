@@ -98,7 +98,9 @@ class Delivery:
         self.for_each(lambda destination: destination.committed())
 
     def close(self) -> None:
-        """Closes each."""
+        """Closes each; those that may wait for a server come last."""
+        with self.lock:
+            self._destinations = dict(sorted(self._destinations.items(), key=lambda one: one[1].own_lane))
         self.for_each(lambda destination: destination.close())
 
     def for_each(self, action: Callable[[LoggerDestination], object]) -> None:

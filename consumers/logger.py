@@ -143,6 +143,10 @@ class LoggerDestination:
     drain_seconds: float = 30.0
     """Of a destination with ``own_lane``: how long the consumer waits at its end while nothing can be sent."""
 
+    finish_seconds: float = 0.0
+    """Of a destination with ``own_lane``: how long its :meth:`close` may take at the end, because it has taken in what
+    it has yet to send."""
+
     @property
     def problem(self) -> str | None:
         """What it lacks of what it was given, in words that follow its name, known when it is closed; ``None`` when it

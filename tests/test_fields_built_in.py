@@ -551,3 +551,23 @@ def test_an_event_for_the_sake_of_a_field_that_never_comes_is_published_once(mon
     stream = Stream(Demand({AFTER_TRAIN_BATCH: Want(None, {"memory_stats": 1})}))
     train(monkeypatch, stream, 5)
     assert [batch for event, batch, _ in stream.sent if event is AFTER_TRAIN_BATCH] == [0]
+
+
+def test_memory_that_is_full_for_a_field_does_not_end_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore")
+
+    monkeypatch.setattr(torch, "empty_like", full)
+    monkeypatch.setattr("trainer.field_activations.statistics", full)
+    stream = Stream(Demand({BATCH_END: Want(1, {"update_norms": 1, "activations": 1, "gradient_norm": 1})}))
+    train(monkeypatch, stream, 3)
+    sent = [fields for event, _, fields in stream.sent if event is BATCH_END]
+    assert len(sent) == 3
+    assert all("gradient_norm" in fields for fields in sent)
+    assert all(fields["not_sent"].count("CUDA out of memory") == 2 for fields in sent)
+
+
+def test_a_complex_number_is_refused_and_not_the_training_s_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(Demand({BATCH_END: Want(1, {"phase": 1})}))
+    train(monkeypatch, stream, 2, fields={"phase": lambda state: torch.tensor(1j)})
+    assert all("phase" in fields["not_sent"] for event, _, fields in stream.sent if event is BATCH_END)

@@ -545,6 +545,12 @@ EXCEPTIONS = {
     "bus.link": {"importlib.metadata"},
     # It reads one pickle, from its parent's pipe.
     "consumers.attached": {"pickle"},
+    # They ask whether an optional package is installed.
+    "consumers.callbacks.export_formats": {"importlib.util"},
+    "consumers.callbacks.image_visualizer": {"importlib.util"},
+    # They import an optional package, by a name that stands in the code, where it is used.
+    "consumers.callbacks.mlperf": {"importlib"},
+    "consumers.callbacks.system_monitor": {"importlib"},
 }
 
 

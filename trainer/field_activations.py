@@ -49,6 +49,7 @@ class ActivationWatch:
         self._is_due = is_due
         self._seen_at = -1
         self._found: dict[str, Tensor] = {}
+        self._trouble: str | None = None
         self._of_modules: list[RemovableHandle] = []
         self._model: Any = None
         self._of_model: list[RemovableHandle] = []
@@ -62,6 +63,8 @@ class ActivationWatch:
         Raises :class:`bus.errors.ConfigurationError` when no module was seen at work."""
         if self._model is not self._state.model:
             self._hook_model()
+        if self._trouble is not None:
+            raise ConfigurationError(self._trouble)
         if not self._found:
             raise ConfigurationError(
                 "no module was seen at work in this batch: it began before anybody asked, or the model is compiled, "
@@ -74,7 +77,7 @@ class ActivationWatch:
         if not model.training or batch == self._seen_at:
             return
         self._seen_at = batch
-        self._found = {}
+        self._found, self._trouble = {}, None
         if self._is_due():
             self._of_modules += [
                 module.register_forward_hook(partial(self._note, name))
@@ -96,6 +99,15 @@ class ActivationWatch:
         ]
 
     def _note(self, name: str, _: Any, inputs: Any, outputs: Any) -> None:
+        if self._trouble is not None:
+            return
+        try:
+            self._take_statistics(name, inputs, outputs)
+        # This runs within the model: a GPU whose memory is full for statistics must not end the training.
+        except Exception as error:  # noqa: BLE001
+            self._found, self._trouble = {}, f"{type(error).__name__}: {error}".splitlines()[0]
+
+    def _take_statistics(self, name: str, inputs: Any, outputs: Any) -> None:
         given = inputs if isinstance(inputs, tuple) else (inputs,)
         made = outputs if isinstance(outputs, tuple | list) else (outputs,)
         with torch.no_grad():

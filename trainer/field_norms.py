@@ -169,6 +169,7 @@ class UpdateWatch:
         self._is_due = is_due
         self._kept_at = -1
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
+        self._trouble: str | None = None
         # A hook for all optimizers, because there may be none yet, or others by the time they step.
         hook = register_optimizer_step_pre_hook(WatchHook(self._before_step))
         weakref.finalize(self, hook.remove)
@@ -179,6 +180,8 @@ class UpdateWatch:
         Raises :class:`bus.errors.ConfigurationError` when there was none, and for weights that several ranks share."""
         _refuse_sharded(self._state.model.parameters())
         before, self._before = self._before, {}
+        if self._trouble is not None:
+            raise ConfigurationError(self._trouble)
         if not before:
             raise ConfigurationError("the optimizers have not stepped in this batch, or it began before anybody asked")
         kept = [old for old, _ in before.values()]
@@ -191,11 +194,16 @@ class UpdateWatch:
         if batch == self._kept_at or all(optimizer is not one for one in state.optimizers):
             return
         self._kept_at = batch
-        self._before = {}
+        self._before, self._trouble = {}, None
         parameters = {name: one for name, one in state.model.named_parameters() if one.requires_grad}
         if self._is_due() and not any(map(_is_sharded, parameters.values())):
-            kept = [torch.empty_like(one) for one in parameters.values()]
-            torch._foreach_copy_(kept, [one.detach() for one in parameters.values()], non_blocking=True)
+            try:
+                kept = [torch.empty_like(one) for one in parameters.values()]
+                torch._foreach_copy_(kept, [one.detach() for one in parameters.values()], non_blocking=True)
+            # This runs within the optimizer's step: memory that is full for a copy must not end the training.
+            except RuntimeError as error:
+                self._trouble = f"{type(error).__name__}: {error}".splitlines()[0]
+                return
             self._before = {name: (old, parameters[name]) for name, old in zip(parameters, kept, strict=True)}
 
 

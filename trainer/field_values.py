@@ -89,7 +89,7 @@ def sendable(value: Any, device: Device) -> Any:
     that nobody waits for.
 
     Raises :class:`bus.errors.ConfigurationError` for what cannot be sent."""
-    if isinstance(value, Tensor) and value.numel() == 1:
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return device.read_later(value.detach().reshape(()))
     if device.name != "gpu":
         map_tensors(value, _check_on_host)

@@ -1,5 +1,6 @@
 """What is done with an alert: it is shown, sent to a web address, or given to a command."""
 
+import http.client
 import json
 import math
 import os
@@ -94,8 +95,10 @@ class Webhook:
         except urllib.error.HTTPError as error:
             error.close()
             return f"it answered {error.code} {error.reason}", error.code < 500 and error.code not in (408, 429)
-        except (OSError, ValueError) as error:
-            return str(getattr(error, "reason", error)), False
+        except http.client.InvalidURL as error:
+            return str(error), True
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            return str(getattr(error, "reason", error)) or type(error).__name__, False
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

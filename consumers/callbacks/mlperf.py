@@ -198,7 +198,9 @@ class MLPerfCallback(Callback):
         if self._file is not None:
             return self._file
         if self._system_name is None:
-            device = str(state.fields.get("device_name") or _system(state).get("cpu") or "cpu")
+            told = str(state.fields.get("device_name") or _system(state).get("cpu") or "cpu")
+            # It becomes the name of a file, and comes from the stream.
+            device = re.sub(r"[^\w .+()@-]", "_", told).lstrip(".")
             self._system_name = f"{state.world_size}x{device.replace(' ', '_')}_offloop"
         results = _ResultFile(self._results_path)
         try:

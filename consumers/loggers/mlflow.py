@@ -18,6 +18,7 @@ _ATTEMPT_TAG = "offloop.attempt"
 _EXPERIMENT = "offloop"
 _MOST_METRICS = 1000
 _MOST_PARAMS = 100
+_LONGEST_PART = 200
 _LONGEST_KEY = 250
 # MLflow itself would try for minutes, and say nothing: the spool tries again, and says so.
 _ONE_ATTEMPT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
@@ -122,13 +123,13 @@ class MLFlowLogger(LoggerDestination):
                     metrics.append(Metric(key, float(value), _milliseconds(row.time), row.step))
         for batch in _batches(metrics, _MOST_METRICS):
             try:
-                self._request("log_batch", metrics=batch)
+                self._request("log_batch", synchronous=True, metrics=batch)
             except ConfigurationError:
                 # How much of it was taken is not known: each is looked up before it is given again.
                 self._known |= dict.fromkeys(metric.key for metric in metrics)
                 raise
         for some in _batches([RunTag(key, value) for key, value in tags.items()], _MOST_PARAMS):
-            self._request("log_batch", tags=some)
+            self._request("log_batch", synchronous=True, tags=some)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
         """Logs them as params, or as tags where the run has a param of another value."""
@@ -138,10 +139,10 @@ class MLFlowLogger(LoggerDestination):
         values = {_key(name): str(value) for name, value in hyperparameters.items()}
         new = [Param(key, value) for key, value in values.items() if key not in self._params]
         for some in _batches(new, _MOST_PARAMS):
-            self._request("log_batch", params=some)
+            self._request("log_batch", synchronous=True, params=some)
         changed = [RunTag(key, value) for key, value in values.items() if self._params.get(key, value) != value]
         for tags in _batches(changed, _MOST_PARAMS):
-            self._request("log_batch", tags=tags)
+            self._request("log_batch", synchronous=True, tags=tags)
         self._params = {**values, **self._params}
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
@@ -243,7 +244,8 @@ class MLFlowLogger(LoggerDestination):
         try:
             getattr(self._client, method)(self._run_id, *arguments, **named)
         except MlflowException as error:
-            if error.error_code == "INVALID_PARAMETER_VALUE":
+            # A run that somebody has deleted is another matter: what opens anew finds it, or makes another.
+            if error.error_code == "INVALID_PARAMETER_VALUE" and "'active' state" not in error.message:
                 raise ConfigurationError(f"MLflow refuses it: {error.message.splitlines()[0]}") from None
             raise
 
@@ -266,4 +268,4 @@ def _path(name: str) -> str:
 
 
 def _part(name: str) -> str:
-    return re.sub(r"[^\w\-.]", "_", name)
+    return re.sub(r"[^\w\-.]", "_", name)[:_LONGEST_PART]

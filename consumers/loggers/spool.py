@@ -4,6 +4,7 @@ import contextlib
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ _MOST_AT_ONCE = 200
 
 def spooled(destination: LoggerDestination) -> LoggerDestination:
     """The destination, within a :class:`Spool` if it asks for a lane of its own."""
-    return Spool(destination) if destination.own_lane else destination
+    return Spool(destination) if destination.own_lane and not isinstance(destination, Spool) else destination
 
 
 class Spool(LoggerDestination):
@@ -50,9 +51,12 @@ class Spool(LoggerDestination):
     ``pause`` waits for so many seconds, in tests.
     """
 
+    own_lane = True
+
     def __init__(self, destination: LoggerDestination, pause: Callable[[float], object] | None = None) -> None:
         self._destination = destination
         self._pause = pause or self._wait
+        self._finishing_until = 0.0
         self._closing = threading.Event()
         self._abandoned = threading.Event()
         self._changed = threading.Condition()
@@ -98,7 +102,7 @@ class Spool(LoggerDestination):
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
         """Keeps them until they are sent; values of types of their own become text."""
-        self._append("hyperparameters", dict(hyperparameters), state)
+        self._append("hyperparameters", _with_text_keys(hyperparameters), state)
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
         """Keeps them until they are sent."""
@@ -217,7 +221,7 @@ class Spool(LoggerDestination):
             self._closing.wait(seconds)
 
     def _wait_for(self, thread: threading.Thread) -> None:
-        longest = self._destination.drain_seconds
+        longest = min(self._destination.drain_seconds, threading.TIMEOUT_MAX)
         if longest > _PATIENCE_SECONDS:
             thread.join(_PATIENCE_SECONDS)
             with self._changed:
@@ -228,7 +232,7 @@ class Spool(LoggerDestination):
         while thread.is_alive():
             before = self._delivered
             thread.join(longest)
-            if self._delivered == before:
+            if self._delivered == before and time.monotonic() >= self._finishing_until:
                 break
 
     def _open_and_deliver(self) -> None:
@@ -246,6 +250,7 @@ class Spool(LoggerDestination):
                 self._note_sent(place, entries)
             self._delivered = place
             self._say_recovery()
+        self._finishing_until = time.monotonic() + destination.finish_seconds
         destination.close()
         self._note_sent(place, ())
 
@@ -362,7 +367,16 @@ class Spool(LoggerDestination):
             self._say("takes entries again")
 
     def _say(self, message: str) -> None:
-        print(f"logger {self.shown_as}: {message}", file=sys.stderr, flush=True)
+        # A terminal that is gone must not end the sending.
+        with contextlib.suppress(OSError, ValueError):
+            print(f"logger {self.shown_as}: {message}", file=sys.stderr, flush=True)
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Maps with texts as keys, whatever they were: what is kept has to be read again."""
+    if isinstance(value, Mapping):
+        return {str(key): _with_text_keys(part) for key, part in value.items()}
+    return [_with_text_keys(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _packed(array: Any) -> tuple[str, tuple[int, ...], bytes]:

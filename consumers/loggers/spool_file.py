@@ -79,7 +79,7 @@ class SpoolDirectory:
         """
         found = cls(path)
         try:
-            packed = msgpack.unpackb((path / _MARK).read_bytes())
+            packed = msgpack.unpackb((path / _MARK).read_bytes(), strict_map_key=False)
             found.mark = Mark(packed[0], Place(*packed[1]), packed[2], packed[3])
             found._open_records()
         except (OSError, ValueError, TypeError, IndexError) as error:
@@ -95,7 +95,7 @@ class SpoolDirectory:
 
     def append(self, record: Any) -> None:
         """Adds a record; the system has it when this returns."""
-        packed: bytes = msgpack.packb(record, default=_plain)
+        packed: bytes = msgpack.packb(record, default=_plain, unicode_errors="replace")
         self._opened.write(_LENGTH.pack(len(packed)) + packed)
         self._opened.flush()
         self.end = Place(self.end.bytes + _LENGTH.size + len(packed), self.end.records + 1)
@@ -115,7 +115,8 @@ class SpoolDirectory:
         kept = self.file(f"{self.end.records}-{source.name}")
         kept.unlink(missing_ok=True)
         try:
-            os.link(source, kept)
+            # Of a symbolic link the file: a link to the link may lead nowhere from here.
+            os.link(source.resolve(), kept)
         except OSError:
             shutil.copyfile(source, kept)
         return kept

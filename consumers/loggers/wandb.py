@@ -45,6 +45,7 @@ class WandBLogger(LoggerDestination):
         dir: where wandb keeps its files, in a folder ``wandb``; by default the run's directory.
         run_id: the run's id there, if not ``NAME-ATTEMPT``. Two consumers that log at the same time need one each.
         drain_seconds: how long the consumer waits at its end while nothing can be sent, and wandb for its server.
+        finish_seconds: how long wandb may take at the end to send what it has taken in, such as large files.
     """
 
     name: ClassVar[str] = "wandb"
@@ -63,6 +64,7 @@ class WandBLogger(LoggerDestination):
         dir: Path | None = None,
         run_id: str | None = None,
         drain_seconds: float = LoggerDestination.drain_seconds,
+        finish_seconds: float = 600.0,
     ) -> None:
         self._project = project
         self._entity = entity
@@ -73,6 +75,7 @@ class WandBLogger(LoggerDestination):
         self._dir = dir
         self._run_id = run_id
         self.drain_seconds = drain_seconds
+        self.finish_seconds = finish_seconds
         self._run: Any = None
         self._logged = 0
         self._logged_before = 0
@@ -129,7 +132,7 @@ class WandBLogger(LoggerDestination):
                 x_disable_meta=True,
                 # What wandb waits for, the end of the process waits for, too.
                 init_timeout=patience,
-                finish_timeout=patience,
+                finish_timeout=max(patience, self.finish_seconds),
                 finish_timeout_raises=True,
             ),
         )
