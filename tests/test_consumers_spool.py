@@ -538,3 +538,80 @@ def test_a_stream_without_a_directory_is_spooled_among_temporary_files(
     spool.close()
     assert server.steps == [1]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_odd_entries_arrive_and_hold_nothing_up(place: RunPlace, tmp_path: Path) -> None:
+    target = tmp_path / "weights-5"
+    target.write_bytes(b"weights")
+    link = tmp_path / "latest"
+    link.symlink_to(target.name)
+    server = Server()
+    spool = Spool(server)
+    spool.open(place)
+    state = batch_end(1)
+    spool.log_hyperparameters({"shape": {(1, 2): 3}, "name": "\udc80"}, state)
+    spool.upload_file(Upload("latest", link, False), state)
+    log(spool, 1)
+    spool.close()
+    assert server.others == [{"shape": {"(1, 2)": 3}, "name": "?"}, ("latest", b"weights", False)]
+    assert server.steps == [1]
+    assert spool.problem is None
+
+
+def test_a_logger_s_own_state_may_have_numbers_for_keys(place: RunPlace) -> None:
+    class Numbered(Server):
+        def state_dict(self) -> dict[str, Any]:
+            return {"steps": {1: 2}}
+
+    first = Spool(Numbered())
+    first.open(place)
+    position = first.state_dict()
+    log(first, 1)
+    first.committed()
+    first.close()
+    second = Spool(server := Numbered())
+    second.load_state_dict(position)
+    second.open(place)
+    second.close()
+    assert server.opened
+
+
+def test_what_a_destination_has_yet_to_send_is_waited_for(place: RunPlace) -> None:
+    # Like wandb, which takes everything in at once.
+    closing, go_on = threading.Event(), threading.Event()
+
+    class Slow(Unsafe):
+        drain_seconds = 0.01
+        finish_seconds = 30.0
+
+        def close(self) -> None:
+            closing.set()
+            assert go_on.wait(20)
+            super().close()
+
+    spool = Spool(server := Slow())
+    spool.open(place)
+    log(spool, 1, 2)
+    ending = threading.Thread(target=spool.close)
+    ending.start()
+    assert closing.wait(20)
+    ending.join(0.2)
+    assert ending.is_alive()
+    go_on.set()
+    ending.join(20)
+    assert (server.closed, server.steps, spool.problem) == (1, [1, 2], None)
+
+
+def test_files_are_closed_before_what_may_wait_for_a_server() -> None:
+    order: list[str] = []
+
+    class File(LoggerDestination):
+        def close(self) -> None:
+            order.append("file")
+
+    class Away(Server):
+        def close(self) -> None:
+            order.append("server")
+
+    Runner(snapshots_of_training(), [], [Away(), File()]).run()
+    assert order == ["file", "server"]
