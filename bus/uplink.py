@@ -182,7 +182,8 @@ class Uplink:
         if now - self._heard <= SILENCE_SECONDS:
             return
         if not self.outbox.paused and self._link.address.startswith("tcp://"):
-            # The connection may be dead, and nobody closed it.
+            # The connection may be dead, and nobody closed it: the broker is lost until it is found again.
+            self.restarts += 1
             self.outbox.paused = True
             self._renew()
         if not self._silence_named:
