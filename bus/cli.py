@@ -5,6 +5,7 @@ import logging
 import re
 import signal
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ __all__ = ["main"]
 EXIT_TROUBLE = 1
 EXIT_PENDING = 3
 
+COMMANDS_GROUP = "offloop.commands"
+"""The entry points that add commands: of packages that this one does not know."""
+
 _runs_dir_option = click.option(
     "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
 )
@@ -43,7 +47,24 @@ def _remote_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Its own commands, and those that installed packages add as entry points of the group ``offloop.commands``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *entry_points(group=COMMANDS_GROUP).names})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        found = [one for one in entry_points(group=COMMANDS_GROUP) if one.name == cmd_name]
+        if not found:
+            return None
+        command: click.Command = found[0].load()
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="offloop", prog_name="bus")
 def bus() -> None:
     """See the runs that there are, and serve streams."""

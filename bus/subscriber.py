@@ -13,13 +13,14 @@ from typing import Any
 
 from bus.commands import Argument, Command, Outcome, check_command, new_command_id
 from bus.demand import Demand
-from bus.errors import ClosedError, FieldNotAvailableError, ProtocolError
+from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
 from bus.event import Event
 from bus.journal import Record
 from bus.run_source import Asker, LocalRun, RemoteRun, RunSource, Standing
 from bus.runs import find_run
 from bus.security import ClientSecurity, client_security_for
 from bus.segment_fetch import fetch_segment
+from bus.sender import send_command_through
 from bus.snapshot import Snapshot
 from bus.stream import Ending, Gap, InEffect, Missing, StreamOrder
 from bus.stream_link import StreamLink
@@ -36,6 +37,7 @@ GIVE_UP_SECONDS = 5.0
 SILENCE_SECONDS = 5.0
 AGAIN_SECONDS = 0.2
 UNCONFIRMED_SECONDS = 1.0
+ANSWERED_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,23 @@ class Subscriber:
         if self._link is not None:
             self._link.tell("command", command.to_wire())
         return True
+
+    def command(self, name: str, *arguments: Argument, wait: float = ANSWERED_SECONDS) -> Outcome:
+        """Sends a command over a connection of its own and waits up to ``wait`` seconds until it takes effect; may be
+        called from any thread, while another one iterates.
+
+        Raises:
+            ConfigurationError: there is no such command, or the run is not live.
+            BrokerError: the broker does not answer, or refuses.
+        """
+        check_command(name, arguments)
+        place = self._source.place
+        if self._over or self.ending is not None or place is None:
+            raise ConfigurationError(
+                f"run {self.run_name!r} takes no command: it is not live; 'bus runs' lists the runs"
+            )
+        security = self._given_security or client_security_for(place.door)
+        return send_command_through(place.door, self.run_name, name, *arguments, wait=wait, security=security)
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:

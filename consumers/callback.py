@@ -1,6 +1,6 @@
 """The base class of everything that looks at a run."""
 
-from collections.abc import Awaitable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from bus.demand import Demand, Want, batch_number
@@ -8,7 +8,8 @@ from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.intervals import MICROBATCH_EVENTS, Moment
 from bus.snapshot import Snapshot
-from consumers.logger import Logger
+from bus.stream import Ending
+from consumers.logger import Logger, LoggerDestination
 
 __all__ = ["Callback", "MaybeAwaitable", "demand_of", "view_for"]
 
@@ -53,6 +54,14 @@ class Callback:
     """The events at which the callback may decide to stop the training: a trainer that was told to waits there for
     it."""
 
+    owns_terminal: ClassVar[bool] = False
+    """Whether the callback draws on the whole terminal: the command ``consumer`` then logs nothing there."""
+
+    def destinations(self) -> Sequence[LoggerDestination]:
+        """Destinations to be given what is logged, for this callback's sake: one that shows what others log gets it
+        through them. Called once, before the first event."""
+        return ()
+
     def wanted_events(self) -> set[Event]:
         """The events that this callback is to be sent: those whose methods it overrides, or, where :meth:`run_event` is
         overridden, :attr:`events`."""
@@ -78,11 +87,19 @@ class Callback:
         result: MaybeAwaitable = getattr(self, event.value)(state, logger)
         return result
 
+    def run_ended(self, ending: Ending | None) -> MaybeAwaitable:
+        """The stream is over, and :meth:`close` comes next. ``ending`` is how the run ended; ``None`` when the consumer
+        leaves while the run goes on."""
+
     def close(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
         """The stream is over: the last chance to log. ``state`` is the last snapshot that the consumer handled."""
 
     def post_close(self) -> MaybeAwaitable:
         """Every callback is closed: give back what is held. Not called when this callback's :meth:`close` raised."""
+
+    def linger(self) -> None:
+        """Called by the command ``consumer`` when everything is over and nobody has asked it to leave: what is to be
+        looked at stays until this returns. Ctrl-C raises ``KeyboardInterrupt`` here, which ends the command."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that :meth:`load_state_dict` needs to go on from here as if nothing had happened.

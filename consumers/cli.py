@@ -1,11 +1,15 @@
 """The command ``consumer``: attach callbacks to a run, or replay a recording through them."""
 
+import contextlib
+import signal
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
 import click
+from click.core import ParameterSource
 
+from bus.errors import ConfigurationError
 from bus.recording import Recording
 from bus.runs import RUN_FILE, RunInfo, read_run
 from bus.security import client_security
@@ -13,7 +17,8 @@ from bus.subscriber import Subscriber
 from bus.terminal import run_command
 from consumers.attach import RemoteRunInfo, Stream, attach, find_or_wait, find_remote, newest_or_wait
 from consumers.callback import Callback, demand_of
-from consumers.members import decides_of
+from consumers.logger import LoggerDestination
+from consumers.members import decides_of, numbered_names
 from consumers.progress import Committed
 from consumers.registry import CALLBACKS, LOGGERS, create_selected
 from consumers.runner import COMMIT_EVENTS, OnError, RunnerStatistics, wanted_events
@@ -145,6 +150,7 @@ def consumer(
     elif state_dir:
         raise click.UsageError("--state-dir is where '--name' keeps how far a consumer is: give it a name too")
     made, destinations = create_selected(callbacks, loggers, options)
+    destinations = _beside_terminal(made, destinations, _is_default("loggers"))
     wanted_events(made)
     demand_of(made)
     found: RunInfo | RemoteRunInfo | Recording
@@ -166,12 +172,49 @@ def consumer(
 
     progress = None if name is None else _open_state(state_dir, name, found)
     stream, statistics = run_session(open_stream, made, destinations, on_error, progress, commit_every, say_start)
-    return _report(stream, statistics, sorted(demand_of(made).fields))
+    code = _report(stream, statistics, sorted(demand_of(made).fields))
+    if not statistics.interrupted:
+        _linger(made)
+    return code
 
 
 def main() -> None:
     """Entry point of the command."""
     run_command(consumer)
+
+
+def _is_default(option: str) -> bool:
+    return click.get_current_context().get_parameter_source(option) is ParameterSource.DEFAULT
+
+
+def _beside_terminal(
+    callbacks: Sequence[Callback], destinations: list[LoggerDestination], is_default: bool
+) -> list[LoggerDestination]:
+    """The destinations that can be had beside callbacks that draw on the whole terminal, of which there can be one."""
+    owners = [
+        shown for shown, callback in zip(numbered_names(callbacks), callbacks, strict=True) if callback.owns_terminal
+    ]
+    if len(owners) > 1:
+        raise ConfigurationError(f"{' and '.join(owners)} both draw on the whole terminal: give one of them")
+    if not owners:
+        return destinations
+    if is_default:
+        return []
+    writing = [type(one).__name__ for one in destinations if one.writes_to_terminal]
+    if writing:
+        raise ConfigurationError(
+            f"{owners[0]} draws on the whole terminal, where {' and '.join(writing)} would write too: "
+            "log to a file ('--log csv'), or run them in a second terminal"
+        )
+    return destinations
+
+
+def _linger(callbacks: Sequence[Callback]) -> None:
+    """Lets callbacks with something to be looked at stay until they are left."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        for callback in callbacks:
+            callback.linger()
 
 
 def _find(run: str | None, runs_dir: Path | None, replay: Path | None, wait: bool) -> RunInfo | Recording:

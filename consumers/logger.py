@@ -1,10 +1,11 @@
 """Callbacks decide what is logged, destinations where it goes; the logger stands between them."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
+from bus.commands import Outcome
 from bus.errors import ConfigurationError
 from bus.snapshot import Snapshot
 
@@ -118,6 +119,9 @@ class RunPlace:
     """Which attempt of the run, from 1."""
     run_dir: Path | None
     """``None`` for a stream that has no directory, such as a list of snapshots."""
+    command: Callable[..., Outcome] | None = field(default=None, compare=False)
+    """Sends the run a command, ``command("set", "lr", 0.1)``, from any thread, and waits some seconds for what becomes
+    of it. ``None`` for a recording, whose training takes none."""
 
 
 class LoggerDestination:
@@ -135,6 +139,9 @@ class LoggerDestination:
     A method that raises then makes it be closed and opened again, after a pause, and given the same once more: what may
     have arrived already is for the destination to see. :meth:`load_state_dict` is called before each :meth:`open` but
     the first. A :class:`~bus.errors.ConfigurationError`, before anything was sent, says that it would never work."""
+
+    writes_to_terminal: ClassVar[bool] = False
+    """Whether it writes to the terminal, which it cannot do beside a callback that draws on the whole of it."""
 
     acknowledges: ClassVar[bool] = True
     """Of a destination with ``own_lane``: whether what a method took is safe when the method returns. If not, that is

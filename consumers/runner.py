@@ -488,8 +488,10 @@ class Runner:
     async def _close(self) -> None:
         state = self._last or Snapshot.build(Event.INIT, run_name=self._place.run_name)
         self._logger.begin(state)
+        ending = None if self._interrupted else self.statistics().ending
         for member in self._members:
             member.closed = True
+            await self._end(member, "run_ended", ending)
         closed = [member for member in self._members if await self._end(member, "close", state, self._logger)]
         self._delivery.deliver(self._logger, state)
         for member in closed:
@@ -622,7 +624,8 @@ def _place(stream: Any) -> RunPlace:
     run_dir: Path | None = getattr(stream, "run_dir", None)
     if run_dir is None and isinstance(getattr(stream, "path", None), Path):
         run_dir = stream.path.parent
-    return RunPlace(getattr(stream, "run_name", "run"), getattr(stream, "attempt", 1), run_dir)
+    command = getattr(stream, "command", None)
+    return RunPlace(getattr(stream, "run_name", "run"), getattr(stream, "attempt", 1), run_dir, command)
 
 
 def _check_same(kind: str, before: list[str], given: list[str]) -> None:

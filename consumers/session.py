@@ -46,6 +46,7 @@ def run_session(
     ``open_progress`` keeps how far it is. ``on_start`` is called when all is open, with the shared stream and what was
     committed before. Raises what :meth:`consumers.runner.Runner.run` does."""
     watchers = [watcher for destination in destinations for watcher in destination.companions()]
+    destinations = [*destinations, *(further for callback in callbacks for further in callback.destinations())]
     shared, beside = divided([*callbacks, *watchers])
     with contextlib.ExitStack() as opened:
         progress = None if open_progress is None else opened.enter_context(open_progress)

@@ -49,6 +49,8 @@ class ConsoleLogger(LoggerDestination):
     those that came first.
     """
 
+    writes_to_terminal = True
+
     def __init__(self, every: float = 1.0, hide: Sequence[str] = _HIDDEN, most: int = _MOST) -> None:
         if not every >= 0:
             raise ConfigurationError(f"every is a number of seconds, 0 or more, not {every}")

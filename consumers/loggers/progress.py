@@ -97,6 +97,8 @@ class ProgressLogger(LoggerDestination):
     Reference: ``composer/loggers/progress_bar_logger.py``.
     """
 
+    writes_to_terminal = True
+
     def __init__(self, every: float = 10.0) -> None:
         if not every >= 0:
             raise ConfigurationError(f"every is a number of seconds, 0 or more, not {every}")
