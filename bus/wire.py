@@ -264,11 +264,18 @@ def is_training_time(values: Any) -> bool:
         return False
 
 
+_PLAIN = frozenset({float, int, str, bool, bytes, type(None)})
+_CONTAINERS = (dict, list, tuple)
+
+
 def is_shallow(container: Any, levels: int = MAX_DEPTH) -> bool:
     """Whether nothing is nested deeper than ``levels``: what is handed on must survive recursive code such as
     ``repr``."""
     for value in container.values() if isinstance(container, dict) else container:
-        if isinstance(value, dict | list | tuple) and (levels == 0 or not is_shallow(value, levels - 1)):
+        # The type itself is looked up first: most values are plain, and this is done for every event.
+        if type(value) in _PLAIN or not isinstance(value, _CONTAINERS):
+            continue
+        if levels == 0 or not is_shallow(value, levels - 1):
             return False
     return True
 

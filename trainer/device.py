@@ -88,6 +88,10 @@ class GpuDevice:
         """A promise of the numbers, kept as soon as the GPU has come this far."""
         return self._rings.copy(vector)
 
+    def timing_event(self) -> torch.cuda.Event:
+        """What tells when the GPU has come to where it is recorded, by the GPU's own clock."""
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
 
 _Read = TypeVar("_Read")
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bus.deferred import Deferred
 from bus.errors import ConfigurationError
 from bus.wire import is_shallow, pack_map
 from trainer.data import map_tensors
@@ -89,6 +90,8 @@ def sendable(value: Any, device: Device) -> Any:
     that nobody waits for.
 
     Raises :class:`bus.errors.ConfigurationError` for what cannot be sent."""
+    if isinstance(value, Deferred):
+        return value
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return device.read_later(value.detach().reshape(()))
     if device.name != "gpu":

@@ -17,6 +17,7 @@ from trainer.field import Field, FieldFunction, NeverThereError
 from trainer.field_activations import ACTIVATION_FIELDS
 from trainer.field_model import MODEL_FIELDS
 from trainer.field_norms import NORM_FIELDS
+from trainer.field_phases import PHASE_FIELDS, PhaseWatch
 from trainer.field_values import sendable
 from trainer.state import State
 from trainer.tensor_fields import TENSOR_FIELDS, TensorsOut
@@ -25,7 +26,7 @@ __all__ = ["BUILT_IN", "Field", "FieldFunction", "FieldRegistry", "FieldsOnDeman
 
 _log = logging.getLogger("offloop")
 
-BUILT_IN: dict[str, Field] = NORM_FIELDS | MODEL_FIELDS | ACTIVATION_FIELDS | TENSOR_FIELDS
+BUILT_IN: dict[str, Field] = NORM_FIELDS | MODEL_FIELDS | ACTIVATION_FIELDS | PHASE_FIELDS | TENSOR_FIELDS
 """The fields that every training has."""
 
 _RESERVED = {*dir(Snapshot), "device_name", "flops_per_batch", "logged", "not_sent", "on_demand", "precision"}
@@ -208,6 +209,12 @@ class FieldsOnDemand:
             elif is_wanted:
                 schedule = _Schedule(self._state, name, field.events, demand)
                 self._watches[name] = (field.watch(self._state, schedule.is_due), schedule)
+
+    @property
+    def phases(self) -> PhaseWatch | None:
+        """What is to be told of the events that a batch's phases lie between; ``None`` while nobody asks for those."""
+        watch = self._watches.get("phases", (None,))[0]
+        return watch if isinstance(watch, PhaseWatch) else None
 
     def compute(self, event: Event, names: Iterable[str]) -> dict[str, Any]:
         """The fields of these names that exist at an event. ``on_demand`` lists them, so that a consumer can tell what

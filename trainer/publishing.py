@@ -1,6 +1,7 @@
 """Turns the state at an event into what is published of it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
 from bus.demand import BASE_EVENTS, Demand, batch_number
@@ -9,6 +10,7 @@ from bus.intervals import MICROBATCH_EVENTS, Moment
 from bus.publisher import Publisher
 from bus.time import Timestamp
 from trainer.device import DeferredMap
+from trainer.field_phases import PhaseWatch
 from trainer.fields import BUILT_IN, Field, FieldsOnDemand
 from trainer.logger import Logger
 from trainer.metrics import read_metrics
@@ -36,6 +38,8 @@ class StreamPublisher(Protocol):
 
     demand: Demand
     """What consumers want."""
+    wanted: set[Event]
+    """The events that are handed to whoever publishes."""
     demand_version: int
     """A number that changes whenever the demand does, which happens within :meth:`send` only."""
 
@@ -100,6 +104,9 @@ class StatePublisher:
         self._sharing = sharing
         self._fields = FieldsOnDemand(state, fields, None if sharing is None else sharing.share)
         self._late: dict[str, list[Moment]] = {}
+        # What is told of the events between which a batch's phases lie; not while one of them is published.
+        self._watched_phases: PhaseWatch | None = None
+        self._phases: PhaseWatch | None = None
         # How often each event of a microbatch has come in the batch that began at this time.
         self._microbatches: tuple[_Values, dict[Event, int]] = ((), {})
         # The batch in which the demand became another one, which is not in effect yet.
@@ -123,6 +130,9 @@ class StatePublisher:
 
     def publish(self, event: Event) -> None:
         """Gathers the fields of an event and sends it, if it is due."""
+        if self._phases is not None:
+            self._publish_in_phases(event, self._phases)
+            return
         state = self._state
         more = _NOTHING_MORE
         if event not in self._plain:
@@ -169,6 +179,28 @@ class StatePublisher:
             self._plain = frozenset()
             # What takes watching for begins at once, so that it is there when the demand is met.
             self._fields.use(Demand.merge([self._demand, self._stream.demand]))
+            self._watch_phases()
+
+    def _publish_in_phases(self, event: Event, phases: PhaseWatch) -> None:
+        """Publishes an event while somebody wants to know how long what lies between the events takes."""
+        if event in phases.marks:
+            phases.before(event)
+        began = perf_counter_ns()
+        self._phases = None
+        try:
+            self.publish(event)
+        finally:
+            self._phases = self._watched_phases
+        phases.after(event, perf_counter_ns() - began)
+
+    def _watch_phases(self) -> None:
+        watched, self._watched_phases = self._watched_phases, self._fields.phases
+        self._phases = self._watched_phases
+        if self._phases is not None:
+            # Those that nobody wants for their own sake are not published: that is found out when they come.
+            self._stream.wanted |= self._phases.marks
+        elif watched is not None:
+            self._stream.wanted -= watched.marks - self._always.events - self._stream.demand.events
 
     def _due(self, event: Event) -> _Due | None:
         """What is asked for at an event; ``None`` for an event that is not due."""
@@ -209,6 +241,7 @@ class StatePublisher:
         self._demand, self._version = Demand.merge([self._always, stream.demand]), stream.demand_version
         self._changed_in = None
         self._fields.use(self._demand)
+        self._watch_phases()
         self._prepare()
 
     def _prepare(self) -> None:

@@ -1,0 +1,207 @@
+"""The field `phases`: where the time of a batch goes."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_gpu import FakeGpu
+from field_stream import Stream, asking, train
+from gold import gold_loader
+
+from bus.demand import BASE_EVENTS, Demand, Want
+from bus.event import Event
+from trainer.field_phases import MAX_SPANS, PhaseWatch
+
+BATCH_END = Event.BATCH_END
+PHASES = ["data", "forward", "loss", "backward", "optimizer", "publishing"]
+
+
+def phases_of(stream: Stream) -> dict[int, dict[str, Any]]:
+    return {batch: fields["phases"] for _, batch, fields in stream.sent if "phases" in fields}
+
+
+def names(phases: dict[str, Any]) -> list[str]:
+    return [phase for phase, _, _ in phases["spans"]]
+
+
+def seconds(phases: dict[str, Any], name: str) -> float:
+    return float(sum(duration for phase, _, duration in phases["spans"] if phase == name)) / 1e9
+
+
+class Slow:
+    """A dataloader that takes its time for every batch."""
+
+    def __init__(self, loader: Any, seconds: float) -> None:
+        self._loader = loader
+        self._seconds = seconds
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            time.sleep(self._seconds)
+            yield batch
+
+
+def test_every_phase_is_told_in_order_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(3, field="phases"))
+    train(monkeypatch, stream, batches=12)
+    found = phases_of(stream)
+    assert list(found) == [3, 6, 9, 12]
+    for phases in found.values():
+        assert names(phases) == PHASES
+        assert phases["device"] is False
+        trained = phases["spans"][:-1]
+        for (_, start, duration), (_, following, _) in itertools.pairwise(trained):
+            assert start >= 0
+            assert duration >= 0
+            assert start + duration <= following
+
+
+def test_nobody_who_does_not_ask_is_sent_the_events_that_phases_are_told_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(2, field="phases"))
+    train(monkeypatch, stream, batches=10)
+    assert {event for event, _, _ in stream.sent} <= BASE_EVENTS
+    unasked = Stream()
+    train(monkeypatch, unasked, batches=10)
+    assert unasked.wanted <= BASE_EVENTS
+    assert [event for event, _, _ in stream.sent] == [event for event, _, _ in unasked.sent]
+
+
+def test_each_microbatch_has_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(1, field="phases"))
+    train(monkeypatch, stream, batches=2, device_train_microbatch_size=2)
+    for phases in phases_of(stream).values():
+        assert names(phases) == ["data", *["forward", "loss", "backward"] * 3, "optimizer", "publishing"]
+
+
+def test_waiting_for_data_is_told_as_that_also_in_the_first_batch_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(1, field="phases"))
+    loader = Slow(gold_loader("train", 30, 6), 0.02)
+    train(monkeypatch, stream, batches=7, train_dataloader=loader)
+    found = phases_of(stream)
+    assert len(found) == 7
+    for phases in found.values():
+        assert seconds(phases, "data") >= 0.02
+        assert sum(seconds(phases, name) for name in PHASES[1:]) < seconds(phases, "data")
+
+
+def test_an_evaluation_is_in_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(1, field="phases"))
+    loader = Slow(gold_loader("eval_a", 12, 6), 0.05)
+    train(monkeypatch, stream, batches=4, eval_dataloader=loader, eval_interval="2ba")
+    found = phases_of(stream)
+    # Two batches of evaluation lie between the ends of batches 2 and 3.
+    assert found[3]["began"] - found[2]["began"] >= 0.1e9
+    last = found[3]["spans"][-2]
+    assert last[0] == "optimizer"
+    assert last[1] + last[2] < 0.1e9
+
+
+def test_another_demand_in_between_costs_a_batch_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = asking(1, field="phases")
+    stream = Stream(wanted)
+    stream.after_sending[9] = Demand.merge([wanted, Demand({Event.BEFORE_LOSS: Want(2)})])
+    stream.after_sending[20] = Demand()
+    stream.after_sending[30] = wanted
+    train(monkeypatch, stream, batches=60)
+    batches = list(phases_of(stream))
+    without = [batch for batch in range(1, 61) if batch not in batches]
+    # From the third demand to the fourth nobody asks.
+    asked_for_nothing = range(without[0] if len(without) < 2 else without[1], without[-1] + 1)
+    assert len(without) <= len(asked_for_nothing) + 2
+    assert batches[-1] == 60
+
+
+def test_who_asks_in_the_middle_of_a_batch_gets_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(Demand({Event.AFTER_LOSS: Want(1)}))
+    # In the middle of the fifth batch: FIT_START, EPOCH_START, and two events of each batch come before.
+    stream.after_sending[13] = Demand.merge([Demand({Event.AFTER_LOSS: Want(1)}), asking(1, field="phases")])
+    train(monkeypatch, stream, batches=9)
+    assert list(phases_of(stream))[-4:] == [6, 7, 8, 9]
+    reasons = [fields["not_sent"] for _, _, fields in stream.sent if "not_sent" in fields]
+    assert all("phases: " in reason for reason in reasons)
+
+
+class Gpu(FakeGpu):
+    """Has a clock of its own, in milliseconds, that moves by one at every mark that it passes."""
+
+    def timing_event(self) -> "Mark":
+        return Mark(self)
+
+    passed = 0
+
+
+class Mark:
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._at: int | None = None
+
+    def record(self) -> None:
+        self._gpu.copy(self._pass)
+        self._gpu.issued += 1
+
+    def _pass(self) -> None:
+        self._gpu.passed += 1
+        self._at = self._gpu.passed
+
+    def query(self) -> bool:
+        return self._at is not None
+
+    def synchronize(self) -> None:
+        self._gpu.waits += 1
+        while self._at is None:
+            self._gpu.run(1)
+
+    def elapsed_time(self, end_event: "Mark") -> float:
+        assert self._at is not None
+        assert end_event._at is not None
+        return float(end_event._at - self._at)
+
+
+def test_on_a_gpu_its_own_clock_counts_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu()
+    stream = Stream(asking(2, field="phases"))
+    train(monkeypatch, stream, batches=4, device=gpu)
+    promised = phases_of(stream)
+    assert gpu.waits == 0
+    assert [promise.ready() for promise in promised.values()] == [False, False]
+    gpu.run()
+    assert [promise.ready() for promise in promised.values()] == [True, True]
+    for promise in promised.values():
+        phases = promise.value()
+        assert phases["device"] is True
+        # Ten marks follow the one at the beginning: each phase lies between two of them.
+        assert phases["spans"][:5] == [[name, 1_000_000 * (2 * n + 1), 1_000_000] for n, name in enumerate(PHASES[:5])]
+    assert gpu.waits == 0
+
+
+def test_when_a_stream_is_drained_the_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu()
+    stream = Stream(asking(1, field="phases"))
+    train(monkeypatch, stream, batches=1, device=gpu)
+    (promise,) = phases_of(stream).values()
+    assert names(promise.value()) == PHASES
+    assert gpu.waits == 1
+
+
+def test_a_batch_of_very_many_microbatches_is_told_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(1, field="phases"))
+    train(monkeypatch, stream, batches=1, n_train=400, batch_size=400, device_train_microbatch_size=1)
+    (phases,) = phases_of(stream).values()
+    assert len(phases["spans"]) == MAX_SPANS + 2
+    assert names(phases)[-2:] == ["optimizer", "publishing"]
+
+
+def test_it_is_dropped_when_nobody_asks_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Event] = []
+    before = PhaseWatch.before
+    monkeypatch.setattr(PhaseWatch, "before", lambda self, event: (calls.append(event), before(self, event))[1])
+    stream = Stream(asking(1, field="phases"))
+    stream.after_sending[5] = Demand()
+    train(monkeypatch, stream, batches=20)
+    assert 0 < len(calls) < 60
+    assert stream.wanted <= BASE_EVENTS
