@@ -80,6 +80,8 @@ class Outcome(NamedTuple):
     """How many batches were trained then."""
     error: str | None = None
     """Why it was not applied."""
+    time_ns: int | None = None
+    """When it was answered, in nanoseconds since 1970 (UTC), where the stream told it."""
 
     @property
     def delay(self) -> int | None:

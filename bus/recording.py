@@ -45,6 +45,7 @@ class Recording:
         """How the run ended, after an iteration to the end of the file; ``lost`` when the file does not say it."""
         self.damage: str | None = None
         """What could not be read, with its offset, after an iteration; ``None`` when all was good."""
+        self._order = StreamOrder(self.run_name, self.attempt, None)
         self.gaps: tuple[Gap, ...] = ()
         """Events that are missing in the record, as far as the iteration has come."""
 
@@ -57,7 +58,7 @@ class Recording:
         """The snapshots of the given events, in the order in which the broker sent them out; all when ``events`` is
         ``None``. ``after`` is where to go on: of each rank ``(seq, base_seq)`` of the last snapshot that need not come
         again."""
-        order = StreamOrder(self.run_name, self.attempt, events, after)
+        self._order = order = StreamOrder(self.run_name, self.attempt, events, after)
         self.gaps = ()
         from_record = order.from_record
         with JournalReader(self.path) as reader:
@@ -71,6 +72,10 @@ class Recording:
             problems = [*reader.damage, *([reader.cut] if reader.cut else [])]
         self.damage = "; ".join(problems) or None
         self.ending = order.ending or Ending("lost")
+
+    def answered(self) -> tuple[Outcome, ...]:
+        """The commands that the training answered, in order, as far as the iteration has come."""
+        return tuple(self._order.outcomes)
 
     def read_endings(self) -> list[Ending]:
         """How its ranks ended, of those that have; faster than an iteration."""

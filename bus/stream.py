@@ -213,7 +213,7 @@ class StreamOrder:
             return
         if rank == 0:
             told = {"batch": event.timestamp[_BATCH], **event.fields}
-            self.outcomes.append(Outcome.from_wire(command, told))
+            self.outcomes.append(Outcome.from_wire(command, told)._replace(time_ns=event.time))
 
     def _note_end(self, rank: int, event: EventBody) -> None:
         status, error = event.fields.get("status"), event.fields.get("error")

@@ -244,6 +244,11 @@ class Subscriber:
             for name, command in tuple(self._sent.items())
         )
 
+    def answered(self) -> tuple[Outcome, ...]:
+        """The commands that the training has answered, whoever sent them, in order, as far as the stream was read; may
+        be called from another thread."""
+        return tuple(self._order.outcomes)
+
     def _hear(self, message: Control) -> None:
         """What the door says, on the thread that listens to it."""
         name = message.content.get("id")

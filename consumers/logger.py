@@ -122,6 +122,9 @@ class RunPlace:
     command: Callable[..., Outcome] | None = field(default=None, compare=False)
     """Sends the run a command, ``command("set", "lr", 0.1)``, from any thread, and waits some seconds for what becomes
     of it. ``None`` for a recording, whose training takes none."""
+    answered: Callable[[], Sequence[Outcome]] = field(default=tuple, compare=False)
+    """The commands that the training has answered, whoever sent them, in order, as far as the stream was read; from any
+    thread."""
 
 
 class LoggerDestination:

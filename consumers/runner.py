@@ -624,8 +624,13 @@ def _place(stream: Any) -> RunPlace:
     run_dir: Path | None = getattr(stream, "run_dir", None)
     if run_dir is None and isinstance(getattr(stream, "path", None), Path):
         run_dir = stream.path.parent
-    command = getattr(stream, "command", None)
-    return RunPlace(getattr(stream, "run_name", "run"), getattr(stream, "attempt", 1), run_dir, command)
+    return RunPlace(
+        getattr(stream, "run_name", "run"),
+        getattr(stream, "attempt", 1),
+        run_dir,
+        getattr(stream, "command", None),
+        getattr(stream, "answered", tuple),
+    )
 
 
 def _check_same(kind: str, before: list[str], given: list[str]) -> None:

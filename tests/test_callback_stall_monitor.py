@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from callback_calls import calls_of
 from consumers_stream import Collector
 
+from bus.commands import Command, Outcome
 from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.snapshot import Snapshot
@@ -170,6 +171,63 @@ def test_it_says_once_what_the_training_hangs_in(
     assert "the training goes on, after" in capsys.readouterr().err
     # By the times of the events there was a stall before the last of the first ones, and none where nothing came.
     assert [row.step for row in collector.rows] == [17]
+
+
+class Commanded:
+    """A stream whose training was sent commands at these seconds."""
+
+    def __init__(self, snapshots: list[Snapshot], commands: dict[float, str]) -> None:
+        self._snapshots = snapshots
+        self._answered = [
+            Outcome(Command(name, ()), "batch_checkpoint", 1, None, 1_700_000_000_000_000_000 + round(seconds * 1e9))
+            for seconds, name in commands.items()
+        ]
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return iter(self._snapshots)
+
+    def answered(self) -> list[Outcome]:
+        return self._answered
+
+
+@pytest.mark.parametrize(
+    ("commands", "stalls"),
+    [
+        ({}, [60.0]),
+        ({3.5: "pause", 62.0: "resume"}, []),
+        ({3.5: "pause", 23.5: "resume"}, [40.0]),
+        ({3.5: "pause", 23.5: "resume", 30.0: "pause", 40.0: "resume"}, [30.0]),
+        ({3.5: "checkpoint"}, [60.0]),
+        ({3.5: "pause", 62.9: "stop"}, []),
+    ],
+)
+def test_the_time_of_a_pause_is_no_stall(commands: dict[float, str], stalls: list[float]) -> None:
+    monitor, collector = StallMonitor(factor=1, min_seconds=20), Collector()
+    stream = Commanded(steps(1, 1, 1, 60, 1), commands)
+    Runner(stream, [monitor], [collector, *monitor.destinations()]).run()
+    assert [row.metrics["stall/seconds"] for row in collector.rows] == stalls
+
+
+class Paused(Hanging):
+    """Is paused until it was looked at five times, and hangs then."""
+
+    looks = 0
+
+    def answered(self) -> list[Outcome]:
+        self.looks += 1
+        names = ["pause"] if self.looks <= 5 else ["pause", "resume"]
+        if self.looks <= 5:
+            self.said += self._capsys.readouterr().err
+            assert not self.said
+        return [Outcome(Command(name, ()), "batch_checkpoint", 1) for name in names]
+
+
+def test_a_training_that_stands_still_on_request_does_not_hang(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = Paused(steps(0.01, 0.01), capsys, [])
+    monitor = StallMonitor(factor=1, min_seconds=0.05)
+    Runner(stream, [monitor], monitor.destinations()).run()
+    assert stream.looks > 5
+    assert "the training hangs" in stream.said
 
 
 class Slow(Callback):

@@ -6,14 +6,17 @@ import statistics
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
+from bus.commands import Outcome
 from bus.demand import BASE_EVENTS
 from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.snapshot import Snapshot
 from consumers.callback import Callback
-from consumers.logger import Logger
+from consumers.logger import Logger, LoggerDestination
+from consumers.place import PlaceKeeper
 
 __all__ = ["StallMonitor"]
 
@@ -46,6 +49,8 @@ class StallMonitor(Callback):
     come. What it logs goes by the times of the events alone, and is the same in a replay: with the first event after a
     stall ``stall/seconds``, how long it took, and ``stall/count``, how many there have been.
 
+    While the training is paused by a command, nothing is expected either, and that time does not count.
+
     Evaluations and predictions are followed batch by batch, a training from the end of a batch to the next. With
     ``detailed`` it also asks for ``BEFORE_DATALOADER``, ``AFTER_DATALOADER`` and ``AFTER_TRAIN_BATCH``, three more
     events a batch, and can tell the dataloader from the passes through the model and from the optimizer. A training
@@ -73,6 +78,11 @@ class StallMonitor(Callback):
         self._watch: asyncio.Task[None] | None = None
         self._arrived = 0.0
         self._alerted = False
+        self._keeper = PlaceKeeper("StallMonitor's place")
+
+    def destinations(self) -> Sequence[LoggerDestination]:
+        """Through which it hears of commands."""
+        return [self._keeper]
 
     def wanted_events(self) -> set[Event]:
         """The events that are published in any case, the ends of evaluation batches, and what ``detailed`` asks for."""
@@ -104,7 +114,7 @@ class StallMonitor(Callback):
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         """Judges the time since the event before, and says what is expected from here on."""
-        waited = (state.time_ns - self._last_ns) / 1e9
+        waited = (state.time_ns - self._last_ns - self._paused(self._last_ns, state.time_ns)) / 1e9
         # A recording has the batches of evaluations only where somebody asked for them.
         is_whole_evaluation = self._last_event in _STARTS and event in _ENDS
         if self._limit is not None and waited > self._limit and not is_whole_evaluation:
@@ -122,6 +132,29 @@ class StallMonitor(Callback):
             watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watch
+
+    def _paused(self, since_ns: int, until_ns: int) -> int:
+        """For how many nanoseconds of that time the training was paused."""
+        paused, began = 0, None
+        for outcome in self._answered():
+            at = min(max(outcome.time_ns or 0, since_ns), until_ns)
+            if outcome.command.name == "pause":
+                began = at if began is None else began
+            elif began is not None:
+                paused, began = paused + at - began, None
+        return paused + (until_ns - began if began is not None else 0)
+
+    def _is_paused(self) -> bool:
+        answered = self._answered()
+        return bool(answered) and answered[-1].command.name == "pause"
+
+    def _answered(self) -> list[Outcome]:
+        """The commands by which a pause begins or ends."""
+        return [
+            outcome
+            for outcome in self._keeper.place.answered()
+            if outcome.error is None and outcome.command.name in ("pause", "resume", "stop")
+        ]
 
     def _take_in(self, event: Event, now_ns: int) -> None:
         if event is Event.FIT_START:
@@ -156,7 +189,7 @@ class StallMonitor(Callback):
     async def _wait(self) -> None:
         while True:
             await asyncio.sleep(self._left())
-            if self._limit is None or self._alerted or self._left() > 0:
+            if self._limit is None or self._alerted or self._left() > 0 or self._is_paused():
                 continue
             arrived = self._arrived
             # Events that wait to be handled, because another callback took long, come before this is over.
