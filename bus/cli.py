@@ -13,6 +13,8 @@ import click
 
 from bus.allow_list import ROLES, AllowList, allow, default_allow_list
 from bus.broker import Broker
+from bus.cli_recordings import cut_recording, diff_recordings, export_recording, merge_recordings
+from bus.cli_replay import replay
 from bus.commands import COMMANDS, Outcome
 from bus.describe import describe_recording, describe_remote_run, describe_run, lasted, lines, when
 from bus.errors import ConfigurationError
@@ -296,6 +298,10 @@ def allow_key(keyfile: str | None, roles: tuple[str, ...], allow_list: str | Non
     if show:
         for grant in AllowList.read(path).grants:
             click.echo(f"{grant.role:<8} {grant.key} {grant.name}")
+
+
+for _command in (cut_recording, diff_recordings, export_recording, merge_recordings, replay):
+    bus.add_command(_command)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from bus.demand import Demand
 from bus.errors import RunError, RunNotFoundError
 from bus.event import Event
 from bus.recording import Recording
+from bus.replay import Replay
 from bus.run_source import list_remote_runs
 from bus.runs import RunInfo, find_run, list_runs, runs_dir
 from bus.security import ClientSecurity
@@ -17,7 +18,7 @@ from bus.subscriber import Subscriber
 
 __all__ = ["RemoteRunInfo", "Stream", "attach", "find_or_wait", "find_remote", "newest_or_wait"]
 
-Stream: TypeAlias = Subscriber | Recording
+Stream: TypeAlias = Subscriber | Recording | Replay
 
 GRACE_SECONDS = 5.0
 """How long a run may take to become live after the consumer of it was started: a trainer imports torch first."""

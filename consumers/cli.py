@@ -1,6 +1,7 @@
 """The command ``consumer``: attach callbacks to a run, or replay a recording through them."""
 
 import contextlib
+import os
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,11 @@ from click.core import ParameterSource
 
 from bus.errors import ConfigurationError
 from bus.recording import Recording
+from bus.replay import Replay
+from bus.replay_keys import KEYS_HELP, ReplayKeys, has_keyboard
+from bus.replay_moments import Moment
+from bus.replay_options import ReplayChoice, moment_given, rate_given
+from bus.replay_pace import Pace
 from bus.runs import RUN_FILE, RunInfo, read_run
 from bus.security import client_security
 from bus.subscriber import Subscriber
@@ -75,6 +81,27 @@ def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[s
 @click.option(
     "--replay", type=click.Path(path_type=Path), metavar="PATH", help="Reads a recording or a run's directory."
 )
+@click.option(
+    "--rate",
+    callback=rate_given,
+    metavar="RATE",
+    help="How fast to replay: 1 as it was, 10 ten times as fast, max at once. Default: max. In a terminal keys work: "
+    f"{KEYS_HELP}.",
+)
+@click.option(
+    "--start",
+    callback=moment_given,
+    metavar="TIME",
+    help="Replays from there on, after the events before the first batch: 2ep, 100ba, 0.5dur; 90sec of training; +90s "
+    "after the recording began; 2026-11-21T10:00.",
+)
+@click.option(
+    "--until", callback=moment_given, metavar="TIME", help="Replays up to there; what is at that time is included."
+)
+@click.option(
+    "--loop", is_flag=True, help="Replays again and again, each time with new callbacks and loggers, until Ctrl-C."
+)
+@click.option("--paused", is_flag=True, help="Begins the replay standing still, for the same keys.")
 @click.option("--wait", is_flag=True, help="Waits for the next run, or with --run for that one to exist.")
 @click.option(
     "--on-error",
@@ -116,6 +143,11 @@ def consumer(
     key: str | None,
     broker_key: str | None,
     replay: Path | None,
+    rate: float | None,
+    start: Moment | None,
+    until: Moment | None,
+    loop: bool,
+    paused: bool,
     wait: bool,
     on_error: OnError,
     name: str | None,
@@ -145,21 +177,42 @@ def consumer(
             "--name keeps how far a consumer is in the run's directory, which is on another machine: "
             "add --state-dir DIR"
         )
+    chosen_replay = ReplayChoice(rate, start, until, loop, paused)
+    if chosen_replay.option and not _names_file(run, replay):
+        raise click.UsageError(
+            f"{chosen_replay.option} is for a recording: name it with '--replay FILE'; 'bus replay FILE' replays it "
+            "for other consumers"
+        )
+    if loop and name is not None:
+        raise click.UsageError("--loop begins anew each time, and --name goes on from before: give one of them")
     if name is not None:
         check_name(name)
     elif state_dir:
         raise click.UsageError("--state-dir is where '--name' keeps how far a consumer is: give it a name too")
-    made, destinations = create_selected(callbacks, loggers, options)
-    destinations = _beside_terminal(made, destinations, _is_default("loggers"))
+    logs_by_default = _is_default("loggers")
+
+    def create() -> tuple[list[Callback], list[LoggerDestination]]:
+        made, destinations = create_selected(callbacks, loggers, options)
+        return made, _beside_terminal(made, destinations, logs_by_default)
+
+    made, destinations = create()
     wanted_events(made)
     demand_of(made)
+    pace = Pace(chosen_replay.rate_or_max, paused=paused)
+    keys = _keys(pace, chosen_replay, made)
     found: RunInfo | RemoteRunInfo | Recording
     if broker:
         found = find_remote(broker, run, client_security(key, broker_key), wait, _say)
     else:
         found = _find(run, runs_dir, replay, wait)
 
+    replays: list[Replay] = []
+
     def open_stream(chosen: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:
+        if isinstance(found, Recording) and chosen_replay.option:
+            events = wanted_events(chosen)
+            replays.append(Replay(Recording(found.path), pace, start, until, events=events, after=after))
+            return replays[-1]
         if isinstance(found, Recording):
             return Recording(found.path)
         return attach(found, wanted_events(chosen), demand_of(chosen), name, after, decides_of(chosen))
@@ -171,8 +224,25 @@ def consumer(
             _say_committed(committed, str(name))
 
     progress = None if name is None else _open_state(state_dir, name, found)
-    stream, statistics = run_session(open_stream, made, destinations, on_error, progress, commit_every, say_start)
-    code = _report(stream, statistics, sorted(demand_of(made).fields))
+    code = 0
+    with keys:
+        while True:
+            stream, statistics = run_session(
+                open_stream, made, destinations, on_error, progress, commit_every, say_start
+            )
+            code = max(code, _report(stream, statistics, sorted(demand_of(made).fields)))
+            is_empty = bool(replays) and not statistics.handled and not any(one.given for one in replays)
+            if not loop or statistics.interrupted or is_empty:
+                break
+            made, destinations = create()
+            pace.rewind()
+            replays.clear()
+    if is_empty and (start or until or loop) and not statistics.interrupted:
+        _say(
+            f"nothing was replayed: no event that these callbacks want is {chosen_replay.bounds}; 'bus info PATH' "
+            "tells how long the run was"
+        )
+        return max(code, EXIT_TROUBLE)
     if not statistics.interrupted:
         _linger(made)
     return code
@@ -185,6 +255,20 @@ def main() -> None:
 
 def _is_default(option: str) -> bool:
     return click.get_current_context().get_parameter_source(option) is ParameterSource.DEFAULT
+
+
+def _names_file(run: str | None, replay: Path | None) -> bool:
+    return replay is not None or (run is not None and Path(run).is_file())
+
+
+def _keys(pace: Pace, chosen: ReplayChoice, callbacks: Sequence[Callback]) -> contextlib.AbstractContextManager[object]:
+    """What makes keys in the terminal drive a replay, where there are a pace and a terminal that is free for it."""
+    has_terminal = not any(callback.owns_terminal for callback in callbacks)
+    if chosen.paused and not has_terminal:
+        raise click.UsageError("--paused waits for keys, which a callback that draws on the whole terminal takes")
+    if chosen.paused or (chosen.is_paced and has_terminal and has_keyboard()):
+        return ReplayKeys(pace, lambda: os.kill(os.getpid(), signal.SIGINT), _say)
+    return contextlib.nullcontext()
 
 
 def _beside_terminal(
@@ -218,7 +302,7 @@ def _linger(callbacks: Sequence[Callback]) -> None:
 
 
 def _find(run: str | None, runs_dir: Path | None, replay: Path | None, wait: bool) -> RunInfo | Recording:
-    if replay or (run and Path(run).is_file()):
+    if _names_file(run, replay):
         return Recording(replay or Path(str(run)))
     return find_or_wait(run, runs_dir, wait, _say) if run else newest_or_wait(runs_dir, wait, _say)
 
@@ -251,7 +335,7 @@ def _report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str
     for field in fields:
         if field in statistics.fields_since:
             _say(f"{field} is there from batch {statistics.fields_since[field]} on")
-        elif isinstance(stream, Recording):
+        elif isinstance(stream, Recording | Replay):
             _say(f"{field} is not in this recording: attach while the training runs, so that it is asked for")
         else:
             _say(
@@ -265,6 +349,9 @@ def _report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str
     handled = f"{statistics.handled} events handled"
     if statistics.interrupted:
         _say(f"run {stream.run_name} was left on request: {handled}")
+        return EXIT_TROUBLE if problems else 0
+    if isinstance(stream, Replay) and statistics.ending is None:
+        _say(f"run {stream.run_name} was replayed until {stream.until}: {handled}")
         return EXIT_TROUBLE if problems else 0
     if statistics.ending is None or statistics.ending.status == "lost":
         return _report_no_end(stream, handled, EXIT_TROUBLE if problems else 0)
@@ -286,7 +373,7 @@ def _damage(damage: str | None) -> str:
 
 
 def _is_live(stream: Stream) -> bool:
-    if not isinstance(stream, Recording) or not (stream.path.parent / RUN_FILE).exists():
+    if not isinstance(stream, Recording | Replay) or not (stream.path.parent / RUN_FILE).exists():
         return False
     run = read_run(stream.path.parent)
     return run.live and run.recording == stream.path

@@ -8,13 +8,18 @@ from bus.cli import bus
 from consumers.cli import consumer
 from trainer.cli import trainer
 
+__all__ = ["COMMANDS", "PAGE", "page"]
+
 PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
+
+COMMANDS: tuple[click.Command, ...] = (trainer, consumer, bus)
+"""The commands that offloop installs, in the order of the page."""
 
 
 def page() -> str:
     """The page as it should be."""
     parts = ["# Commands\n\nWritten by `python tests/commands_page.py` from the commands themselves.\n"]
-    for command in (trainer, consumer, bus):
+    for command in COMMANDS:
         parts += _help(command, None)
     return "\n".join(parts)
 
@@ -25,10 +30,11 @@ def _help(command: click.Command, parent: click.Context | None) -> list[str]:
     settings = {**command.context_settings, "terminal_width": 100, "max_content_width": 100}
     context = click.Context(command, parent=parent, info_name=command.name, **settings)
     parts = [f"## {name}\n\n```\n{command.get_help(context)}\n```\n"]
-    for child in command.list_commands(context) if isinstance(command, click.Group) else ():
-        found = command.get_command(context, child)
-        assert found is not None
-        parts += _help(found, context)
+    if isinstance(command, click.Group):
+        for child in command.list_commands(context):
+            found = command.get_command(context, child)
+            assert found is not None
+            parts += _help(found, context)
     return parts
 
 

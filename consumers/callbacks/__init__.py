@@ -11,11 +11,13 @@ from consumers.callbacks.memory_monitor import MemoryMonitor
 from consumers.callbacks.mlperf import MLPerfCallback
 from consumers.callbacks.nan_monitor import NaNMonitor
 from consumers.callbacks.optimizer_monitor import OptimizerMonitor
+from consumers.callbacks.phases import Phases
 from consumers.callbacks.runtime_estimator import RuntimeEstimator
 from consumers.callbacks.speed_monitor import SpeedMonitor
 from consumers.callbacks.stall_monitor import StallMonitor
 from consumers.callbacks.system_monitor import SystemMonitor
 from consumers.callbacks.threshold_stopper import ThresholdStopper
+from consumers.callbacks.trace import Trace
 from consumers.callbacks.trainer_metrics import TrainerMetrics
 
 __all__ = [
@@ -30,10 +32,12 @@ __all__ = [
     "MemoryMonitor",
     "NaNMonitor",
     "OptimizerMonitor",
+    "Phases",
     "RuntimeEstimator",
     "SpeedMonitor",
     "StallMonitor",
     "SystemMonitor",
     "ThresholdStopper",
+    "Trace",
     "TrainerMetrics",
 ]

@@ -1,0 +1,122 @@
+"""Recorded events as rows: names and values that tables and JSON can hold."""
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from bus.export_source import Recorded
+from bus.wire import END
+
+__all__ = ["FIXED", "as_row", "clock", "flattened", "json_text", "plain"]
+
+_COUNTERS = (
+    "iteration",
+    "epoch",
+    "batch",
+    "sample",
+    "token",
+    "epoch_in_iteration",
+    "token_in_iteration",
+    "batch_in_epoch",
+    "sample_in_epoch",
+    "token_in_epoch",
+)
+_DURATIONS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
+
+FIXED = (
+    "run",
+    "attempt",
+    "rank",
+    "seq",
+    "event",
+    "time",
+    "utc",
+    "epoch",
+    "batch",
+    "sample",
+    "token",
+    "iteration",
+    "batch_in_epoch",
+    "sample_in_epoch",
+    "token_in_epoch",
+    "epoch_in_iteration",
+    "token_in_iteration",
+    *_DURATIONS,
+)
+"""What every row begins with. A published field of one of these names is called ``fields/NAME``."""
+
+_EXACT = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False)
+
+
+def as_row(record: Recorded) -> dict[str, Any]:
+    """An event as one level of names, the values as they were published: :data:`FIXED`, then every field.
+
+    ``time`` is in seconds since 1970, ``utc`` the same in whole nanoseconds; the ``*_wct`` are seconds spent
+    training. ``$end`` has no training time."""
+    event = record.event
+    counted: dict[str, Any] = {
+        "run": record.topic.run,
+        "attempt": event.attempt,
+        "rank": record.topic.rank,
+        "seq": event.seq,
+        "event": record.topic.name,
+        "time": event.time / 10**9,
+        "utc": event.time,
+    }
+    if record.topic.name != END:
+        counted |= zip((*_COUNTERS, *_DURATIONS), event.timestamp, strict=False)
+        counted |= {name: counted[name] / 1_000_000 for name in _DURATIONS}
+    row = {name: counted.get(name) for name in FIXED}
+    for name, value in {**event.context, **event.fields}.items():
+        row[f"fields/{name}" if name in row else str(name)] = value
+    return row
+
+
+def flattened(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without maps: what is in them has the names that lead to it, joined by ``/``. Two values of one such name
+    get names of their own."""
+    flat: dict[str, Any] = {}
+    _flatten(row, "", flat)
+    return flat
+
+
+def _flatten(values: Mapping[Any, Any], prefix: str, flat: dict[str, Any]) -> None:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            _flatten(value, f"{name}/", flat)
+            continue
+        while name in flat:
+            name += "'"
+        flat[name] = value
+
+
+def clock(nanoseconds: int) -> str:
+    """A moment in ISO 8601, in UTC, to the nanosecond."""
+    seconds, rest = divmod(nanoseconds, 10**9)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09}Z"
+
+
+def json_text(value: Any) -> str:
+    """A value as strict JSON: NaN and infinities are the strings ``NaN``, ``Infinity`` and ``-Infinity``, bytes are
+    base64."""
+    try:
+        return _EXACT.encode(value)
+    except (TypeError, ValueError):
+        return _EXACT.encode(plain(value))
+
+
+def plain(value: Any) -> Any:
+    """The same in nothing but what JSON has, see :func:`json_text`."""
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value if value is None or isinstance(value, str | int | float) else str(value)

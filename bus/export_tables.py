@@ -1,0 +1,99 @@
+"""Recordings as tables: CSV and Parquet."""
+
+import csv
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bus.errors import ConfigurationError
+from bus.export_rows import as_row, clock, flattened, json_text
+from bus.export_shape import Shape, as_text
+from bus.export_source import Recorded
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["write_csv", "write_parquet"]
+
+_ROWS_IN_A_GROUP = 10_000
+_CELLS_IN_A_GROUP = 1_000_000
+_BYTES_IN_A_GROUP = 16 * 1024 * 1024
+
+
+def write_csv(records: Iterable[Recorded], path: Path) -> None:
+    """Writes a table with a header. What is missing, and what is nothing, is left empty; lists are JSON, ``true`` and
+    ``false`` are written as in it; NaN and infinities are ``nan``, ``inf`` and ``-inf``.
+
+    ``records`` is gone through twice: for the columns, in the order in which they first came, and for the rows."""
+    columns = list(dict.fromkeys(chain.from_iterable(flattened(as_row(record)) for record in records)))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        for record in records:
+            row = flattened(as_row(record))
+            row["utc"] = clock(row["utc"])
+            writer.writerow([_cell(row.get(name)) for name in columns])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return repr(value)
+    return value if isinstance(value, str) else json_text(value)
+
+
+def write_parquet(records: Iterable[Recorded], path: Path) -> None:
+    """Writes a table whose columns have the types of what is in them: whole numbers, floats, texts, bytes, booleans,
+    lists of these. What is missing is null. A column in which several types came, or lists of maps, is of texts: JSON,
+    but for what was text already. ``utc`` is a timestamp in nanoseconds.
+
+    ``records`` is gone through twice: for the columns and their types, and for the rows, which are written in groups.
+
+    Raises:
+        ConfigurationError: PyArrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+        from pyarrow.parquet import ParquetWriter
+    except ImportError:
+        raise ConfigurationError(
+            "'--to parquet' needs PyArrow: install it with pip install 'offloop[parquet]'"
+        ) from None
+    shape = Shape()
+    for record in records:
+        shape.see_members(flattened(as_row(record)))
+    types = {name: column.arrow_type() for name, column in shape.members.items()}
+    if types:
+        types["utc"] = pa.timestamp("ns", tz="UTC")
+    schema = pa.schema(list(types.items()))
+    with path.open("wb") as file, ParquetWriter(file, schema, compression="zstd") as writer:
+        for group in _groups(records, max(1, min(_ROWS_IN_A_GROUP, _CELLS_IN_A_GROUP // max(1, len(types))))):
+            writer.write_table(_table(group, schema))
+
+
+def _groups(records: Iterable[Recorded], rows: int) -> Iterator[list[dict[str, Any]]]:
+    """The rows in groups that take little memory."""
+    group: list[dict[str, Any]] = []
+    size = 0
+    for record in records:
+        group.append(flattened(as_row(record)))
+        size += len(record.body)
+        if len(group) == rows or size >= _BYTES_IN_A_GROUP:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _table(rows: list[dict[str, Any]], schema: "pa.Schema") -> "pa.Table":
+    import pyarrow as pa
+
+    arrays = []
+    for column in schema:
+        values = [row.get(column.name) for row in rows]
+        if pa.types.is_string(column.type):
+            values = [as_text(value) for value in values]
+        arrays.append(pa.array(values, column.type))
+    return pa.Table.from_arrays(arrays, schema=schema)

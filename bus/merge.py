@@ -1,0 +1,211 @@
+"""Several recordings of one attempt as one."""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from bus.cut import append
+from bus.errors import ConfigurationError
+from bus.export_output import placing
+from bus.export_source import LeftOut, Recorded, Source, base_before, is_mark, ranks_in
+from bus.journal import JournalWriter
+from bus.stream import Ending, Gap
+from bus.wire import EventBody
+
+__all__ = ["Merged", "merge", "merged_path"]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What :func:`merge` wrote."""
+
+    path: Path
+    """The recording that was written."""
+    events: int
+    """Events in it."""
+    duplicates: int
+    """Events that more than one of the recordings had, each counted as often as it was dropped."""
+    ending: Ending | None
+    """How the run ended; ``None`` when none of them says it for all ranks."""
+    damage: tuple[str, ...]
+    """What could not be read, each with its file and offset."""
+    gaps: tuple[Gap, ...]
+    """Numbers that are in none of them and that none has left out on purpose."""
+    left_out: tuple[Gap, ...]
+    """Numbers that are in none of them because a cut has left them out."""
+    lost: bool
+    """Whether one of them held something that cannot be read and that is not in another one either."""
+
+
+def merge(paths: Sequence[Path], output: Path, *, force: bool = False) -> Merged:
+    """Writes what the recordings ``paths`` hold together to ``output``: recordings of different ranks of one attempt,
+    such as one for each host, or pieces of one recording.
+
+    Events are ordered by their times, those of each rank by their numbers. One that several of them have is written
+    once. Bytes are kept as they are. What a cut had left out and another one has is no longer marked as left out.
+
+    Raises:
+        ConfigurationError: they are not of one attempt of one run, two of them have different events of the same rank
+            and number, or ``output`` exists and ``force`` is not set.
+        RecordingError: one of them is not a recording.
+        RunDirectoryError: ``output`` cannot be written.
+    """
+    sources = [Source(path) for path in paths]
+    run, attempt = _identity(sources)
+    there = {path: ranks_in(path) for path in paths}
+    ranks = sorted({rank for path in paths for rank in there[path]})
+    merged = {rank: _Rank([Source(path, [rank]) for path in paths if rank in there[path]]) for rank in ranks}
+    events = 0
+    with placing(output, paths, force) as draft, closing(JournalWriter(draft, run, attempt)) as writer:
+        # In a rank the times never decrease, so that merging by time keeps its order; of equal times the lower rank is
+        # first.
+        for record in heapq.merge(*merged.values(), key=lambda record: record.event.time):
+            append(writer, [record])
+            events += not is_mark(record)
+    written = Source(output)
+    for _ in written:
+        pass
+    parts = [source for rank in merged.values() for source in rank.sources]
+    return Merged(
+        output,
+        events,
+        sum(rank.duplicates for rank in merged.values()),
+        written.ending,
+        tuple(dict.fromkeys(line for source in parts for line in source.damage)),
+        tuple(written.gaps),
+        tuple(Gap(one.rank, one.first, one.last) for one in written.left_out),
+        any(source.lost for source in parts) and (bool(written.gaps) or written.ending is None),
+    )
+
+
+def merged_path(first: Path) -> Path:
+    """Where recordings are merged to when nothing else is said; ``first`` is the first of them."""
+    return first.with_name(f"{first.stem}.merged{first.suffix}")
+
+
+def _identity(sources: Sequence[Source]) -> tuple[str, int]:
+    """Of which run and attempt they all are."""
+    if len(sources) < 2:
+        raise ConfigurationError("one recording has nothing to be merged with: name two or more")
+    first, *others = sources
+    for other in others:
+        if (other.run, other.attempt) != (first.run, first.attempt):
+            raise ConfigurationError(
+                f"{other.path} is of run {other.run!r}, attempt {other.attempt}, and {first.path} of run "
+                f"{first.run!r}, attempt {first.attempt}: only recordings of one attempt of one run can be merged"
+            )
+    return first.run, first.attempt
+
+
+class _Head:
+    """The next record of one of the recordings."""
+
+    def __init__(self, source: Source) -> None:
+        self.path = source.path
+        self._records = iter(source)
+        self.record: Recorded | None = None
+        self.left_out: LeftOut | None = None
+        """What the record says, if it is a mark for what was left out."""
+        self.advance()
+
+    def advance(self) -> None:
+        self.record = next(self._records, None)
+        self.left_out = None if self.record is None else LeftOut.of(self.record)
+
+    @property
+    def number(self) -> int:
+        assert self.record is not None  # by the caller
+        return self.record.event.seq
+
+
+class _Rank:
+    """The records of one rank of all recordings, each number once and in order."""
+
+    def __init__(self, sources: list[Source]) -> None:
+        self.sources = sources
+        self.duplicates = 0
+
+    def __iter__(self) -> Iterator[Recorded]:
+        heads = [_Head(source) for source in self.sources]
+        stated: list[LeftOut] = []
+        last: Recorded | None = None
+        while heads := [head for head in heads if head.record is not None]:
+            number = min(head.number for head in heads)
+            first = [head for head in heads if head.number == number]
+            stated += [head.left_out for head in first if head.left_out is not None]
+            events = [head for head in first if head.left_out is None]
+            if events:
+                record = _agreed(events)
+                self.duplicates += 0 if is_mark(record) else len(events) - 1
+                told = [*stated, *(head.left_out for head in heads if head.left_out is not None)]
+                yield from self._marks(_still_left_out(told, last, record))
+                yield record
+                last, stated = record, []
+            for head in first:
+                head.advance()
+        yield from self._marks(_still_left_out(stated, last, None))
+
+    def _marks(self, ranges: list[LeftOut]) -> Iterator[Recorded]:
+        source = self.sources[0]
+        return (one.encode(source.run, source.attempt) for one in ranges)
+
+
+def _agreed(heads: list[_Head]) -> Recorded:
+    """The record that they all have.
+
+    Raises:
+        ConfigurationError: they have different ones.
+    """
+    first, *others = heads
+    record = first.record
+    assert record is not None  # by the caller
+    for other in others:
+        assert other.record is not None  # by the caller
+        if (record.topic, record.body) != (other.record.topic, other.record.body):
+            raise ConfigurationError(
+                f"{first.path} and {other.path} both have event {record.event.seq} of rank {record.topic.rank}, and "
+                f"differ in {_difference(record, other.record)}: they are not recordings of the same attempt"
+            )
+    return record
+
+
+def _difference(one: Recorded, other: Recorded) -> str:
+    """The names of what differs."""
+    if one.topic.name != other.topic.name:
+        return f"what it is: {one.topic.name} or {other.topic.name}"
+    names: list[str] = []
+    for name, mine, yours in zip(EventBody._fields, one.event, other.event, strict=True):
+        if isinstance(mine, dict) and isinstance(yours, dict):
+            # Not compared as values: a NaN is not equal to itself.
+            names += [str(key) for key in {**mine, **yours} if repr(mine.get(key)) != repr(yours.get(key))]
+        elif mine != yours:
+            names.append(name)
+    return ", ".join(names) or "how they are encoded"
+
+
+def _still_left_out(stated: list[LeftOut], last: Recorded | None, following: Recorded | None) -> list[LeftOut]:
+    """What was left out between two records of a rank that follow each other in all recordings together; ``None`` for
+    the beginning and the end."""
+    begin = 1 if last is None else last.event.seq + 1
+    ranges: list[LeftOut] = []
+    for one in sorted(stated, key=lambda one: (one.first, one.last)):
+        if one.first < begin:
+            one = one._replace(first=begin, base_first=1 if last is None else last.event.base_seq + 1)
+        if following is not None and one.last >= following.event.seq:
+            event = following.event
+            one = one._replace(
+                last=event.seq - 1,
+                base_last=base_before(following),
+                time=event.time,
+                timestamp=tuple(event.timestamp[:14]),
+            )
+        if one.first > one.last:
+            continue
+        if ranges and one.first <= ranges[-1].last + 1:
+            earlier = ranges.pop()
+            one = one if one.last >= earlier.last else earlier
+            one = one._replace(first=earlier.first, base_first=earlier.base_first)
+        ranges.append(one)
+    return ranges

@@ -1,0 +1,64 @@
+"""What the field ``phases`` of a batch says, read and checked."""
+
+from typing import Any, NamedTuple
+
+__all__ = ["PHASES", "BatchPhases", "Span", "read_phases"]
+
+PHASES = ("data", "forward", "loss", "backward", "optimizer", "publishing")
+"""The phases of a batch that are measured, in the order in which they come: waiting for data, the passes through the
+model, the step of the optimizers, and what publishing costs the training thread."""
+
+
+class Span(NamedTuple):
+    """One phase of a batch; the passes through the model come once for each microbatch."""
+
+    phase: str
+    start_ns: int
+    """From the beginning of the batch."""
+    duration_ns: int
+
+
+class BatchPhases(NamedTuple):
+    """Where the time of a batch went on one rank."""
+
+    began_ns: int
+    """When the batch began, which is when the one before it, or the evaluation between them, had ended: nanoseconds
+    since 1970 (UTC), by the rank's own clock."""
+    spans: tuple[Span, ...]
+    on_device: bool
+    """Whether it was the GPU that was timed, and not the host, which runs ahead of it."""
+
+    def starts(self, phase: str) -> list[int]:
+        """When each span of a phase began, in nanoseconds since 1970 (UTC)."""
+        return [self.began_ns + span.start_ns for span in self.spans if span.phase == phase]
+
+    def totals(self) -> dict[str, int]:
+        """Phase to the nanoseconds that it took, all microbatches together."""
+        totals: dict[str, int] = {}
+        for span in self.spans:
+            totals[span.phase] = totals.get(span.phase, 0) + span.duration_ns
+        return totals
+
+
+def read_phases(value: Any) -> BatchPhases | None:
+    """Reads the field as it travels, ``{"began": ..., "spans": [[phase, start, duration], ...], "device": ...}``.
+
+    ``None`` for a batch without it, and for a value of another form: a loop of somebody's own may send anything under
+    that name."""
+    if not isinstance(value, dict):
+        return None
+    began, spans = value.get("began"), value.get("spans")
+    if type(began) is not int or not isinstance(spans, list | tuple):
+        return None
+    read = [_read_span(one) for one in spans]
+    good = tuple(span for span in read if span is not None)
+    return BatchPhases(began, good, bool(value.get("device"))) if len(good) == len(read) else None
+
+
+def _read_span(value: Any) -> Span | None:
+    if not isinstance(value, list | tuple) or len(value) < 3:
+        return None
+    phase, start, duration = value[:3]
+    if not isinstance(phase, str) or type(start) is not int or type(duration) is not int or duration < 0:
+        return None
+    return Span(phase, start, duration)

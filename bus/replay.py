@@ -1,0 +1,105 @@
+"""A recording replayed at a pace: as fast as it was, faster, step by step, or a part of it."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterable, Mapping
+
+from bus.errors import ConfigurationError
+from bus.event import Event
+from bus.recording import Recording
+from bus.replay_moments import Moment, Window, read_moment
+from bus.replay_pace import Pace
+from bus.snapshot import Snapshot
+from bus.stream import Ending, Gap
+
+__all__ = ["Replay", "recording_began"]
+
+_BREATH = 256
+
+
+class Replay:
+    """The snapshots of a recording at the pace at which they came; iterate with ``async for``. Replayed time is the
+    recording's: the snapshots are those of :class:`~bus.recording.Recording`, and whoever takes time from them
+    computes the same numbers at any pace.
+
+    ``rate`` is how many times as fast it goes as it was, at once by default; replays that are to go together share a
+    :class:`~bus.replay_pace.Pace`. ``start`` and ``until`` are moments in the words of
+    :func:`~bus.replay_moments.read_moment`; events at either moment belong to the replay. Wherever it begins, the
+    events before the training itself (``init``, ``fit_start``) come first, by which callbacks know what is trained; the
+    others before ``start`` are left out, so that averages and the like begin there. ``events`` are those that are
+    wanted, all by default, ``after`` is where to go on: of each rank ``(seq, base_seq)`` of the last snapshot that need
+    not come again.
+
+    Raises:
+        InvalidTimeError: ``start`` or ``until`` is no moment.
+        ConfigurationError: the rate is not over 0.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        rate: float | Pace | None = None,
+        start: str | Moment | None = None,
+        until: str | Moment | None = None,
+        *,
+        events: Iterable[Event] | None = None,
+        after: Mapping[int, tuple[int, int]] | None = None,
+    ) -> None:
+        self._recording = recording
+        self._pace = rate if isinstance(rate, Pace) else Pace(math.inf if rate is None else rate)
+        self._start = read_moment(start) if isinstance(start, str) else start
+        self.until = read_moment(until) if isinstance(until, str) else until
+        """Up to which moment it goes; ``None`` for the end."""
+        self._events = None if events is None else frozenset(events)
+        self._after = after
+        self.run_name = recording.run_name
+        self.attempt = recording.attempt
+        self.path = recording.path
+        self.ending: Ending | None = None
+        """How the run ended, after an iteration to its end; ``None`` when ``until`` came before that."""
+        self.damage: str | None = None
+        """What could not be read, with its offset, after an iteration to the end."""
+
+        self.given = 0
+        """How many snapshots were given."""
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Events that are missing in the record, as far as the iteration has come."""
+        return self._recording.gaps
+
+    async def __aiter__(self) -> AsyncIterator[Snapshot]:
+        recording, self.ending = self._recording, None
+        has_bounds = self._start is not None or self.until is not None
+        window = Window(self._start, self.until, recording_began(recording) if has_bounds else 0)
+        before: list[Snapshot] = []
+        for count, snapshot in enumerate(recording.snapshots(self._events, after=self._after), 1):
+            if count % _BREATH == 0:
+                # What never has to wait would otherwise keep other tasks from running.
+                await asyncio.sleep(0)
+            if not window.takes(snapshot):
+                if window.over:
+                    return
+            elif not window.begun:
+                before.append(snapshot)
+            else:
+                await self._pace.until(snapshot.time_ns)
+                before.append(snapshot)
+                while before:
+                    self.given += 1
+                    yield before.pop(0)
+        self.ending, self.damage = recording.ending, recording.damage
+
+    def __repr__(self) -> str:
+        return f"<Replay of {self._recording!r} at rate {self._pace.rate:g}>"
+
+
+def recording_began(recording: Recording) -> int:
+    """When the first event of a recording happened, in nanoseconds since 1970.
+
+    Raises:
+        ConfigurationError: there is none, so nothing of it can be chosen.
+    """
+    for snapshot in recording.snapshots():
+        return snapshot.time_ns
+    raise ConfigurationError(f"{recording.path} holds no event: there is nothing to choose from with a start or an end")

@@ -1,0 +1,167 @@
+"""The `Trace Event Format <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>`_, written
+so that both Perfetto and chrome://tracing read it, at any moment."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["TraceEvents"]
+
+_TIDS_A_PROCESS = 10_000
+
+_OPENING, _CLOSING = "[\n", "\n]\n"
+
+Args = Mapping[str, Any] | None
+
+
+class TraceEvents:
+    """Makes the text of a trace: processes by number, each with tracks by name. Times are nanoseconds from the
+    beginning of the trace.
+
+    It is a JSON array that may lack its end. The comma comes before an event and not behind it, so what :meth:`take`
+    has given up to any call can be read. On a track spans may lie within one another or side by side; what overlaps in
+    another way is cut, because Perfetto leaves it out.
+
+    Args:
+        tracks: the names of tracks whose order is known; others come after them.
+    """
+
+    def __init__(self, tracks: Sequence[str]) -> None:
+        self._tracks = list(tracks)
+        self._named: dict[int, list[str]] = {}
+        # Of each process and track: before when nothing more may begin, and how many spans are open.
+        self._free_from: dict[tuple[int, str], int] = {}
+        self._open: dict[tuple[int, str], int] = {}
+        self._begun = False
+        self._out: list[str] = []
+
+    def process(self, pid: int, name: str, labels: str | None = None) -> None:
+        """Names a process; ``labels`` are shown beside its name."""
+        self._metadata("process_name", pid, {"name": name})
+        self._metadata("process_sort_index", pid, {"sort_index": pid})
+        if labels is not None:
+            self._metadata("process_labels", pid, {"labels": labels})
+
+    def span(self, pid: int, track: str, name: str, began: int, ended: int, args: Args = None) -> None:
+        """Something that took a while and is over."""
+        tid = self._tid(pid, track)
+        began = self._take_place(pid, track, began)
+        ended = self._take_place(pid, track, ended)
+        self._add("X", name, pid, tid, began, args, f',"dur":{_microseconds(ended - began)}')
+
+    def begin(self, pid: int, track: str, name: str, at: int, args: Args = None) -> None:
+        """Something that takes a while begins."""
+        tid = self._tid(pid, track)
+        self._add("B", name, pid, tid, self._take_place(pid, track, at), args)
+        self._open[pid, track] = self._open.get((pid, track), 0) + 1
+
+    def end(self, pid: int, track: str, at: int, args: Args = None) -> None:
+        """What began last on the track is over; does nothing where nothing is open."""
+        if self._open.get((pid, track)):
+            self._open[pid, track] -= 1
+            self._add("E", None, pid, self._tid(pid, track), self._take_place(pid, track, at), args)
+
+    def end_all(self, at: int) -> None:
+        """Everything that is open is over."""
+        for (pid, track), count in list(self._open.items()):
+            for _ in range(count):
+                self.end(pid, track, at)
+
+    def instant(self, pid: int, track: str, name: str, at: int, args: Args = None) -> None:
+        """Something that took no time."""
+        self._add("i", name, pid, self._tid(pid, track), at, args, ',"s":"t"')
+
+    def counter(self, pid: int, name: str, values: Mapping[str, Any], at: int) -> None:
+        """What one or several series are from here on; what is no finite number is left out."""
+        numbers = {
+            series: value for series, value in values.items() if isinstance(value, float | int) and math.isfinite(value)
+        }
+        if numbers:
+            self._add("C", name, pid, _main_tid(pid), at, numbers)
+
+    def take(self) -> str:
+        """The text of what was told since the last call."""
+        if not self._out:
+            return ""
+        text = (",\n" if self._begun else _OPENING) + ",\n".join(self._out)
+        self._out, self._begun = [], True
+        return text
+
+    def take_end(self) -> str:
+        """The rest of the text: nothing follows."""
+        text = self.take()
+        return text + _CLOSING if self._begun else f"{_OPENING}]\n"
+
+    def state_dict(self) -> dict[str, Any]:
+        """What :meth:`load_state_dict` needs to go on behind what was taken so far: plain values."""
+        return {
+            "begun": self._begun,
+            "tracks": list(self._tracks),
+            "named": [[pid, list(tracks)] for pid, tracks in self._named.items()],
+            "free_from": [[*place, at] for place, at in self._free_from.items()],
+            "open": [[*place, count] for place, count in self._open.items()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up what :meth:`state_dict` gave."""
+        self._begun = state["begun"]
+        self._tracks = list(state["tracks"])
+        self._named = {pid: list(tracks) for pid, tracks in state["named"]}
+        self._free_from = {(pid, track): at for pid, track, at in state["free_from"]}
+        self._open = {(pid, track): count for pid, track, count in state["open"]}
+
+    def _tid(self, pid: int, track: str) -> int:
+        """The track's number, which no other track has: Perfetto finds names by that alone. It shows tracks in the
+        order of their numbers, chrome://tracing by their index."""
+        if track not in self._tracks:
+            self._tracks.append(track)
+        index = self._tracks.index(track) + 1
+        tid = _main_tid(pid) + index
+        named = self._named.setdefault(pid, [])
+        if track not in named:
+            named.append(track)
+            self._metadata("thread_name", pid, {"name": track}, tid)
+            self._metadata("thread_sort_index", pid, {"sort_index": index}, tid)
+        return tid
+
+    def _take_place(self, pid: int, track: str, at: int) -> int:
+        """The time, or, when the track is not free before, from when on it is."""
+        place = (pid, track)
+        at = max(at, self._free_from.get(place, 0))
+        self._free_from[place] = at
+        return at
+
+    def _metadata(self, name: str, pid: int, args: Mapping[str, Any], tid: int | None = None) -> None:
+        self._add("M", name, pid, _main_tid(pid) if tid is None else tid, 0, args)
+
+    def _add(self, kind: str, name: str | None, pid: int, tid: int, at: int, args: Args, more: str = "") -> None:
+        named = "" if name is None else f',"name":{_json(name)}'
+        told = f',"args":{_json(args)}' if args else ""
+        self._out.append(f'{{"ph":"{kind}"{named},"pid":{pid},"tid":{tid},"ts":{_microseconds(at)}{more}{told}}}')
+
+
+def _main_tid(pid: int) -> int:
+    # Never a number that a process has, nor 0, which both mean something.
+    return (pid + 1) * _TIDS_A_PROCESS
+
+
+def _microseconds(nanoseconds: int) -> str:
+    # As a float it would lose nanoseconds after some weeks.
+    whole, rest = divmod(nanoseconds, 1000)
+    return f"{whole}.{rest:03d}" if rest else str(whole)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(_plain(value), separators=(",", ":"), allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON can have it: a float that is no number is said in words."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, str | int | float) else str(value)

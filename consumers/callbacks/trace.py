@@ -1,0 +1,171 @@
+"""The run as a timeline, in a file that Perfetto opens."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bus.demand import BASE_EVENTS, Demand, Want
+from bus.errors import ConfigurationError, RunDirectoryError
+from bus.event import Event
+from bus.snapshot import Snapshot
+from bus.stream import Ending
+from bus.trace import TraceWriter
+from consumers.callback import Callback
+from consumers.logger import Logger, LoggerDestination, RunPlace, Text
+from consumers.loggers.files import FileDestination
+
+__all__ = ["Trace"]
+
+
+class Trace(Callback):
+    """Writes the run as a timeline that Perfetto (ui.perfetto.dev) and chrome://tracing open: Chrome trace JSON, by
+    default ``trace.json`` in the run's directory (``trace-2.json`` for the second attempt of a run, and so on).
+
+    There is a process for each rank with a track for each phase of a batch (waiting for data, forward, loss, backward,
+    optimizer, publishing), for batches, epochs and evaluations; counters for loss, learning rates and throughput; and
+    instants for commands, checkpoints, ends of epochs and the run's own end, and for texts that other callbacks of the
+    same consumer log. See :class:`bus.trace.TraceWriter`.
+
+    The file can be opened while the run goes on, and after whatever ended it. An existing file that holds anything is
+    refused unless ``overwrite`` is true, or unless this is a consumer that goes on: then the file is cut back to where
+    that consumer had committed it. Equal streams give files with equal bytes.
+
+    Args:
+        path: where to write instead.
+        every: measures the phases of the batches ``every``, 2 x ``every`` and so on alone, and draws batches in groups
+            of so many: a smaller file.
+        overwrite: whether an existing file is replaced.
+    """
+
+    all_ranks = True
+    fields = ("phases",)
+
+    def __init__(self, path: str | None = None, every: int = 1, overwrite: bool = False) -> None:
+        if path is not None and path.endswith(".gz"):
+            raise ConfigurationError(
+                f"path {path!r} asks for a compressed file, which cannot be gone on with: write {path[:-3]!r} and "
+                "compress it when the run is over; Perfetto opens it either way"
+            )
+        self._file = _TraceFile(path, overwrite, self._note)
+        self._writer = TraceWriter(self._file, every)
+        self._every = every
+        self._heard = 0
+
+    def wanted_events(self) -> set[Event]:
+        """The events that are published in any case."""
+        return set(BASE_EVENTS)
+
+    def demand(self) -> Demand:
+        """The phases of every so many batches."""
+        phases = Want(1, {"phases": self._every})
+        return Demand({**dict.fromkeys(self.wanted_events(), Want()), Event.BATCH_END: phases})
+
+    def destinations(self) -> Sequence[LoggerDestination]:
+        """The file."""
+        return [self._file]
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        """Draws what the event says."""
+        if self._file.problem is None:
+            with self._file.lock:
+                self._hear_of_commands()
+                self._writer.see(state)
+
+    def run_ended(self, ending: Ending | None) -> None:
+        """Ends the file."""
+        if self._file.problem is None:
+            with self._file.lock:
+                self._hear_of_commands()
+                self._writer.close(ending)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the timeline is drawn."""
+        with self._file.lock:
+            return self._writer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on drawing from there."""
+        self._writer.load_state_dict(state)
+
+    def _hear_of_commands(self) -> None:
+        answered = self._file.place.answered()
+        for outcome in answered[self._heard :]:
+            self._writer.command(outcome)
+        self._heard = len(answered)
+
+    def _note(self, entry: Text, state: Snapshot) -> None:
+        with self._file.lock:
+            self._writer.note(entry.name, entry.text, state)
+
+
+class _TraceFile(FileDestination):
+    """The file of a timeline. What is written comes from the callback; as a destination it is opened, committed and cut
+    back with what others of the consumer write."""
+
+    name = "trace"
+    shown_as = "Trace"
+
+    def __init__(self, path: str | None, overwrite: bool, on_text: Callable[[Text, Snapshot], None]) -> None:
+        super().__init__(path, overwrite)
+        self._on_text = on_text
+        self._trouble: str | None = None
+        self.place = RunPlace("run", 1, None)
+        """The run that it is the timeline of."""
+        self.lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        """Held while anything is drawn: callbacks with a thread of their own may log texts."""
+
+    def open(self, place: RunPlace) -> None:
+        """As of every file."""
+        self.place, self.lock = place, threading.Lock()
+        super().open(place)
+
+    @property
+    def problem(self) -> str | None:
+        """Why it lacks what came after, when the file could not be written."""
+        return self._trouble
+
+    def write(self, text: str) -> None:
+        """Appends to the file.
+
+        Raises:
+            RunDirectoryError: it cannot be written; nothing more is then.
+        """
+        try:
+            super().write(text)
+        except OSError as error:
+            self._trouble = f"lacks what came after {self._path} could not be written: {error.strerror}"
+            self._leave_whole_events()
+            raise RunDirectoryError(
+                f"{self._path} cannot be written: {error.strerror}; make room, or write elsewhere with "
+                f"'-o {self.name}.path=FILE'"
+            ) from None
+
+    def log_text(self, entry: Text, state: Snapshot) -> None:
+        """Draws the text of another callback as an instant."""
+        if self._file is not None and self.problem is None:
+            self._on_text(entry, state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of every file.
+
+        Raises:
+            RunDirectoryError: it could not be written; what is not in it must not be committed.
+        """
+        if self._trouble is not None:
+            raise RunDirectoryError(f"the timeline {self._trouble}")
+        return super().state_dict()
+
+    def _leave_whole_events(self) -> None:
+        """Closes the file, without the part of an event that there was room for."""
+        file, self._file = self._file, None
+        with contextlib.suppress(OSError):
+            if file is not None:
+                file.close()
+        with contextlib.suppress(OSError):
+            os.truncate(str(self._path), self._bytes)
+
+    def _default_path(self, place: RunPlace) -> Path:
+        return super()._default_path(place).with_name(f"trace{f'-{place.attempt}' if place.attempt > 1 else ''}.json")

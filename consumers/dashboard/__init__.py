@@ -1,0 +1,1 @@
+"""Dashboards: what people watch while a run goes on, in a browser or in a terminal."""

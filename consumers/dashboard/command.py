@@ -1,0 +1,63 @@
+"""The command ``bus dashboard``."""
+
+from pathlib import Path
+
+import click
+
+from consumers.dashboard.access import Listening
+from consumers.dashboard.server import serve_runs
+from consumers.dashboard.web_server import FIRST_PORT
+
+__all__ = ["dashboard"]
+
+
+@click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option(
+    "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
+)
+@click.option("--wait", is_flag=True, help="Waits for runs that do not exist yet.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen at; others take --tokens and TLS."
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), metavar="PORT", help=f"Default: {FIRST_PORT}, or the next that is free."
+)
+@click.option(
+    "--tokens",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The secrets that links carry; made if it does not exist.",
+)
+@click.option(
+    "--certificate", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="TLS certificate, as PEM."
+)
+@click.option("--certificate-key", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Its key.")
+@click.option("--open-browser", is_flag=True, help="Opens the page in a browser of this machine.")
+@click.option(
+    "--every",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="After how many batches the phases of a step are measured.",
+)
+def dashboard(
+    runs: tuple[str, ...],
+    runs_dir: str | None,
+    wait: bool,
+    host: str,
+    port: int | None,
+    tokens: Path | None,
+    certificate: Path | None,
+    certificate_key: Path | None,
+    open_browser: bool,
+    every: int,
+) -> None:
+    """Show runs on a page in the browser, over one another, until Ctrl-C.
+
+    Each RUN is a name, a run's folder, or a recording; live ones are followed. Without any it is those that are live,
+    or else the newest one. Every attempt of a run has lines of its own.
+    """
+    listening = Listening(host, port, tokens, certificate, certificate_key, open_browser, as_flags=True)
+    serve_runs(runs, listening, runs_dir, wait, every, lambda text: click.echo(text, err=True))

@@ -1,0 +1,510 @@
+// The charts of the dashboard, drawn by ECharts. The server sends lines that are thinned to what can be seen; what can
+// be seen (which charts, how wide, which part of the axis) is told to the server by the event "look".
+import { echarts } from "nicegui-echart";
+
+const ROOM = { left: 56, right: 14, top: 12, bottom: 26 };
+const RUN_COLORS = 8; // --run-0 and so on in page.css
+const PHASE_COLORS = {
+  data: ["#e69f00", "#f0b73a"],
+  forward: ["#3b82c4", "#6fb1ea"],
+  loss: ["#8fbce0", "#b9d7f2"],
+  backward: ["#205493", "#3f7fd0"],
+  optimizer: ["#0b8a6a", "#36c298"],
+  publishing: ["#c2255c", "#ff7eb6"],
+  evaluation: ["#8b3fd1", "#c297ff"],
+  other: ["#9aa4ae", "#6b7580"],
+};
+const SMOOTHING_SCALE = 1000;
+const SETTLE_MS = 60;
+
+// Charts of one axis show the pointer's place together.
+["batch", "sample", "epoch", "time"].forEach((axis) => echarts.connect("x:" + axis));
+
+export default {
+  template: `
+    <div class="board">
+      <p v-if="!groups.length" class="empty">{{ empty }}</p>
+      <section v-for="group in shownGroups" :key="group.title" class="group" :aria-label="group.title"
+               :style="{'--charts': Math.min(group.charts.length, 3)}">
+        <h2>
+          <button type="button" class="group-title" :aria-expanded="String(!closed[group.title])"
+                  @click="closed[group.title] = !closed[group.title]">
+            <span class="arrow" aria-hidden="true">▾</span>{{ group.title }}
+            <span class="count">{{ group.charts.length }}</span>
+          </button>
+        </h2>
+        <div class="grid" v-if="!closed[group.title]">
+          <figure v-for="chart in group.charts" :key="chart.id" class="chart" :class="{wide: wide[chart.id]}"
+                  :data-chart="chart.id">
+            <figcaption>
+              <span class="title" :title="chart.id">{{ chart.title }}</span>
+              <span v-if="oddText(chart)" class="odd">{{ oddText(chart) }}</span>
+              <span class="latest">
+                <span v-for="one in latestOf(chart)" :key="one.run" class="value">
+                  <span v-if="runs.length > 1" class="dot" :style="{background: one.color}" aria-hidden="true"></span>{{ one.text }}
+                </span>
+              </span>
+              <button type="button" class="enlarge" :aria-pressed="String(!!wide[chart.id])"
+                      :aria-label="(wide[chart.id] ? 'Make smaller: ' : 'Make larger: ') + chart.title"
+                      @click="enlarge(chart)">{{ wide[chart.id] ? "−" : "+" }}</button>
+            </figcaption>
+            <div class="plot" role="img" tabindex="0" :aria-label="summary(chart)" :data-plot="chart.id"
+                 aria-keyshortcuts="+ - ArrowLeft ArrowRight 0" @keydown="onKey($event)" v-plot="chart"></div>
+          </figure>
+        </div>
+      </section>
+    </div>`,
+  props: { empty: String },
+  directives: {
+    plot: {
+      mounted: (element, binding) => binding.instance.watchPlot(element, binding.value),
+      unmounted: (element, binding) => binding.instance.dropPlot(element, binding.value),
+    },
+  },
+  data: () => ({
+    groups: [],
+    runs: [],
+    hidden: {},
+    closed: {},
+    wide: {},
+    filter: "",
+    latest: {},
+    odd: {},
+    look: { x: "batch", smoothing: 0, log: false },
+  }),
+  computed: {
+    shownGroups() {
+      const wanted = this.filter.toLowerCase();
+      return this.groups
+        .map((group) => ({ ...group, charts: group.charts.filter((one) => one.id.toLowerCase().includes(wanted)) }))
+        .filter((group) => group.charts.length);
+    },
+  },
+  created() {
+    // Kept out of Vue's sight: it would follow every number.
+    this.plots = new Map(); // chart -> {element, chart, kind, drawn}
+    this.lines = new Map(); // chart -> Map(run -> {x, y})
+    this.visible = new Map(); // chart -> width in pixels
+    this.range = null; // the chosen part of the axis
+    this.told = "";
+  },
+  mounted() {
+    this.observer = new IntersectionObserver((entries) => this.onSeen(entries), { rootMargin: "150px" });
+    this.sizes = new ResizeObserver((entries) => entries.forEach((entry) => this.onSize(entry.target)));
+    this.theme = new MutationObserver(() => this.drawAll(true));
+    this.theme.observe(document.body, { attributeFilter: ["class"] });
+    this.onVisibility = () => this.tell();
+    document.addEventListener("visibilitychange", this.onVisibility);
+  },
+  beforeUnmount() {
+    this.observer.disconnect();
+    this.sizes.disconnect();
+    this.theme.disconnect();
+    document.removeEventListener("visibilitychange", this.onVisibility);
+    this.plots.forEach((plot) => plot.chart?.dispose());
+  },
+  methods: {
+    // What the server calls: everything that has changed. The answer is what lets it send the next.
+    frame(update) {
+      if (update.runs) this.runs = update.runs;
+      if (update.groups) this.groups = update.groups;
+      if (update.hidden) this.hidden = update.hidden;
+      if (update.filter !== undefined) this.filter = update.filter;
+      if (update.look) {
+        if (update.look.x !== this.look.x) {
+          this.lines.clear();
+          this.range = null;
+        }
+        this.look = update.look;
+      }
+      if (update.whole) this.range = null;
+      const touched = new Set();
+      for (const line of update.lines || []) {
+        this.takeLine(line);
+        touched.add(line.c);
+      }
+      Object.assign(this.latest, update.latest || {});
+      const all = update.runs || update.hidden || update.look || update.whole;
+      if (all) this.drawAll(false);
+      else touched.forEach((id) => this.draw(id));
+      if (all) this.tell();
+      return update.number;
+    },
+    takeLine(line) {
+      if (!this.lines.has(line.c)) this.lines.set(line.c, new Map());
+      const runs = this.lines.get(line.c);
+      const old = runs.get(line.r);
+      if (line.a && old) {
+        const first = line.x[0];
+        let keep = old.x.length;
+        while (keep && old.x[keep - 1] >= first) keep--;
+        line.x = old.x.slice(0, keep).concat(line.x);
+        line.y = old.y.slice(0, keep).concat(line.y);
+        line.n = old.n.filter((one) => one[0] < first).concat(line.n);
+      }
+      runs.set(line.r, { x: line.x, y: line.y, n: line.n || [], p: line.p });
+      this.odd[line.c] = [...runs.values()].reduce((sum, one) => sum + one.n.length, 0);
+    },
+    watchPlot(element, chart) {
+      this.plots.set(chart.id, { element, kind: chart.kind, chart: null });
+      this.observer.observe(element);
+      this.sizes.observe(element);
+    },
+    dropPlot(element, chart) {
+      this.observer.unobserve(element);
+      this.sizes.unobserve(element);
+      const plot = this.plots.get(chart.id);
+      if (plot?.element === element) {
+        plot.chart?.dispose();
+        this.plots.delete(chart.id);
+        this.visible.delete(chart.id);
+        this.lines.delete(chart.id);
+        this.tell();
+      }
+    },
+    onSeen(entries) {
+      for (const entry of entries) {
+        const id = entry.target.dataset.plot;
+        if (entry.isIntersecting) this.visible.set(id, Math.round(entry.target.clientWidth));
+        else this.visible.delete(id);
+        const plot = this.plots.get(id);
+        // Hidden charts do not follow the pointer.
+        if (plot?.chart) plot.chart.group = entry.isIntersecting ? this.groupOf(plot) : undefined;
+        if (entry.isIntersecting) this.draw(id);
+      }
+      this.tell();
+    },
+    onSize(element) {
+      const plot = this.plots.get(element.dataset.plot);
+      plot?.chart?.resize();
+      if (this.visible.has(element.dataset.plot)) {
+        this.visible.set(element.dataset.plot, Math.round(element.clientWidth));
+        this.tell();
+      }
+    },
+    tell() {
+      clearTimeout(this.telling);
+      this.telling = setTimeout(() => {
+        const visible = document.hidden ? {} : Object.fromEntries(this.visible);
+        const look = { visible, range: this.range, x: this.look.x };
+        const text = JSON.stringify(look);
+        if (text === this.told) return;
+        this.told = text;
+        this.$emit("look", look);
+      }, SETTLE_MS);
+    },
+    groupOf(plot) {
+      return "x:" + (plot.kind === "phases" ? "batch" : this.look.x);
+    },
+    zooms(plot) {
+      return plot.kind !== "phases" || this.look.x === "batch";
+    },
+    start(id, plot) {
+      plot.chart = echarts.init(plot.element, null, { renderer: "canvas" });
+      plot.chart.on("datazoom", () => this.onZoom(plot));
+      plot.chart.getZr().on("dblclick", () => this.zoom(null));
+      plot.chart.group = this.groupOf(plot);
+    },
+    onZoom(plot) {
+      if (this.setting || !this.zooms(plot)) return;
+      const zoom = plot.chart.getOption().dataZoom[0];
+      const [low, high] = this.extent(plot);
+      const range = [zoom.startValue, zoom.endValue];
+      const isAll = range[0] <= low && range[1] >= high;
+      this.zoom(isAll ? null : range);
+    },
+    // Shows that part of the axis in every chart, and asks for its points.
+    zoom(range) {
+      if (JSON.stringify(range) === JSON.stringify(this.range)) return;
+      this.range = range;
+      this.drawAll(false);
+      this.tell();
+    },
+    onKey(event) {
+      const plot = this.plots.get(event.currentTarget.dataset.plot);
+      if (!plot?.chart || !this.zooms(plot) || event.ctrlKey || event.metaKey || event.altKey) return;
+      const [low, high] = this.extent(plot);
+      let [from, to] = this.range || [low, high];
+      const span = to - from;
+      if (event.key === "+" || event.key === "=") [from, to] = [from + span / 4, to - span / 4];
+      else if (event.key === "-") [from, to] = [from - span / 2, to + span / 2];
+      else if (event.key === "ArrowLeft") [from, to] = [from - span / 4, to - span / 4];
+      else if (event.key === "ArrowRight") [from, to] = [from + span / 4, to + span / 4];
+      else if (event.key === "0") [from, to] = [low, high];
+      else return;
+      event.preventDefault();
+      event.stopPropagation();
+      from = Math.max(from, low);
+      to = Math.min(to, high);
+      if (to > from) this.zoom(from <= low && to >= high ? null : [from, to]);
+    },
+    enlarge(chart) {
+      this.wide[chart.id] = !this.wide[chart.id];
+    },
+    // The ends of the axis: of everything that was seen of the charts that share it.
+    extent(plot) {
+      const mine = this.groupOf(plot);
+      let [low, high] = this.extents?.[mine] || [Infinity, -Infinity];
+      this.lines.forEach((runs, id) => {
+        const other = this.plots.get(id);
+        if (!other || this.groupOf(other) !== mine) return;
+        runs.forEach((line) => {
+          if (!line.x.length) return;
+          low = Math.min(low, line.x[0]);
+          high = Math.max(high, line.x[line.x.length - 1]);
+        });
+      });
+      if (high < low) [low, high] = [0, 1];
+      this.extents = { ...this.extents, [mine]: [low, high] };
+      return [low, high];
+    },
+    drawAll(anew) {
+      this.extents = this.range ? this.extents : {};
+      this.plots.forEach((plot, id) => {
+        if (plot.chart && this.visible.has(id)) plot.chart.group = this.groupOf(plot);
+        if (this.visible.has(id)) this.draw(id, anew);
+        else if (plot.chart) plot.stale = true;
+      });
+    },
+    draw(id, anew) {
+      const plot = this.plots.get(id);
+      if (!plot || !this.visible.has(id)) return;
+      if (!plot.chart) this.start(id, plot);
+      this.setting = true;
+      const option = plot.kind === "phases" ? this.phasesOption(id, plot) : this.metricOption(id, plot);
+      plot.chart.setOption(option, { replaceMerge: ["series"], lazyUpdate: !anew });
+      this.setting = false;
+      if (!plot.selects && window.matchMedia("(pointer: fine)").matches) {
+        // Drawing with the pointer selects what to zoom to.
+        plot.selects = true;
+        setTimeout(() => {
+          if (plot.chart.isDisposed()) return;
+          plot.chart.dispatchAction(
+            { type: "takeGlobalCursor", key: "dataZoomSelect", dataZoomSelectActive: true, escapeConnect: true },
+          );
+        });
+      }
+    },
+    baseOption(plot, name) {
+      const style = getComputedStyle(document.body);
+      const ink = style.getPropertyValue("--ink-soft").trim();
+      const line = style.getPropertyValue("--line").trim();
+      const [low, high] = this.extent(plot);
+      const range = this.zooms(plot) && this.range ? this.range : [low, high];
+      const label = { color: ink, fontSize: 11, hideOverlap: true };
+      const isTime = plot.kind !== "phases" && this.look.x === "time";
+      return {
+        animation: false,
+        backgroundColor: "transparent",
+        grid: ROOM,
+        textStyle: { fontFamily: style.fontFamily },
+        xAxis: {
+          type: "value", min: low, max: high, name, nameLocation: "middle", nameGap: 0,
+          axisLabel: { ...label, formatter: isTime ? clock : compact },
+          axisLine: { lineStyle: { color: line } }, axisTick: { lineStyle: { color: line } },
+          splitLine: { show: false }, nameTextStyle: { color: "transparent" }, minInterval: isTime ? 0 : 1,
+          axisPointer: { label: { show: false } },
+        },
+        tooltip: {
+          trigger: "axis", confine: true, transitionDuration: 0, appendTo: "body",
+          axisPointer: { type: "line", lineStyle: { color: ink, type: "solid", opacity: 0.6 }, animation: false },
+          backgroundColor: style.getPropertyValue("--card").trim(), borderColor: line,
+          textStyle: { color: style.getPropertyValue("--ink").trim(), fontSize: 12 }, padding: [6, 9],
+        },
+        dataZoom: [{
+          id: "zoom", type: "inside", filterMode: "none", zoomOnMouseWheel: "ctrl", moveOnMouseMove: false,
+          moveOnMouseWheel: false, preventDefaultMouseMove: false, startValue: range[0], endValue: range[1],
+          disabled: !this.zooms(plot), throttle: 60,
+        }],
+        toolbox: {
+          left: -200, itemSize: 1, feature: { dataZoom: { yAxisIndex: "none", filterMode: "none" } },
+          ...(this.zooms(plot) ? {} : { show: false }),
+        },
+        _label: label, _line: line,
+      };
+    },
+    metricOption(id, plot) {
+      const { _label: label, _line: line, ...option } = this.baseOption(plot, this.look.x);
+      const style = getComputedStyle(document.body);
+      const card = style.getPropertyValue("--card").trim();
+      const series = [];
+      let unshown = 0;
+      for (const run of this.runs) {
+        const data = this.lines.get(id)?.get(run.id);
+        if (!data || this.hidden[run.id]) continue;
+        const color = style.getPropertyValue(runColor(run.color)).trim();
+        const points = data.x.map((x, place) => [x, shownValue(data.y[place], this.look.log)]);
+        if (this.look.log) unshown += data.y.filter((y) => y !== null && y <= 0).length;
+        const common = { type: "line", color, showSymbol: points.length < 40, symbolSize: 5, connectNulls: false };
+        const isFaint = this.look.smoothing > 0;
+        series.push({
+          ...common, id: run.id, name: run.label, data: alone(points), showAllSymbol: true, z: 2,
+          ...(isFaint ? { showSymbol: false } : {}),
+          lineStyle: { width: isFaint ? 1 : 1.8, opacity: isFaint ? 0.28 : 1 }, emphasis: { disabled: true },
+        });
+        if (isFaint) {
+          series.push({
+            ...common, id: run.id + " smoothed", name: run.label, z: 3, showSymbol: false,
+            data: smoothed(points, this.look.smoothing), lineStyle: { width: 2 }, emphasis: { disabled: true },
+          });
+        }
+        if (data.n.length) {
+          series.push({
+            type: "scatter", id: run.id + " not finite", name: run.label, yAxisIndex: 1, symbol: "triangle", z: 4,
+            symbolSize: 11, itemStyle: { color: "#e5484d", borderColor: card, borderWidth: 1 }, clip: false,
+            data: data.n.map(([x, text]) => ({ value: [x, text === "inf" ? 0.97 : 0.03], text, symbolRotate: text === "inf" ? 0 : 180 })),
+          });
+        }
+      }
+      plot.unshown = unshown;
+      option.yAxis = [
+        {
+          type: this.look.log ? "log" : "value", scale: true, axisLabel: { ...label, formatter: number },
+          splitLine: { lineStyle: { color: line, opacity: 0.6 } }, minorSplitLine: { show: false }, splitNumber: 4,
+        },
+        { type: "value", min: 0, max: 1, show: false },
+      ];
+      option.tooltip.formatter = (shown) => this.tooltip(shown);
+      option.series = series;
+      return option;
+    },
+    tooltip(shown) {
+      const isTime = this.look.x === "time";
+      const x = shown[0]?.axisValue ?? shown[0]?.value[0];
+      const rows = shown.map((one) => {
+        const isSmooth = one.seriesId?.endsWith(" smoothed");
+        const value = one.data.text || number(Array.isArray(one.value) ? one.value[1] : one.value, true);
+        const name = (this.runs.length > 1 ? one.seriesName : "") + (isSmooth ? " smoothed" : "");
+        const place = isTime ? clock(one.value[0]) : compact(one.value[0]);
+        return `<tr><td>${one.marker}${encode(name)}</td><td class="number">${encode(value)}</td><td class="at">${place}</td></tr>`;
+      });
+      const at = isTime ? clock(x) : compact(x);
+      return `<div class="tip"><div>${this.look.x} ${at}</div><table>${rows.join("")}</table></div>`;
+    },
+    phasesOption(id, plot) {
+      const { _label: label, _line: line, ...option } = this.baseOption(plot, "batch");
+      const shade = isDark() ? 1 : 0;
+      const data = [...(this.lines.get(id)?.values() || [])][0];
+      option.legend = {
+        bottom: 0, left: "center", type: "scroll", itemWidth: 12, itemHeight: 8, textStyle: label, icon: "roundRect",
+        pageTextStyle: label,
+      };
+      option.grid = { ...ROOM, bottom: 48 };
+      option.yAxis = {
+        type: "value", axisLabel: { ...label, formatter: seconds }, splitNumber: 4,
+        splitLine: { lineStyle: { color: line, opacity: 0.6 } },
+      };
+      option.series = Object.entries(data?.p || {}).map(([name, values]) => ({
+        type: "line", id: name, name, stack: "step", showSymbol: false, step: "end", lineStyle: { width: 0 },
+        areaStyle: { opacity: 0.9 }, color: PHASE_COLORS[name]?.[shade] || "#888", emphasis: { disabled: true },
+        data: data.x.map((x, place) => [x, values[place]]),
+      }));
+      option.tooltip.formatter = (shown) => {
+        const whole = shown.reduce((sum, one) => sum + one.value[1], 0) || 1;
+        const rows = shown
+          .filter((one) => one.value[1] > 0)
+          .reverse()
+          .map((one) => `<tr><td>${one.marker}${encode(one.seriesName)}</td><td class="number">${seconds(one.value[1])}</td>` +
+            `<td class="at">${((100 * one.value[1]) / whole).toFixed(1)} %</td></tr>`);
+        const at = shown.length ? compact(shown[0].value[0]) : "";
+        return `<div class="tip"><div>batch ${at}: ${seconds(whole)}</div><table>${rows.join("")}</table></div>`;
+      };
+      return option;
+    },
+    latestOf(chart) {
+      const values = this.latest[chart.id] || {};
+      return this.runs
+        .filter((run) => run.id in values && !this.hidden[run.id])
+        .map((run) => ({ run: run.id, text: values[run.id], color: `var(${runColor(run.color)})` }));
+    },
+    oddText(chart) {
+      const odd = this.odd[chart.id];
+      return odd ? `${odd} not finite` : "";
+    },
+    summary(chart) {
+      const values = this.latestOf(chart).map((one) => {
+        const run = this.runs.find((known) => known.id === one.run);
+        return this.runs.length > 1 ? `${run.label}: ${one.text}` : one.text;
+      });
+      const odd = this.oddText(chart) ? `, ${this.oddText(chart)}` : "";
+      return `Chart of ${chart.id} over ${this.look.x}${odd}. Latest: ${values.join(", ") || "nothing yet"}.`;
+    },
+    // What a test or a reader of the page can ask: the points that a chart holds.
+    pointsOf(id) {
+      return [...(this.lines.get(id)?.entries() || [])].map(([run, line]) => ({ run, x: line.x, y: line.y, n: line.n }));
+    },
+    shownRange(id) {
+      const zoom = this.plots.get(id)?.chart?.getOption()?.dataZoom?.[0];
+      return zoom ? [zoom.startValue, zoom.endValue] : null;
+    },
+  },
+};
+
+function isDark() {
+  return document.body.classList.contains("body--dark");
+}
+
+function runColor(number) {
+  return `--run-${number % RUN_COLORS}`;
+}
+
+function encode(text) {
+  return echarts.format.encodeHTML(String(text));
+}
+
+function shownValue(y, isLog) {
+  return y === null || (isLog && y <= 0) ? null : y;
+}
+
+// A point between two holes has no line to it: it gets a symbol, so that it can be seen.
+function alone(points) {
+  return points.map((point, place) => {
+    if (point[1] === null) return point;
+    const before = place > 0 && points[place - 1][1] !== null;
+    const after = place + 1 < points.length && points[place + 1][1] !== null;
+    return before || after ? point : { value: point, symbol: "circle", symbolSize: 5 };
+  });
+}
+
+// An exponential moving average by distance on the axis, so that it does not depend on how many points are drawn
+// (the "time weighted" one of Weights & Biases, https://docs.wandb.ai/guides/app/features/panels/line-plot/smoothing).
+function smoothed(points, amount) {
+  const span = points.length ? points[points.length - 1][0] - points[0][0] || 1 : 1;
+  const weight = Math.min(Math.sqrt(amount), 0.999);
+  let [value, whole, before] = [0, 0, points.length ? points[0][0] : 0];
+  return points.map(([x, y]) => {
+    if (y === null) return [x, null];
+    const kept = Math.pow(weight, ((x - before) / span) * SMOOTHING_SCALE);
+    before = x;
+    value = value * kept + y;
+    whole = whole * kept + 1;
+    return [x, value / whole];
+  });
+}
+
+function number(value, isExact) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-4 || size >= 1e9)) return value.toExponential(isExact ? 4 : 1).replace("e+", "e");
+  if (!isExact && size >= 1e6) return Number((value / 1e6).toPrecision(3)) + "M";
+  if (!isExact && size >= 1e4) return Number((value / 1e3).toPrecision(3)) + "k";
+  return String(Number(value.toPrecision(isExact ? 6 : 3)));
+}
+
+function compact(value) {
+  if (Math.abs(value) >= 1e6) return Number((value / 1e6).toPrecision(6)) + "M";
+  return Number(Number(value).toPrecision(8)).toLocaleString("en");
+}
+
+function clock(value) {
+  const whole = Math.round(value);
+  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  const two = (one) => String(one).padStart(2, "0");
+  return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
+}
+
+function seconds(value) {
+  if (value === 0) return "0";
+  if (value < 1e-3) return `${Number((value * 1e6).toPrecision(3))} µs`;
+  return value < 1 ? `${Number((value * 1e3).toPrecision(3))} ms` : `${Number(value.toPrecision(3))} s`;
+}

@@ -1,0 +1,271 @@
+"""The values of a metric over the training: compact to hold, quick to draw at any width."""
+
+import threading
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+
+from bus.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+    Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.intp]]"
+
+__all__ = ["Axis", "Clock", "Points", "Series", "Table", "kept_points", "thinned"]
+
+Axis: TypeAlias = Literal["batch", "sample", "epoch", "time"]
+"""What a value is drawn over: batches, samples and epochs trained, or seconds since the run's start."""
+
+_COLUMN_OF_AXIS = {"batch": 0, "sample": 1, "epoch": 2, "time": 3}
+_THINNED_TOGETHER = 16
+_FIRST_ROOM = 64
+
+
+class Points(NamedTuple):
+    """What is to be drawn of a series: points of it, in order."""
+
+    xs: "Floats"
+    ys: "Floats"
+    """As they were logged: NaN and infinities are among them."""
+    complete: bool
+    """Whether these are all the points that the series holds there."""
+
+    @property
+    def not_finite(self) -> list[tuple[float, float]]:
+        """The points whose value is NaN or infinite, which a line cannot show."""
+        import numpy as np
+
+        odd = ~np.isfinite(self.ys)
+        return list(zip(self.xs[odd].tolist(), self.ys[odd].tolist(), strict=True))
+
+
+class Table:
+    """Rows of numbers that only ever grow at the end, at 8 bytes a number. What comes is gathered column by column,
+    which costs some 30 nanoseconds a number, and moved to its place many rows at a time."""
+
+    def __init__(self, width: int) -> None:
+        import numpy as np
+
+        self._rows: Floats = np.empty((_FIRST_ROOM, width), order="F")
+        self._count = 0
+        self._gathered = [array("d") for _ in range(width)]
+        self.appends: list[Callable[[float], None]] = [column.append for column in self._gathered]
+        """For each column what takes the next number. A row has to be given to all of them."""
+
+    def __len__(self) -> int:
+        return self._count + self.gathered
+
+    @property
+    def gathered(self) -> int:
+        """How many rows have not been moved to their place."""
+        return len(self._gathered[-1])
+
+    def rows(self) -> "Floats":
+        """All rows, as a view that is valid until the table changes."""
+        if self.gathered:
+            self.extend(self.take_gathered())
+        return self._rows[: self._count]
+
+    def settled(self) -> "Floats":
+        """The rows that are in their place."""
+        return self._rows[: self._count]
+
+    def take_gathered(self) -> "Floats":
+        """Gives the rows that are not, which are no longer in the table then."""
+        import numpy as np
+
+        rows = np.column_stack([np.frombuffer(column) for column in self._gathered])
+        for column in self._gathered:
+            del column[:]
+        return rows
+
+    def extend(self, rows: "Floats", place: int | None = None) -> None:
+        """Puts rows behind those that are in their place, or in the place of those from ``place`` on."""
+        begin = self._count if place is None else place
+        end = begin + len(rows)
+        if end > len(self._rows):
+            import numpy as np
+
+            grown = np.empty((max(end, 2 * len(self._rows)), self._rows.shape[1]), order="F")
+            grown[:begin] = self._rows[:begin]
+            self._rows = grown
+        self._rows[begin:end] = rows
+        self._count = end
+
+    def replace(self, rows: "Floats") -> None:
+        """Holds these rows in the place of all others."""
+        self._rows, self._count = rows.copy(order="F"), len(rows)
+
+
+class Clock:
+    """How batches, samples, epochs and seconds go together: a row for each batch. Over a million rows it forgets every
+    second one; what is between two rows is interpolated."""
+
+    MAX_ROWS = 1 << 20
+
+    def __init__(self) -> None:
+        self._table = Table(len(_COLUMN_OF_AXIS))
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def extend(self, rows: "Floats") -> None:
+        """Takes rows of batch, samples, epochs and seconds since the run's start, in order."""
+        self._table.extend(rows)
+        rows = self._table.rows()
+        if len(rows) > self.MAX_ROWS:
+            import numpy as np
+
+            self._table.replace(np.concatenate([rows[:-1:2], rows[-1:]]))
+
+    def read(self, steps: "Floats", axis: Axis) -> "Floats":
+        """What the axis shows at each of those batches.
+
+        Raises :class:`bus.errors.ConfigurationError` for an axis that is not known."""
+        import numpy as np
+
+        rows, column = self._table.rows(), _column_of(axis)
+        return np.interp(steps, rows[:, 0], rows[:, column]) if column and len(rows) else steps
+
+    def steps_at(self, xs: "Floats", axis: Axis) -> "Floats":
+        """The batches at which the axis shows that, see :meth:`read`; infinite where it never does."""
+        import numpy as np
+
+        rows, column = self._table.rows(), _column_of(axis)
+        if not column or not len(rows):
+            return xs
+        return np.interp(xs, rows[:, column], rows[:, 0], left=-np.inf, right=np.inf)
+
+
+class Series:
+    """One metric: a value for each step at which it was logged, in the order of the steps. Of several values for a step
+    the one that came last holds.
+
+    What it is asked it answers with a lock held that it shares with its view, so it may be asked from any thread."""
+
+    def __init__(self, name: str, clock: Clock, lock: "threading.RLock") -> None:
+        self.name = name
+        self._clock = clock
+        self._lock = lock
+        self._table = Table(2)
+        self.append_step, self.append_value = self._table.appends
+        """Take a point: its step, and its value. Steps may come in any order. Only for whoever holds the lock."""
+        self._taken = 0
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self.settle())
+
+    @property
+    def version(self) -> int:
+        """A number that grows with every value."""
+        with self._lock:
+            return self._taken + self._table.gathered
+
+    @property
+    def last(self) -> float | None:
+        """The value of the highest step; ``None`` before the first."""
+        with self._lock:
+            rows = self.settle()
+            return float(rows[-1, 1]) if len(rows) else None
+
+    def points(
+        self, x: Axis = "batch", first: float | None = None, last: float | None = None, width: int = 1000
+    ) -> Points:
+        """What is to be drawn between ``first`` and ``last`` on that axis, ends included, with one point more at either
+        side for lines to come from; without them, everything.
+
+        Of more than ``width`` points, each ``width``-th part of the axis keeps its first, last, least and greatest
+        point, and one of each of NaN, infinity and minus infinity, if they occur in it.
+
+        Raises :class:`bus.errors.ConfigurationError` for an axis that is not known."""
+        import numpy as np
+
+        with self._lock:
+            rows, clock = self.settle(), self._clock
+            steps, values = rows[:, 0], rows[:, 1]
+            borders = np.array([-np.inf if first is None else first, np.inf if last is None else last])
+            low, high = clock.steps_at(borders, x)
+            begin = max(int(steps.searchsorted(low, "left")) - 1, 0)
+            end = int(steps.searchsorted(high, "right")) + 1
+            steps, values = steps[begin:end], values[begin:end]
+            if len(steps) <= width:
+                return Points(clock.read(steps, x).copy(), values.copy(), True)
+            left, right = clock.read(steps[[0, -1]], x).tolist()
+            edges = np.linspace(left, right, width + 1)[1:-1]
+            starts = steps.searchsorted(clock.steps_at(edges, x), "left")
+            kept = kept_points(values, np.unique(np.concatenate([[0], starts[starts < len(steps)]])))
+            return Points(clock.read(steps[kept], x), values[kept], False)
+
+    def settle(self) -> "Floats":
+        """Everything in order, as rows of step and value. Only for whoever holds the lock."""
+        if self._table.gathered:
+            self.extend(self._table.take_gathered())
+        return self._table.settled()
+
+    def append(self, step: float, value: float) -> None:
+        """Takes a point. Only for whoever holds the lock."""
+        self.append_step(step)
+        self.append_value(value)
+
+    def extend(self, points: "Floats") -> None:
+        """Takes rows of step and value. Only for whoever holds the lock."""
+        import numpy as np
+
+        self._taken += len(points)
+        settled, steps = self._table.settled(), points[:, 0]
+        place = len(settled)
+        if not (np.all(steps[1:] > steps[:-1]) and (not place or steps[0] > settled[-1, 0])):
+            place = int(settled[:, 0].searchsorted(steps.min(), "left"))
+            points = _in_order(np.concatenate([settled[place:], points]))
+        self._table.extend(points, place)
+
+    def thin(self) -> None:
+        """Forgets at least every second point, and of no group of 16 its first, last, least, greatest, or what is not
+        finite. Only for whoever holds the lock."""
+        self._table.replace(thinned(self.settle()))
+
+
+def kept_points(values: "Floats", starts: "Indices") -> "Indices":
+    """Which points stand for all: of each bucket, which begins at one of ``starts``, the first, last, least and
+    greatest, and the first of each of NaN, infinity and minus infinity."""
+    import numpy as np
+
+    ends = np.append(starts[1:], len(values))
+    kept = [starts, ends - 1]
+    if np.isfinite(values).all():
+        low = high = values
+    else:
+        finite = np.isfinite(values)
+        low, high = np.where(finite, values, np.inf), np.where(finite, values, -np.inf)
+        for odd in (np.isnan(values), values == np.inf, values == -np.inf):
+            places = np.flatnonzero(odd)
+            _, first = np.unique(starts.searchsorted(places, "right"), return_index=True)
+            kept.append(places[first])
+    buckets = list(zip(starts.tolist(), ends.tolist(), strict=True))
+    kept.append(np.array([begin + low[begin:end].argmin() for begin, end in buckets], dtype=np.intp))
+    kept.append(np.array([begin + high[begin:end].argmax() for begin, end in buckets], dtype=np.intp))
+    return np.unique(np.concatenate(kept))
+
+
+def thinned(rows: "Floats") -> "Floats":
+    """Rows of step and value, at most half as many, see :meth:`Series.thin`."""
+    import numpy as np
+
+    return rows[kept_points(rows[:, 1], np.arange(0, len(rows), _THINNED_TOGETHER))]
+
+
+def _column_of(axis: Axis) -> int:
+    if axis not in _COLUMN_OF_AXIS:
+        raise ConfigurationError(f"axis {axis!r} is not known: use {', '.join(get_args(Axis))}")
+    return _COLUMN_OF_AXIS[axis]
+
+
+def _in_order(rows: "Floats") -> "Floats":
+    """Sorted by step, and of rows with equal steps the last one."""
+    import numpy as np
+
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    return rows[np.flatnonzero(np.diff(rows[:, 0], append=np.inf))]

@@ -1,0 +1,184 @@
+"""Several runs on one page: each is followed in a thread of its own, and new attempts are found as they begin."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from bus.errors import OffloopError, RunNotFoundError
+from bus.recording import Recording
+from bus.runs import Attempt, RunInfo, find_run, list_runs, runs_dir
+from bus.subscriber import Subscriber
+from consumers.attach import Stream, attach
+from consumers.callback import demand_of
+from consumers.dashboard.access import Listening
+from consumers.dashboard.run_view import RunView
+from consumers.dashboard.web_feed import RunFeed
+from consumers.dashboard.web_runs import WatchedRun, WatchedRuns
+from consumers.dashboard.web_server import DashboardServer
+from consumers.runner import Runner, wanted_events
+
+__all__ = ["serve_runs"]
+
+_LOOK_SECONDS = 1.0
+_LEAVE_SECONDS = 5.0
+
+
+def serve_runs(
+    names: Sequence[str],
+    listening: Listening,
+    where: str | os.PathLike[str] | None = None,
+    wait: bool = False,
+    every: int = 10,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Serves one page with all these runs until it is interrupted. Each is a run's name, its directory, or a recording;
+    without any it is those that are live, or else the newest one. Every attempt of a run is shown, and further ones as
+    they begin.
+
+    With ``wait`` a run may begin later. ``every`` is after how many batches phases are measured.
+
+    Raises:
+        RunNotFoundError: there is no such run, and ``wait`` is false.
+        RecordingError: a recording cannot be read.
+        ConfigurationError: the page cannot be served.
+    """
+    followed = _Followed(where, every)
+    chosen = list(dict.fromkeys(names or _default_names(where, wait)))
+    waiting = [name for name in chosen if not followed.add(name, wait)]
+    if waiting:
+        say(f"waiting for {', '.join(waiting)} in {runs_dir(where)} ... (Ctrl-C ends)")
+    server = DashboardServer(followed.runs, listening)
+    server.start()
+    try:
+        with followed:
+            while server.wait(_LOOK_SECONDS):
+                waiting = [name for name in waiting if not followed.add(name, wait=True)]
+                followed.look()
+    finally:
+        server.stop()
+
+
+def _default_names(where: str | os.PathLike[str] | None, wait: bool) -> list[str]:
+    known = list_runs(where)
+    if not known:
+        raise RunNotFoundError(
+            f"there is no run in {runs_dir(where)} yet: 'trainer digits' makes one, "
+            "'bus dashboard --wait NAME' waits for it, '--runs-dir' or OFFLOOP_RUNS_DIR looks elsewhere"
+        )
+    return [run.name for run in known if run.live or run.away] or [known[0].name]
+
+
+class _Followed:
+    """The runs that are followed, and the threads that do it."""
+
+    def __init__(self, where: str | os.PathLike[str] | None, every: int) -> None:
+        self.runs = WatchedRuns()
+        self._where = where
+        self._every = every
+        self._known: dict[Path, set[int]] = {}
+        self._followers: list[_Follower] = []
+        self._started = False
+        self._placeholders: dict[str, WatchedRun] = {}
+
+    def add(self, name: str, wait: bool) -> bool:
+        """Takes a run in; whether it is there.
+
+        Raises:
+            RunNotFoundError: it is not, and ``wait`` is false.
+            RecordingError: it is a recording that cannot be read.
+        """
+        if Path(name).is_file():
+            recording = Recording(name)
+            self._follow(lambda feed: recording, recording.run_name, recording.attempt)
+            return True
+        try:
+            run = find_run(name, self._where)
+        except RunNotFoundError:
+            if not wait:
+                raise
+            if name not in self._placeholders:
+                self._placeholders[name] = self.runs.add(RunView(Path(name).name))
+            return False
+        self._known[run.path] = set()
+        self._add_attempts(run, name)
+        return True
+
+    def look(self) -> None:
+        """Takes in the attempts that have begun since."""
+        for path in self._known:
+            # A run whose directory is in the middle of a change is read the next time.
+            with contextlib.suppress(OffloopError):
+                self._add_attempts(find_run(path), str(path))
+
+    def _add_attempts(self, run: RunInfo, name: str) -> None:
+        known = self._known[run.path]
+        for attempt in run.attempts:
+            if attempt.number in known:
+                continue
+            is_last = attempt is run.last
+            if is_last and not (run.live or run.away) and attempt.status == "running":
+                return  # Its broker is about to serve it.
+            known.add(attempt.number)
+            self._follow(self._opening(run, attempt, is_last), run.name, attempt.number, name)
+
+    def _opening(self, run: RunInfo, attempt: Attempt, is_last: bool) -> "Callable[[RunFeed], Stream]":
+        if is_last:
+            return lambda feed: attach(run, wanted_events([feed]), demand_of([feed]))
+        return lambda feed: Recording(attempt.recording)
+
+    def _follow(self, open_stream: "Callable[[RunFeed], Stream]", run_name: str, attempt: int, name: str = "") -> None:
+        run = self._placeholders.pop(name, None) or self.runs.add(RunView(run_name, attempt))
+        follower = _Follower(run, open_stream, self._every)
+        self._followers.append(follower)
+        if self._started:
+            follower.start()
+
+    def __enter__(self) -> None:
+        self._started = True
+        for follower in self._followers:
+            follower.start()
+
+    def __exit__(self, *_: object) -> None:
+        for follower in self._followers:
+            follower.leave()
+        for follower in self._followers:
+            follower.join(_LEAVE_SECONDS)
+
+
+class _Follower(threading.Thread):
+    """Reads one attempt of a run to its end."""
+
+    def __init__(self, run: WatchedRun, open_stream: "Callable[[RunFeed], Stream]", every: int) -> None:
+        super().__init__(name="offloop-follower", daemon=True)
+        self._run = run
+        self._feed = RunFeed(run, every)
+        self._open = open_stream
+        self._runner: Runner | None = None
+        self._left = False
+
+    def run(self) -> None:
+        """Handles every event; what goes wrong is shown on the page."""
+        try:
+            with _closing(self._open(self._feed)) as stream:
+                self._runner = Runner(stream, [self._feed], self._feed.destinations())
+                if not self._left:
+                    self._runner.run()
+        except OffloopError as error:
+            self._run.problem = str(error)
+
+    def leave(self) -> None:
+        """Ends it as soon as it can be."""
+        self._left = True
+        if self._runner is not None:
+            self._runner.leave()
+
+
+@contextlib.contextmanager
+def _closing(stream: Stream) -> Iterator[Stream]:
+    try:
+        yield stream
+    finally:
+        if isinstance(stream, Subscriber):
+            stream.close()

@@ -1,0 +1,176 @@
+"""The thread that draws a run in the terminal and obeys keys."""
+
+import os
+import signal
+import threading
+import time
+from typing import get_args
+
+from bus.errors import OffloopError
+from consumers.dashboard.run_view import Axis, RunView
+from consumers.dashboard.top_frame import Shown, frame, log_rows
+from consumers.dashboard.top_screen import TerminalScreen
+from consumers.logger import RunPlace
+
+__all__ = ["Display"]
+
+_DRAW_SECONDS = 0.25
+_MESSAGE_SECONDS = 8.0
+_PAGE = 10
+_FAR = 1 << 30
+_MOVES = {
+    "up": (-1, 0),
+    "down": (1, 0),
+    "page up": (0, -1),
+    "page down": (0, 1),
+    "home": (-_FAR, 0),
+    "end": (_FAR, 0),
+}
+_QUESTION = "stop the training of {}? y stops it, any other key does not"
+
+
+class Display:
+    """Draws a view from :meth:`open` to :meth:`close`, four times a second at most.
+
+    ``q`` sets :attr:`left`; until :attr:`is_over` it also has the process leave the run, as Ctrl-C does.
+    """
+
+    def __init__(self, view: RunView) -> None:
+        self.left = threading.Event()
+        """Whether somebody has asked to leave."""
+        self.is_over = False
+        """Whether there is nothing to leave but what is shown."""
+        self.failure: Exception | None = None
+        """What ended the drawing, where that was a defect."""
+        self._view = view
+        self._place: RunPlace | None = None
+        self._screen = TerminalScreen(lambda line: view.note("output", line))
+        self._shown = Shown(colors=not os.environ.get("NO_COLOR"))
+        self._seen: object = None
+        self._changed = True
+        self._message_until = 0.0
+        self._asks_to_stop = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="offloop-top", daemon=True)
+
+    def open(self, place: RunPlace) -> None:
+        """Takes the terminal and begins to draw."""
+        self._place = place
+        self._shown.commands = place.command is not None
+        self._shown.is_replay = place.command is None
+        self._screen.open()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Gives the terminal back."""
+        self._closing.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._screen.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._draw()
+                for key in self._screen.keys(_DRAW_SECONDS):
+                    self._obey(key)
+                    self._changed = True
+        except Exception as error:  # noqa: BLE001  shown where the callback is closed; the terminal comes first
+            self.failure = error
+            self._screen.close()
+            self._leave()
+
+    def _draw(self) -> None:
+        if self._shown.message is not None and not self._asks_to_stop and time.monotonic() > self._message_until:
+            self._shown.message, self._changed = None, True
+        width, height = self._screen.size
+        # The state is asked for first: it may be a command that changed something.
+        now = (self._view.status, self._view.version, width, height)
+        if self._changed or now != self._seen:
+            if self._seen is not None and self._seen[2:] != now[2:]:  # type: ignore[index]
+                self._screen.redraw()
+            self._seen, self._changed = now, False
+            self._screen.draw(frame(self._view, self._shown, width, height), width, height)
+
+    def _obey(self, key: str) -> None:
+        shown = self._shown
+        if self._asks_to_stop:
+            self._asks_to_stop, shown.message = False, None
+            if key in ("y", "Y"):
+                self._command("stop")
+            return
+        if key == "q":
+            self._leave()
+        elif key == "?":
+            shown.page = "run" if shown.page == "help" else "help"
+        elif key == "l":
+            shown.page, shown.scroll = "run" if shown.page == "log" else "log", 0
+        elif key in ("escape", "enter"):
+            shown.page, shown.message = "run", None
+        elif key == "redraw":
+            self._screen.redraw()
+        elif key == "x":
+            axes = get_args(Axis)
+            shown.axis = axes[(axes.index(shown.axis) + 1) % len(axes)]
+        elif key in ("s", "p", "c"):
+            self._ask(key)
+        elif key in _MOVES:
+            self._move(_MOVES[key])
+
+    def _move(self, move: tuple[int, int]) -> None:
+        """Moves by so many lines and pages: in the log, else through the metrics."""
+        shown, (lines, pages) = self._shown, move
+        if shown.page == "log":
+            rows = log_rows(self._screen.size[1])
+            shown.scroll = _within(shown.scroll - lines - pages * rows, len(self._view.log()) - rows)
+            return
+        names = [name for group in self._view.groups().values() for name in group]
+        if names:
+            place = names.index(shown.metric) if shown.metric in names else 0
+            shown.metric = names[_within(place + lines + pages * _PAGE, len(names) - 1)]
+
+    def _ask(self, key: str) -> None:
+        if not self._shown.commands:
+            self._say("this is a recording: it takes no commands")
+        elif key == "s":
+            self._asks_to_stop = True
+            self._shown.message = _QUESTION.format(self._view.run_name)
+        elif key == "c":
+            self._command("checkpoint")
+        else:
+            self._command("resume" if self._view.status == "paused" else "pause")
+
+    def _command(self, name: str) -> None:
+        command = None if self._place is None else self._place.command
+        if command is None:
+            return
+
+        def send() -> None:
+            try:
+                outcome = command(name)
+            except OffloopError as error:
+                self._view.note("command", f"'{name}' was not sent: {error}")
+                self._say(f"'{name}' was not sent: {error}")
+            else:
+                self._view.take_outcome(outcome)
+                self._say(str(outcome))
+
+        self._say(f"'{name}' is on its way ...")
+        threading.Thread(target=send, name="offloop-command", daemon=True).start()
+
+    def _say(self, message: str) -> None:
+        self._message_until = time.monotonic() + _MESSAGE_SECONDS
+        self._shown.message, self._changed = message, True
+
+    def _leave(self) -> None:
+        if self.left.is_set():
+            return
+        self.left.set()
+        main = threading.main_thread().ident
+        if not self.is_over and main is not None:
+            # As Ctrl-C does: whoever runs the callbacks finishes the event at hand and closes everything.
+            signal.pthread_kill(main, signal.SIGINT)
+
+
+def _within(place: int, last: int) -> int:
+    return max(min(place, last), 0)

@@ -1,0 +1,335 @@
+"""What the terminal dashboard shows, as lines of text: drawn from a view, for any size of a terminal."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from consumers.dashboard.run_view import PHASES, Axis, LogEntry, RankView, RunView
+from consumers.dashboard.top_draw import chart, duration, number, sparkline, stacked_bar
+from consumers.dashboard.view_ranks import straggler
+from consumers.loggers.console import one_line
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+__all__ = ["Shown", "frame", "log_rows"]
+
+_WIDE = 110
+_RIGHT_SHARE = 0.42
+_GAP = 2
+_LEAST_SPARKLINE = 8
+_LEAST_ABOVE = 4
+_LEAST_WITH_CHART = 8
+_MOST_LOG = 8
+_PHASE_LINES = 3
+_VALUE_WIDTH = 10
+_RECENT_STEPS = 20
+
+_STATES = {
+    "waiting": ("○", "yellow"),
+    "live": ("●", "green"),
+    "replay": ("●", "cyan"),
+    "paused": ("‖", "yellow"),
+    "finished": ("✓", "green"),
+    "stopped": ("■", "yellow"),
+    "failed": ("✗", "bold red"),
+    "lost": ("?", "bold red"),
+}
+_PHASE_STYLES = ("yellow", "blue", "cyan", "magenta", "green", "red", "white", "bright_black")
+_LETTERS = {name: name[0] if name != "other" else "." for name in PHASES}
+_KIND_STYLES = {"command": "bold yellow", "end": "bold", "text": "cyan", "output": "dim", "event": ""}
+
+HELP = (
+    ("↑ ↓  k j", "choose a metric, which the chart shows; in the log: scroll"),
+    ("PgUp PgDn", "a page up or down"),
+    ("Home End", "the first or the last"),
+    ("x", "chart over batches, samples, epochs, or time"),
+    ("l", "the log alone, and back"),
+    ("s", "stop the training, after the batch at hand (asks first)"),
+    ("p", "pause the training, or let it go on"),
+    ("c", "write a checkpoint"),
+    ("q", "quit; the training goes on"),
+    ("Ctrl-L", "draw everything anew"),
+    ("?", "this page, and back"),
+)
+
+
+@dataclass
+class Shown:
+    """What of a view is shown."""
+
+    page: str = "run"
+    """``run``, ``log`` or ``help``."""
+    metric: str | None = None
+    """The metric that the chart shows."""
+    axis: Axis = "batch"
+    scroll: int = 0
+    """Of the log alone: how many lines it is above its end."""
+    colors: bool = True
+    commands: bool = False
+    """Whether the training can be commanded."""
+    is_replay: bool = False
+    message: str | None = None
+    """A question, or what became of a command, in the place of the keys."""
+
+
+def frame(view: RunView, shown: Shown, width: int, height: int) -> "list[Text]":
+    """The lines of the whole terminal, none of them wider than it."""
+    lines = [_header(view, shown, width), _progress(view, width)]
+    room = max(height - len(lines) - 1, 0)
+    if shown.page == "help":
+        body = _help(width)
+    elif shown.page == "log":
+        body = [_rule("log", width), *_log(view.log(), shown.scroll, width, room - 1)]
+    elif width >= _WIDE:
+        right = int(width * _RIGHT_SHARE)
+        body = _beside(_left(view, shown, width - right - _GAP, room), _right(view, shown, right, room), width - right)
+    else:
+        body = _stacked(view, shown, width, room)
+    body = body[:room] + [_text()] * (room - len(body))
+    lines = [*lines, *body, _footer(shown, width)][:height]
+    for line in lines:
+        line.truncate(width, overflow="crop")
+    return lines
+
+
+def log_rows(height: int) -> int:
+    """How many lines of the log its own page shows."""
+    return max(height - 4, 1)
+
+
+def _text(text: str = "", style: str = "") -> "Text":
+    from rich.text import Text
+
+    return Text(one_line(text) if text.strip() else text, style)
+
+
+def _header(view: RunView, shown: Shown, width: int) -> "Text":
+    status = view.status
+    if status == "live" and shown.is_replay:
+        status = "replay"
+    sign, style = _STATES[status]
+    line = _text()
+    line.append(f"{sign} {status}", style)
+    line.append(f"  {one_line(view.run_name)}", "bold")
+    if view.attempt > 1:
+        line.append(f"  attempt {view.attempt}", "dim")
+    if view.error:
+        line.append(f"  {one_line(view.error)}", "red")
+        return line
+    progress = view.progress()
+    parts = [f"epoch {progress.epoch}", f"batch {progress.batch}", duration(progress.elapsed)]
+    return _spread(line, _text("  ".join(parts)), width)
+
+
+def _progress(view: RunView, width: int) -> "Text":
+    progress = view.progress()
+    if progress.fraction is None:
+        rest = "no end is known" if progress.max_duration is None else f"of {progress.max_duration}"
+        return _text(f"{progress.sample} samples, {rest}", "dim")
+    goes_on = view.status in ("live", "paused") and progress.seconds_left
+    left = f"  {duration(progress.seconds_left)} left" if goes_on else ""
+    told = f" {progress.fraction:4.0%} of {progress.max_duration}{left}"
+    bar = max(width - len(told), 0)
+    full = int(progress.fraction * bar)
+    line = _text()
+    line.append("━" * full, "green")
+    line.append("─" * (bar - full), "dim")
+    line.append(told)
+    return line
+
+
+def _stacked(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
+    """Everything in one column: what is worth the most stays when there is little room."""
+    below = _phases(view, shown, width) + _ranks(view.ranks(), width, 4)
+    if room < len(below) + _LEAST_ABOVE:
+        below = below[:_PHASE_LINES] if room >= _PHASE_LINES + _LEAST_ABOVE else []
+    entries = view.log()
+    log_room = min((room - len(below)) // 5, len(entries), _MOST_LOG)
+    log = [_rule("log", width), *_log(entries, 0, width, log_room)] if log_room > 0 else []
+    return [*_left(view, shown, width, room - len(below) - len(log)), *below, *log]
+
+
+def _left(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
+    """The chart, and below it as many metrics as there is room for, but at least as much as the chart has."""
+    groups = view.groups()
+    names = [name for group in groups.values() for name in group]
+    if not names:
+        return [_rule("metrics", width), _text("nothing has been logged yet", "dim"), *[_text()] * max(room - 2, 0)]
+    chosen = shown.metric if shown.metric in names else names[0]
+    rows = len(names) + len(groups)
+    chart_height = max(room - rows, room // 2) if room >= _LEAST_WITH_CHART else 0
+    lines = _chart(view, chosen, shown.axis, width, chart_height) if chart_height else []
+    lines += _metrics(view, groups, chosen, width, room - len(lines))
+    return lines + [_text()] * (room - len(lines))
+
+
+def _right(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
+    above = _phases(view, shown, width) + _ranks(view.ranks(), width, max(room // 3, 3))
+    return [*above, _rule("log", width), *_log(view.log(), 0, width, room - len(above) - 1)]
+
+
+def _chart(view: RunView, name: str, axis: Axis, width: int, height: int) -> "list[Text]":
+    series = view.series(name)
+    points = series.points(axis, width=2 * width)
+    title = f"{name}  {number(series.last)}"
+    if points.not_finite:
+        x, value = points.not_finite[0]
+        title += f"  {number(value)} at {axis} {number(x)}"
+    return [_rule(title, width, f"over {axis}"), *chart(points, width, height - 1)]
+
+
+def _metrics(view: RunView, groups: dict[str, list[str]], chosen: str, width: int, room: int) -> "list[Text]":
+    """A line for each metric, under a line for its group; those around the chosen one."""
+    from rich.text import Text
+
+    rows: list[tuple[str, str | None]] = []
+    for group, names in groups.items():
+        rows.append((group or "metrics", None))
+        rows += [(name if group in ("", "lr") else name.rpartition("/")[2], name) for name in names]
+    place = next(place for place, (_, name) in enumerate(rows) if name == chosen)
+    begin = min(max(place - room // 2, 0), max(len(rows) - room, 0))
+    if begin == place and rows[place - 1][1] is None and room > 1:
+        begin = max(place - 1, 0)
+    label_width = min(max(len(label) for label, name in rows if name) + 1, max(width // 3, 8))
+    curve = width - label_width - _VALUE_WIDTH - 4
+    lines = []
+    for label, name in rows[begin : begin + max(room, 0)]:
+        if name is None:
+            lines.append(_text(label, "dim"))
+            continue
+        series, line = view.series(name), Text()
+        is_chosen = name == chosen
+        line.append(" ▸" if is_chosen else "  ", "bold cyan")
+        line.append(f"{_fitted(label, label_width):<{label_width}}", "bold" if is_chosen else "")
+        value = series.last
+        odd = value is not None and value - value != 0
+        line.append(f"{number(value):>{_VALUE_WIDTH}}  ", "bold red" if odd else "bold" if is_chosen else "")
+        if curve >= _LEAST_SPARKLINE:
+            line.append_text(sparkline(series.points(width=curve), curve))
+        lines.append(line)
+    return lines
+
+
+def _phases(view: RunView, shown: Shown, width: int) -> "list[Text]":
+    phases = view.phases(width=None)
+    shares = phases.shares(_RECENT_STEPS)
+    if not shares:
+        return [_rule("step", width), _text("no phases have been measured yet", "dim")]
+    seconds = sum(float(one[-_RECENT_STEPS:].mean()) for one in phases.seconds.values())
+    publishing = view.publishing()
+    cost = ""
+    if publishing.microseconds is not None:
+        cost = f"publishing {publishing.microseconds:.0f} µs, {publishing.share or 0.0:.1%}"
+    device = ", on the GPU" if phases.on_device else ""
+    parts = [(name, shares[name], style) for name, style in zip(PHASES, _PHASE_STYLES, strict=True)]
+    # Without colours the letters tell them apart.
+    bar = stacked_bar([("█" if shown.colors else _LETTERS[name], share, style) for name, share, style in parts], width)
+    legend = _text()
+    for name, share, style in sorted(parts, key=lambda part: -part[1]):
+        if share >= 0.001 and len(legend) + len(name) + 7 <= width:
+            legend.append("■ " if shown.colors else f"{_LETTERS[name]} ", style)
+            legend.append(f"{name} {share:.0%}  ")
+    return [_rule(f"step  {_seconds(seconds)}{device}", width, cost), bar, legend]
+
+
+def _ranks(ranks: Sequence[RankView], width: int, most: int) -> "list[Text]":
+    if len(ranks) < 2:
+        return []
+    slow = straggler(ranks)
+    shown = sorted(ranks, key=lambda one: (-(one.last_share or 0.0), one.rank))[:most] if len(ranks) > most else ranks
+    title = f"{len(ranks)} ranks" + ("" if slow is None else f"  the others wait for rank {slow.rank}")
+    lines = [_rule(title, width)]
+    for one in shown:
+        speed = "-" if one.seconds_per_batch is None else f"{_seconds(one.seconds_per_batch)} a batch"
+        text = f"rank {one.rank:<4} batch {one.batch:<8} {speed:<18}"
+        if one.last_share is not None:
+            text += f" last {one.last_share:4.0%}, {_seconds(one.late or 0.0)} late"
+        if one.behind:
+            text += f"  {one.behind} behind"
+        lines.append(_text(text, "bold red" if slow is not None and one.rank == slow.rank else ""))
+    if len(ranks) > most:
+        lines.append(_text(f"and {len(ranks) - most} more, which arrive earlier", "dim"))
+    return lines
+
+
+def _log(entries: Sequence[LogEntry], scroll: int, width: int, room: int) -> "list[Text]":
+    end = max(len(entries) - scroll, min(room, len(entries)))
+    lines = []
+    for entry in entries[max(end - max(room, 0), 0) : end]:
+        line = _text()
+        line.append(time.strftime("%H:%M:%S ", time.localtime(entry.time)), "dim")
+        line.append(one_line(entry.text), _KIND_STYLES.get(entry.kind, ""))
+        lines.append(line)
+    return lines
+
+
+def _help(width: int) -> "list[Text]":
+    lines = [_rule("keys", width)]
+    for keys, meaning in HELP:
+        line = _text()
+        line.append(f" {keys:<11}", "bold")
+        line.append(meaning)
+        lines.append(line)
+    return [*lines, _text(), _text("! in a curve: a value there is NaN or infinite", "dim")]
+
+
+def _footer(shown: Shown, width: int) -> "Text":
+    if shown.message is not None:
+        return _text(shown.message, "reverse")
+    keys = ["q quit", "? help", "↑↓ metric", "l log"]
+    if shown.commands:
+        keys += ["s stop", "p pause", "c checkpoint"]
+    line = _text()
+    for text in keys:
+        if len(line) + len(text) + 2 > width:
+            break
+        key, _, meaning = text.partition(" ")
+        line.append(key, "bold")
+        line.append(f" {meaning}  ", "dim")
+    return line
+
+
+def _rule(title: str, width: int, right: str = "") -> "Text":
+    """A line with a title at its left, and more at its right where there is room."""
+    title = one_line(title)
+    right = right if len(title) + len(right) + 12 <= width else ""
+    line = _text()
+    line.append("── ", "dim")
+    line.append(title, "bold")
+    rest = width - len(line) - 1 - (len(right) + 2 if right else 0)
+    line.append(f" {'─' * max(rest, 0)}", "dim")
+    if right:
+        line.append(f" {right} ")
+    return line
+
+
+def _spread(left: "Text", right: "Text", width: int) -> "Text":
+    blank = width - left.cell_len - right.cell_len
+    if blank < 1:
+        return left
+    left.append(" " * blank)
+    return left.append_text(right)
+
+
+def _beside(left: "list[Text]", right: "list[Text]", column: int) -> "list[Text]":
+    lines = []
+    for place in range(max(len(left), len(right))):
+        line = left[place] if place < len(left) else _text()
+        line.truncate(column - _GAP, overflow="crop")
+        line.append(" " * (column - line.cell_len))
+        lines.append(line.append_text(right[place]) if place < len(right) else line)
+    return lines
+
+
+def _fitted(name: str, width: int) -> str:
+    """A name in so many characters: its end tells more than its beginning."""
+    name = one_line(name)
+    return name if len(name) < width else f"…{name[len(name) - width + 2 :]}"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"

@@ -1,0 +1,112 @@
+"""The ranks of a training side by side, and which of them the others wait for."""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+__all__ = ["RankView", "Ranks", "straggler"]
+
+
+class RankView(NamedTuple):
+    """How a rank is doing."""
+
+    rank: int
+    batch: int
+    """How many batches it has trained."""
+    seconds_per_batch: float | None
+    """Over its last batches; ``None`` before there are two."""
+    last_share: float | None
+    """In which part of the batches that were measured it was the last to arrive, from 0 to 1; ``None`` where there is
+    nothing to compare."""
+    late: float | None
+    """How many seconds after the first rank to arrive it arrives, on average."""
+    behind: int
+    """How many batches it is behind the rank that is the furthest."""
+
+
+class _Arrival(NamedTuple):
+    arrived_ns: int
+    ended_ns: int
+
+
+class Ranks:
+    """Follows every rank. Ranks that train together end a batch together, however long each has worked on it, so what
+    tells them apart is when each arrives at the first backward pass, where they begin to exchange gradients. Their
+    clocks are compared by the ends of the batches."""
+
+    RECENT = 20
+    WAITING = 64
+    CLOCKS = 31
+
+    def __init__(self) -> None:
+        self._ends: dict[int, deque[tuple[int, int]]] = {}
+        self._clocks: dict[int, deque[int]] = {}
+        self._waiting: dict[int, dict[int, _Arrival]] = {}
+        self._compared = 0
+        self._came_last: Counter[int] = Counter()
+        self._late_ns: Counter[int] = Counter()
+
+    def batch_end(self, rank: int, batch: int, time_ns: int) -> None:
+        """Takes the end of a batch."""
+        ends = self._ends.get(rank)
+        if ends is None:
+            ends = self._ends[rank] = deque(maxlen=self.RECENT + 1)
+        ends.append((batch, time_ns))
+
+    def arrived(self, rank: int, batch: int, world_size: int, ended_ns: int, field: Any) -> None:
+        """Takes the field ``phases`` of a batch; what is not in its form is left out."""
+        try:
+            start = next((begin for phase, begin, _ in field["spans"] if phase == "backward"), None)
+            if start is None or world_size < 2:
+                return
+            arrival = _Arrival(int(field["began"] + start), ended_ns)
+        except (TypeError, KeyError, ValueError):
+            return
+        together = self._waiting.setdefault(batch, {})
+        together[rank] = arrival
+        if len(together) == world_size:
+            self._compare(self._waiting.pop(batch))
+        while len(self._waiting) > self.WAITING:
+            del self._waiting[next(iter(self._waiting))]
+
+    def view(self) -> list[RankView]:
+        """Every rank that was heard of."""
+        furthest = max((ends[-1][0] for ends in self._ends.values()), default=0)
+        views = []
+        for rank in sorted(self._ends):
+            ends = self._ends[rank]
+            (batch, time), (first, began) = ends[-1], ends[0]
+            compared = self._compared
+            views.append(
+                RankView(
+                    rank,
+                    batch,
+                    (time - began) / 1e9 / (batch - first) if batch > first else None,
+                    self._came_last[rank] / compared if compared else None,
+                    self._late_ns[rank] / compared / 1e9 if compared else None,
+                    furthest - batch,
+                )
+            )
+        return views
+
+    def _compare(self, together: dict[int, _Arrival]) -> None:
+        reference = together[min(together)].ended_ns
+        arrivals = {}
+        for rank, (arrived_ns, ended_ns) in together.items():
+            clock = self._clocks.setdefault(rank, deque(maxlen=self.CLOCKS))
+            clock.append(ended_ns - reference)
+            arrivals[rank] = arrived_ns - int(median(clock))
+        first = min(arrivals.values())
+        self._compared += 1
+        self._came_last[max(arrivals, key=arrivals.__getitem__)] += 1
+        for rank, arrived_ns in arrivals.items():
+            self._late_ns[rank] += arrived_ns - first
+
+
+def straggler(ranks: Sequence[RankView]) -> RankView | None:
+    """The rank that the others wait for: it arrives last three times as often as it would by chance, or at least in
+    three of four batches. ``None`` when none does."""
+    chance = 1 / max(len(ranks), 1)
+    slow = [one for one in ranks if one.last_share is not None and one.last_share >= min(3 * chance, 0.75)]
+    return max(slow, key=lambda one: one.last_share or 0.0) if len(ranks) > 1 and slow else None

@@ -1,0 +1,129 @@
+"""The pytest plug-in: fixtures for tests of callbacks. It is there wherever offloop is installed, and does nothing in
+tests that do not ask for it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from _pytest.terminal import TerminalReporter
+
+    from bus.recording import Recording
+    from consumers.testing.golden import Golden
+    from consumers.testing.live_run import LiveRun
+    from consumers.testing.logged import Logged
+
+__all__ = ["golden", "live_run", "recording", "replay"]
+
+UPDATE = "--offloop-update-golden"
+FOLDER = "offloop_recordings"
+GOLDEN = "golden"
+"""The folder of golden files, beside the test."""
+
+_WRITTEN = "offloop_golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option and the setting."""
+    parser.getgroup("offloop").addoption(
+        UPDATE,
+        action="store_true",
+        dest="offloop_update_golden",
+        help="writes the golden files that tests compare with (offloop)",
+    )
+    parser.addini(FOLDER, "folder of recordings, relative to the rootdir, beside the tests' own (offloop)", default="")
+
+
+@pytest.fixture
+def recording(request: pytest.FixtureRequest) -> "Callable[..., Recording]":
+    """``recording("digits.mcap")``: opens a recording, or the newest of a run's directory (``attempt`` chooses
+    another). The path is relative to the test's file, or to the folder that the setting ``offloop_recordings`` names.
+    """
+
+    def open_recording(path: str | Path, attempt: int | None = None) -> "Recording":
+        __tracebackhide__ = True
+        from bus.recording import Recording
+
+        return Recording(_find(path, request), attempt)
+
+    return open_recording
+
+
+@pytest.fixture
+def replay(request: pytest.FixtureRequest) -> "Callable[..., Logged]":
+    """``replay(callbacks, source)``: what callbacks log over a recording, see :func:`consumers.testing.replay`. A path
+    is found as by the fixture ``recording``."""
+
+    def run(callbacks: Any, source: Any, **options: Any) -> "Logged":
+        from consumers.testing.replaying import replay as replay_source
+
+        return replay_source(callbacks, _find(source, request) if isinstance(source, str | Path) else source, **options)
+
+    return run
+
+
+@pytest.fixture
+def live_run(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[Callable[..., LiveRun]]":
+    """``live_run("digits", max_duration="1ep")``: trains in a process of its own, in the test's ``tmp_path``, see
+    :class:`consumers.testing.LiveRun`. A task in a file is found relative to the test's file. Whatever happens, nothing
+    of it is left running when the test is over."""
+    from consumers.testing.live_run import LiveRun
+
+    with ExitStack() as opened:
+
+        def start(task: str, *arguments: str, **options: Any) -> "LiveRun":
+            return opened.enter_context(LiveRun(tmp_path, _beside(task, request), *arguments, **options))
+
+        yield start
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> "Iterator[Golden]":
+    """``golden.check(logged, "name")``: compares with the file ``golden/NAME.jsonl`` beside the test, see
+    :class:`consumers.testing.Golden`. ``pytest --offloop-update-golden`` writes the files anew."""
+    from consumers.testing.golden import Golden
+
+    update = bool(request.config.getoption("offloop_update_golden"))
+    files = Golden(request.path.parent / GOLDEN, update, f"pytest '{request.node.nodeid}' {UPDATE}")
+    yield files
+    # Reports travel from the processes in which tests may run to the one that sums up.
+    request.node.user_properties.extend((_WRITTEN, str(path)) for path in files.written)
+
+
+def pytest_terminal_summary(terminalreporter: "TerminalReporter", config: pytest.Config) -> None:
+    """Says which golden files were written."""
+    if not config.getoption("offloop_update_golden"):
+        return
+    reports: Sequence[Any] = [one for group in terminalreporter.stats.values() for one in group]
+    told = {value for one in reports for name, value in getattr(one, "user_properties", ()) if name == _WRITTEN}
+    for path in sorted(told):
+        terminalreporter.write_line(f"golden file written: {path}")
+    if not told:
+        terminalreporter.write_line("golden files: none had to be written")
+
+
+def _find(path: str | Path, request: pytest.FixtureRequest) -> Path:
+    """The recording of that path, relative to the test or to the folder of recordings."""
+    __tracebackhide__ = True
+    from bus.errors import RecordingError
+
+    places = [request.path.parent / path]
+    folder = request.config.getini(FOLDER)
+    if folder:
+        places.append(request.config.rootpath / folder / path)
+    for place in places:
+        if place.exists():
+            return place
+    raise RecordingError(
+        f"there is no recording {' and no '.join(map(str, places))}: name one relative to the test, or set "
+        f"{FOLDER} to the folder that has it"
+    )
+
+
+def _beside(task: str, request: pytest.FixtureRequest) -> str:
+    """A task in a file, with the whole path of the file."""
+    file, colon, function = task.rpartition(":")
+    return f"{request.path.parent / file}:{function}" if colon and file.endswith(".py") else task
