@@ -71,6 +71,39 @@ def test_nobody_who_does_not_ask_is_sent_the_events_that_phases_are_told_from(mo
     assert [event for event, _, _ in stream.sent] == [event for event, _, _ in unasked.sent]
 
 
+def test_batches_that_nobody_asks_about_cost_no_further_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[bool, Event]] = []
+    before = PhaseWatch.before
+
+    def hear(self: PhaseWatch, event: Event) -> None:
+        if event not in BASE_EVENTS:
+            heard.append((self.is_timing, event))
+        before(self, event)
+
+    monkeypatch.setattr(PhaseWatch, "before", hear)
+    stream = Stream(asking(5, field="phases"))
+    train(monkeypatch, stream, batches=23)
+    assert len(heard) == 4 * 9
+    assert all(is_timing for is_timing, _ in heard)
+
+
+def test_what_publishing_costs_is_told_of_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(5, field="phases"))
+    slow, send = [3, 5, 9], stream.send
+
+    def send_slowly(event: Event, timestamp: Any, *rest: Any) -> None:
+        if event is BATCH_END and timestamp[2] in slow:
+            time.sleep(0.03)
+        send(event, timestamp, *rest)
+
+    monkeypatch.setattr(stream, "send", send_slowly)
+    train(monkeypatch, stream, batches=10)
+    (first, batches), (second, more) = (phases["publishing"] for phases in phases_of(stream).values())
+    # A batch's own end is published after it was told: it counts with the next ones.
+    assert (batches, more) == (5, 5)
+    assert 0.03e9 <= first < 0.06e9 <= second
+
+
 def test_each_microbatch_has_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(asking(1, field="phases"))
     train(monkeypatch, stream, batches=2, device_train_microbatch_size=2)

@@ -89,15 +89,20 @@ class PhaseWatch:
         self._on_device = make is not None
         self._make = make or _HostTime
         self._is_due = is_due
-        self._times = False
+        self.is_timing = False
+        """Whether the batch at hand is one that somebody asks about."""
         self._open: tuple[str, TimingEvent] | None = None
         self._batch = _Batch(0, _HostTime(), self._on_device)
         self._found: _Batch | None = None
         self._began = 0
+        # Of every batch since the last one that was told.
+        self._published = self._published_batches = 0
 
     def before(self, event: Event) -> None:
         """To be called when an event comes, before anything is done for it."""
-        if not self._times:
+        if event is Event.BATCH_END:
+            self._published_batches += 1
+        if not self.is_timing:
             return
         if event in _ENDS and self._open is not None and self._open[0] == _ENDS[event]:
             phase, began = self._open
@@ -106,14 +111,17 @@ class PhaseWatch:
             if len(self._batch.spans) < MAX_SPANS or phase == "optimizer":
                 self._batch.spans.append((phase, began, self._mark()))
         if event is Event.BATCH_END:
-            self._found, self._times = self._batch, False
+            self._batch.all_publishing = [self._published, self._published_batches]
+            self._published = self._published_batches = 0
+            self._found, self.is_timing = self._batch, False
 
     def after(self, event: Event, published: int) -> None:
         """To be called when everything was done for an event; ``published`` are the nanoseconds that it took to find
         out what there was to publish, and to publish it."""
+        self._published += published
         if event in _BETWEEN:
             self._begin_batch()
-        if not self._times:
+        if not self.is_timing:
             return
         if event in _BEGINS and (self._open is None or self._open[0] != "data"):
             self._open = (_BEGINS[event], self._mark())
@@ -132,8 +140,8 @@ class PhaseWatch:
 
     def _begin_batch(self) -> None:
         self._open, self._found = None, None
-        self._times = self._is_due()
-        if self._times:
+        self.is_timing = self._is_due()
+        if self.is_timing:
             self._batch = _Batch(time.time_ns(), self._mark(), self._on_device)
             self._began = time.perf_counter_ns()
 
@@ -153,20 +161,27 @@ class _Batch:
         self.spans: list[tuple[str, TimingEvent, TimingEvent]] = []
         self.published_at = 0
         self.publishing = 0
+        self.all_publishing = [0, 0]
 
     def ready(self) -> bool:
         """Whether :meth:`value` would return at once."""
         return not self.spans or self.spans[-1][2].query()
 
     def value(self) -> dict[str, Any]:
-        """The spans: phase, beginning and length in nanoseconds from the beginning of the batch. Waits for the GPU when
+        """The spans: phase, beginning and length in nanoseconds from the beginning of the batch; and how many
+        nanoseconds publishing took in how many batches, all since the one that was told before. Waits for the GPU when
         they are not :meth:`ready`."""
         if not self.ready():
             self.spans[-1][2].synchronize()
         spans = [[phase, start := self._since(begin), self._since(end) - start] for phase, begin, end in self.spans]
         if self.publishing:
             spans.append(["publishing", self.published_at, self.publishing])
-        return {"began": self._began, "spans": spans, "device": self._on_device}
+        return {
+            "began": self._began,
+            "spans": spans,
+            "device": self._on_device,
+            "publishing": self.all_publishing,
+        }
 
     def _since(self, mark: TimingEvent) -> int:
         return round(self._origin.elapsed_time(mark) * _MILLISECOND)
@@ -177,7 +192,7 @@ PHASE_FIELDS: dict[str, Field] = {
         PhaseWatch.found,
         frozenset({Event.BATCH_END}),
         unit="nanoseconds",
-        shape="map: began, spans of [phase, start, duration], device",
+        shape="map: began, spans of [phase, start, duration], device, publishing",
         description="when each phase of the batch began and how long it took, on a GPU by its own clock",
         watch=PhaseWatch,
     )

@@ -107,6 +107,7 @@ class StatePublisher:
         # What is told of the events between which a batch's phases lie; not while one of them is published.
         self._watched_phases: PhaseWatch | None = None
         self._phases: PhaseWatch | None = None
+        self._hears_marks = False
         # How often each event of a microbatch has come in the batch that began at this time.
         self._microbatches: tuple[_Values, dict[Event, int]] = ((), {})
         # The batch in which the demand became another one, which is not in effect yet.
@@ -192,15 +193,21 @@ class StatePublisher:
         finally:
             self._phases = self._watched_phases
         phases.after(event, perf_counter_ns() - began)
+        if phases.is_timing is not self._hears_marks and self._phases is phases:
+            self._hear_marks(phases.is_timing)
 
     def _watch_phases(self) -> None:
-        watched, self._watched_phases = self._watched_phases, self._fields.phases
-        self._phases = self._watched_phases
-        if self._phases is not None:
+        self._phases = self._watched_phases = self._fields.phases
+        self._hear_marks(self._phases is not None and self._phases.is_timing)
+
+    def _hear_marks(self, hears: bool) -> None:
+        """Has the events come that a batch's phases lie between, or only those that are published."""
+        if hears:
             # Those that nobody wants for their own sake are not published: that is found out when they come.
-            self._stream.wanted |= self._phases.marks
-        elif watched is not None:
-            self._stream.wanted -= watched.marks - self._always.events - self._stream.demand.events
+            self._stream.wanted |= PhaseWatch.marks
+        elif self._hears_marks:
+            self._stream.wanted -= PhaseWatch.marks - self._always.events - self._stream.demand.events
+        self._hears_marks = hears
 
     def _due(self, event: Event) -> _Due | None:
         """What is asked for at an event; ``None`` for an event that is not due."""
