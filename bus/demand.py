@@ -193,6 +193,10 @@ class Demand:
         wanted = self._wanted[event]
         return not wanted.fields and wanted.intervals == _EVERY_BATCH
 
+    def is_at_every_batch(self, event: Event) -> bool:
+        """Whether an event that is wanted is so at every batch, with further fields or without."""
+        return self._wanted[event].intervals == _EVERY_BATCH
+
     def is_timed(self, event: Event) -> bool:
         """Whether an event is wanted at intervals that take more than the number of the batch to be judged."""
         wanted = self._wanted.get(event)

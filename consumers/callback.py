@@ -251,7 +251,7 @@ def view_for(demand: Demand, snapshot: Snapshot) -> Snapshot | None:
     if event not in demand.events:
         return None
     on_demand = snapshot.on_demand
-    if not on_demand and demand.is_always_same(event):
+    if not on_demand and demand.is_at_every_batch(event):
         return snapshot
     values = (snapshot.timestamp.values, snapshot.eval_timestamp.values, snapshot.predict_timestamp.values)
     number, moment = batch_number(event, *values), _moment_of(snapshot) if demand.is_timed(event) else None
