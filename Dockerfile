@@ -40,8 +40,9 @@ RUN pip --python /opt/offloop install --constraint constraints.txt ".[${EXTRAS}]
 FROM requirements AS trainer-requirements
 # Torch for CPUs is a tenth of the size of torch with CUDA, which comes from PyPI when this is empty.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip --python /opt/offloop install --constraint constraints.txt \
-        ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} ".[demo]" \
+RUN pip --python /opt/offloop install --no-deps --constraint constraints.txt \
+        ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} torch \
+    && pip --python /opt/offloop install --constraint constraints.txt ".[demo]" \
     && pip --python /opt/offloop uninstall --quiet --yes offloop
 
 

@@ -202,7 +202,7 @@ def _diff_lines(found: Diff) -> Iterator[str]:
     yield f"B  {found.b}"
     if found.first is not None:
         yield from _first_lines(found.first)
-        yield f"{found.differing} events differ, of {found.events} that both have"
+        yield f"events in both: {found.events}; that differ, or are in one alone: {found.differing}"
     if found.metrics:
         yield from _metric_lines(found.metrics)
     yield from (*found.incomplete, *found.notes)
@@ -236,7 +236,8 @@ def _metric_lines(metrics: Iterable[MetricDifference]) -> Iterator[str]:
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+    value = plain(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 

@@ -1,6 +1,7 @@
 """Recordings as tables: CSV and Parquet."""
 
-import csv
+import base64
+import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -16,32 +17,44 @@ if TYPE_CHECKING:
 
 __all__ = ["write_csv", "write_parquet"]
 
+_BARE = re.compile(r'[^",\r\n]+')
+
 _ROWS_IN_A_GROUP = 10_000
 _CELLS_IN_A_GROUP = 1_000_000
 _BYTES_IN_A_GROUP = 16 * 1024 * 1024
 
 
 def write_csv(records: Iterable[Recorded], path: Path) -> None:
-    """Writes a table with a header. What is missing, and what is nothing, is left empty; lists are JSON, ``true`` and
-    ``false`` are written as in it; NaN and infinities are ``nan``, ``inf`` and ``-inf``.
+    """Writes a table with a header. What is missing, and what is nothing, is left empty, and an empty text is ``""``;
+    lists are JSON, ``true`` and ``false`` are written as in it; bytes are base64; NaN and infinities are ``nan``,
+    ``inf`` and ``-inf``.
 
     ``records`` is gone through twice: for the columns, in the order in which they first came, and for the rows."""
     columns = list(dict.fromkeys(chain.from_iterable(flattened(as_row(record)) for record in records)))
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
+        file.write(_line(columns))
         for record in records:
             row = flattened(as_row(record))
             row["utc"] = clock(row["utc"])
-            writer.writerow([_cell(row.get(name)) for name in columns])
+            file.write(_line(_cell(row.get(name)) for name in columns))
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
+def _cell(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
     if isinstance(value, float):
         return repr(value)
-    return value if isinstance(value, str) else json_text(value)
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else json_text(value)
+
+
+def _line(cells: Iterable[str | None]) -> str:
+    # The library's writer leaves a carriage return bare, at which its reader ends the line; and it cannot tell an empty
+    # text from none.
+    return ",".join("" if cell is None else _quoted(cell) for cell in cells) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return text if _BARE.fullmatch(text) else '"' + text.replace('"', '""') + '"'
 
 
 def write_parquet(records: Iterable[Recorded], path: Path) -> None:

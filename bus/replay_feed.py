@@ -21,7 +21,9 @@ _log = logging.getLogger("offloop")
 
 KEPT_BYTES = 8 * 1024 * 1024
 PROBE_SECONDS = 0.5
+ASK_AGAIN_SECONDS = 5.0
 PATIENCE_SECONDS = 60.0
+LAST_WORDS_SECONDS = 0.2
 
 _REFUSAL = "this is a recording that is replayed: its training is over, and nothing can be sent to it"
 _NUMBERS_BYTES = 64
@@ -76,6 +78,7 @@ class Feed:
         self.is_taken = True
         """Whether the broker has taken everything up to the last :meth:`ask`."""
         self._trouble: str | None = None
+        self._died: float | None = None
         self._heard = self._probed = time.monotonic()
 
     @property
@@ -155,8 +158,8 @@ class Feed:
             elif kind == "welcome":
                 self._acknowledge(content.get("acknowledged"))
                 self._begin_again()
-                self._away = self._asks = False
-                self.is_taken = True
+                self._away = False
+                self._asks = not self.is_taken
             elif kind == "refused":
                 if self._away:
                     raise BrokerError(f"the broker does not take the replay up again: {content.get('reason')}")
@@ -188,18 +191,22 @@ class Feed:
         self._link.renew()
 
     def _look_after_broker(self) -> None:
-        process = self._link.process
-        if process is None or process.ended() is None or self.is_settled:
-            return
-        refusal = process.refusal()
-        if refusal is not None:
-            raise BrokerError(f"the broker of run {self._link.run_name!r} ended, and does not go on: {refusal}")
-        if process.restart():
-            self._find_again()
+        process, now = self._link.process, time.monotonic()
+        if process is None or process.ended() is None:
+            self._died = None
+        elif self._died is None:
+            self._died = now
+        elif now - self._died > LAST_WORDS_SECONDS:
+            # Nothing comes any more of what it said before, which may have been that all is over.
+            refusal = process.refusal()
+            if refusal is not None:
+                raise BrokerError(f"the broker of run {self._link.run_name!r} ended, and does not go on: {refusal}")
+            if process.restart():
+                self._find_again()
 
     def _mind_silence(self) -> None:
         now = time.monotonic()
-        if self.is_settled:
+        if self.is_settled and self.is_taken:
             self._heard = now
         elif now - self._heard > PATIENCE_SECONDS:
             raise BrokerError(
@@ -211,9 +218,11 @@ class Feed:
             self._probed = now
             if self._away:
                 self._link.renew()
-            else:
-                with contextlib.suppress(zmq.Again):
-                    self._link.send(encode_control("report", {"last_sent": self._next - 1}), zmq.NOBLOCK)
+                return
+            with contextlib.suppress(zmq.Again):
+                self._link.send(encode_control("report", {"last_sent": self._next - 1}), zmq.NOBLOCK)
+            # The question itself may have been lost with a connection.
+            self._asks |= not self.is_taken and now - self._heard > ASK_AGAIN_SECONDS
 
     def ask(self) -> None:
         """Asks the broker for a sign that it has taken everything so far: once it has, what another rank sends comes

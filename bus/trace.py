@@ -5,8 +5,8 @@ import io
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -58,6 +58,7 @@ class _Counted:
     token: int = 0
     busy_ns: int = 0
     """What the batches since then took."""
+    rates: dict[str, Any] = field(default_factory=dict)
     loss_is_finite: bool = True
 
 
@@ -230,8 +231,9 @@ class TraceWriter:
         self._trace.begin(state.rank, _EVALUATION, str(state.dataloader_label), rank.now)
 
     def _evaluator_end(self, state: Snapshot, rank: _Rank) -> None:
-        metrics = state.eval_metrics.get(str(state.dataloader_label))
-        self._trace.end(state.rank, _EVALUATION, rank.now, metrics if isinstance(metrics, Mapping) else None)
+        metrics = state.fields.get("eval_metrics")
+        own = metrics.get(state.dataloader_label) if isinstance(metrics, dict) else None
+        self._trace.end(state.rank, _EVALUATION, rank.now, own if isinstance(own, dict) else None)
 
     def _evaluation_end(self, state: Snapshot, rank: _Rank) -> None:
         self._trace.end(state.rank, _EVALUATION, rank.now)
@@ -266,13 +268,17 @@ class TraceWriter:
     def _draw_counters(self, state: Snapshot, now: int) -> None:
         counted, values = self._counted, state.timestamp.values
         self._trace.counter(0, "training", {"loss": state.loss}, now)
+        # A loop of somebody's own may send anything under that name.
+        lr = state.fields.get("lr")
         rates = {
             f"{name}/group{group}": rate
-            for name, groups in state.lr.items()
+            for name, groups in (lr.items() if isinstance(lr, dict) else ())
             if isinstance(groups, list)
             for group, rate in enumerate(groups)
         }
-        self._trace.counter(0, "learning rate", rates, now)
+        if rates != counted.rates:
+            counted.rates = rates
+            self._trace.counter(0, "learning rate", rates, now)
         if counted.batch is not None and counted.busy_ns > 0:
             before = {"batches": counted.batch, "samples": counted.sample, "tokens": counted.token}
             for (name, count), value in zip(before.items(), values[2:5], strict=True):

@@ -12,6 +12,8 @@ _TIDS_A_PROCESS = 10_000
 
 _OPENING, _CLOSING = "[\n", "\n]\n"
 
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
+
 Args = Mapping[str, Any] | None
 
 
@@ -153,7 +155,10 @@ def _microseconds(nanoseconds: int) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(_plain(value), separators=(",", ":"), allow_nan=False)
+    try:
+        return _encode(value)
+    except (TypeError, ValueError):
+        return _encode(_plain(value))
 
 
 def _plain(value: Any) -> Any:
@@ -164,4 +169,4 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value if value is None or isinstance(value, str | int | float) else str(value)
+    return value

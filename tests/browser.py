@@ -13,11 +13,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from helpers import wait_for
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 __all__ = ["CHROMIUM", "Dashboard", "Run", "Visit", "chromium", "commanded", "dashboard_of", "running", "visit"]
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+
+# All pages in one process, which stays: none begins or ends with a test.
+FLAGS = ["--headless=new", "--no-sandbox", "--renderer-process-limit=1", "--disable-site-isolation-trials"]
 
 LOOP = textwrap.dedent("""
     import math, sys, time
@@ -100,6 +103,11 @@ class Dashboard:
         assert found
         return found.group()
 
+    @property
+    def port(self) -> int:
+        """The port of that address."""
+        return int(urlsplit(self.url).port or 0)
+
     def leave(self) -> int:
         """Presses Ctrl-C; returns the exit code."""
         if self.process.poll() is None:
@@ -137,7 +145,9 @@ def commanded(*command: str) -> Iterator[Dashboard]:
 
 def dashboard_of(*arguments: str) -> contextlib.AbstractContextManager[Dashboard]:
     """``bus dashboard`` with these arguments, at any free port."""
-    code = "from bus.terminal import run_command; from consumers.dashboard.command import dashboard as d; run_command(d)"
+    code = (
+        "from bus.terminal import run_command; from consumers.dashboard.command import dashboard as d; run_command(d)"
+    )
     return commanded(sys.executable, "-c", code, "--port", "0", *arguments)
 
 
@@ -145,8 +155,11 @@ def dashboard_of(*arguments: str) -> contextlib.AbstractContextManager[Dashboard
 def chromium() -> Iterator[Browser]:
     """The browser, without a window."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--headless=new", "--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         try:
+            # Its helper processes begin with the first page that it loads.
+            with contextlib.suppress(Error):
+                browser.new_page().goto("http://127.0.0.1:9/")
             yield browser
         finally:
             browser.close()
@@ -183,19 +196,28 @@ class Visit:
 
     def board(self, method: str, *arguments: Any) -> Any:
         """Asks the element that holds the charts."""
-        call = "([method, given]) => document.querySelector('.board').__vueParentComponent.proxy[method](...given)"
+        call = """([method, given]) => {
+            const board = document.querySelector(".board");
+            return board ? getElement(Number(board.id.slice(1)))[method](...given) : null;
+        }"""
         return self.page.evaluate(call, [method, list(arguments)])
 
     def points(self, chart: str, run: int = 0) -> list[tuple[float, float | None]]:
         """The points of a run that a chart holds."""
-        for line in self.board("pointsOf", chart):
+        for line in self.board("pointsOf", chart) or []:
             if line["run"] == run:
                 return list(zip(line["x"], line["y"], strict=True))
         return []
 
+    def box(self, chart: str) -> Any:
+        """Where a chart is, in pixels of the window."""
+        found = self.page.locator(f'[data-plot="{chart}"]').bounding_box()
+        assert found is not None
+        return found
+
     def not_finite(self, chart: str) -> list[list[Any]]:
         """The marks of what is no number in a chart: where, and what it is."""
-        return [mark for line in self.board("pointsOf", chart) for mark in line["n"]]
+        return [mark for line in self.board("pointsOf", chart) or [] for mark in line["n"]]
 
     def pixels(self, chart: str) -> int:
         """How many pixels of a chart are drawn."""
@@ -216,9 +238,12 @@ def visit(browser: Browser, url: str, **options: Any) -> Iterator[Visit]:
     machine."""
     with contextlib.closing(browser.new_context(**options)) as context:
         opened = Visit(context.new_page())
-        opened.page.goto(url)
+        for _ in range(3):
+            opened.errors.clear()
+            opened.page.goto(url)
+            # Whatever the machine's other networks do in that moment makes Chromium give up on loopback too.
+            if not any("ERR_NETWORK_CHANGED" in error for error in opened.errors):
+                break
         yield opened
-        assert not opened.errors
+        assert not opened.errors, opened.errors
         assert opened.hosts <= {"127.0.0.1"}
-
-

@@ -12,6 +12,9 @@ __all__ = ["COMMANDS", "PAGE", "page"]
 
 PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 
+WIDTH = 80
+"""In characters: what fits on the site, whatever the terminal is that the page is written in."""
+
 COMMANDS: tuple[click.Command, ...] = (trainer, consumer, bus)
 """The commands that offloop installs, in the order of the page."""
 
@@ -26,8 +29,7 @@ def page() -> str:
 
 def _help(command: click.Command, parent: click.Context | None) -> list[str]:
     name = command.name if parent is None else f"{parent.command_path} {command.name}"
-    # A fixed width, so that the page does not depend on the terminal that it was written in.
-    settings = {**command.context_settings, "terminal_width": 100, "max_content_width": 100}
+    settings = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
     context = click.Context(command, parent=parent, info_name=command.name, **settings)
     parts = [f"## {name}\n\n```\n{command.get_help(context)}\n```\n"]
     if isinstance(command, click.Group):

@@ -12,6 +12,7 @@ import json
 import shutil
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import version
@@ -73,7 +74,10 @@ class Phases(Callback):
     all_ranks = True
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        """Needs them in the recording, and nothing else."""
+        """Needs them in the recording, and nothing else. The training waits after its first batch until all that is
+        asked for has come to it."""
+        if state.timestamp.batch == 1 and state.rank == 0:
+            time.sleep(1)
 
 
 class Norms(Callback):
@@ -184,7 +188,9 @@ def facts_of(path: Path) -> dict[str, Any]:
     """What every version is to find in a recording."""
     recording = Recording(path)
     counts: dict[int, Counter[str]] = {}
+    on_demand: Counter[str] = Counter()
     for snapshot in recording:
+        on_demand.update(snapshot.on_demand)
         counts.setdefault(snapshot.rank, Counter())[snapshot.event.value] += 1
         last: Timestamp = snapshot.timestamp
     return {
@@ -198,6 +204,7 @@ def facts_of(path: Path) -> dict[str, Any]:
             [str(outcome.command), outcome.event, outcome.batch, outcome.error] for outcome in recording.read_commands()
         ],
         "events": {str(rank): dict(sorted(counts[rank].items())) for rank in sorted(counts)},
+        "on_demand": dict(sorted(on_demand.items())),
         "last": list(last.values),
     }
 
@@ -215,7 +222,8 @@ def main() -> None:
         shutil.copyfile(make(made / "work"), path)
         shutil.rmtree(made / "work")
         facts[make.__name__] = facts_of(path)
-        print(f"{path.name}: {path.stat().st_size:,} bytes, {facts[make.__name__]['ending'][0]}")
+        told = facts[make.__name__]
+        print(f"{path.name}: {path.stat().st_size:,} bytes, {told['ending'][0]}, {', '.join(told['on_demand'])}")
     (made / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
     folder.mkdir(parents=True)
     shutil.copytree(made, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)

@@ -40,8 +40,8 @@ def write_recording(
     chunk: int = 5,
     footer: bool = True,
 ) -> list[Record]:
-    """Writes a recording, ``chunk`` events in each chunk; entries at the places ``missing`` were never recorded. Returns
-    what is in it."""
+    """Writes a recording, ``chunk`` events in each chunk; entries at the places ``missing`` were never recorded.
+    Returns what is in it."""
     writer = JournalWriter(path, run, attempt)
     numbers: dict[int, tuple[int, int]] = {}
     written = []

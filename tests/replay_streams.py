@@ -125,7 +125,10 @@ def serving(*arguments: object) -> Iterator["subprocess.Popen[str]"]:
     finally:
         if process.poll() is None:
             os.kill(process.pid, signal.SIGINT)
-        process.communicate(timeout=20)
+        try:
+            process.communicate(timeout=20)
+        finally:
+            process.kill()
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:

@@ -6,7 +6,6 @@ the order and with the environment that docker-compose.yml and the Dockerfile gi
 - ports are free ones.
 """
 
-import json
 import os
 import re
 import shlex
@@ -36,7 +35,8 @@ OURS = [name for name, service in SERVICES.items() if service["image"].startswit
 DOCKERFILE = re.sub(r"\\\n\s*", " ", (ROOT / "Dockerfile").read_text())
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WATCHING = ("consumer", "checkpoint", "tensorboard-writer", "prometheus-exporter")
-PATIENCE = 40.0
+KEYS = {"broker", "trainer", "viewer", "commander", "dashboard"}
+PATIENCE = 60.0
 
 
 def instructions(kind: str) -> list[str]:
@@ -110,6 +110,7 @@ class Services:
             if self.is_running(name):
                 continue
             depends: dict[str, dict[str, str]] = SERVICES[name].get("depends_on", {})
+            self.up(*re.findall("^service:(.+)", SERVICES[name].get("pid", "")))
             for other, how in depends.items():
                 if how["condition"] != "service_completed_successfully" or other not in self._processes:
                     self.up(other)
@@ -185,7 +186,9 @@ class Services:
         given = image_environment() | SERVICES[name].get("environment", {})
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         own = {"PATH": path, "HOME": str(self.path("/home")), "OMP_NUM_THREADS": "1"}
-        return own | {"OFFLOOP_TEST": os.environ["OFFLOOP_TEST"]} | {key: self.mapped(text) for key, text in given.items()}
+        return (
+            own | {"OFFLOOP_TEST": os.environ["OFFLOOP_TEST"]} | {key: self.mapped(text) for key, text in given.items()}
+        )
 
 
 def _installed(program: str) -> Path:
@@ -208,7 +211,7 @@ def services(tmp_path: Path) -> Iterator[Services]:
     made.close()
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_the_services_work_together(services: Services) -> None:
     services.up("trainer", "tensorboard", "prometheus-exporter")
     for path in services.path("/keys").rglob("*"):
@@ -270,3 +273,95 @@ def look_at_the_dashboard(services: Services) -> None:
             fetch(stranger, context)
     with pytest.raises(urllib.error.URLError, match="self-signed certificate"):
         fetch(f"{page}?token={tokens['view']}")
+
+
+def test_the_dockerfile_names_what_there_is() -> None:
+    names, extras = stages(), PROJECT["optional-dependencies"]
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert ignored[1] == "*"
+    for line in instructions("COPY"):
+        *sources, _target = [word for word in line.split() if not word.startswith("--")]
+        if stage := re.search(r"--from=(\S+)", line):
+            assert stage[1] in names
+            continue
+        for source in sources:
+            assert (ROOT / source).exists(), source
+            assert f"!{source.split('/')[0]}" in ignored, source
+    for line in instructions("RUN"):
+        for stage in re.findall(r"from=([\w-]+)", line):
+            assert stage in names
+        for extra in re.findall(r'"\.\[(\w+)\]"', line):
+            assert extra in extras
+    given = [service["build"].get("args", {}) for service in SERVICES.values() if "build" in service]
+    (default,) = re.findall(r"^ARG EXTRAS=(\S+)", DOCKERFILE, re.MULTILINE)
+    for asked in (default, *(args["EXTRAS"] for args in given if "EXTRAS" in args)):
+        assert set(asked.split(",")) <= set(extras), asked
+
+
+def test_the_images_are_pinned_and_run_as_nobody_in_particular() -> None:
+    installing = [
+        part for line in instructions("RUN") for part in line.split("&&") if re.search(r"pip .*\binstall ", part)
+    ]
+    assert installing
+    assert all("--constraint constraints.txt" in part or "--no-index" in part for part in installing)
+    assert re.search(r"^ARG BASE=\S+:\S*\d\S*$", DOCKERFILE, re.MULTILINE)
+    assert {base for base in stages().values() if base not in stages()} == {"${BASE}"}
+    finals = {service["build"]["target"] for service in SERVICES.values() if "build" in service}
+    assert finals == {"consumer", "trainer"}
+    for name in finals:
+        last = re.split(rf"^FROM \S+ AS {name}$", DOCKERFILE, flags=re.MULTILINE)[1].split("\nFROM ")[0]
+        assert re.findall(r"^USER (\d+):\d+$", last, re.MULTILINE) == ["10001"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_has_no_more_than_it_needs(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "privileged" not in service
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    assert "healthcheck" in service or "ports" not in service
+    # Nobody has a secret key of somebody else's; the viewer's is the broker's for its health check.
+    owned = {
+        "keys": KEYS,
+        "broker": {"broker", "viewer"},
+        "trainer": {"trainer"},
+        "dashboard": {"commander", "dashboard"},
+    }
+    held = {source.removeprefix("keys-") for source in mounts(service).values() if source.startswith("keys-")}
+    assert held <= owned.get(name, {"viewer"})
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_a_service_names_is_mounted_in_it(name: str) -> None:
+    service = SERVICES[name]
+    texts = [*words(service["command"]), *service.get("environment", {}).values()]
+    texts += service.get("healthcheck", {}).get("test", [])
+    paths = {path for text in texts for path in re.findall(r"(?<![\w/.:])/\w[\w/.]*", interpolated(text, {}))}
+    for path in paths:
+        assert any(path.startswith(target) for target in mounts(service)), path
+    owned = set(re.findall(r"/\w+(?:/\w+)?", " ".join(line for line in instructions("RUN") if "--mode 0700" in line)))
+    assert set(mounts(service)) <= owned, "volumes take their owner from the image"
+
+
+def test_the_trainers_memory_can_be_mapped_by_the_checkpoint_consumer() -> None:
+    """Both see the same process numbers, which outlive them, and are the same user."""
+    together = [name for name, service in SERVICES.items() if service.get("pid") == "service:pause"]
+    assert together == ["broker", "trainer", "checkpoint"]
+    assert len({SERVICES[name]["hostname"] for name in together}) == 1
+    assert all("user" not in SERVICES[name] for name in together)
+
+
+def test_prometheus_asks_the_exporter() -> None:
+    config = yaml.safe_load((ROOT / "containers" / "prometheus.yml").read_text())
+    targets = [target for job in config["scrape_configs"] for one in job["static_configs"] for target in one["targets"]]
+    assert targets == ["prometheus-exporter:9464"]
+    assert "prometheus.port=9464" in SERVICES["prometheus-exporter"]["command"]
+
+
+def test_the_gpu_file_changes_what_there_is() -> None:
+    changes = yaml.safe_load((ROOT / "containers" / "gpu.yml").read_text())["services"]
+    assert set(changes) == {"trainer"}
+    for argument in changes["trainer"]["build"]["args"]:
+        assert re.search(rf"^ARG {argument}\b", DOCKERFILE, re.MULTILINE)

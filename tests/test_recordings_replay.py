@@ -24,6 +24,7 @@ from consumers import (
     ThresholdStopper,
     TrainerMetrics,
 )
+from consumers.callbacks.phases import Phases
 from consumers.testing import Golden, Logged
 
 FACTS_OF = {
@@ -47,6 +48,7 @@ def callbacks() -> list[Callback]:
         NaNMonitor(),
         RuntimeEstimator(),
         StallMonitor(),
+        Phases(every=2, window=3),
         EarlyStopper("MulticlassAccuracy", "eval", min_delta=0.5),
         ThresholdStopper("CrossEntropy", "eval", 1.5, comp="less"),
     ]

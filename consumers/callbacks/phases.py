@@ -52,6 +52,8 @@ class Phases(Callback):
         # Of batches that not all ranks have reported yet: batch, then rank.
         self._reports: dict[int, dict[int, Report]] = {}
         self._settled = 0
+        # When the batch at hand began on each rank.
+        self._resumed: dict[int, int] = {}
         self._evaluation = _Evaluation()
 
     def demand(self) -> Demand:
@@ -60,7 +62,7 @@ class Phases(Callback):
         return Demand({Event.BATCH_END: Want(1, {"phases": self.every}), **dict.fromkeys(others, Want())})
 
     def state_dict(self) -> dict[str, Any]:
-        """The window, what ranks have reported of batches for which others have not, and the verdict so far."""
+        """The window, what ranks have reported of batches for which others have not, and where each rank is."""
         return {
             "window": self._window.state_dict(),
             "verdict": self._verdict,
@@ -70,6 +72,7 @@ class Phases(Callback):
                 for rank, report in reports.items()
             ],
             "settled": self._settled,
+            "resumed": [list(one) for one in self._resumed.items()],
             "evaluation": self._evaluation.state_dict(),
         }
 
@@ -81,10 +84,12 @@ class Phases(Callback):
             arrival = Arrival(forward, tuple(backward), ended)
             self._reports.setdefault(batch, {})[rank] = Report(step, totals, arrival)
         self._settled = state["settled"]
+        self._resumed = dict(state["resumed"])
         self._evaluation.load_state_dict(state["evaluation"])
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
-        """Evaluations are counted from here."""
+        """A batch begins, and evaluations are counted from here."""
+        self._resumed[state.rank] = state.time_ns
         if state.rank == 0:
             self._evaluation.begin_training(state.timestamp.values[2])
 
@@ -94,12 +99,15 @@ class Phases(Callback):
             self._evaluation.begin(state.time_ns)
 
     def eval_after_all(self, state: Snapshot, logger: Logger) -> None:
-        """An evaluation is over."""
+        """An evaluation is over, and a batch begins."""
+        self._resumed[state.rank] = state.time_ns
         if state.rank == 0:
             self._evaluation.end(state.time_ns, state.timestamp.values[2])
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         """Takes in what this rank says of its batch, and logs when all ranks have."""
+        resumed = self._resumed.get(state.rank)
+        self._resumed[state.rank] = state.time_ns
         phases = read_phases(state.fields.get("phases"))
         if phases is None:
             return
@@ -110,7 +118,7 @@ class Phases(Callback):
         arrival = Arrival(forward[0] if forward else None, tuple(phases.starts("backward")), state.time_ns)
         # The GPU is behind the host: a batch that the host is through with may take longer there.
         reached = max((span.start_ns + span.duration_ns for span in phases.spans), default=0)
-        step = max(state.time_ns - phases.began_ns, reached)
+        step = max(state.time_ns - (phases.began_ns if resumed is None else resumed), reached)
         reports = self._reports.setdefault(batch, {})
         reports[state.rank] = Report(step, phases.totals(), arrival)
         if len(reports) == state.world_size:

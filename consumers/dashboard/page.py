@@ -132,7 +132,7 @@ class Page:
             self._log_choice = ui.switch("log scale", on_change=self._on_control)
             self._filter_choice = ui.input(placeholder="find charts", on_change=self._on_control)
             self._filter_choice.props('dense outlined clearable aria-label="Find charts by name" debounce=150')
-            ui.button("show everything", on_click=self._show_everything).props("flat dense no-caps").classes("link")
+            ui.button("show everything", on_click=self._show_everything, color=None).props("flat dense no-caps").classes("link")
 
     async def refresh(self) -> None:
         """Sends what has changed, and waits until it is drawn."""
@@ -286,4 +286,4 @@ class Page:
 def _icon_button(icon: str, label: str) -> "Button":
     from nicegui import ui
 
-    return ui.button(icon=icon).classes("flat-ink").props(f'flat round dense aria-label="{label}"')
+    return ui.button(icon=icon, color=None).classes("flat-ink").props(f'flat round dense aria-label="{label}"')

@@ -370,8 +370,8 @@ export default {
     },
     tooltip(shown) {
       const isTime = this.look.x === "time";
-      const x = shown[0]?.axisValue ?? shown[0]?.value[0];
-      const rows = shown.map((one) => {
+      const x = shown[0]?.axisValue ?? 0;
+      const rows = shown.filter((one) => one.data).map((one) => {
         const isSmooth = one.seriesId?.endsWith(" smoothed");
         const value = one.data.text || number(Array.isArray(one.value) ? one.value[1] : one.value, true);
         const name = (this.runs.length > 1 ? one.seriesName : "") + (isSmooth ? " smoothed" : "");
@@ -399,7 +399,8 @@ export default {
         areaStyle: { opacity: 0.9 }, color: PHASE_COLORS[name]?.[shade] || "#888", emphasis: { disabled: true },
         data: data.x.map((x, place) => [x, values[place]]),
       }));
-      option.tooltip.formatter = (shown) => {
+      option.tooltip.formatter = (all) => {
+        const shown = all.filter((one) => one.data);
         const whole = shown.reduce((sum, one) => sum + one.value[1], 0) || 1;
         const rows = shown
           .filter((one) => one.value[1] > 0)

@@ -79,6 +79,7 @@ class RunView:
         self._first_ns = 0
         self._evaluation_began: int | None = None
         self._paused_at: int | None = None
+        self._said_left_out = False
         self._read_outcomes: Callable[[], Sequence[Outcome]] = tuple
         self._outcomes_read = 0
         self._known_outcomes: deque[str] = deque(maxlen=_KNOWN_OUTCOMES)
@@ -227,6 +228,10 @@ class RunView:
         """The lines of the log with higher numbers than that."""
         with self._lock:
             self._take_outcomes()
+            if self._metrics.first_left_out is not None and not self._said_left_out:
+                self._said_left_out = True
+                name = self._metrics.first_left_out
+                self.note("note", f"more than {MAX_SERIES} metrics: {name} and what comes after it are left out")
             return self._log.after(after)
 
     def images(self) -> list[Images]:

@@ -143,10 +143,14 @@ class Series:
     """One metric: a value for each step at which it was logged, in the order of the steps. Of several values for a step
     the one that came last holds.
 
-    What it is asked it answers with a lock held that it shares with its view, so it may be asked from any thread."""
+    What it is asked it answers with a lock held that it shares with its view, so it may be asked from any thread.
+    ``before_reading`` is called then first: what is worked out late is given to it there."""
 
-    def __init__(self, name: str, clock: Clock, lock: "threading.RLock") -> None:
+    def __init__(
+        self, name: str, clock: Clock, lock: "threading.RLock", before_reading: Callable[[], object] = lambda: None
+    ) -> None:
         self.name = name
+        self._before_reading = before_reading
         self._clock = clock
         self._lock = lock
         self._table = Table(2)
@@ -156,19 +160,20 @@ class Series:
 
     def __len__(self) -> int:
         with self._lock:
-            return len(self.settle())
+            return len(self._read())
 
     @property
     def version(self) -> int:
         """A number that grows with every value."""
         with self._lock:
+            self._before_reading()
             return self._taken + self._table.gathered
 
     @property
     def last(self) -> float | None:
         """The value of the highest step; ``None`` before the first."""
         with self._lock:
-            rows = self.settle()
+            rows = self._read()
             return float(rows[-1, 1]) if len(rows) else None
 
     def points(
@@ -184,7 +189,7 @@ class Series:
         import numpy as np
 
         with self._lock:
-            rows, clock = self.settle(), self._clock
+            rows, clock = self._read(), self._clock
             steps, values = rows[:, 0], rows[:, 1]
             borders = np.array([-np.inf if first is None else first, np.inf if last is None else last])
             low, high = clock.steps_at(borders, x)
@@ -198,6 +203,10 @@ class Series:
             starts = steps.searchsorted(clock.steps_at(edges, x), "left")
             kept = kept_points(values, np.unique(np.concatenate([[0], starts[starts < len(steps)]])))
             return Points(clock.read(steps[kept], x), values[kept], False)
+
+    def _read(self) -> "Floats":
+        self._before_reading()
+        return self.settle()
 
     def settle(self) -> "Floats":
         """Everything in order, as rows of step and value. Only for whoever holds the lock."""

@@ -56,8 +56,9 @@ class Top(Callback):
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         """Takes an event into the view."""
-        if self._view is not None:
+        if self._view is not None and self._display is not None:
             self._view.see(state)
+            self._display.started.set()
 
     def run_ended(self, ending: Ending | None) -> None:
         """Shows how the run ended."""
@@ -73,8 +74,8 @@ class Top(Callback):
         display.is_over = True
         if not self._stays or display.left.is_set():
             display.close()
-        if display.failure is not None:
-            raise display.failure
+            if display.failure is not None:
+                raise display.failure
 
     def linger(self) -> None:
         """Stays until ``q``."""
@@ -83,6 +84,8 @@ class Top(Callback):
                 self._display.left.wait()
             finally:
                 self._display.close()
+            if self._display.failure is not None:
+                raise self._display.failure
 
 
 class _TopDestination(ViewDestination):

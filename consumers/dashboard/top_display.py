@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from typing import get_args
+from typing import ClassVar, get_args
 
 from bus.errors import OffloopError
 from consumers.dashboard.run_view import Axis, RunView
@@ -17,6 +17,7 @@ __all__ = ["Display"]
 _DRAW_SECONDS = 0.25
 _MESSAGE_SECONDS = 8.0
 _PAGE = 10
+_START_SECONDS = 2.0
 _FAR = 1 << 30
 _MOVES = {
     "up": (-1, 0),
@@ -32,12 +33,17 @@ _QUESTION = "stop the training of {}? y stops it, any other key does not"
 class Display:
     """Draws a view from :meth:`open` to :meth:`close`, four times a second at most.
 
-    ``q`` sets :attr:`left`; until :attr:`is_over` it also has the process leave the run, as Ctrl-C does.
+    ``q`` sets :attr:`left`; until :attr:`is_over` it also has the process leave the run, as Ctrl-C does. There is one
+    display at a time: one that is opened closes the one before, of a replay that is repeated.
     """
+
+    _opened: "ClassVar[Display | None]" = None
 
     def __init__(self, view: RunView) -> None:
         self.left = threading.Event()
         """Whether somebody has asked to leave."""
+        self.started = threading.Event()
+        """Whether the run is being read, so that it can be left."""
         self.is_over = False
         """Whether there is nothing to leave but what is shown."""
         self.failure: Exception | None = None
@@ -55,6 +61,9 @@ class Display:
 
     def open(self, place: RunPlace) -> None:
         """Takes the terminal and begins to draw."""
+        if Display._opened is not None:
+            Display._opened.close()
+        Display._opened = self
         self._place = place
         self._shown.commands = place.command is not None
         self._shown.is_replay = place.command is None
@@ -86,7 +95,7 @@ class Display:
         width, height = self._screen.size
         # The state is asked for first: it may be a command that changed something.
         now = (self._view.status, self._view.version, width, height)
-        if self._changed or now != self._seen:
+        if self._changed or self._screen.is_blank or now != self._seen:
             if self._seen is not None and self._seen[2:] != now[2:]:  # type: ignore[index]
                 self._screen.redraw()
             self._seen, self._changed = now, False
@@ -112,6 +121,8 @@ class Display:
         elif key == "x":
             axes = get_args(Axis)
             shown.axis = axes[(axes.index(shown.axis) + 1) % len(axes)]
+        elif key == "y":
+            shown.logarithmic = not shown.logarithmic
         elif key in ("s", "p", "c"):
             self._ask(key)
         elif key in _MOVES:
@@ -166,6 +177,8 @@ class Display:
         if self.left.is_set():
             return
         self.left.set()
+        # Before that the signal would end the command, and not just its reading.
+        self.started.wait(_START_SECONDS)
         main = threading.main_thread().ident
         if not self.is_over and main is not None:
             # As Ctrl-C does: whoever runs the callbacks finishes the event at hand and closes everything.

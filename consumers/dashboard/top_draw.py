@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from consumers.dashboard.series import Points
 
-__all__ = ["chart", "duration", "number", "sparkline", "stacked_bar"]
+__all__ = ["chart", "duration", "has_logarithm", "number", "sparkline", "stacked_bar"]
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ODD = "!"
@@ -66,7 +66,12 @@ def sparkline(points: "Points", width: int) -> "Text":
     return line
 
 
-def chart(points: "Points", width: int, height: int) -> "list[Text]":
+def has_logarithm(points: "Points") -> bool:
+    """Whether a logarithmic scale can show all of the values."""
+    return all(value > 0 for value in points.ys.tolist() if math.isfinite(value))
+
+
+def chart(points: "Points", width: int, height: int, logarithmic: bool = False) -> "list[Text]":
     """A curve in several lines, drawn in dots, with what is at the top and at the bottom written at the left. A column
     in which a value is NaN or infinite has a red ``!`` at its bottom."""
     from rich.text import Text
@@ -74,12 +79,18 @@ def chart(points: "Points", width: int, height: int) -> "list[Text]":
     finite = [value for value in points.ys.tolist() if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
     labels = [""] * height
-    if finite:
+    if finite and low < high:
         labels[-1], labels[0] = number(low), number(high)
+    elif finite:
+        labels[height // 2] = number(low)
     margin = max(map(len, labels)) + 1
     columns = max(width - margin - 1, 1)
     dots = [[0] * columns for _ in range(height)]
-    odd = _plot(points, dots, low, high)
+    if logarithmic and finite:
+        ys = [math.log10(value) if math.isfinite(value) else value for value in points.ys.tolist()]
+        odd = _plot(points.xs.tolist(), ys, dots, math.log10(low), math.log10(high))
+    else:
+        odd = _plot(points.xs.tolist(), points.ys.tolist(), dots, low, high)
     lines = []
     for row, label in enumerate(labels):
         line = Text()
@@ -128,9 +139,8 @@ def _level(value: float, low: float, high: float, levels: int) -> int:
     return min(int((value / 2 - low / 2) / (high / 2 - low / 2) * levels), levels - 1)
 
 
-def _plot(points: "Points", dots: list[list[int]], low: float, high: float) -> set[int]:
+def _plot(xs: list[float], ys: list[float], dots: list[list[int]], low: float, high: float) -> set[int]:
     """Draws lines between the points that are finite; returns the columns of those that are not."""
-    xs, ys = points.xs.tolist(), points.ys.tolist()
     width, height = 2 * len(dots[0]), 4 * len(dots)
     span = xs[-1] - xs[0] if xs else 0.0
     odd: set[int] = set()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from consumers.dashboard.run_view import PHASES, Axis, LogEntry, RankView, RunView
-from consumers.dashboard.top_draw import chart, duration, number, sparkline, stacked_bar
+from consumers.dashboard.top_draw import chart, duration, has_logarithm, number, sparkline, stacked_bar
 from consumers.dashboard.view_ranks import straggler
 from consumers.loggers.console import one_line
 
@@ -21,7 +21,7 @@ _GAP = 2
 _LEAST_SPARKLINE = 8
 _LEAST_ABOVE = 4
 _LEAST_WITH_CHART = 8
-_MOST_LOG = 8
+_ENOUGH_ABOVE = 28
 _PHASE_LINES = 3
 _VALUE_WIDTH = 10
 _RECENT_STEPS = 20
@@ -45,6 +45,7 @@ HELP = (
     ("PgUp PgDn", "a page up or down"),
     ("Home End", "the first or the last"),
     ("x", "chart over batches, samples, epochs, or time"),
+    ("y", "chart with a logarithmic scale, and back"),
     ("l", "the log alone, and back"),
     ("s", "stop the training, after the batch at hand (asks first)"),
     ("p", "pause the training, or let it go on"),
@@ -64,6 +65,7 @@ class Shown:
     metric: str | None = None
     """The metric that the chart shows."""
     axis: Axis = "batch"
+    logarithmic: bool = False
     scroll: int = 0
     """Of the log alone: how many lines it is above its end."""
     colors: bool = True
@@ -88,7 +90,7 @@ def frame(view: RunView, shown: Shown, width: int, height: int) -> "list[Text]":
     else:
         body = _stacked(view, shown, width, room)
     body = body[:room] + [_text()] * (room - len(body))
-    lines = [*lines, *body, _footer(shown, width)][:height]
+    lines = [*lines, *body, _footer(view, shown, width)][:height]
     for line in lines:
         line.truncate(width, overflow="crop")
     return lines
@@ -146,7 +148,8 @@ def _stacked(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]"
     if room < len(below) + _LEAST_ABOVE:
         below = below[:_PHASE_LINES] if room >= _PHASE_LINES + _LEAST_ABOVE else []
     entries = view.log()
-    log_room = min((room - len(below)) // 5, len(entries), _MOST_LOG)
+    # A chart need not become any higher than it is in a usual terminal; a log is the better the more it shows.
+    log_room = min(max((room - len(below)) // 4, room - len(below) - _ENOUGH_ABOVE), len(entries))
     log = [_rule("log", width), *_log(entries, 0, width, log_room)] if log_room > 0 else []
     return [*_left(view, shown, width, room - len(below) - len(log)), *below, *log]
 
@@ -160,7 +163,7 @@ def _left(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
     chosen = shown.metric if shown.metric in names else names[0]
     rows = len(names) + len(groups)
     chart_height = max(room - rows, room // 2) if room >= _LEAST_WITH_CHART else 0
-    lines = _chart(view, chosen, shown.axis, width, chart_height) if chart_height else []
+    lines = _chart(view, chosen, shown, width, chart_height) if chart_height else []
     lines += _metrics(view, groups, chosen, width, room - len(lines))
     return lines + [_text()] * (room - len(lines))
 
@@ -170,14 +173,18 @@ def _right(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
     return [*above, _rule("log", width), *_log(view.log(), 0, width, room - len(above) - 1)]
 
 
-def _chart(view: RunView, name: str, axis: Axis, width: int, height: int) -> "list[Text]":
+def _chart(view: RunView, name: str, shown: Shown, width: int, height: int) -> "list[Text]":
     series = view.series(name)
-    points = series.points(axis, width=2 * width)
+    points = series.points(shown.axis, width=2 * width)
     title = f"{name}  {number(series.last)}"
     if points.not_finite:
         x, value = points.not_finite[0]
-        title += f"  {number(value)} at {axis} {number(x)}"
-    return [_rule(title, width, f"over {axis}"), *chart(points, width, height - 1)]
+        title += f"  {number(value)} at {shown.axis} {number(x)}"
+    scale = f"over {shown.axis}"
+    logarithmic = shown.logarithmic and has_logarithm(points)
+    if shown.logarithmic:
+        scale = f"log scale {scale}" if logarithmic else f"no logarithm of 0 and less, {scale}"
+    return [_rule(title, width, scale), *chart(points, width, height - 1, logarithmic)]
 
 
 def _metrics(view: RunView, groups: dict[str, list[str]], chosen: str, width: int, room: int) -> "list[Text]":
@@ -216,7 +223,7 @@ def _phases(view: RunView, shown: Shown, width: int) -> "list[Text]":
     phases = view.phases(width=None)
     shares = phases.shares(_RECENT_STEPS)
     if not shares:
-        return [_rule("step", width), _text("no phases have been measured yet", "dim")]
+        return []
     seconds = sum(float(one[-_RECENT_STEPS:].mean()) for one in phases.seconds.values())
     publishing = view.publishing()
     cost = ""
@@ -275,11 +282,11 @@ def _help(width: int) -> "list[Text]":
     return [*lines, _text(), _text("! in a curve: a value there is NaN or infinite", "dim")]
 
 
-def _footer(shown: Shown, width: int) -> "Text":
+def _footer(view: RunView, shown: Shown, width: int) -> "Text":
     if shown.message is not None:
         return _text(shown.message, "reverse")
     keys = ["q quit", "? help", "↑↓ metric", "l log"]
-    if shown.commands:
+    if shown.commands and view.status in ("waiting", "live", "paused"):
         keys += ["s stop", "p pause", "c checkpoint"]
     line = _text()
     for text in keys:

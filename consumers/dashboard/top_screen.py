@@ -146,6 +146,11 @@ class TerminalScreen:
             self._drawn = drawn
             self._put("".join(changed))
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing has been drawn since it was taken."""
+        return not self._drawn
+
     def redraw(self) -> None:
         """Has the next drawing write everything."""
         with self._lock:

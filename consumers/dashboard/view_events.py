@@ -21,9 +21,6 @@ def event_text(state: Snapshot) -> str | None:
         )
     if event is Event.EPOCH_START:
         return f"epoch {epoch} begins"
-    if event is Event.EPOCH_END:
-        # The timestamp counts the epoch that is over already.
-        return f"epoch {epoch - 1} is over at batch {batch}"
     if event is Event.EVAL_START:
         return f"evaluation '{state.dataloader_label}' begins"
     if event is Event.EVAL_END:

@@ -37,8 +37,8 @@ class Metrics:
     def __init__(self, lock: "threading.RLock") -> None:
         self.series: dict[str, Series] = {}
         self.clock = Clock()
-        self.left_out: set[str] = set()
-        """Names for which there was no room."""
+        self.first_left_out: str | None = None
+        """The first name for which there was no room."""
         self._lock = lock
         self._loss: Series | None = None
         self._rates: dict[Any, list[Series]] = {}
@@ -47,14 +47,14 @@ class Metrics:
         self._appends = tuple(self._batches.appends)
         # Those rows of the batches that throughput still reaches back to.
         self._window: Floats | None = None
-        self._context: Mapping[str, Any] = {}
+        self._last: EventBody | None = None
         self._unsettled = 0
 
     def batch_end(self, body: EventBody, seconds: float) -> None:
         """Takes a batch in that ended so many seconds after the run's start."""
         timestamp, fields, context = body.timestamp, body.fields, body.context
         batch = timestamp[2]
-        length = context.get("dataloader_len")
+        length = fields["dataloader_len"] if "dataloader_len" in fields else context.get("dataloader_len")
         add_batch, add_sample, add_epoch, add_seconds, add_token, add_trained, add_flops = self._appends
         add_batch(batch)
         add_sample(timestamp[3])
@@ -81,7 +81,7 @@ class Metrics:
                 self._take_rates(optimizer, rates, batch)
         if "train_metrics" in fields:
             self._take("metrics/train/", fields["train_metrics"], step)
-        self._context = context
+        self._last = body
         self._unsettled += 1
         if self._unsettled >= _SETTLE_EVERY:
             self.settle()
@@ -150,18 +150,17 @@ class Metrics:
         found = self.series.get(name)
         if found is None:
             if len(self.series) >= MAX_SERIES:
-                if len(self.left_out) < MAX_SERIES:
-                    self.left_out.add(name)
+                self.first_left_out = self.first_left_out or name
                 return None
-            found = self.series[name] = Series(name, self.clock, self._lock)
+            found = self.series[name] = Series(name, self.clock, self._lock, self._settle_batches)
         return found
 
     def _settle_batches(self) -> None:
         import numpy as np
 
-        rows = self._batches.take_gathered()
-        if not len(rows):
+        if not self._batches.gathered:
             return
+        rows = self._batches.take_gathered()
         self.clock.extend(rows[:, :_CLOCK_COLUMNS])
         window = rows if self._window is None else np.concatenate([self._window, rows])
         self._measure_speed(window)
@@ -189,8 +188,8 @@ class Metrics:
         if tokens.any():
             extend("tokens_per_sec", tokens, tokens > 0)
         flops = np.lib.stride_tricks.sliding_window_view(rows[1:, _FLOPS], SPEED_WINDOW).sum(axis=1)[good]
-        if not np.isnan(flops).all():
-            context = self._context
+        if self._last is not None and not np.isnan(flops).all():
+            context = {**self._last.context, **self._last.fields}
             extend("flops_per_sec", flops, ~np.isnan(flops))
             peak = peak_flops(context.get("device_name"), context.get("precision"))
             if peak:

@@ -40,7 +40,7 @@ WATCHER = "test"
 
 _POLL = 0.02
 _BROKER_SECONDS = 5.0
-_SHOWN = 20
+_SHOWN = 50
 
 _SOCKET_PATH = 100
 """Bytes in a socket's path that every system allows."""

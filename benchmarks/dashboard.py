@@ -1,0 +1,157 @@
+"""What the web dashboard takes: seconds from the command to a drawn page, seconds to load a long history, and, with
+``--training``, the speed of a training with a dashboard and three browsers attached against none.
+
+The browsers are headless Chromium on the same machine and draw without a GPU, so with few cores they take from the
+training what on people's desks they would not."""
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from common import Report, scratch
+
+from bus import Event, Publisher, Recording
+from consumers.dashboard.run_view import RunView
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+LOSS = "loss/train/total"
+DRAWN = """([chart, last]) => {
+    const canvas = document.querySelector(`[data-plot="${chart}"] canvas`);
+    const board = document.querySelector(".board");
+    if (!canvas || !board) return false;
+    const lines = getElement(Number(board.id.slice(1))).pointsOf(chart);
+    return lines.length > 0 && lines[0].x[lines[0].x.length - 1] >= last;
+}"""
+
+
+def record(where: Path, name: str, events: int) -> Path:
+    """A run of so many batches that is over; returns its recording."""
+    with Publisher(name, runs_dir=where) as publisher:
+        publisher.publish(Event.FIT_START, max_duration=f"{events}ba")
+        for batch in range(1, events + 1):
+            publisher.publish(Event.BATCH_END, batch=batch, sample=8 * batch, loss=1 / batch, lr={"SGD": [0.1]})
+            if batch % 5000 == 0:
+                publisher.wait()
+    return where / name / "recording-1.mcap"
+
+
+@contextlib.contextmanager
+def pages(count: int) -> Iterator[list]:
+    """So many empty pages of a browser."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--headless=new", "--no-sandbox"])
+        yield [browser.new_page() for _ in range(count)]
+        browser.close()
+
+
+@contextlib.contextmanager
+def dashboard(*options: str) -> Iterator[str]:
+    """``consumer --callbacks dashboard`` with these options; gives the page's address."""
+    command = [sys.executable, "-m", "consumers", "--callbacks", "dashboard", "-o", "dashboard.port=0", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("dashboard: "):
+                yield line.split()[1]
+                break
+        else:
+            raise SystemExit("the consumer ended without a dashboard")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def measure_page(report: Report, where: Path, quick: bool) -> None:
+    """Seconds from the command to a page that shows the last point."""
+    events, rounds = (1_000, 1) if quick else (100_000, 5)
+    recording = record(where, "page", events)
+    drawn, served = [], []
+    for _ in range(rounds):
+        with pages(1) as (page,):
+            begin = time.perf_counter()
+            with dashboard("--replay", str(recording)) as url:
+                page.goto(url)
+                page.wait_for_selector(".chart canvas", timeout=120_000)
+                served.append(time.perf_counter() - begin)
+                page.wait_for_function(DRAWN, arg=[LOSS, events - 1], timeout=120_000, polling=10)
+                drawn.append(time.perf_counter() - begin)
+    report.add(f"command to the first drawn chart, {events:,} events", statistics.median(served), "s")
+    report.add(f"command to the whole history drawn, {events:,} events", statistics.median(drawn), "s", 10)
+
+
+def measure_history(report: Report, where: Path, quick: bool) -> None:
+    """Seconds to read a long recording into what the dashboard draws from."""
+    events = 10_000 if quick else 1_000_000
+    recording = record(where, "history", events)
+    view, begin = RunView("history"), time.perf_counter()
+    for snapshot in Recording(recording):
+        view.see(snapshot)
+    loaded = time.perf_counter() - begin
+    report.add(f"reading {events:,} events into the view", loaded, "s", 30)
+    begin = time.perf_counter()
+    view.names()
+    points = view.series(LOSS).points(width=512)
+    report.add(f"thinning the loss to {len(points.xs)} points", 1000 * (time.perf_counter() - begin), "ms")
+
+
+def train(where: Path, batches: int, watched: bool) -> float:
+    """Batches a second of the training, by itself or with a dashboard and three browsers attached."""
+    from hot_loop import fit
+    from jobs import JOBS, make_trainer
+
+    trainer = make_trainer(JOBS["medium MLP"], batches, where)
+    with contextlib.ExitStack() as opened:
+        if watched:
+            run = ("--run", trainer.state.run_name, "--runs-dir", str(where))
+            url = opened.enter_context(dashboard(*run))
+            for page in opened.enter_context(pages(3)):
+                page.goto(url)
+                page.wait_for_selector(".run")
+        speed = fit(trainer, batches)
+    trainer.close()
+    return speed
+
+
+def measure_training(report: Report, where: Path, quick: bool) -> None:
+    """The ratio of the two speeds, in rounds that take turns."""
+    batches, rounds = (20, 1) if quick else (300, 9)
+    alone, watched = [], []
+    for _ in range(rounds):
+        alone.append(train(where, batches, watched=False))
+        watched.append(train(where, batches, watched=True))
+    report.add("training, nobody watching", statistics.median(alone), "batches/s")
+    ratios = [one / other for one, other in zip(watched, alone, strict=True)]
+    report.add("with a dashboard and three browsers / nobody", statistics.median(ratios), "x", 0.98, at_least=True)
+
+
+def main() -> None:
+    """Measures and prints."""
+    import argparse
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, only to see that everything works")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
+    parser.add_argument("--training", action="store_true", help="measure the training alone, which needs torch")
+    options = parser.parse_args()
+    report = Report("dashboard", options.quick)
+    with scratch() as where:
+        if options.training:
+            measure_training(report, where, options.quick)
+        else:
+            measure_page(report, where, options.quick)
+            measure_history(report, where, options.quick)
+    report.show(options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,359 @@
+"""The terminal dashboard in a real terminal, on real runs, by the real command."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyte
+import pytest
+from consumers_stream import record_run, snapshots_of_training
+from helpers import wait_for
+
+CONSUMER = str(Path(sys.executable).with_name("consumer"))
+TRAINING = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from training import Act, gold_trainer
+from bus.event import Event
+slow = Act(lambda event, state, logger: time.sleep(0.02), Event.BATCH_END)
+with gold_trainer(240, 6, publish=True, run_name="fruit", max_duration="1000ep", algorithms=[slow]) as trainer:
+    trainer.fit()
+"""
+LOOP = """
+import time
+from bus import Event, Publisher
+with Publisher("fruit") as publisher:
+    publisher.publish(Event.FIT_START, max_duration="1000ep")
+    publisher.publish(Event.EPOCH_START, max_duration="1000ep")
+    for batch in range(1, 100_000):
+        more = {}
+        if publisher.wants(Event.BATCH_END, "phases", batch):
+            spans = [["forward", 0, 4_000_000], ["backward", 4_000_000, 8_000_000], ["publishing", 12_000_000, 50_000]]
+            more = {"phases": {"began": time.time_ns() - 20_000_000, "spans": spans, "device": False}}
+        publisher.publish(Event.BATCH_END, batch=batch, loss=1 / batch, lr=[0.1], max_duration="1000ep", **more)
+        time.sleep(0.02)
+"""
+
+
+class Terminal:
+    """A command in a terminal of its own, and what that shows."""
+
+    def __init__(
+        self, *command: str, columns: int = 80, lines: int = 24, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._master, slave = pty.openpty()
+        self.screen = pyte.Screen(columns, lines)
+        self._stream = pyte.ByteStream(self.screen)
+        self.written = b""
+        """Everything that was written to the terminal."""
+        self.resize(columns, lines)
+        self.settings = termios.tcgetattr(self._master)
+        self.process = subprocess.Popen(
+            # With the terminal as the one that controls it, Ctrl-C and Ctrl-Z reach it as from a keyboard.
+            ["setsid", "--ctty", *command],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "xterm-256color", **(environment or {})},
+        )
+        os.close(slave)
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Gives the terminal another size."""
+        self.screen.resize(lines, columns)
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def press(self, keys: str) -> None:
+        """Types."""
+        os.write(self._master, keys.encode())
+
+    @property
+    def text(self) -> str:
+        """What is on the screen, and everything that was written up to now taken in."""
+        while select.select([self._master], [], [], 0)[0]:
+            try:
+                data = os.read(self._master, 65536)
+            except OSError:  # the other end is closed
+                break
+            self.written += data
+            self._stream.feed(data)
+        return "\n".join(self.screen.display)
+
+    def wait_for(self, *texts: str, timeout: float = 20.0) -> str:
+        """Waits until all of the texts are on the screen."""
+        try:
+            wait_for(lambda: all(text in self.text for text in texts), f"{texts} on the screen", timeout)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.text}") from None
+        return self.text
+
+    def wait_for_end(self) -> int:
+        """Waits until the command is over; its exit code."""
+        wait_for(lambda: (self.text, self.process.poll())[1] is not None, "the command's end", 20)
+        return self.process.returncode
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether the terminal is as it was before: the usual screen, a cursor, lines that are echoed."""
+        entered, left = self.written.rfind(b"\x1b[?1049h"), self.written.rfind(b"\x1b[?1049l")
+        shown = self.written.rfind(b"\x1b[?25h") > self.written.rfind(b"\x1b[?25l")
+        return left > entered >= 0 and shown and termios.tcgetattr(self._master) == self.settings
+
+    def output_after(self) -> str:
+        """What was written after the terminal was given back."""
+        return self.written.rpartition(b"\x1b[?1049l")[2].decode()
+
+    def close(self) -> None:
+        """Ends it whatever it does."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+@pytest.fixture
+def open_terminal(runs_dir: Path) -> Iterator[Callable[..., Terminal]]:
+    """Opens terminals with ``consumer --callbacks top`` and more arguments."""
+    with contextlib.ExitStack() as opened:
+
+        def open_one(*arguments: str, callbacks: str = "top", **options: Any) -> Terminal:
+            terminal = Terminal(CONSUMER, "--callbacks", callbacks, *arguments, **options)
+            opened.callback(terminal.close)
+            return terminal
+
+        yield open_one
+
+
+@contextlib.contextmanager
+def running(code: str, output: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that runs the code, interrupted at the end."""
+    with output.open("wb") as stream:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=stream, stderr=stream)
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(20)
+
+
+@pytest.fixture
+def training(runs_dir: Path, tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A training that goes on for longer than any test."""
+    with running(TRAINING.format(tests=str(Path(__file__).parent)), tmp_path / "training.txt") as process:
+        yield process
+
+
+@pytest.fixture
+def loop(runs_dir: Path, tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A loop that publishes, with no trainer, for as long: it is there at once."""
+    with running(LOOP, tmp_path / "loop.txt") as process:
+        yield process
+
+
+@pytest.fixture
+def recording(runs_dir: Path) -> str:
+    return str(record_run(runs_dir, "apples", snapshots_of_training(8, 4)))
+
+
+def loss_on(text: str) -> str:
+    """The value that stands at the chosen metric."""
+    return next(line.split()[1] for line in text.splitlines() if "▸total" in line)
+
+
+def test_it_shows_a_live_run_follows_the_terminal_and_leaves_the_run_alone(
+    loop: "subprocess.Popen[bytes]", open_terminal: Callable[..., Terminal]
+) -> None:
+    terminal = open_terminal("--wait")
+    text = terminal.wait_for("● live", "fruit", "loss/train/total", "▸total", "training begins", "backward")
+    assert "of 1000ep" in text
+    assert "publishing" in text
+    before = loss_on(text)
+    wait_for(lambda: loss_on(terminal.text) != before, "another loss")
+
+    terminal.resize(120, 40)
+    wait_for(lambda: len(terminal.wait_for("q quit").splitlines()[0].rstrip()) > 100, "a header of the new width")
+    terminal.resize(50, 12)
+    wait_for(lambda: "q quit" in terminal.text.splitlines()[-1], "the keys in the new last line")
+    terminal.resize(80, 24)
+
+    terminal.press("\x1b[B")
+    terminal.wait_for("▸lr-optimizer/group0")
+    terminal.press("x")
+    terminal.wait_for("over sample")
+    terminal.press("l")
+    wait_for(lambda: "▸" not in terminal.text, "the log alone")
+    terminal.wait_for("epoch 0 begins")
+    terminal.press("?")
+    terminal.wait_for("write a checkpoint")
+    terminal.press("\x1b")
+    terminal.wait_for("▸lr-optimizer/group0")
+
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored
+    assert "run fruit was left on request" in terminal.output_after()
+    assert loop.poll() is None
+
+
+@pytest.mark.timeout(180)
+def test_its_keys_command_the_training(
+    training: "subprocess.Popen[bytes]", open_terminal: Callable[..., Terminal]
+) -> None:
+    terminal = open_terminal("--wait")
+    terminal.wait_for("● live", "▸total", "backward", timeout=100)
+    terminal.press("p")
+    terminal.wait_for("paused", "'pause' took effect")
+    terminal.press("p")
+    terminal.wait_for("● live", "'resume' took effect")
+    terminal.press("s")
+    terminal.wait_for("stop the training of fruit?")
+    terminal.press("n")
+    wait_for(lambda: "stop the training" not in terminal.text, "the question to go")
+    assert training.poll() is None
+    terminal.press("sy")
+    terminal.wait_for("■ stopped", "'stop' took effect")
+    assert training.wait(20) == 0
+    wait_for(lambda: "s stop" not in terminal.text, "a last line without commands, once that was answered")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored
+    assert "run fruit stopped" in terminal.output_after()
+
+
+def test_an_ended_run_stays_until_it_is_left(recording: str, open_terminal: Callable[..., Terminal]) -> None:
+    terminal = open_terminal("--replay", recording, lines=40)
+    text = terminal.wait_for("✓ finished", "apples", "evaluation 'eval': accuracy 0.75", "the run finished")
+    assert "s stop" not in text
+    terminal.press("s")
+    terminal.wait_for("this is a recording: it takes no commands")
+    assert terminal.process.poll() is None
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored
+
+
+def test_what_other_callbacks_log_and_print_is_shown(
+    recording: str, open_terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "import sys\n"
+        "from consumers import Callback\n"
+        "class Own(Callback):\n"
+        "    def batch_end(self, state, logger):\n"
+        "        logger.log_metrics({'own/value': 42})\n"
+        "        logger.log_text('input-bound', name='verdict')\n"
+        "        print('printed at', state.timestamp.batch, file=sys.stderr)\n"
+    )
+    terminal = open_terminal("--replay", recording, callbacks=f"top,{tmp_path / 'own.py'}:Own", lines=80)
+    terminal.wait_for("own", "value", "42", "verdict: input-bound", "printed at 8ba")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert "printed at 1ba" in terminal.output_after()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_leave_the_run_and_give_the_terminal_back(
+    loop: "subprocess.Popen[bytes]", open_terminal: Callable[..., Terminal], number: int
+) -> None:
+    terminal = open_terminal("--wait")
+    terminal.wait_for("● live", "▸total")
+    if number == signal.SIGINT:
+        terminal.press("\x03")
+    else:
+        terminal.process.send_signal(number)
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored
+    assert "run fruit was left on request" in terminal.output_after()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_give_the_terminal_back_when_the_run_is_over(
+    recording: str, open_terminal: Callable[..., Terminal], number: int
+) -> None:
+    terminal = open_terminal("--replay", recording)
+    terminal.wait_for("✓ finished", "events handled")
+    terminal.process.send_signal(number)
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored
+
+
+def test_a_stopped_process_gives_the_terminal_back_for_as_long(
+    recording: str, open_terminal: Callable[..., Terminal]
+) -> None:
+    terminal = open_terminal("--replay", recording)
+    terminal.wait_for("✓ finished")
+    terminal.press("\x1a")
+    wait_for(lambda: (terminal.text, terminal.is_restored)[1], "the terminal to be given back")
+    terminal.process.send_signal(signal.SIGCONT)
+    wait_for(lambda: (terminal.text, not terminal.is_restored)[1], "the terminal to be taken again")
+    terminal.wait_for("✓ finished", "▸total")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored
+
+
+def test_a_defect_while_drawing_gives_the_terminal_back_and_is_shown(
+    recording: str, open_terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text(
+        "import consumers.dashboard.top_display as display\n"
+        "from consumers.dashboard.top import Top\n"
+        "def frame(*_):\n"
+        "    raise ZeroDivisionError('no frame')\n"
+        "display.frame = frame\n"
+    )
+    terminal = open_terminal("--replay", recording, callbacks=f"{tmp_path / 'broken.py'}:Top")
+    assert terminal.wait_for_end() == 1
+    assert terminal.is_restored
+    assert "ZeroDivisionError: no frame" in terminal.output_after()
+
+
+def test_no_colour_is_used_where_none_is_wanted(recording: str, open_terminal: Callable[..., Terminal]) -> None:
+    for environment, is_coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
+        terminal = open_terminal("--replay", recording, environment=environment)
+        terminal.wait_for("✓ finished", "▸total")
+        colours = {cell.fg for line in terminal.screen.buffer.values() for cell in line.values()}
+        assert (colours != {"default"}) == is_coloured
+        terminal.press("q")
+        assert terminal.wait_for_end() == 0
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(1, 1), (7, 2), (20, 5), (39, 9), (300, 80)])
+def test_any_size_will_do(recording: str, open_terminal: Callable[..., Terminal], columns: int, lines: int) -> None:
+    terminal = open_terminal("--replay", recording, columns=columns, lines=lines)
+    wait_for(lambda: terminal.text.startswith("✓"[:columns]), "the state")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored
+    assert "Traceback" not in terminal.written.decode()
+
+
+@pytest.mark.parametrize("where", ["input", "output", "dumb"])
+def test_without_a_terminal_it_says_what_to_use_instead(
+    recording: str, open_terminal: Callable[..., Terminal], where: str
+) -> None:
+    if where == "dumb":
+        terminal = open_terminal("--replay", recording, environment={"TERM": "dumb"})
+        assert terminal.wait_for_end() == 1
+        error = terminal.written.decode()
+    else:
+        done = subprocess.run(
+            [CONSUMER, "--callbacks", "top", "--replay", recording],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1
+        error = done.stderr
+    assert "'top' draws on a terminal" in error
+    assert "use '--log progress'" in " ".join(error.split())
+    assert "Traceback" not in error

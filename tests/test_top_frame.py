@@ -1,0 +1,210 @@
+"""What the terminal dashboard draws, as text: for any run and any size of a terminal."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from consumers_stream import snapshots_of_training
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.event import Event
+from bus.snapshot import Snapshot
+from bus.stream import Ending
+from bus.time import Timestamp
+from consumers.dashboard.run_view import RunView
+from consumers.dashboard.series import Points
+from consumers.dashboard.top_draw import chart, duration, number, sparkline, stacked_bar
+from consumers.dashboard.top_frame import Shown, frame
+from consumers.logger import Row
+
+SECOND = 1_000_000_000
+
+
+def batch_end(batch: int, rank: int = 0, data: float = 0.25, **fields: Any) -> Snapshot:
+    """The end of a batch that took a second: waiting for data, then a backward pass, then publishing."""
+    spans = [["data", 0, round(data * SECOND)], ["backward", round(data * SECOND), round((0.75 - data) * SECOND)]]
+    spans.append(["publishing", round(0.75 * SECOND), SECOND // 100])
+    return Snapshot.build(
+        Event.BATCH_END,
+        rank=rank,
+        time_ns=batch * SECOND,
+        timestamp=Timestamp(batch=batch, batch_in_epoch=batch),
+        max_duration="100ba",
+        phases={"began": (batch - 1) * SECOND, "spans": spans, "device": False},
+        **({"loss": 1 / batch, "lr": {"SGD": [0.1]}} | fields),
+    )
+
+
+def trained(batches: int = 40, ranks: int = 1, slow: int | None = None, **fields: Any) -> RunView:
+    view = RunView("digits-3")
+    for batch in range(1, batches + 1):
+        for rank in range(ranks):
+            view.see(batch_end(batch, rank, 0.6 if rank == slow else 0.25, world_size=ranks, **fields))
+    return view
+
+
+def drawn(view: RunView, shown: Shown | None = None, width: int = 80, height: int = 24) -> list[str]:
+    lines = frame(view, shown or Shown(), width, height)
+    assert len(lines) <= height
+    assert all(line.cell_len <= width for line in lines)
+    return [line.plain for line in lines]
+
+
+def points(*values: float) -> Points:
+    return Points(np.arange(len(values), dtype=float), np.array(values), True)
+
+
+@given(st.integers(1, 200), st.integers(1, 60), st.sampled_from(["run", "log", "help"]), st.integers(0, 100))
+def test_any_size_has_a_frame_that_fits(width: int, height: int, page: str, scroll: int) -> None:
+    for view in (WAITING, RUNNING):
+        drawn(view, Shown(page=page, metric="loss/train/total", scroll=scroll, commands=True), width, height)
+
+
+WAITING, RUNNING = RunView("run"), trained(30, ranks=9, slow=1, loss=math.nan)
+RUNNING.take_rows([Row(1, 0.0, {f"group{number % 7}/metric{number}": number for number in range(50)})])
+
+
+def test_a_usual_terminal_shows_everything_at_once() -> None:
+    lines = drawn(trained(), Shown(commands=True))
+    text = "\n".join(lines)
+    assert lines[0].startswith("● live  digits-3")
+    assert lines[0].endswith("epoch 0  batch 40  0:39")
+    assert lines[1].endswith(" 40% of 100ba  1:00 left")
+    assert lines[1].count("━") == pytest.approx(0.4 * lines[1].count("─") / 0.6, abs=2)
+    assert "loss/train/total  0.025" in text
+    assert "step  1 s" in text
+    assert "publishing 10000 µs, 1.0%" in text
+    assert "backward 50%  ■ data 25%  ■ other 24%" in text
+    assert lines[-1].split("  ")[:3] == ["q quit", "? help", "↑↓ metric"]
+    assert "p pause" in lines[-1]
+
+
+def test_what_cannot_be_commanded_offers_no_commands() -> None:
+    assert "s stop" not in drawn(trained(), Shown(commands=False))[-1]
+    view = trained()
+    view.end(Ending("finished"))
+    assert "s stop" not in drawn(view, Shown(commands=True))[-1]
+
+
+@pytest.mark.parametrize(("ending", "begins"), [("finished", "✓"), ("stopped", "■"), ("failed", "✗"), ("lost", "?")])
+def test_how_a_run_ended_stands_first(ending: str, begins: str) -> None:
+    view = trained()
+    view.end(Ending(ending, "ValueError: \x1b[31m no" if ending == "failed" else None))
+    line = drawn(view)[0]
+    assert line.startswith(f"{begins} {ending}  digits-3")
+    assert ("ValueError: [31m no" in line) == (ending == "failed")
+    assert "left" not in drawn(view)[1]
+
+
+def test_the_chosen_metric_is_always_on_the_screen() -> None:
+    for name in RUNNING.names():
+        lines = drawn(RUNNING, Shown(metric=name))
+        assert sum("▸" in line for line in lines) == 1
+        assert any(line.startswith(f"── {name}  ") for line in lines)
+
+
+def test_ranks_stand_side_by_side_and_the_one_that_is_waited_for_is_named() -> None:
+    text = "\n".join(drawn(trained(ranks=2, slow=1), height=40))
+    assert "2 ranks  the others wait for rank 1" in text
+    assert "rank 1    batch 40       1 s a batch        last 100%, 350 ms late" in text
+    assert "ranks" not in "\n".join(drawn(trained(ranks=1), height=40))
+    assert "and 5 more, which arrive earlier" in "\n".join(drawn(RUNNING, height=40))
+
+
+def test_a_nan_is_never_hidden() -> None:
+    view = trained(5000)
+    view.see(batch_end(5001, loss=math.nan))
+    for batch in range(5002, 10_000):
+        view.see(batch_end(batch))
+    lines = drawn(view)
+    assert any(line.startswith("── loss/train/total  0.0001  NaN at batch 5001") for line in lines)
+    assert "!" in next(line for line in lines if "▸" in line)
+    assert sum("!" in line for line in lines) == 2, "in the curve and in the chart"
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=100), st.integers(1, 50))
+def test_a_curve_in_a_line_is_as_long_as_it_may_be_and_shows_what_is_not_finite(
+    values: list[float], width: int
+) -> None:
+    curve = sparkline(points(*values), width).plain
+    assert len(curve) == min(len(values), width)
+    assert ("!" in curve) == any(not math.isfinite(value) for value in values)
+
+
+def test_a_curve_in_a_line_goes_from_the_least_to_the_greatest() -> None:
+    assert sparkline(points(0, 1, 2, 3, 4, 5, 6, 7), 8).plain == "▁▂▃▄▅▆▇█"
+    assert sparkline(points(5, 5), 8).plain == "▅▅"
+    peaks = [0.0] * 100
+    peaks[37], peaks[81] = 9.0, -9.0
+    curve = sparkline(points(*peaks), 10).plain
+    assert (curve[3], curve[8]) == ("█", "▁"), "a peak among many values is seen"
+
+
+def test_a_chart_joins_its_points_from_corner_to_corner() -> None:
+    lines = [line.plain for line in chart(points(*range(100)), 20, 4)]
+    assert [line[:3] for line in lines] == ["99 ", "   ", "   ", " 0 "]
+    assert lines[0][-1] != " "
+    assert lines[3][4] != " "
+    assert all(line[4:].strip() for line in lines), "there is no hole"
+
+
+def test_a_logarithmic_scale_is_used_where_there_are_logarithms() -> None:
+    straight = [line.plain for line in chart(points(*[2.0**step for step in range(40)]), 30, 5, logarithmic=True)]
+    assert straight[0].startswith("5.498e+11 ┤")
+    body = [[place for place, letter in enumerate(line[11:]) if letter != " "] for line in straight]
+    assert [row[0] for row in body] == sorted((row[0] for row in body), reverse=True), "a power is a straight line"
+    view = trained()
+    assert any("log scale over batch" in line for line in drawn(view, Shown(logarithmic=True)))
+    view.see(batch_end(41, loss=0.0))
+    assert any("no logarithm of 0 and less, over batch" in line for line in drawn(view, Shown(logarithmic=True)))
+
+
+def test_parts_of_a_bar_fill_it() -> None:
+    bar = stacked_bar([("a", 0.5, ""), ("b", 0.25, ""), ("c", 0.249, ""), ("d", 0.001, "")], 20)
+    assert bar.plain == "a" * 10 + "b" * 5 + "c" * 5
+
+
+def test_letters_tell_phases_apart_where_there_are_no_colours() -> None:
+    bar = next(line for line in drawn(trained(), Shown(colors=False)) if line.startswith("dddd"))
+    assert bar == "d" * 20 + "b" * 40 + "p" + "." * 19
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.5, "0.5"),
+        (3.0, "3"),
+        (1e9, "1e+09"),
+        (math.nan, "NaN"),
+        (-math.inf, "-inf"),
+        (None, "-"),
+        (0.123456, "0.1235"),
+    ],
+)
+def test_numbers_are_short(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3725, "1:02:05"), (90_000, "1d 01h"), (None, "-")]
+)
+def test_times_are_those_of_a_clock(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_the_log_alone_can_be_scrolled() -> None:
+    view = RunView("run")
+    for line in range(100):
+        view.note("note", f"line {line}")
+    assert "line 99" in drawn(view, Shown(page="log"))[-2]
+    assert "line 89" in drawn(view, Shown(page="log", scroll=10))[-2]
+    assert "line 0" in drawn(view, Shown(page="log", scroll=10_000))[3]
+
+
+def test_history_without_phases_leaves_their_place_to_the_rest() -> None:
+    view = RunView("run")
+    for snapshot in snapshots_of_training():
+        view.see(snapshot)
+    assert "step" not in "\n".join(drawn(view))

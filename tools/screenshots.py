@@ -1,0 +1,79 @@
+"""Makes the pictures of the web dashboard in ``docs/images``: ``python tools/screenshots.py``.
+
+Trains small networks for a minute, with a headless Chromium looking on."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Browser, sync_playwright
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+DESK = {"viewport": {"width": 1280, "height": 900}}
+PHONE = {"viewport": {"width": 390, "height": 780}, "is_mobile": True, "has_touch": True, "device_scale_factor": 1.5}
+
+
+def command(module: str, *arguments: str) -> "subprocess.Popen[str]":
+    """Starts one of the project's commands."""
+    return subprocess.Popen([sys.executable, "-m", module, *arguments], stderr=subprocess.PIPE, text=True)
+
+
+def address(process: "subprocess.Popen[str]") -> str:
+    """Where a dashboard is."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"dashboard: (\S+)", line):
+            return found.group(1)
+    raise SystemExit("the dashboard ended")
+
+
+def picture(browser: Browser, url: str, name: str, scheme: str, keys: str, view: dict, wait: str) -> None:
+    """Opens a page, waits, presses some keys, and keeps what is to be seen."""
+    with browser.new_context(color_scheme=scheme, **view) as context:
+        page = context.new_page()
+        page.goto(url)
+        page.wait_for_function(wait, timeout=120_000)
+        for key in keys:
+            page.keyboard.press(key)
+        page.wait_for_timeout(2500)
+        page.screenshot(path=str(IMAGES / name))
+
+
+def main() -> None:
+    """Makes them all."""
+    IMAGES.mkdir(exist_ok=True)
+    drawn = "document.querySelectorAll('.plot canvas').length > 3"
+    with tempfile.TemporaryDirectory(prefix="ol-", dir="/tmp") as runs, sync_playwright() as playwright:
+        os.environ["OFFLOOP_RUNS_DIR"] = runs
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--headless=new", "--no-sandbox"])
+        long = command("trainer", "digits", "--max-duration", "200ep", "--run-name", "digits", "--no-progress")
+        options = ("-o", "dashboard.port=0", "-o", "dashboard.every=2", "--wait", "--run", "digits")
+        consumer = command("consumers", "--callbacks", "dashboard,memory", *options)
+        url = address(consumer)
+        far = "/epoch ([5-9]|[1-9]\\d)/.test(document.body.innerText)"
+        picture(browser, url, "dashboard-light.png", "light", "sss", DESK, f"{drawn} && {far}")
+        picture(browser, url, "dashboard-phone.png", "light", "sss", PHONE, far)
+        for process in (long, consumer):
+            process.terminate()
+            process.communicate()
+        for seed in (1, 2, 3):
+            other = ("--run-name", f"digits-seed-{seed}", "--seed", str(seed), "--no-progress")
+            command("trainer", "digits", "--max-duration", "6ep", *other).communicate()
+        names = [f"digits-seed-{seed}" for seed in (1, 2, 3)]
+        code = "from bus.terminal import run_command; from consumers.dashboard.command import dashboard as d; "
+        served = subprocess.Popen(
+            [sys.executable, "-c", code + "run_command(d)", "--port", "0", *names], stderr=subprocess.PIPE, text=True
+        )
+        finished = "document.querySelectorAll('.status-finished').length == 3"
+        picture(browser, address(served), "dashboard-dark.png", "dark", "sssl", DESK, f"{drawn} && {finished}")
+        served.terminate()
+        served.communicate()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
