@@ -12,12 +12,13 @@ READY := $(VENV)/.ready
 LOG := $(VENV)/setup.log
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: help setup demo test check bench fuzz
+.PHONY: help setup demo test check docs bench fuzz
 
 help:
 	@echo "make demo    train on real digits, with callbacks attached from another process"
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, imports between packages"
+	@echo "make docs    build the site of the documentation into site/"
 	@echo "make bench   measure the training loop and the stream"
 	@echo "make fuzz    bad input for every decoder and socket, SECONDS=60 for each"
 	@echo "make setup   only make the virtual environment $(VENV), which all of these do first"
@@ -45,6 +46,9 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/test_imports.py
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: $(READY)
 	$(BIN)/python benchmarks/hot_loop.py

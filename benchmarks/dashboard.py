@@ -1,8 +1,8 @@
 """What the web dashboard takes: seconds from the command to a drawn page, seconds to load a long history, and, with
 ``--training``, the speed of a training with a dashboard and three browsers attached against none.
 
-The browsers are headless Chromium on the same machine and draw without a GPU, so with few cores they take from the
-training what on people's desks they would not."""
+The browsers are headless Chromium on the same machine and draw without a GPU. Beside a training they run at the lowest
+priority, because otherwise they would take from it, on few cores, what on people's desks they do not."""
 
 import contextlib
 import os
@@ -43,12 +43,12 @@ def record(where: Path, name: str, events: int) -> Path:
 
 
 @contextlib.contextmanager
-def pages(count: int) -> Iterator[list]:
+def pages(count: int, browser_path: str = CHROMIUM) -> Iterator[list]:
     """So many empty pages of a browser."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--headless=new", "--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=browser_path, args=["--headless=new", "--no-sandbox"])
         yield [browser.new_page() for _ in range(count)]
         browser.close()
 
@@ -114,7 +114,10 @@ def train(where: Path, batches: int, watched: bool) -> float:
         if watched:
             run = ("--run", trainer.state.run_name, "--runs-dir", str(where))
             url = opened.enter_context(dashboard(*run))
-            for page in opened.enter_context(pages(3)):
+            modest = where / "chromium"
+            modest.write_text(f'#!/bin/sh\nexec nice -n 19 {CHROMIUM} "$@"\n')
+            modest.chmod(0o755)
+            for page in opened.enter_context(pages(3, str(modest))):
                 page.goto(url)
                 page.wait_for_selector(".run")
         speed = fit(trainer, batches)

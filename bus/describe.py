@@ -14,7 +14,7 @@ from bus.run_source import ask_broker, list_remote_runs
 from bus.runs import RunInfo
 from bus.security import ClientSecurity
 from bus.stream import Gap, StreamOrder
-from bus.wire import END, EventBody, decode_event, parse_topic
+from bus.wire import CUT, END, EventBody, decode_event, parse_topic
 
 __all__ = ["describe_recording", "describe_remote_run", "describe_run", "lasted", "lines", "when"]
 
@@ -80,7 +80,7 @@ def describe_recording(path: Path) -> dict[str, Any]:
             for record in records:
                 counts[record.topic] += 1
                 order.from_record(record.topic, record.body)
-            bodies = [record.body for record in records if f"/{END}/" not in record.topic]
+            bodies = [one.body for one in records if f"/{END}/" not in one.topic and f"/{CUT}/" not in one.topic]
             last = _decoded(bodies[-1]) if bodies else last
         metadata, cut = reader.metadata, reader.cut
         problems = [*reader.damage, *([cut] if cut else [])]

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from bus.errors import ConfigurationError
 from bus.export_rows import as_row, flattened
-from bus.export_source import CUT, Recorded, Source, is_base, ranks_in
+from bus.export_source import Recorded, Source, is_base, ranks_in
 from bus.stream import Gap
-from bus.wire import COMMAND, END
+from bus.wire import COMMAND, CUT, END
 
 __all__ = ["Diff", "EventDifference", "FieldDifference", "MetricDifference", "diff"]
 
@@ -197,8 +197,8 @@ class _Side:
         before = self.batch
         for record in self._records:
             name, seq = record.topic.name, record.event.seq
-            # An end has no training time of its own.
-            batch = self.batch if name == END else record.event.timestamp[_BATCH]
+            # An end has no training time of its own, nor may other events of a loop that is not ours.
+            batch = max(self.batch, record.event.timestamp[_BATCH])
             if name == CUT or seq > self._seq + 1:
                 self._holes.append((before, batch))
             self._seq, self.batch = seq, batch

@@ -151,6 +151,8 @@ class Door:
         is_news = run.standings.renew(identity, want, time.monotonic())
         self._answer(identity, "leased", {"seconds": LEASE_SECONDS})
         if is_news:
+            # Whoever waits for this consumer goes on as soon as it is known, and is to know then what it asks for.
+            self.push_demand(run)
             self._push_standings(run, [identity])
 
     def _note_handled(self, identity: bytes, content: dict[str, Any]) -> None:

@@ -14,10 +14,9 @@ from bus.journal import JournalReader
 from bus.recording import Recording
 from bus.snapshot import Snapshot
 from bus.stream import Ending, Gap, StreamOrder
-from bus.wire import EventBody, Topic, decode_event, event_encoder, pack_map, parse_topic
+from bus.wire import CUT, EventBody, Topic, decode_event, event_encoder, pack_map, parse_topic
 
 __all__ = [
-    "CUT",
     "LeftOut",
     "Recorded",
     "Source",
@@ -30,9 +29,6 @@ __all__ = [
     "ranks_in",
     "snapshot_of",
 ]
-
-CUT = "$cut"
-"""The mark that stands in a recording for events that were left out of it on purpose."""
 
 
 class LeftOut(NamedTuple):

@@ -42,7 +42,7 @@ def write_csv(records: Iterable[Recorded], path: Path) -> None:
 def _cell(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, float):
+    if type(value) in (int, float):
         return repr(value)
     return base64.b64encode(value).decode() if isinstance(value, bytes) else json_text(value)
 

@@ -258,7 +258,7 @@ class Publisher:
         loss = fields.get("loss")
         if getattr(loss, "is_cuda", False):
             raise ConfigurationError(
-                "the loss is on a GPU: make gpu = trainer.GpuDevice() once and publish gpu.read_later(loss), "
+                "the loss is on a GPU: make gpu = trainer.device.GpuDevice() once and publish gpu.read_later(loss), "
                 "or float(loss) if the loop may wait for it"
             )
         has_deferred = isinstance(loss, Deferred)
@@ -275,7 +275,7 @@ class Publisher:
             if not is_shallow(fields):
                 raise ValueError(f"lists and maps are nested deeper than {MAX_DEPTH}")
             if loss is not None and not has_deferred:
-                fields["loss"] = float(loss)
+                fields["loss"] = float(loss.detach() if hasattr(loss, "detach") else loss)
             self._at = timestamp
             self.send(event, timestamp, self._previous, fields, context, has_deferred)
         except (TypeError, ValueError, OverflowError, AttributeError) as error:

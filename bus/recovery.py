@@ -9,7 +9,7 @@ from bus.errors import ConfigurationError, ProtocolError, RecordingError, RunDir
 from bus.journal import JournalReader, JournalWriter, Record
 from bus.runs import is_locked, read_run
 from bus.stream import Gap
-from bus.wire import END, Topic, decode_event, parse_topic
+from bus.wire import CUT, END, Topic, decode_event, parse_topic
 
 __all__ = ["Recovery", "recover", "recovered_path"]
 
@@ -97,21 +97,23 @@ class _Kept:
                 self.damage.append(f"a record of {name!r} is left out: {error}")
                 continue
             topic, parsed = place
-            self._follow(parsed.rank, event.seq)
+            first = event.fields.get("first") if parsed.name == CUT else None
+            self._follow(parsed.rank, event.seq, first if type(first) is int else event.seq)
             writer.append(topic, event.seq, event.base_seq, event.time, body)
             self.count += 1
             self.ended = self.ended or parsed.name == END
 
-    def _follow(self, rank: int, seq: int) -> None:
+    def _follow(self, rank: int, seq: int, first: int) -> None:
+        """Goes on to a record that stands for the numbers from ``first`` to ``seq``."""
         last = self._numbers.get(rank, 0)
-        if seq > last + 1:
-            self.gaps.append(Gap(rank, last + 1, seq - 1))
+        if first > last + 1:
+            self.gaps.append(Gap(rank, last + 1, first - 1))
         self._numbers[rank] = max(last, seq)
 
     def note_ends(self, reader: JournalReader) -> None:
         """Adds what is missing at the end, as far as the marks of the recording say it."""
         for rank, position in reader.positions.items():
-            self._follow(rank, position.seq + 1)
+            self._follow(rank, position.seq + 1, position.seq + 1)
 
 
 def _identity(reader: JournalReader, path: Path) -> tuple[str, int]:

@@ -161,7 +161,7 @@ class Registry(Generic[T]):
             module = self._import(name, place)
         found = getattr(module, attribute, None)
         if found is None:
-            classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+            classes = [key for key in dir(module) if isinstance(getattr(module, key, None), type)]
             raise ConfigurationError(
                 f"{self.kind} {name!r}: there is no {attribute!r} in {place}: {close_matches(attribute, classes)}"
                 f"write {place}:Class with a class that it has"

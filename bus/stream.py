@@ -10,7 +10,7 @@ from bus.errors import ProtocolError
 from bus.event import Event
 from bus.snapshot import Snapshot
 from bus.time import Timestamp
-from bus.wire import BEAT, COMMAND, DEMAND, END, EventBody, Topic, decode_event, parse_topic
+from bus.wire import BEAT, COMMAND, CUT, DEMAND, END, EventBody, Topic, decode_event, parse_topic
 
 __all__ = ["Ending", "Gap", "InEffect", "Missing", "StreamOrder"]
 
@@ -113,7 +113,8 @@ class StreamOrder:
         """What to subscribe to on the live stream."""
         if not self._base_only:
             return [f"{self.run}/"]
-        return [f"{self.run}/{name}/" for name in (*(event.value for event in BASE_EVENTS), END, DEMAND, COMMAND, BEAT)]
+        marks = (END, DEMAND, COMMAND, CUT, BEAT)
+        return [f"{self.run}/{name}/" for name in (*(event.value for event in BASE_EVENTS), *marks)]
 
     @property
     def endings(self) -> list[Ending]:
@@ -133,8 +134,8 @@ class StreamOrder:
         if found is None:
             return None
         place, event, number, expected = found
-        if number > expected:
-            self.gaps.append(Gap(place.rank, expected, number - 1))
+        if number > expected and (first := self._first_covered(place, event, number)) > expected:
+            self.gaps.append(Gap(place.rank, expected, first - 1))
         return self._accept(place, event, number)
 
     def from_live(self, topic: str, body: bytes) -> Snapshot | Missing | None:
@@ -144,7 +145,9 @@ class StreamOrder:
         if found is None:
             return None
         place, event, number, expected = found
-        return Missing(place.rank, number) if number > expected else self._accept(place, event, number)
+        if number > expected and self._first_covered(place, event, number) > expected:
+            return Missing(place.rank, number)
+        return self._accept(place, event, number)
 
     def behind(self, positions: dict[int, tuple[int, int]]) -> Missing | None:
         """Compares with the broker's positions, ``{rank: (seq, base_seq)}``; what is missing, if something is."""
@@ -180,6 +183,11 @@ class StreamOrder:
         expected = self._numbers.get(place.rank, 0) + 1
         return (place, event, number, expected) if number >= expected else None
 
+    def _first_covered(self, place: _Place, event: EventBody, number: int) -> int:
+        """The first of the numbers that a frame stands for: its own, or the first that was left out on purpose."""
+        first = event.fields.get("base_first" if self._base_only else "first") if place.name == CUT else None
+        return min(first, number) if type(first) is int else number
+
     def _accept(self, place: _Place, event: EventBody, number: int) -> Snapshot | None:
         self._numbers[place.rank] = number
         if place.event is not None:
@@ -190,7 +198,7 @@ class StreamOrder:
             self._note_demand(place.rank, event)
         elif place.name == COMMAND:
             self._note_command(place.rank, event)
-        else:
+        elif place.name != CUT:
             self.skipped += 1
         return None
 

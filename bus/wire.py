@@ -13,6 +13,7 @@ __all__ = [
     "BEAT",
     "BUNDLE",
     "COMMAND",
+    "CUT",
     "DEMAND",
     "END",
     "MAX_DEPTH",
@@ -50,6 +51,7 @@ END = "$end"
 BEAT = "$beat"
 DEMAND = "$demand"
 COMMAND = "$command"
+CUT = "$cut"
 BUNDLE = "events"
 
 _EVENT_ELEMENTS = 9

@@ -9,39 +9,46 @@
 Run callbacks with the command ``consumer``, hand them to a ``Trainer``, or use :class:`Runner`.
 """
 
-from consumers.callback import Callback
-from consumers.callbacks import (
-    ActivationMonitor,
-    Alert,
-    CheckpointSaver,
-    EarlyStopper,
-    ExportForInferenceCallback,
-    ImageVisualizer,
-    LRMonitor,
-    MemoryMonitor,
-    MLPerfCallback,
-    NaNMonitor,
-    OptimizerMonitor,
-    RuntimeEstimator,
-    SpeedMonitor,
-    StallMonitor,
-    SystemMonitor,
-    ThresholdStopper,
-    TrainerMetrics,
-)
-from consumers.logger import Logger, LoggerDestination
-from consumers.loggers import (
-    ConsoleLogger,
-    CsvLogger,
-    JsonlLogger,
-    MLFlowLogger,
-    ParquetLogger,
-    ProgressLogger,
-    PrometheusLogger,
-    TensorboardLogger,
-    WandBLogger,
-)
-from consumers.runner import Runner
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from consumers.callback import Callback
+    from consumers.callbacks import (
+        ActivationMonitor,
+        Alert,
+        CheckpointSaver,
+        EarlyStopper,
+        ExportForInferenceCallback,
+        ImageVisualizer,
+        LRMonitor,
+        MemoryMonitor,
+        MLPerfCallback,
+        NaNMonitor,
+        OptimizerMonitor,
+        Phases,
+        RuntimeEstimator,
+        SpeedMonitor,
+        StallMonitor,
+        SystemMonitor,
+        ThresholdStopper,
+        Trace,
+        TrainerMetrics,
+    )
+    from consumers.dashboard import Dashboard, Top
+    from consumers.logger import Logger, LoggerDestination
+    from consumers.loggers import (
+        ConsoleLogger,
+        CsvLogger,
+        JsonlLogger,
+        MLFlowLogger,
+        ParquetLogger,
+        ProgressLogger,
+        PrometheusLogger,
+        TensorboardLogger,
+        WandBLogger,
+    )
+    from consumers.runner import Runner
 
 __all__ = [
     "ActivationMonitor",
@@ -50,6 +57,7 @@ __all__ = [
     "CheckpointSaver",
     "ConsoleLogger",
     "CsvLogger",
+    "Dashboard",
     "EarlyStopper",
     "ExportForInferenceCallback",
     "ImageVisualizer",
@@ -63,6 +71,7 @@ __all__ = [
     "NaNMonitor",
     "OptimizerMonitor",
     "ParquetLogger",
+    "Phases",
     "ProgressLogger",
     "PrometheusLogger",
     "Runner",
@@ -72,6 +81,32 @@ __all__ = [
     "SystemMonitor",
     "TensorboardLogger",
     "ThresholdStopper",
+    "Top",
+    "Trace",
     "TrainerMetrics",
     "WandBLogger",
 ]
+
+_PLACES = (
+    "consumers.callback",
+    "consumers.logger",
+    "consumers.runner",
+    "consumers.callbacks",
+    "consumers.loggers",
+    "consumers.dashboard",
+)
+
+
+def __getattr__(name: str) -> Any:
+    # The pytest plug-in is imported in every run of everybody who has offloop installed, and this package with it:
+    # nothing is loaded before it is used.
+    if name in __all__:
+        for place in _PLACES:
+            module = import_module(place)
+            if name in module.__all__:
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -16,9 +16,11 @@ from training import gold_evaluators, gold_trainer
 from bus import ConfigurationError, Gap, InvalidTimeError, Publisher, Recording, RecordingError, RunDirectoryError
 from bus.cli_recordings import cut_recording, merge_recordings
 from bus.cut import cut
+from bus.describe import describe_recording
 from bus.event import Event
 from bus.export_source import LeftOut, Source
 from bus.merge import merge
+from bus.recovery import recover
 from bus.replay import Replay
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -118,6 +120,33 @@ def check_accounts(original: Path, part: Path) -> None:
 
 def is_inner(record) -> bool:
     return record.topic.name in ("before_forward", "after_loss")
+
+
+@quick
+@given(data=st.data(), stream=entries())
+def test_readers_of_a_cut_see_the_gaps_of_the_original_and_no_others(fresh, data, stream):
+    missing = data.draw(st.sets(st.integers(0, len(stream) - 1), max_size=6))
+    there = [entry for place, entry in enumerate(stream) if place not in missing and not entry.name.startswith("$")]
+    assume(there)
+    original, part = fresh("o.mcap"), fresh("p.mcap")
+    write_recording(original, stream, missing=missing)
+    first, last = sorted(data.draw(st.sampled_from(there)).batch for _ in range(2))
+    cut(original, part, f"{first}ba", f"{last}ba")
+    for events in (None, [Event.BATCH_END]):
+        gaps = []
+        for path in (original, part):
+            recording = Recording(path)
+            assert all(True for _ in recording.snapshots(events))
+            gaps.append(set(recording.gaps))
+        assert gaps[0] == gaps[1]
+
+
+def test_a_cut_is_recovered_and_described_without_gaps(tmp_path):
+    write_recording(tmp_path / "o.mcap", [Entry(batch=batch) for batch in range(1, 11)])
+    cut(tmp_path / "o.mcap", tmp_path / "p.mcap", "3ba", "5ba")
+    assert recover(tmp_path / "p.mcap", tmp_path / "q.mcap").gaps == ()
+    described = describe_recording(tmp_path / "p.mcap")
+    assert (described["gaps"], described["reached"]["batch"]) == ([], 5)
 
 
 # -- what a cut is ----------------------------------------------------------------------------------------------------

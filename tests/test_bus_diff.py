@@ -159,6 +159,13 @@ def test_other_training_time_at_a_batch_is_a_difference(tmp_path):
     assert not found.metrics
 
 
+def test_events_without_a_batch_belong_to_the_one_before(tmp_path):
+    a = [*losses(1.0, 2.0), Entry("epoch_end"), loss(3, 3.0), Entry("fit_end")]
+    assert compare(tmp_path, a, a).same
+    found = compare(tmp_path, a, [*a[:2], *a[3:]])
+    assert (found.differing, found.first.event, found.first.batch) == (1, "epoch_end", 2)
+
+
 def test_what_algorithms_log_is_compared_by_name(tmp_path):
     a, b = ([loss(3, 0.5, logged=[[3, {"own": value}]])] for value in (1.0, 1.5))
     (metric,) = compare(tmp_path, a, b).metrics

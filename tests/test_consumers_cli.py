@@ -291,8 +291,9 @@ def test_the_list_shows_callbacks_and_loggers_with_their_options(consumer: Consu
     lines = result.out.splitlines()
     assert result.code == 0
     assert [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "] == [
-        *("activations", "alert", "checkpoint", "early-stop", "export", "images", "lr", "memory", "metrics", "mlperf"),
-        *("nan", "optimizer", "runtime", "speed", "stall", "system", "threshold-stop"),
+        *("activations", "alert", "checkpoint", "dashboard", "early-stop", "export", "images", "lr", "memory"),
+        *("metrics", "mlperf", "nan", "optimizer", "phases", "runtime", "speed", "stall", "system"),
+        *("threshold-stop", "top", "trace"),
         *("console", "csv", "jsonl", "mlflow", "parquet", "progress", "prometheus", "tensorboard", "wandb"),
     ]
     lines = [" ".join(line.split()) for line in lines]

@@ -211,7 +211,7 @@ def services(tmp_path: Path) -> Iterator[Services]:
     made.close()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(180)
 def test_the_services_work_together(services: Services) -> None:
     services.up("trainer", "tensorboard", "prometheus-exporter")
     for path in services.path("/keys").rglob("*"):

@@ -1,20 +1,27 @@
 """The site: it builds without a warning, is complete, and takes nothing from anywhere else."""
 
+import contextlib
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from browser import chromium, visit
 from documents import ROOT
 from mkdocs.config import load_config
 from mkdocs.utils import get_markdown_title
+
+pytestmark = pytest.mark.timeout(150)  # the first test waits for the whole site
 
 _LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "object": "data"}
 _PAGES_LINKED = {"canonical", "next", "prev"}
@@ -142,3 +149,39 @@ def test_docstrings_link_to_what_they_name(site: Path, pages: dict[Path, Page]) 
     assert "../bus/#bus.BASE_EVENTS" in links
     own = pages[site / "own_loop/index.html"].links
     assert any(link.endswith("sources/bus/event.py/") for link in own)
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serves files without a word."""
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """A folder over HTTP; gives its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_on_a_phone_the_search_finds_what_code_names_and_pages_fit(site: Path) -> None:
+    phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
+    # That nothing is asked of any other host is checked by the visit.
+    with served(site) as address, chromium() as browser, visit(browser, address, **phone) as opened:
+        page = opened.page
+        assert page.locator("body").get_attribute("data-md-color-scheme") == "slate"
+        page.locator("label.md-header__button[for=__search]").click()
+        page.locator(".md-search__input").fill("own_cursor")
+        found = page.locator(".md-search-result__link", has_text="Write a callback").first
+        found.click()
+        page.wait_for_url("**/write_callback/**")
+        for name in ("", "own_loop/", "reference/bus/", "commands/", "loggers/"):
+            page.goto(address + name)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, f"{name} is wider than the screen"

@@ -238,3 +238,9 @@ def test_it_is_dropped_when_nobody_asks_any_more(monkeypatch: pytest.MonkeyPatch
     train(monkeypatch, stream, batches=20)
     assert 0 < len(calls) < 60
     assert stream.wanted <= BASE_EVENTS
+
+
+def test_a_batch_begins_by_the_clock_that_events_are_timed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(1, field="phases"))
+    train(monkeypatch, stream, batches=2, clock=lambda: 1_234_567_890)
+    assert [phases["began"] for phases in phases_of(stream).values()] == [1_234_567_890] * 2

@@ -243,6 +243,21 @@ def test_a_straggler_is_named_with_what_it_costs_and_why() -> None:
     assert last(heard)["data"] == 5
 
 
+def test_a_straggler_is_worth_a_word_sooner_and_ranks_that_take_turns_are_none() -> None:
+    (told,) = verdicts(logged(ranks_of(4, [1, 1, 5])))
+    assert told.startswith("straggling rank 2: ")
+    assert told.endswith("the others wait 4 ms; it takes 4 ms longer for data")
+    streams = [RankStream(rank, 2) for rank in (0, 1)]
+    turns = [stream.event(Event.FIT_START) for stream in streams]
+    for batch in range(8):
+        for stream in streams:
+            is_late = batch % 2 == stream.rank
+            turns += steps(
+                stream, 1, ("data", 13.0 if is_late else 1.0), ("forward", 10), ("backward", 13 if is_late else 25)
+            )
+    assert verdicts(logged(turns)) == ["compute-bound: 78 % of the step computes"]
+
+
 def test_ranks_that_all_wait_for_data_are_input_bound() -> None:
     assert verdicts(logged(ranks_of(4, [60, 60.5]))) == ["input-bound: 70 % of the step waits for data"]
 
@@ -252,6 +267,8 @@ def test_a_rank_that_says_nothing_any_more_holds_nothing_up_for_long() -> None:
     heard = logged(alone)
     assert [row.step for row in heard.rows if "time/phase/data" in row.metrics] == list(range(1, 101))
     assert last(heard)["data"] == 2
+    told_at = {row.step: row.time for row in heard.rows}
+    assert told_at[11] < told_at[60] < told_at[100]
 
 
 def test_a_report_that_comes_too_late_is_left_out() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from consumers_stream import Collector, snapshots_of_training
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bus.commands import Command, Outcome
@@ -32,6 +32,10 @@ from consumers.logger import Images, Row, RunPlace, Text
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
 VALUES = st.floats(allow_nan=True, allow_infinity=True, width=64)
+
+
+EVERY_KIND = [2.0, math.inf, 9.0, math.nan, 1.0, -math.inf, 5.0, math.inf, 4.0]
+"""Values of which none that stands out is the first or the last."""
 
 
 def batch_of(
@@ -89,10 +93,12 @@ def same(left: list[float], right: list[float]) -> bool:
 # -- what is drawn of a series ----------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(
     st.lists(VALUES | st.sampled_from([math.nan, math.inf, -math.inf]), min_size=1, max_size=60),
     st.sets(st.integers(0, 59)),
 )
+@example(EVERY_KIND, set())
 def test_every_bucket_keeps_its_extremes_its_ends_and_everything_that_is_not_finite(
     values: list[float], borders: set[int]
 ) -> None:
@@ -111,7 +117,9 @@ def test_every_bucket_keeps_its_extremes_its_ends_and_everything_that_is_not_fin
         assert len(chosen) <= 7
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 300), VALUES), min_size=1, max_size=200), st.integers(1, 20))
+@example(list(enumerate(EVERY_KIND)), 1)
 def test_a_drawn_series_hides_nothing(points: list[tuple[int, float]], width: int) -> None:
     drawn = series_of(points).points(width=width)
     held = dict(sorted(dict(points).items()))
@@ -131,6 +139,7 @@ def test_a_drawn_series_hides_nothing(points: list[tuple[int, float]], width: in
         assert {str(value) for value in everything[~finite]} == {str(value) for value in shown[~np.isfinite(shown)]}
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 50), VALUES), max_size=80), st.lists(st.booleans(), min_size=80, max_size=80))
 def test_points_may_come_in_any_order_and_the_last_of_a_step_holds(
     points: list[tuple[int, float]], read_after: list[bool]
@@ -148,6 +157,7 @@ def test_points_may_come_in_any_order_and_the_last_of_a_step_holds(
     assert series.version == len(points)
 
 
+@settings(deadline=None)
 @given(st.lists(VALUES, min_size=17, max_size=400))
 def test_a_thinned_series_is_half_as_long_and_hides_nothing(values: list[float]) -> None:
     series = series_of(list(enumerate(values)))
@@ -333,6 +343,14 @@ def test_many_measured_batches_are_shown_as_means_of_some() -> None:
     phases = view.phases(width=10)
     assert phases.batches.tolist() == list(range(10, 101, 10))
     assert phases.seconds["data"].tolist() == pytest.approx([0.1] * 10)
+
+
+def test_what_publishing_costs_is_that_of_a_usual_batch() -> None:
+    view = RunView("run")
+    for batch in range(1, 41):
+        view.see(batch_of(batch, phases=spans_of(START + (batch - 1) * SECOND, 0.0, 0.1 if batch % 5 == 0 else 0.002)))
+    publishing = view.publishing()
+    assert (publishing.microseconds, publishing.share) == (pytest.approx(2000), pytest.approx(0.002))
 
 
 def test_nothing_is_known_of_phases_that_nobody_measured() -> None:

@@ -121,13 +121,6 @@ def test_a_golden_file_is_asked_for_written_compared_and_left_alone(project: pyt
     assert path.stat().st_mtime_ns == before.st_mtime_ns
 
 
-def test_the_files_that_were_written_are_told_when_tests_run_in_several_processes(project: pytest.Pytester) -> None:
-    project.makepyfile(test_it=GOLDEN_TEST)
-    result = project.runpytest_subprocess("--offloop-update-golden", "-n1")
-    result.assert_outcomes(passed=1)
-    assert f"golden file written: {project.path / 'golden' / 'losses.jsonl'}" in lines(result)
-
-
 def test_what_differs_is_shown(project: pytest.Pytester) -> None:
     project.makepyfile(test_it=GOLDEN_TEST)
     project.runpytest_inprocess("--offloop-update-golden")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from consumers_stream import snapshots_of_training
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bus.event import Event
@@ -56,6 +56,7 @@ def points(*values: float) -> Points:
     return Points(np.arange(len(values), dtype=float), np.array(values), True)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 200), st.integers(1, 60), st.sampled_from(["run", "log", "help"]), st.integers(0, 100))
 def test_any_size_has_a_frame_that_fits(width: int, height: int, page: str, scroll: int) -> None:
     for view in (WAITING, RUNNING):
@@ -124,6 +125,7 @@ def test_a_nan_is_never_hidden() -> None:
     assert sum("!" in line for line in lines) == 2, "in the curve and in the chart"
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(width=32), min_size=1, max_size=100), st.integers(1, 50))
 def test_a_curve_in_a_line_is_as_long_as_it_may_be_and_shows_what_is_not_finite(
     values: list[float], width: int

@@ -215,7 +215,7 @@ def test_the_clocks_of_several_hosts_become_one(ahead_ns: int) -> None:
 
 def test_ranks_on_one_host_are_drawn_by_the_clock_that_they_share() -> None:
     """What differs is not their clocks, but what they do."""
-    for hosts in (("node-0", "node-0"), (None, None)):
+    for hosts in (("node-0", "node-0"), (None, None), ("node-0", None)):
         trace = shown(two_ranks(3, 2 * MS, hosts))
         assert [one.ended for one in trace.on("batches", 1)] == [7000, 12000, 17000]
 

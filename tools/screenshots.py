@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, sync_playwright
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 DESK = {"viewport": {"width": 1280, "height": 900}}
+TALL = {"viewport": {"width": 1280, "height": 1250}}
 PHONE = {"viewport": {"width": 390, "height": 780}, "is_mobile": True, "has_touch": True, "device_scale_factor": 1.5}
 
 
@@ -55,7 +56,7 @@ def main() -> None:
         consumer = command("consumers", "--callbacks", "dashboard,memory", *options)
         url = address(consumer)
         far = "/epoch ([5-9]|[1-9]\\d)/.test(document.body.innerText)"
-        picture(browser, url, "dashboard-light.png", "light", "sss", DESK, f"{drawn} && {far}")
+        picture(browser, url, "dashboard-light.png", "light", "sss", TALL, f"{drawn} && {far}")
         picture(browser, url, "dashboard-phone.png", "light", "sss", PHONE, far)
         for process in (long, consumer):
             process.terminate()

@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 __all__ = ["on_files", "on_page_markdown"]
 
 _LINK = re.compile(r"\]\((?P<target>\.\./[^)#\s]+)(?:#[^)]*)?\)")
-_LANGUAGES = {".py": "python", ".sh": "sh", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml"}
+_LANGUAGES = {".js": "javascript", ".py": "python", ".sh": "sh", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -70,7 +70,7 @@ class CheckpointDraft(NamedTuple):
     """The tree without its tensors, and what stands in front of each one's bytes where its checksum is made."""
 
     def metadata(self) -> dict[str, str]:
-        """As it travels to a process that completes it, see :func:`bus.checkpoint_image.complete`.
+        """As it travels to a process that completes it, see :func:`bus.checkpoint_image.write_draft`.
 
         Raises :class:`bus.errors.CheckpointError` for a tree that is too large."""
         return {DRAFT_KEY: text_of(self.contents)}

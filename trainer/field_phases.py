@@ -89,6 +89,8 @@ class PhaseWatch:
         self._on_device = make is not None
         self._make = make or _HostTime
         self._is_due = is_due
+        self.clock: Callable[[], int] = time.time_ns
+        """Nanoseconds since 1970: what events are timed by."""
         self.is_timing = False
         """Whether the batch at hand is one that somebody asks about."""
         self._open: tuple[str, TimingEvent] | None = None
@@ -142,7 +144,7 @@ class PhaseWatch:
         self._open, self._found = None, None
         self.is_timing = self._is_due()
         if self.is_timing:
-            self._batch = _Batch(time.time_ns(), self._mark(), self._on_device)
+            self._batch = _Batch(self.clock(), self._mark(), self._on_device)
             self._began = time.perf_counter_ns()
 
     def _mark(self) -> TimingEvent:

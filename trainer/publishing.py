@@ -1,7 +1,7 @@
 """Turns the state at an event into what is published of it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter_ns
+from time import perf_counter_ns, time_ns
 from typing import Any, NamedTuple, Protocol
 
 from bus.demand import BASE_EVENTS, Demand, batch_number
@@ -87,6 +87,7 @@ class StatePublisher:
         fields: what consumers can ask for.
         sharing: how tensors get to consumers that ask for them; without it they do not. What cannot be had when it is
             due, and is worth waiting for, comes with the next event that it is wanted of.
+        clock: nanoseconds since 1970, by which events are timed.
     """
 
     def __init__(
@@ -97,11 +98,13 @@ class StatePublisher:
         always: Demand = _BASE,
         fields: Mapping[str, Field] = BUILT_IN,
         sharing: TensorSharing | None = None,
+        clock: Callable[[], int] = time_ns,
     ) -> None:
         self._state = state
         self._stream = stream
         self._always = always
         self._sharing = sharing
+        self._clock = clock
         self._fields = FieldsOnDemand(state, fields, None if sharing is None else sharing.share)
         self._late: dict[str, list[Moment]] = {}
         # What is told of the events between which a batch's phases lie; not while one of them is published.
@@ -198,6 +201,8 @@ class StatePublisher:
 
     def _watch_phases(self) -> None:
         self._phases = self._watched_phases = self._fields.phases
+        if self._phases is not None:
+            self._phases.clock = self._clock
         self._hear_marks(self._phases is not None and self._phases.is_timing)
 
     def _hear_marks(self, hears: bool) -> None:

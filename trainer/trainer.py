@@ -428,7 +428,9 @@ class Trainer:
         if self._publisher is None:
             return Engine(self.state, self.logger)
         self._sharing = share_tensors(self.state, self._publisher)
-        publish = StatePublisher(self.state, self.logger, self._publisher, always, fields, self._sharing).publish
+        publish = StatePublisher(
+            self.state, self.logger, self._publisher, always, fields, self._sharing, self._clock
+        ).publish
         if waits_for:
             publish = Decisions(publish, self._publisher, self._control, waits_for, wait_seconds, self._ranks).publish
         return Engine(self.state, self.logger, self._publisher.wanted, publish)

@@ -4,15 +4,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bus.event import Event
-from bus.snapshot import Snapshot
 from bus.stream import Ending
 from consumers.dashboard.access import Listening
 from consumers.dashboard.run_view import RunView
 from consumers.dashboard.web_feed import RunFeed
 from consumers.dashboard.web_runs import WatchedRuns
 from consumers.dashboard.web_server import DashboardServer, check_installed
-from consumers.logger import Logger, LoggerDestination, RunPlace
+from consumers.logger import LoggerDestination, RunPlace
 
 __all__ = ["Dashboard"]
 
@@ -62,10 +60,6 @@ class Dashboard(RunFeed):
     def destinations(self) -> Sequence[LoggerDestination]:
         """One that takes what is logged to the page, and one that begins to serve it."""
         return (*super().destinations(), _Start(self))
-
-    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        """Takes an event of any rank to the page."""
-        self._run.view.see(state)
 
     def run_ended(self, ending: Ending | None) -> None:
         """Tells the page how the run ended."""

@@ -132,7 +132,8 @@ class Page:
             self._log_choice = ui.switch("log scale", on_change=self._on_control)
             self._filter_choice = ui.input(placeholder="find charts", on_change=self._on_control)
             self._filter_choice.props('dense outlined clearable aria-label="Find charts by name" debounce=150')
-            ui.button("show everything", on_click=self._show_everything, color=None).props("flat dense no-caps").classes("link")
+            whole_button = ui.button("show everything", on_click=self._show_everything, color=None)
+            whole_button.props("flat dense no-caps").classes("link")
 
     async def refresh(self) -> None:
         """Sends what has changed, and waits until it is drawn."""

@@ -34,7 +34,7 @@ export default {
           </button>
         </h2>
         <div class="grid" v-if="!closed[group.title]">
-          <figure v-for="chart in group.charts" :key="chart.id" class="chart" :class="{wide: wide[chart.id]}"
+          <figure v-for="chart in group.charts" :key="chart.id" class="chart" :class="{wide: wide[chart.id], many: runs.length > 1}"
                   :data-chart="chart.id">
             <figcaption>
               <span class="title" :title="chart.id">{{ chart.title }}</span>
@@ -126,9 +126,17 @@ export default {
       Object.assign(this.latest, update.latest || {});
       const all = update.runs || update.hidden || update.look || update.whole;
       if (all) this.drawAll(false);
-      else touched.forEach((id) => this.draw(id));
+      else {
+        touched.forEach((id) => this.draw(id));
+        // The others keep to the same axis.
+        this.visible.forEach((_, id) => this.hasOldAxis(id) && this.draw(id));
+      }
       if (all) this.tell();
       return update.number;
+    },
+    hasOldAxis(id) {
+      const plot = this.plots.get(id);
+      return plot?.chart && plot.end !== this.extent(plot)[1];
     },
     takeLine(line) {
       if (!this.lines.has(line.c)) this.lines.set(line.c, new Map());
@@ -263,7 +271,6 @@ export default {
       this.plots.forEach((plot, id) => {
         if (plot.chart && this.visible.has(id)) plot.chart.group = this.groupOf(plot);
         if (this.visible.has(id)) this.draw(id, anew);
-        else if (plot.chart) plot.stale = true;
       });
     },
     draw(id, anew) {
@@ -290,6 +297,7 @@ export default {
       const ink = style.getPropertyValue("--ink-soft").trim();
       const line = style.getPropertyValue("--line").trim();
       const [low, high] = this.extent(plot);
+      plot.end = high;
       const range = this.zooms(plot) && this.range ? this.range : [low, high];
       const label = { color: ink, fontSize: 11, hideOverlap: true };
       const isTime = plot.kind !== "phases" && this.look.x === "time";
@@ -328,13 +336,11 @@ export default {
       const style = getComputedStyle(document.body);
       const card = style.getPropertyValue("--card").trim();
       const series = [];
-      let unshown = 0;
       for (const run of this.runs) {
         const data = this.lines.get(id)?.get(run.id);
         if (!data || this.hidden[run.id]) continue;
         const color = style.getPropertyValue(runColor(run.color)).trim();
         const points = data.x.map((x, place) => [x, shownValue(data.y[place], this.look.log)]);
-        if (this.look.log) unshown += data.y.filter((y) => y !== null && y <= 0).length;
         const common = { type: "line", color, showSymbol: points.length < 40, symbolSize: 5, connectNulls: false };
         const isFaint = this.look.smoothing > 0;
         series.push({
@@ -356,7 +362,6 @@ export default {
           });
         }
       }
-      plot.unshown = unshown;
       option.yAxis = [
         {
           type: this.look.log ? "log" : "value", scale: true, axisLabel: { ...label, formatter: number },

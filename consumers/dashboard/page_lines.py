@@ -22,7 +22,7 @@ _WIDTH_STEP = 64
 _MIN_WIDTH = 64
 _MAX_WIDTH = 2048
 _TAIL_WIDTH = 64
-_MAX_GROWTH = 1.25
+_MAX_GROWTH = 2
 _MAX_TAILS = 60
 _MAX_RANKS = 16
 # Beyond, a number does not survive as one of 32 bits.

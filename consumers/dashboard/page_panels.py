@@ -44,7 +44,7 @@ class Panels:
         self._labels: list[str] = []
         with self._panel("Events and commands", "list_alt", is_open=True) as self._log_panel:
             self._log = ui.log(max_lines=LOG_LINES).classes("log")
-            self._log.props('role="log" aria-label="Events and commands"')
+            self._log.props('role="log" tabindex="0" aria-label="Events and commands"')
         with self._panel("Ranks", "view_column", is_open=True) as self._rank_panel:
             self._ranks = ui.table(rows=[], columns=[], row_key="key").props('dense flat aria-label="Ranks"')
         with self._panel("Images", "image", is_open=True) as self._image_panel:

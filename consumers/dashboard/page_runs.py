@@ -149,6 +149,7 @@ class _Card:
                     for command in COMMANDS:
                         self._buttons[command] = self._button(command)
             self._answer: Label = ui.label().classes("run-answer")
+            self._answer.set_visibility(False)
 
     def update(self, label: str, many: bool) -> None:
         """Shows how the run stands."""
@@ -202,5 +203,6 @@ class _Card:
             answer = await self._send(self._number, command)
             if answer:
                 self._answer.set_text(answer)
+                self._answer.set_visibility(True)
         finally:
             self._buttons[command].enable()

@@ -30,9 +30,7 @@ class ViewDestination(LoggerDestination):
         """Tells the view which run it is."""
         self.place = place
         self.view.run_name, self.view.attempt = place.run_name, place.attempt
-        outcomes = getattr(place, "outcomes", None)
-        if outcomes is not None:
-            self.view.follow_outcomes(outcomes)
+        self.view.follow_outcomes(place.answered)
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Hands metrics on."""

@@ -36,7 +36,7 @@ class PhaseView(NamedTuple):
 
 
 class PublishingView(NamedTuple):
-    """What publishing costs the training thread, over the batches that were measured last."""
+    """What publishing costs the training thread: the median of the batches that were measured last."""
 
     microseconds: float | None
     """A batch; ``None`` before anything was measured."""
@@ -105,6 +105,9 @@ class Phases:
         rows = self._table.rows()[-self.RECENT :, 1:]
         if not len(rows):
             return PublishingView(None, None)
-        step = rows.sum(axis=1) - rows[:, _EVALUATION]
-        spent, whole = float(rows[:, _PUBLISHING].sum()), float(step.sum())
-        return PublishingView(spent / len(rows) * 1e6, spent / whole if whole > 0 else None)
+        import numpy as np
+
+        spent, step = rows[:, _PUBLISHING], rows.sum(axis=1) - rows[:, _EVALUATION]
+        # Of a thread that is not let run for a while the time is lost in whatever it was at: the mean would be of that.
+        share = float(np.median(spent / step)) if (step > 0).all() else None
+        return PublishingView(float(np.median(spent)) * 1e6, share)

@@ -54,6 +54,7 @@ class DashboardServer:
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
+        self._stopping = False
         self.url = ""
         """The page's address, once it has begun."""
 
@@ -90,6 +91,7 @@ class DashboardServer:
 
     def stop(self) -> None:
         """Ends it; browsers that are there see that it is gone."""
+        self._stopping = True
         if self._server is not None:
             self._server.should_exit = True
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -121,9 +123,12 @@ class DashboardServer:
                 ssl_keyfile=self._listening.certificate_key,
             )
             self._server = uvicorn.Server(config)
+            # It may be told to stop before it is there.
+            self._server.should_exit = self._stopping
             self._server.run(sockets=[listener])
         except Exception as error:  # noqa: BLE001  whatever it is, the waiting thread raises it
             self._failure = error
+            print(f"dashboard: it has ended, {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         finally:
             listener.close()
             self._running.release()

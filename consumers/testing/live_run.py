@@ -299,4 +299,4 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
 def _environment() -> dict[str, str]:
     # The processes of this training are told their place, not that of a rank in which the tests might run.
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    return environment | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return environment | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONUNBUFFERED": "1"}

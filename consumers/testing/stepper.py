@@ -105,8 +105,7 @@ class _Feed:
 
     async def __aiter__(self) -> AsyncIterator[Snapshot]:
         while True:
-            if self._queue.empty():
-                self._asked.set()
+            self._asked.set()
             snapshot = await self._queue.get()
             if snapshot is None:
                 return

@@ -1,0 +1,170 @@
+"""What a browser is sent of the charts, without a browser."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bus.event import Event
+from bus.snapshot import Snapshot
+from bus.time import Timestamp
+from consumers.dashboard.page_lines import Chart, LineCache, Lines, Look, charts_of, plain_number
+from consumers.dashboard.page_panels import png
+from consumers.dashboard.page_runs import facts
+from consumers.dashboard.run_view import ProgressView, PublishingView, RunView
+from consumers.dashboard.web_runs import WatchedRuns
+from consumers.logger import Row
+
+CHARTS = {"loss": Chart("loss", "metric", "loss")}
+LOOK = Look("batch", None, {"loss": 400})
+
+
+class Browser:
+    """Puts together what it is sent, as the page does."""
+
+    def __init__(self) -> None:
+        self.runs = WatchedRuns()
+        self.view = self.runs.add(RunView("run")).view
+        self.lines = Lines(LineCache())
+        self.held: dict[float, float] = {}
+        self.whole = 0
+
+    def log(self, first: int, values: list[float]) -> None:
+        self.view.take_rows([Row(step, 0.0, {"loss": value}) for step, value in enumerate(values, first)])
+
+    def look(self, look: Look = LOOK) -> int:
+        """Takes what is new; returns how many points that were."""
+        self.view.names()
+        count = 0
+        for line in self.lines.news(CHARTS, self.runs.all(), look):
+            if not line["a"]:
+                self.held.clear()
+                self.whole += 1
+            self.held = {x: y for x, y in self.held.items() if not line["a"] or x < line["x"][0]}
+            self.held.update(zip(line["x"].tolist(), line["y"].tolist(), strict=True))
+            count += len(line["x"])
+        return count
+
+
+def test_only_what_is_new_is_sent():
+    browser = Browser()
+    browser.log(0, [1.0, 2.0, 3.0])
+    assert browser.look() == 3
+    assert browser.look() == 0
+    browser.log(3, [4.0, 5.0])
+    assert browser.look() == 3
+    assert browser.held == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
+    assert browser.whole == 1
+
+
+def test_a_value_that_is_corrected_gets_to_the_browser():
+    browser = Browser()
+    browser.log(0, [1.0, 2.0, 3.0])
+    browser.look()
+    browser.log(2, [9.0, 4.0])
+    browser.look()
+    assert browser.held == {0: 1, 1: 2, 2: 9, 3: 4}
+
+
+def test_a_line_that_has_grown_much_is_sent_anew_and_stays_small():
+    browser = Browser()
+    for step in range(0, 20_000, 100):
+        browser.log(step, [1 / (1 + batch) for batch in range(step, step + 100)])
+        browser.look()
+        assert len(browser.held) < 2_000
+    assert 1 < browser.whole < 60
+    assert max(browser.held) == 19_999
+
+
+def test_a_browser_that_may_lack_something_gets_everything_again():
+    browser = Browser()
+    browser.log(0, [1.0, 2.0])
+    browser.look()
+    browser.lines.forget()
+    assert browser.look() == 2
+
+
+def test_a_part_of_the_axis_is_sent_as_fine_as_it_is():
+    browser = Browser()
+    browser.log(0, [math.sin(batch) for batch in range(50_000)])
+    browser.look()
+    browser.look(Look("batch", (1000.0, 1100.0), LOOK.visible))
+    assert sorted(browser.held) == list(range(999, 1102))
+    browser.log(50_000, [1.0])
+    assert browser.look(Look("batch", (1000.0, 1100.0), LOOK.visible)) == 0
+
+
+def test_what_is_not_finite_is_marked_and_tiny_and_huge_values_survive():
+    browser = Browser()
+    browser.log(0, [math.nan, math.inf, -math.inf, 1e-300, 1e300])
+    browser.view.names()
+    (line,) = browser.lines.news(CHARTS, browser.runs.all(), LOOK)
+    assert line["n"] == [(0.0, "NaN"), (1.0, "inf"), (2.0, "-inf")]
+    assert line["y"][3:].tolist() == [1e-300, 1e300]
+    assert [plain_number(value) for value in (None, math.nan, 0.123456789)] == ["", "NaN", "0.12346"]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        {"x": "time"},
+        {"x": "batch", "range": ["a", "b"], "visible": {"loss": "wide"}},
+        {"x": "batch", "range": [2, 1], "visible": [1]},
+        {"x": "batch", "range": [0, math.nan]},
+    ],
+)
+def test_what_a_browser_tells_is_not_trusted(told):
+    assert Look.from_browser(told, "batch") == Look("batch")
+
+
+def test_a_browser_cannot_ask_for_more_than_a_screen_shows():
+    look = Look.from_browser({"x": "batch", "visible": {"loss": 10**9}}, "batch")
+    assert look.buckets("loss") <= 2048
+
+
+def test_charts_are_grouped_by_prefix_and_phases_have_their_own():
+    runs = WatchedRuns()
+    view = runs.add(RunView("run")).view
+    names = ("metrics/eval/Accuracy", "loss/train/total", "lr-SGD/group0", "lonely")
+    view.take_rows([Row(1, 0.0, dict.fromkeys(names, 1.0))])
+    spans = [["data", 0, 10_000_000], ["forward", 10_000_000, 20_000_000]]
+    field = {"began": 1_000_000_000, "spans": spans, "device": False}
+    view.see(Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=1), time_ns=1_050_000_000, phases=field))
+    groups = charts_of(runs.all(), runs.labels())
+    assert [title for title, _ in groups][:3] == ["loss/train", "metrics/eval", "lr"]
+    charts = {chart.id: chart for _, members in groups for chart in members}
+    assert charts["loss/train/total"].title == "total"
+    (phases,) = [chart for chart in charts.values() if chart.kind == "phases"]
+    (line,) = Lines(LineCache()).news(charts, runs.all(), Look("batch", None, {phases.id: 300}))
+    assert {name: round(float(values[0]), 6) for name, values in line["p"].items() if values[0]} == {
+        "data": 0.01,
+        "forward": 0.02,
+        "other": 0.02,
+    }
+
+
+def test_labels_name_attempts_only_where_there_are_several():
+    runs = WatchedRuns()
+    for name, attempt in (("a", 1), ("b", 1), ("b", 2)):
+        runs.add(RunView(name, attempt))
+    assert runs.labels() == ["a", "b #1", "b #2"]
+
+
+def test_facts_are_told_in_words():
+    progress = ProgressView(3, 1234, 9999, 0, 125.0, 0.5, 3700.0, "10ep")
+    told = facts(progress, PublishingView(12.4, 0.0005), "live")
+    assert told == (
+        "epoch 3 · batch 1,234 · 2:05 gone by · about 1:01:40 left · of 10ep · "
+        "publishing costs 12 µs a batch (0.05% of a step)"
+    )
+    assert facts(progress, PublishingView(None, None), "waiting") == "no event has come yet"
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_images_become_png(channels):
+    pixels = np.arange(2 * 3 * channels, dtype=np.uint8).reshape(2, 3, channels)
+    read = np.asarray(Image.open(io.BytesIO(png(pixels))))
+    assert np.array_equal(read.reshape(pixels.shape), pixels)
