@@ -19,7 +19,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, imports between packages"
 	@echo "make docs    build the site of the documentation into site/"
-	@echo "make bench   measure the training loop and the stream"
+	@echo "make bench   measure the training loop, the stream and the dashboard"
 	@echo "make fuzz    bad input for every decoder and socket, SECONDS=60 for each"
 	@echo "make setup   only make the virtual environment $(VENV), which all of these do first"
 
@@ -53,6 +53,7 @@ docs: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/hot_loop.py
 	$(BIN)/python benchmarks/stream.py
+	$(BIN)/python benchmarks/dashboard.py
 
 SECONDS ?= 60
 

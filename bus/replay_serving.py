@@ -20,6 +20,7 @@ from bus.snapshot import Snapshot
 from bus.stream import SEVERITY, Ending
 from bus.time import Timestamp
 from bus.wire import (
+    CUT,
     END,
     MAX_FRAME,
     EventBody,
@@ -63,9 +64,13 @@ class _Recorded(NamedTuple):
     base_left_out: int = 0
 
     @property
-    def counts(self) -> int:
-        """Whether it is numbered among the base events (1) or not (0)."""
-        return int(self.topic.name.startswith("$") or self.topic.name in _BASE_NAMES)
+    def covers(self) -> tuple[int, int]:
+        """How many numbers it stands for, among all events and among base events."""
+        event = self.event
+        first, base_first = event.fields.get("first"), event.fields.get("base_first")
+        if self.topic.name == CUT and type(first) is type(base_first) is int:
+            return event.seq - first + 1, event.base_seq - base_first + 1
+        return 1, int(self.topic.name.startswith("$") or self.topic.name in _BASE_NAMES)
 
 
 _BASE_NAMES = frozenset(event.value for event in BASE_EVENTS)
@@ -176,12 +181,13 @@ class ReplayServer:
             if count % ROUND_EVENTS == 0:
                 self._exchange(0)
             rank = self._ranks[recorded.topic.rank]
-            if not self._takes(window, recorded):
-                rank.left_out += 1
-                rank.base_left_out += recorded.counts
-            else:
+            if self._takes(window, recorded):
                 before.append(recorded._replace(left_out=rank.left_out, base_left_out=rank.base_left_out))
-            if window.begun:
+            else:
+                left_out, base_left_out = recorded.covers
+                rank.left_out += left_out
+                rank.base_left_out += base_left_out
+            if before and window.begun:
                 self._wait_until(recorded.event.time)
                 while before and not self._stopping:
                     self._serve_one(before.pop(0))
@@ -190,6 +196,9 @@ class ReplayServer:
 
     def _takes(self, window: Window, recorded: _Recorded) -> bool:
         topic, event = recorded.topic, recorded.event
+        if topic.name == CUT and self._bounds != (None, None):
+            # A part is numbered anew, without those that were left out before.
+            return False
         if topic.name == END:
             # It has no training time of its own.
             return window.begun and not window.is_past(topic.rank)

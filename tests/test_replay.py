@@ -18,7 +18,7 @@ from bus.errors import ConfigurationError, InvalidTimeError
 from bus.event import Event
 from bus.recording import Recording
 from bus.replay import Replay
-from bus.replay_moments import SETUP_EVENTS, read_moment
+from bus.replay_moments import SETUP_EVENTS, Window, read_moment
 from bus.replay_pace import Pace
 from bus.snapshot import Snapshot
 from bus.time import Timestamp
@@ -175,6 +175,25 @@ def test_a_part_is_what_is_in_it_one_by_one(recordings: Path, start: str | None,
     assert told(replayed(Replay(recording, start=start, until=until))) == told(expected)
 
 
+def test_a_rank_that_is_behind_comes_to_the_end_of_the_part_too() -> None:
+    window = Window(None, read_moment("2ba"), 0)
+    order = [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (0, 4), (1, 3)]
+    states = [Snapshot.build(Event.BATCH_END, rank=r, timestamp=Timestamp(batch=n), world_size=2) for r, n in order]
+    seen = [(window.takes(state), window.over) for state in states]
+    assert [is_in for is_in, _ in seen] == [True, True, False, True, True, False, False]
+    assert [over for _, over in seen] == [False] * 6 + [True]
+
+
+def test_what_need_not_come_again_is_not_waited_for(recordings: Path) -> None:
+    pace = Pace(1, clock=Clock())
+    *_, third, second, last = Recording(recordings / "one.mcap")
+    replay = Replay(Recording(recordings / "one.mcap"), pace, after={0: (third.seq, third.base_seq)})
+    pace.toggle()
+    pace.step()
+    pace.step()
+    assert told(replayed(replay)) == told([second, last])
+
+
 # -- at which pace ----------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +331,30 @@ def test_replays_that_share_a_pace_stand_still_and_go_on_together_and_nobody_ask
     for reader in readers:
         reader.join(10)
     assert told(readers[0].seen) == told(readers[1].seen) == told(Recording(recordings / "one.mcap"))
+
+
+def test_of_several_who_wait_a_step_is_for_the_one_whose_event_comes_first() -> None:
+    async def steps() -> list[int]:
+        pace, passed = Pace(paused=True), list[int]()
+
+        async def wait(at: int) -> None:
+            await pace.until(at)
+            passed.append(at)
+
+        # The one that comes last asks first.
+        waiting = [asyncio.create_task(wait(at)) for at in (30, 20, 10)]
+        while len(pace._waiting) < 3:
+            await asyncio.sleep(0)
+        pace.step()
+        while not passed:
+            await asyncio.sleep(0)
+        first = list(passed)
+        pace.step()
+        pace.step()
+        await asyncio.wait_for(asyncio.gather(*waiting), 10)
+        return [*first, *passed[1:]]
+
+    assert asyncio.run(steps()) == [10, 20, 30]
 
 
 def test_it_can_stand_still_in_the_middle_and_be_left_there(recordings: Path) -> None:

@@ -289,6 +289,19 @@ def test_keys_let_single_events_pass_and_the_replay_go_on(folder: Path, terminal
     assert terminal.modes_now() == terminal.modes
 
 
+def test_what_a_named_consumer_has_handled_is_not_stepped_through_again(
+    folder: Path, terminals: list[Terminal]
+) -> None:
+    arguments = ["-c", "mine.py:Passes,mine.py:Tell", "--name", "mine"]
+    assert consumer(folder, "--replay", "r.mcap", *arguments, "--until", "5ba").returncode == 0
+    terminal = at_terminal(terminals, folder, *arguments, "--paused")
+    terminal.wait_for("standing still")
+    terminal.press(".")
+    terminal.wait_for("event 14 batch_end\n")
+    terminal.press("q")
+    assert terminal.ended() == 0
+
+
 @pytest.mark.parametrize("key", ["q", "\x03"])
 def test_it_is_left_at_once_while_it_stands_still(folder: Path, terminals: list[Terminal], key: str) -> None:
     terminal = at_terminal(terminals, folder, "-c", "mine.py:Tell", "--paused")

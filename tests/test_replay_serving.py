@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from brokers import free_address, start_broker
 from helpers import wait_for
-from replay_streams import ended, record, records_of, serving
+from replay_streams import SECOND, ended, record, records_of, serving
 
 from bus import find_run
 from bus.cli_replay import replay
+from bus.cut import cut
 from bus.event import Event
 from bus.recording import Recording
 from bus.sender import send_command
@@ -145,6 +146,24 @@ def test_a_part_is_a_whole_run_of_its_own(runs_dir: Path, tmp_path: Path) -> Non
     part = Consumer(tmp_path / "part", "--replay", path, "--start", "2ep", "--until", "10ba")
     whole = Consumer(tmp_path / "whole", "--run", "served")
     assert part.ended()[:2] == whole.ended()[:2]
+
+
+def test_what_was_cut_out_of_a_recording_is_not_lost_in_what_is_served(runs_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.mcap"
+    cut(record(tmp_path / "r.mcap", ranks=2, inner=True), path, start="1ep", until="2ep")
+    for name, part in (("whole", []), ("part", ["--start", "6ba", "--until", "3ep"])):
+        assert bus_replay(path, "--rate", "max", "--name", name, *part).returncode == 0
+        for events in (None, [Event.INIT, Event.BATCH_END]):
+            served = Recording(find_run(name).recording)
+            assert [one.time_ns for one in served.snapshots(events) if one.timestamp.batch >= 6] == [
+                one.time_ns for one in Recording(path).snapshots(events) if one.timestamp.batch >= 6
+            ]
+            assert served.gaps == ()
+
+
+def test_a_part_ends_with_its_last_event_and_not_when_the_next_one_is_due(runs_dir: Path, tmp_path: Path) -> None:
+    done = bus_replay(record(tmp_path / "r.mcap", step=3600 * SECOND), "--until", "0ba", "--name", "served")
+    assert done.stdout.splitlines()[-1] == "run served stopped: 4 events served"
 
 
 def test_in_a_loop_each_pass_is_an_attempt(runs_dir: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from consumers.dashboard import run_view, view_metrics
 from consumers.dashboard.run_view import PHASES, RunView
 from consumers.dashboard.series import Clock, Series, kept_points
 from consumers.dashboard.view_destination import ViewDestination, view_demand
+from consumers.dashboard.view_phases import Phases
 from consumers.dashboard.view_ranks import straggler
 from consumers.logger import Images, Row, RunPlace, Text
 
@@ -353,6 +354,35 @@ def test_what_publishing_costs_is_that_of_a_usual_batch() -> None:
     assert (publishing.microseconds, publishing.share) == (pytest.approx(2000), pytest.approx(0.002))
 
 
+def test_what_publishing_costs_is_that_of_all_batches_where_the_training_tells_it() -> None:
+    view = RunView("run")
+    for batch in (10, 20, 30):
+        field = spans_of(START + (batch - 1) * SECOND, publishing=0.1) | {"publishing": [20_000_000, 10]}
+        view.see(batch_of(batch, phases=field))
+    assert view.phases().seconds["publishing"].tolist() == pytest.approx([0.002] * 3)
+    publishing = view.publishing()
+    # A batch that is measured takes a second with 0.1 s of publishing: others 0.902 s.
+    assert (publishing.microseconds, publishing.share) == (pytest.approx(2000), pytest.approx(0.002 / 0.902))
+
+
+@pytest.mark.parametrize("odd", [None, 5, [1], [1, 0], ["a", 2]])
+def test_phases_of_odd_forms_are_left_out(odd: Any) -> None:
+    view = RunView("run")
+    view.see(batch_of(1, phases=spans_of(START) | {"publishing": odd}))
+    assert view.publishing() == (None, None)
+
+
+def test_the_phases_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Phases, "MAX_ROWS", 8)
+    view = RunView("run")
+    for batch in range(1, 101):
+        view.see(batch_of(batch, phases=spans_of(START + (batch - 1) * SECOND)))
+    batches = view.phases().batches.tolist()
+    assert len(batches) <= 8
+    assert batches[-1] == 100
+    assert view.publishing().microseconds == pytest.approx(10_000)
+
+
 def test_nothing_is_known_of_phases_that_nobody_measured() -> None:
     view = RunView("run")
     view.see(batch_of(1))
@@ -459,6 +489,46 @@ def test_the_state_follows_the_run_and_its_commands() -> None:
     view.end(Ending("failed", "ValueError: no"))
     assert (view.status, view.error) == ("failed", "ValueError: no")
     assert view.log()[-1].text == "the run failed: ValueError: no"
+
+
+def test_a_pause_that_is_known_before_the_history_is_read_holds() -> None:
+    view = RunView("run")
+    view.take_outcome(Outcome(Command("pause", id="1"), "batch_checkpoint", 2))
+    for batch in (1, 2):
+        view.see(batch_of(batch))
+    assert view.status == "paused"
+    view.see(batch_of(3))
+    assert view.status == "live"
+
+
+def test_a_command_that_is_answered_late_has_its_effect() -> None:
+    view = RunView("run")
+    view.see(batch_of(1))
+    pause = Command("pause", id="1")
+    view.take_outcome(Outcome(pause, None, None))
+    assert view.status == "live"
+    for _ in range(2):
+        view.take_outcome(Outcome(pause, "batch_checkpoint", 1))
+    assert view.status == "paused"
+    assert [entry.text for entry in view.log()] == [
+        "'pause' was handed on and has not taken effect yet",
+        "'pause' took effect at batch 1 (batch_checkpoint)",
+    ]
+
+
+def test_a_number_that_is_too_large_spoils_nothing_else() -> None:
+    view = RunView("run")
+    with pytest.raises(OverflowError):
+        view.take_rows([Row(1, 0.0, {"large": 10**400})])
+    view.take_rows([Row(2, 0.0, {"large": 5})])
+    assert points_of(view, "large") == {2: 5.0}
+
+
+def test_what_algorithms_log_is_that_of_the_first_rank() -> None:
+    view = RunView("run")
+    view.see(batch_of(1, logged=[[1, {"weight": 1.0}]]))
+    view.see(batch_of(1, rank=1, logged=[[1, {"weight": 2.0}]]))
+    assert points_of(view, "weight") == {1: 1.0}
 
 
 def test_events_are_told_in_words_once_and_not_those_of_every_batch() -> None:

@@ -60,6 +60,17 @@ def test_what_is_equal_is_equal(golden: Golden) -> None:
     golden.check(logged({"a": 1.0, "b": 2}, {"a": math.nan}, {"a": 3.0}), "name")
 
 
+@pytest.mark.parametrize("text", ["one\u2028two\x85three", "one\ntwo\r", ""])
+def test_any_text_is_equal_to_itself(tmp_path: Path, text: str) -> None:
+    (tmp_path / "file").touch()
+    stream = MemoryStream()
+    stream.train(1)
+    stream.finish()
+    found = replay(LogsAll(tmp_path / "file", text=text), stream)
+    Golden(tmp_path, update=True).check(found, "name")
+    Golden(tmp_path).check(found, "name")
+
+
 def test_first_what_differs_is_told_and_how_to_take_it_over(golden: Golden, tmp_path: Path) -> None:
     told = differences(golden, logged({"a": 1.0, "c": 2}, {"a": math.inf}, {"a": 3.0}, {"a": 4.0}))
     assert told == [

@@ -7,7 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import wait_for
 from make_recordings import RECORDINGS
+
+from bus.processes import is_running
+from bus.runs import read_run
+from consumers.testing import LiveRun
 
 pytest_plugins = ["pytester"]
 
@@ -192,6 +197,16 @@ def test_left_running(live_run):
     result.assert_outcomes(failed=1)
     assert "AssertionError: the training of endless has not ended within 0.5 s; its output ends with" in lines(result)
     assert not Path("/proc", (project.path / "pid").read_text()).exists()
+
+
+def test_no_rank_of_a_run_is_left_running(tmp_path: Path) -> None:
+    with LiveRun(tmp_path, "digits", ranks=2, max_duration="1000ep", no_progress=True) as run:
+        run.wait_to_begin()
+        wait_for(lambda: len(read_run(run.path).last.publishers) == 2, "both ranks", 60)
+        pids = [one["pid"] for one in read_run(run.path).last.publishers]
+        assert run.pid not in pids
+    assert not [pid for pid in pids if is_running(pid)]
+    assert not read_run(run.path).live
 
 
 def test_a_training_that_fails_fails_the_test_with_its_output(project: pytest.Pytester) -> None:

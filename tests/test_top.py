@@ -113,11 +113,17 @@ class Terminal:
         """What was written after the terminal was given back."""
         return self.written.rpartition(b"\x1b[?1049l")[2].decode()
 
+    def hang_up(self) -> None:
+        """Takes the terminal away."""
+        os.close(self._master)
+        self._master = -1
+
     def close(self) -> None:
         """Ends it whatever it does."""
         self.process.kill()
         self.process.wait()
-        os.close(self._master)
+        if self._master >= 0:
+            os.close(self._master)
 
 
 @pytest.fixture
@@ -239,6 +245,81 @@ def test_an_ended_run_stays_until_it_is_left(recording: str, open_terminal: Call
     terminal.press("q")
     assert terminal.wait_for_end() == 0
     assert terminal.is_restored
+
+
+def test_a_replay_that_is_repeated_is_shown_each_time(recording: str, open_terminal: Callable[..., Terminal]) -> None:
+    terminal = open_terminal("--replay", recording, "--rate", "max", "--loop")
+    terminal.wait_for("apples", "▸total")
+    wait_for(lambda: (terminal.text, terminal.written.count(b"\x1b[?1049h") > 2)[1], "the third time")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored
+
+
+def test_what_was_handled_to_its_end_before_is_no_reason_to_stay(
+    recording: str, open_terminal: Callable[..., Terminal]
+) -> None:
+    first = open_terminal("--replay", recording, "--name", "watcher")
+    first.wait_for("✓ finished", "events handled")
+    first.press("q")
+    assert first.wait_for_end() == 0
+    again = open_terminal("--replay", recording, "--name", "watcher")
+    assert again.wait_for_end() == 0
+    assert "has handled this run to its end already" in " ".join(again.written.decode().split())
+
+
+def test_beside_a_dashboard_that_stays_it_gives_the_terminal_back(
+    recording: str, open_terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "import time\n"
+        "from consumers import Callback\n"
+        "class Stays(Callback):\n"
+        "    def fit_end(self, state, logger):\n"
+        "        pass\n"
+        "    def linger(self):\n"
+        "        print('stays until Ctrl-C')\n"
+        "        time.sleep(1000)\n"
+    )
+    terminal = open_terminal("--replay", recording, callbacks=f"{tmp_path / 'own.py'}:Stays,top")
+    terminal.wait_for("✓ finished", "stays until Ctrl-C")
+    terminal.press("q")
+    wait_for(lambda: (terminal.text, terminal.is_restored)[1], "the terminal to be given back")
+    assert "stays until Ctrl-C" in terminal.output_after()
+    terminal.press("\x03")
+    assert terminal.wait_for_end() == 0
+
+
+def test_a_terminal_that_goes_away_ends_it(recording: str, open_terminal: Callable[..., Terminal]) -> None:
+    # As under nohup: the signal of the terminal's end does not end the process.
+    deaf = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        terminal = open_terminal("--replay", recording)
+    finally:
+        signal.signal(signal.SIGHUP, deaf)
+    terminal.wait_for("✓ finished", "events handled")
+    terminal.hang_up()
+    assert terminal.process.wait(20) == 0
+
+
+def test_the_last_of_what_was_printed_is_printed_again(
+    recording: str, open_terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "from consumers import Callback\n"
+        "class Own(Callback):\n"
+        "    def batch_end(self, state, logger):\n"
+        "        for number in range(200):\n"
+        "            print('printed', state.timestamp.batch, number)\n"
+    )
+    terminal = open_terminal("--replay", recording, callbacks=f"top,{tmp_path / 'own.py'}:Own")
+    terminal.wait_for("✓ finished", "events handled")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    output = terminal.output_after()
+    assert "what was printed before this is left out:" in output
+    assert "printed 8ba 199" in output
+    assert "run apples finished" in output
 
 
 def test_what_other_callbacks_log_and_print_is_shown(

@@ -144,6 +144,12 @@ def test_a_curve_in_a_line_goes_from_the_least_to_the_greatest() -> None:
     assert (curve[3], curve[8]) == ("█", "▁"), "a peak among many values is seen"
 
 
+def test_the_smallest_differences_are_drawn_too() -> None:
+    smallest = points(0.0, 5e-324)
+    assert len(sparkline(smallest, 10)) == 2
+    assert len(chart(smallest, 20, 4)) == 4
+
+
 def test_a_chart_joins_its_points_from_corner_to_corner() -> None:
     lines = [line.plain for line in chart(points(*range(100)), 20, 4)]
     assert [line[:3] for line in lines] == ["99 ", "   ", "   ", " 0 "]

@@ -3,6 +3,7 @@
 import hmac
 import ipaddress
 import os
+import re
 import secrets
 import shlex
 import ssl
@@ -10,10 +11,9 @@ import stat
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from enum import Enum
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from bus.errors import ConfigurationError
 
@@ -29,7 +29,14 @@ ROLE = "offloop.role"
 
 _TOKEN_BYTES = 32
 _MIN_TOKEN = 16
+_TOKEN = re.compile(rf"[A-Za-z0-9._~-]{{{_MIN_TOKEN},}}")
+# Whatever gets onto the page sends nothing elsewhere. NiceGUI has scripts in its pages, and makes some.
+_POLICY = (
+    b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
+)
 _HEADERS = [
+    (b"content-security-policy", _POLICY),
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -72,14 +79,15 @@ class Tokens:
                 "delete it to have new tokens made if somebody may have read it"
             )
         found = dict(line.split(maxsplit=1) for line in lines if len(line.split()) == 2 and line[0] != "#")
-        if set(found) != {role.value for role in Role} or min(map(len, found.values())) < _MIN_TOKEN:
+        found = {role: token.strip() for role, token in found.items()}
+        if set(found) != {role.value for role in Role} or not all(map(_TOKEN.fullmatch, found.values())):
             raise ConfigurationError(
                 f"the token file {path} is damaged: it has a line 'command TOKEN' and a line 'view TOKEN', of at least "
-                f"{_MIN_TOKEN} characters each; delete it to have a new one made"
+                f"{_MIN_TOKEN} letters, digits, '.', '_', '~' or '-' each; delete it to have a new one made"
             )
         if found["command"] == found["view"]:
             raise ConfigurationError(f"the token file {path} has the same token twice: whoever may view could command")
-        return cls(found["command"].strip(), found["view"].strip())
+        return cls(found["command"], found["view"])
 
     @classmethod
     def _make(cls, path: Path) -> "Tokens":
@@ -182,7 +190,7 @@ class Gate:
             )
             return
         origin = headers.get(b"origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if (origin is not None and _place(origin) != host) or _is_embedded(headers):
             await _refuse(scope, send, 403, "A page of another site asked for this.")
             return
         if self._tokens is None:
@@ -205,7 +213,9 @@ class Gate:
             await _refuse(scope, send, 401, "That token is not one of this dashboard's. " + _HOW_TO_ENTER)
             return
         cookie = f"{self._cookie}={token}; Path=/; HttpOnly; SameSite=Lax{'; Secure' if self._secure else ''}"
-        headers = [(b"location", scope["path"].encode()), (b"set-cookie", cookie.encode("latin-1", "replace"))]
+        # Never to another host, which is what a path that begins with two slashes would name.
+        location = "/" + quote(scope["path"].lstrip("/\\"))
+        headers = [(b"location", location.encode()), (b"set-cookie", cookie.encode())]
         headers.append((b"cache-control", b"no-store"))
         await send({"type": "http.response.start", "status": 303, "headers": [*headers, *_HEADERS]})
         await send({"type": "http.response.body", "body": b""})
@@ -238,17 +248,32 @@ def _host_name(host: str) -> str:
         return ""
 
 
+def _place(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
+def _is_embedded(headers: MutableMapping[bytes, str]) -> bool:
+    """Whether a page of another site loads this as a part of itself, and not by a link that somebody follows. Browsers
+    tell (https://www.w3.org/TR/fetch-metadata/); what only reads has no ``Origin``."""
+    site, part = headers.get(b"sec-fetch-site", "none"), headers.get(b"sec-fetch-dest", "document")
+    return site not in ("none", "same-origin") and part != "document"
+
+
 def _token_in(scope: Scope) -> str | None:
     found = parse_qs(scope["query_string"].decode("latin-1")).get("token")
     return found[0] if found else None
 
 
 def _cookie_in(header: str, name: str) -> str:
-    try:
-        found = SimpleCookie(header).get(name)
-    except CookieError:
-        return ""
-    return found.value if found is not None else ""
+    # Cookies are shared by all ports of a host: those of others may be in any form, which http.cookies would stop at.
+    for part in header.split(";"):
+        given, _, value = part.strip().partition("=")
+        if given == name:
+            return value
+    return ""
 
 
 def _with_headers(send: Send) -> Send:

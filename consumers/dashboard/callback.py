@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bus.stream import Ending
 from consumers.dashboard.access import Listening
@@ -47,10 +48,15 @@ class Dashboard(RunFeed):
         listening = Listening(host, port, tokens, certificate, certificate_key, open_browser)
         listening.check()
         self._listening = listening
+        self._arguments = (host, port, tokens, certificate, certificate_key, open_browser, every)
         self._runs = WatchedRuns()
         self._server: DashboardServer | None = None
         self._ending: Ending | None = None
         super().__init__(self._runs.add(RunView("")), every)
+
+    def __reduce__(self) -> tuple[type["Dashboard"], tuple[Any, ...]]:
+        """It is sent to the process of a trainer's callbacks as it was made."""
+        return type(self), self._arguments
 
     @property
     def url(self) -> str:

@@ -9,7 +9,7 @@ from consumers.dashboard.page_lines import Chart, LineCache, Lines, Look, charts
 from consumers.dashboard.page_panels import Panels
 from consumers.dashboard.page_runs import RunCards
 from consumers.dashboard.run_view import Axis
-from consumers.dashboard.web_runs import WatchedRuns
+from consumers.dashboard.web_runs import WatchedRun, WatchedRuns, labels_of
 
 if TYPE_CHECKING:
     from nicegui.element import Element
@@ -95,7 +95,7 @@ class Page:
         ui.html('<span id="charts" tabindex="-1"></span>', sanitize=False)
         self._board = _board_class()().props('empty="Waiting for the first values"')
         self._board.on("look", self._on_look)
-        self._panels = Panels(self._runs)
+        self._panels = Panels()
         ui.keyboard(on_key=self._on_key, ignore=["input", "select", "textarea"])
         ui.timer(FRAME_SECONDS, self.refresh)
 
@@ -152,13 +152,21 @@ class Page:
     async def _send_frame(self) -> None:
         runs = self._runs.all()
         seen = (
-            *((run.view.version, run.view.status, run.problem) for run in runs),
+            # Who does not look is told of what changes the page's title, and no more.
+            *((self._look.hidden or run.view.version, run.view.status, run.problem) for run in runs),
             *(self._look.x, self._look.range, tuple(self._look.visible.items()), self._panels.opened),
-            *(self._smoothing, self._log_scale, self._filter, self._whole, self._cards.hidden_version),
+            *(
+                self._smoothing,
+                self._log_scale,
+                self._filter,
+                self._whole,
+                self._cards.hidden_version,
+                self._look.hidden,
+            ),
         )
         if seen == self._seen:
             return
-        labels = self._runs.labels()
+        labels = labels_of(runs)
         groups = charts_of(runs, labels)
         charts = {chart.id: chart for _, members in groups for chart in members}
         frame = self._changes(
@@ -173,9 +181,9 @@ class Page:
             }
         )
         lines = self._lines.news(charts, runs, self._look)
-        latest = self._latest(charts)
-        self._cards.update(labels)
-        self._panels.update(labels)
+        latest = self._latest(charts, runs)
+        self._cards.update(runs, labels)
+        self._panels.update(runs, labels)
         whole, self._whole = self._whole, False
         if not (frame or lines or latest or whole):
             self._seen = seen
@@ -201,10 +209,9 @@ class Page:
         self._shown.update(changed)
         return changed
 
-    def _latest(self, charts: dict[str, Chart]) -> dict[str, dict[int, str]]:
+    def _latest(self, charts: dict[str, Chart], runs: list[WatchedRun]) -> dict[str, dict[int, str]]:
         """The newest value of each run in the charts that can be seen, where it has changed."""
         latest: dict[str, dict[int, str]] = {}
-        runs = self._runs.all()
         for name in self._look.visible:
             if name not in charts or charts[name].kind != "metric":
                 continue

@@ -194,7 +194,7 @@ export default {
       clearTimeout(this.telling);
       this.telling = setTimeout(() => {
         const visible = document.hidden ? {} : Object.fromEntries(this.visible);
-        const look = { visible, range: this.range, x: this.look.x };
+        const look = { visible, range: this.range, x: this.look.x, hidden: document.hidden };
         const text = JSON.stringify(look);
         if (text === this.told) return;
         this.told = text;

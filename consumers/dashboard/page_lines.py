@@ -48,6 +48,8 @@ class Look:
     """The part of the axis that is chosen; ``None`` for everything."""
     visible: Mapping[str, int] = field(default_factory=dict)
     """Chart to its width in pixels."""
+    hidden: bool = False
+    """Whether nobody looks: the page is in a tab behind others, or the window is minimised."""
 
     @classmethod
     def from_browser(cls, told: Any, x: Axis) -> "Look":
@@ -60,7 +62,7 @@ class Look:
             for name, width in (visible.items() if isinstance(visible, dict) else ())
             if isinstance(width, int)
         }
-        return cls(x, _range(told.get("range")), widths)
+        return cls(x, _range(told.get("range")), widths, told.get("hidden") is True)
 
     def buckets(self, chart: str) -> int:
         """In how many parts the axis is divided for it, each with its least and greatest value. Browsers of about the

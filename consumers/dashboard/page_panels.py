@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from consumers.dashboard.page_lines import plain_number
 from consumers.dashboard.run_view import LogEntry
-from consumers.dashboard.web_runs import WatchedRuns
+from consumers.dashboard.web_runs import WatchedRun
 from consumers.images import as_bytes
 from consumers.logger import Images
 
@@ -34,10 +34,10 @@ _RANK_COLUMNS = (
 class Panels:
     """The panels of one browser. Those that are closed are not kept up to date."""
 
-    def __init__(self, runs: WatchedRuns) -> None:
+    def __init__(self) -> None:
         from nicegui import ui
 
-        self._runs = runs
+        self._runs: list[WatchedRun] = []
         self._logged: dict[int, int] = {}
         self._images: list[tuple[int, Images]] = []
         self._rows: dict[str, list[dict[str, Any]]] = {}
@@ -60,9 +60,9 @@ class Panels:
         panels = (self._log_panel, self._rank_panel, self._image_panel, self._value_panel)
         return tuple(bool(panel.value) for panel in panels)
 
-    def update(self, labels: list[str]) -> None:
+    def update(self, runs: list[WatchedRun], labels: list[str]) -> None:
         """Brings those that are open up to date."""
-        self._labels = labels
+        self._runs, self._labels = runs, labels
         self._update_log()
         if self._rank_panel.value:
             self._update_ranks()
@@ -76,7 +76,7 @@ class Panels:
         return ui.expansion(title, icon=icon, value=is_open).classes("panel").props("dense")
 
     def _update_log(self) -> None:
-        runs = self._runs.all()
+        runs = self._runs
         new: list[tuple[LogEntry, str]] = []
         for number, run in enumerate(runs):
             entries = run.view.log(self._logged.get(number, 0))
@@ -91,7 +91,7 @@ class Panels:
 
     def _update_ranks(self) -> None:
         rows = []
-        runs = self._runs.all()
+        runs = self._runs
         for number, run in enumerate(runs):
             for view in run.view.ranks():
                 told = {
@@ -108,7 +108,7 @@ class Panels:
         self._fill(self._ranks, "ranks", columns, rows)
 
     def _update_values(self) -> None:
-        runs = self._runs.all()
+        runs = self._runs
         names = sorted({name for run in runs for name in run.view.names()})
         rows: list[dict[str, Any]] = []
         for name in names:
@@ -132,7 +132,7 @@ class Panels:
     def _update_images(self) -> None:
         from nicegui import ui
 
-        found = [(number, entry) for number, run in enumerate(self._runs.all()) for entry in run.view.images()]
+        found = [(number, entry) for number, run in enumerate(self._runs) for entry in run.view.images()]
         self._image_panel.set_visibility(bool(found))
         if not self._image_panel.value or _same(found, self._images):
             return

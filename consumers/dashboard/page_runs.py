@@ -74,11 +74,10 @@ class RunCards:
         self._outcome = ui.label("").classes("sr-only").props('role="status" aria-live="polite"')
         self._title = ""
 
-    def update(self, labels: list[str]) -> None:
+    def update(self, runs: list[WatchedRun], labels: list[str]) -> None:
         """Brings every card up to date, and makes those that are new."""
         from nicegui import ui
 
-        runs = self._runs.all()
         with self._box:
             for number in range(len(self._cards), len(runs)):
                 self._cards.append(_Card(number, runs[number], self._role, self._toggle, self._send))

@@ -105,7 +105,7 @@ class RunView:
             elif state.rank == 0:
                 self._progress.event(state)
                 self._see_event(state, seconds)
-            if "logged" in body.fields:
+            if state.rank == 0 and "logged" in body.fields:
                 self._metrics.logged(body.fields["logged"])
 
     def take_rows(self, rows: Sequence[Row]) -> None:
@@ -141,15 +141,17 @@ class RunView:
             self._read_outcomes = read
 
     def take_outcome(self, outcome: Outcome) -> None:
-        """Takes what became of a command; the second time that it comes, nothing."""
+        """Takes what became of a command; once that is known, nothing more of it."""
         with self._lock:
             identity = outcome.command.id
             if identity and identity in self._known_outcomes:
                 return
             self.version += 1
-            self._known_outcomes.append(identity)
+            if outcome.event is not None or outcome.error is not None:
+                # Whoever sent it may have stopped waiting before it was answered.
+                self._known_outcomes.append(identity)
             self._log.add(self._time, 0, "command", str(outcome))
-            if outcome.error is None and outcome.event is not None and self._status in ("live", "paused"):
+            if outcome.error is None and outcome.event is not None and self._status in ("waiting", "live", "paused"):
                 if outcome.command.name == "pause":
                     self._status, self._paused_at = "paused", outcome.batch
                 elif outcome.command.name in ("resume", "stop"):

@@ -216,8 +216,9 @@ class Series:
 
     def append(self, step: float, value: float) -> None:
         """Takes a point. Only for whoever holds the lock."""
-        self.append_step(step)
+        # The value first, which may be refused.
         self.append_value(value)
+        self.append_step(step)
 
     def extend(self, points: "Floats") -> None:
         """Takes rows of step and value. Only for whoever holds the lock."""

@@ -78,8 +78,9 @@ class Top(Callback):
                 raise display.failure
 
     def linger(self) -> None:
-        """Stays until ``q``."""
-        if self._display is not None:
+        """Stays until ``q``, where there was something to show: a consumer that had handled everything before has
+        nothing."""
+        if self._display is not None and self._stays:
             try:
                 self._display.left.wait()
             finally:

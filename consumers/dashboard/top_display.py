@@ -84,6 +84,8 @@ class Display:
                 for key in self._screen.keys(_DRAW_SECONDS):
                     self._obey(key)
                     self._changed = True
+            if self.left.is_set():
+                self._screen.close()
         except Exception as error:  # noqa: BLE001  shown where the callback is closed; the terminal comes first
             self.failure = error
             self._screen.close()
@@ -103,6 +105,10 @@ class Display:
 
     def _obey(self, key: str) -> None:
         shown = self._shown
+        if key == "gone":
+            self._closing.set()
+            self._leave()
+            return
         if self._asks_to_stop:
             self._asks_to_stop, shown.message = False, None
             if key in ("y", "Y"):
@@ -177,6 +183,9 @@ class Display:
         if self.left.is_set():
             return
         self.left.set()
+        if self.is_over:
+            # Another callback may have something to show for longer.
+            self._closing.set()
         # Before that the signal would end the command, and not just its reading.
         self.started.wait(_START_SECONDS)
         main = threading.main_thread().ident

@@ -133,10 +133,11 @@ def _columns(xs: list[float], ys: list[float], width: int) -> list[list[float]]:
 
 
 def _level(value: float, low: float, high: float, levels: int) -> int:
-    if high <= low:
+    # Divided first: the difference of two large numbers may be infinite. That of the smallest ones is 0 then.
+    span = high / 2 - low / 2
+    if span <= 0:
         return levels // 2
-    # Divided first: the difference of two large numbers may be infinite.
-    return min(int((value / 2 - low / 2) / (high / 2 - low / 2) * levels), levels - 1)
+    return min(int((value / 2 - low / 2) / span * levels), levels - 1)
 
 
 def _plot(xs: list[float], ys: list[float], dots: list[list[int]], low: float, high: float) -> set[int]:

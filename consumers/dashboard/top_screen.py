@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -36,6 +37,7 @@ _KEYS = {
     "\n": "enter",
 }
 _MOST_KEPT = 1000
+_LONGEST_LINE = 4096
 
 
 def require_terminal() -> None:
@@ -43,7 +45,9 @@ def require_terminal() -> None:
 
     Raises :class:`bus.errors.ConfigurationError`."""
     instead = "use '--log progress' (the callback left out), which writes lines anywhere"
-    for name, stream in (("input", sys.stdin), ("output", sys.stdout)):
+    # A display of the replay before, which stays until the next one takes its place, has the terminal.
+    shown = sys.stdout.stream if isinstance(sys.stdout, _Lines) else sys.stdout
+    for name, stream in (("input", sys.stdin), ("output", shown)):
         if stream is None or stream.closed or not stream.isatty():
             raise ConfigurationError(f"'top' draws on a terminal, and standard {name} is none: {instead}")
     if os.environ.get("TERM", "dumb") == "dumb":
@@ -59,8 +63,8 @@ def require_terminal() -> None:
 class TerminalScreen:
     """The terminal of standard input and output, from :meth:`open` to :meth:`close`.
 
-    What is printed meanwhile would be drawn over: it goes to ``on_output``, line by line, and is printed when the
-    terminal is given back. That happens at the latest when the process ends, by SIGTERM too; Ctrl-Z gives it back for
+    What is printed meanwhile would be drawn over: it goes to ``on_output``, line by line, and the last of it is printed
+    when the terminal is given back. That happens at the latest when the process ends, by SIGTERM too; Ctrl-Z gives it back for
     as long as the process is stopped.
     """
 
@@ -70,7 +74,8 @@ class TerminalScreen:
         self._lock = threading.RLock()
         self._before: list[Any] = []
         self._drawn: list[str] = []
-        self._kept: list[tuple[TextIO, str]] = []
+        self._kept: deque[tuple[TextIO, str]] = deque(maxlen=_MOST_KEPT)
+        self._is_cut = False
         self._streams: dict[str, TextIO] = {}
         self._handlers: dict[int, Any] = {}
         self._pending = ""
@@ -103,7 +108,8 @@ class TerminalScreen:
         atexit.unregister(self.close)
         for name, stream in self._streams.items():
             setattr(sys, name, stream)
-        for stream, text in self._kept:
+        cut = [(self._streams["stderr"], "what was printed before this is left out:\n")] if self._is_cut else []
+        for stream, text in (*cut, *self._kept):
             with contextlib.suppress(OSError, ValueError):
                 stream.write(text)
                 stream.flush()
@@ -159,11 +165,15 @@ class TerminalScreen:
                 self._put(_CLEAR)
 
     def keys(self, seconds: float) -> Iterator[str]:
-        """The keys that were pressed, after waiting so long for one: a letter, or a name such as ``up``."""
+        """The keys that were pressed, after waiting so long for one: a letter, or a name such as ``up``; ``gone`` when
+        the terminal is."""
         try:
             ready, _, _ = select.select([self._input], [], [], seconds)
             data = os.read(self._input, 1024) if ready else b""
         except (OSError, ValueError):
+            ready, data = [self._input], b""
+        if ready and not data:
+            yield "gone"
             return
         text = data.decode(errors="ignore")
         while text:
@@ -173,9 +183,11 @@ class TerminalScreen:
 
     def take(self, stream: TextIO, text: str) -> None:
         """Takes what was to be printed."""
-        if len(self._kept) < _MOST_KEPT:
+        with self._lock:
+            self._is_cut |= len(self._kept) == _MOST_KEPT
             self._kept.append((stream, text))
-        *lines, self._pending = (self._pending + text).split("\n")
+            *lines, rest = (self._pending + text).split("\n")
+            self._pending = rest[-_LONGEST_LINE:]
         for line in lines:
             if line.strip():
                 self._on_output(line)
@@ -220,13 +232,13 @@ class _Lines(io.TextIOBase):
 
     def __init__(self, screen: TerminalScreen, stream: TextIO) -> None:
         self._screen = screen
-        self._stream = stream
+        self.stream = stream
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             # Others find out by this which kind of stream it is.
             raise TypeError(f"write() takes a string, not {type(text).__name__}")
-        self._screen.take(self._stream, text)
+        self._screen.take(self.stream, text)
         return len(text)
 
     def writable(self) -> bool:
@@ -236,11 +248,11 @@ class _Lines(io.TextIOBase):
         return False
 
     def fileno(self) -> int:
-        return self._stream.fileno()
+        return self.stream.fileno()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        return self._stream.encoding
+        return self.stream.encoding
 
 
 def _rendered(console: Any, line: "Text") -> str:

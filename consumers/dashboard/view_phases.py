@@ -36,7 +36,8 @@ class PhaseView(NamedTuple):
 
 
 class PublishingView(NamedTuple):
-    """What publishing costs the training thread: the median of the batches that were measured last."""
+    """What publishing costs the training thread: the median of what the batches that were measured last tell of
+    themselves and those before them."""
 
     microseconds: float | None
     """A batch; ``None`` before anything was measured."""
@@ -65,7 +66,11 @@ class Phases:
             for phase, _, duration in spans:
                 row[1 + _PLACES.get(phase, _OTHER)] += duration / 1e9
             row[1 + _OTHER] += max((ended_ns - began) / 1e9 - sum(row[1:]), 0.0)
-        except (TypeError, KeyError, ValueError):
+            if "publishing" in field:
+                # Batches that are measured publish more than others do: what is told of all of them is a usual one's.
+                nanoseconds, batches = field["publishing"]
+                row[1 + _PUBLISHING] = nanoseconds / batches / 1e9
+        except (TypeError, KeyError, ValueError, ZeroDivisionError):
             return
         if self._last_batch is not None:
             row[1 + _EVALUATION] = self._evaluation / max(batch - self._last_batch, 1)
@@ -73,17 +78,13 @@ class Phases:
         self.on_device = bool(field.get("device"))
         for append, number in zip(self._table.appends, row, strict=True):
             append(number)
+        if len(self._table) > self.MAX_ROWS:
+            self._table.replace(self._table.rows()[1::2])
 
     def add_evaluation(self, seconds: float) -> None:
         """Takes the time of an evaluation. The batch that is measured next counts it, divided by the number of batches
         since the one that was measured before: only some batches are measured, but every evaluation is."""
         self._evaluation += seconds
-
-    def settle(self) -> None:
-        """Keeps it within its size."""
-        rows = self._table.rows()
-        if len(rows) > self.MAX_ROWS:
-            self._table.replace(rows[1::2].copy())
 
     def view(self, width: int | None = None) -> PhaseView:
         """All rows; or so many at most, each the mean of several."""

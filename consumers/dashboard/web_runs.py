@@ -1,13 +1,13 @@
 """The runs that a web dashboard shows, with what can be done to each."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bus.commands import Outcome
 from bus.errors import OffloopError
 from consumers.dashboard.run_view import RunView
 
-__all__ = ["WatchedRun", "WatchedRuns"]
+__all__ = ["WatchedRun", "WatchedRuns", "labels_of"]
 
 
 class WatchedRun:
@@ -55,8 +55,9 @@ class WatchedRuns:
         with self._lock:
             return list(self._runs)
 
-    def labels(self) -> list[str]:
-        """What each is called: the run's name, with the attempt where there are several of one run."""
-        names = [(run.view.run_name, run.view.attempt) for run in self.all()]
-        several = {name for name, attempt in names if attempt > 1}
-        return [f"{name} #{attempt}" if name in several else name for name, attempt in names]
+
+def labels_of(runs: Sequence[WatchedRun]) -> list[str]:
+    """What each is called: the run's name, with the attempt where there are several of one run."""
+    names = [(run.view.run_name, run.view.attempt) for run in runs]
+    several = {name for name, attempt in names if attempt > 1}
+    return [f"{name} #{attempt}" if name in several else name for name, attempt in names]

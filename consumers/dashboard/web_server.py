@@ -135,10 +135,17 @@ class DashboardServer:
 
     def _application(self) -> "FastAPI":
         from fastapi import FastAPI, Request
-        from nicegui import ui
+        from nicegui import core, ui
 
         from consumers.dashboard.page import Page
         from consumers.dashboard.page_lines import LineCache
+        from consumers.dashboard.web_sockets import guard_sockets
+
+        # NiceGUI has one application in a process: what a dashboard before this one left there is undone.
+        core.app.middleware_stack = None
+        core.app.user_middleware.clear()
+        core.sio.eio.start_service_task = True
+        guard_sockets()
 
         cache = LineCache()
 

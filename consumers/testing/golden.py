@@ -67,7 +67,9 @@ class Golden:
             self._write(path, lines)
             return
         try:
-            expected = path.read_text(encoding="utf-8").splitlines()
+            # str.splitlines() would also split where JSON leaves a character such as U+2028 as it is.
+            with path.open(encoding="utf-8") as file:
+                expected = [line.removesuffix("\n") for line in file]
         except FileNotFoundError:
             raise AssertionError(
                 f"there is no golden file {path} to compare {len(lines)} lines with: "

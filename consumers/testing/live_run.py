@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import uuid4
 
 from bus import processes
 from bus.commands import Argument, Outcome
@@ -38,6 +39,10 @@ SECONDS = 120.0
 WATCHER = "test"
 """What a test is called by the trainings that it watches."""
 
+_MARK = "OFFLOOP_LIVE_RUN"
+"""The environment variable by which the processes of a training are known, wherever they stand."""
+
+_BROKER = b"bus.broker_process"
 _POLL = 0.02
 _BROKER_SECONDS = 5.0
 _SHOWN = 50
@@ -96,6 +101,7 @@ class LiveRun:
         words = [task, *arguments, *_flags(options), "--runs-dir", str(self._reachable(runs)), "--run-name", self.name]
         before = self._found_on_disk()
         self._attempt = 1 if before is None else before.last.number + 1
+        self._mark = uuid4().hex
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *launcher, *words],
@@ -105,7 +111,7 @@ class LiveRun:
                 stderr=subprocess.STDOUT,
                 # What it starts belongs to it, and none of it to whoever runs the tests.
                 start_new_session=True,
-                env=_environment(),
+                env=_environment() | {_MARK: self._mark},
             )
 
     def _reachable(self, runs: Path) -> Path:
@@ -243,10 +249,20 @@ class LiveRun:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._kill_the_rest()
         found = self._found_on_disk()
         if found is not None and found.live:
             self._see_broker_off()
         self._opened.close()
+
+    def _kill_the_rest(self) -> None:
+        # torchrun gives each rank a session of its own, and so does a trainer the process of its callbacks.
+        deadline = time.monotonic() + _BROKER_SECONDS
+        while (left := _marked(self._mark)) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(_POLL)
 
     def _see_broker_off(self) -> None:
         # It writes the end of the record, which a test may want to see.
@@ -277,6 +293,19 @@ class LiveRun:
         except (OSError, ValueError, KeyError):
             return None
         return pid if isinstance(pid, int) else None
+
+
+def _marked(mark: str) -> list[int]:
+    """The processes with that mark in their environment, but for brokers, which end by themselves."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environment, command = (process / "environ").read_bytes(), (process / "cmdline").read_bytes()
+        except OSError:  # it is gone, or somebody else's
+            continue
+        if f"{_MARK}={mark}".encode() in environment.split(b"\0") and _BROKER not in command.split(b"\0"):
+            found.append(int(process.name))
+    return found
 
 
 def _name_of(task: str) -> str:
