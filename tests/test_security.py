@@ -543,11 +543,17 @@ EXCEPTIONS = {
     "bus.registry": {"importlib", "importlib.util", "importlib.metadata"},
     # It asks for the versions of installed packages.
     "bus.link": {"importlib.metadata"},
+    # It loads the commands that installed packages add, by the name that somebody has typed.
+    "bus.cli": {"importlib.metadata"},
+    # It imports its own modules when a name of theirs is used.
+    "consumers": {"importlib.import_module"},
     # It reads one pickle, from its parent's pipe.
     "consumers.attached": {"pickle"},
     # They ask whether an optional package is installed.
     "consumers.callbacks.export_formats": {"importlib.util"},
     "consumers.callbacks.image_visualizer": {"importlib.util"},
+    "consumers.dashboard.run_view": {"importlib.util"},
+    "consumers.dashboard.web_server": {"importlib.util"},
     # They import an optional package, by a name that stands in the code, where it is used.
     "consumers.callbacks.mlperf": {"importlib"},
     "consumers.callbacks.system_monitor": {"importlib"},
