@@ -5,9 +5,9 @@ import logging
 import re
 import signal
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -62,8 +62,30 @@ class _Commands(click.Group):
         found = [one for one in entry_points(group=COMMANDS_GROUP) if one.name == cmd_name]
         if not found:
             return None
-        command: click.Command = found[0].load()
+        try:
+            command: click.Command = found[0].load()
+        # What somebody else has written may raise anything, and the other commands are to be there all the same.
+        except Exception as error:  # noqa: BLE001
+            return _broken(cmd_name, found[0], error)
         return command
+
+
+def _broken(name: str, point: EntryPoint, error: Exception) -> click.Command:
+    """Stands for a command that cannot be loaded, and says why."""
+    package = "a package" if point.dist is None else point.dist.name
+    trouble = f"command {name!r} of {package} cannot be loaded: {type(error).__name__}: {error}"
+
+    def refuse(_arguments: tuple[str, ...]) -> NoReturn:
+        raise ConfigurationError(f"{trouble}; update or remove {package}")
+
+    return click.Command(
+        name,
+        callback=refuse,
+        params=[click.Argument(["_arguments"], nargs=-1, type=click.UNPROCESSED)],
+        context_settings={"ignore_unknown_options": True},
+        short_help=trouble,
+        help=trouble,
+    )
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -29,7 +29,7 @@ _COUNTERS = (
     "token_in_iteration",
 )
 _TIMES = ("time", "total_wct", "iteration_wct", "epoch_wct", "batch_wct")
-_NEVER = ("run", "attempt", "rank", "seq", "event", "utc", "id", "decided_at", "on_demand")
+_NEVER = ("run", "attempt", "rank", "seq", "event", "utc", "id", "decided_at", "on_demand", "not_sent")
 _OF_THE_CLOCK = frozenset(("system", "phases", "gpu_utilization", "late", *_TIMES))
 _INNER_TIMES = ("eval_timestamp", "predict_timestamp")
 _FACTS = frozenset(
@@ -48,6 +48,7 @@ _FACTS = frozenset(
 )
 _BATCH = 2
 _COUNTED = 10
+_LISTED = 20
 
 
 @dataclass(frozen=True)
@@ -215,8 +216,12 @@ class _Side:
         return any(begin <= batch for begin, _ in self._holes)
 
     def left_out(self) -> Iterator[str]:
-        for one in self.source.left_out:
-            yield f"{self.name} is a cut without {_numbers(Gap(one.rank, one.first, one.last))}"
+        ranges = self.source.left_out
+        for gap in ranges[:_LISTED]:
+            yield f"{self.name} is a cut without {_numbers(gap)}"
+        if len(ranges) > _LISTED:
+            more, rank = len(ranges) - _LISTED, ranges[0].rank
+            yield f"{self.name} is a cut without {more:,} more ranges of events of rank {rank}"
 
     def trouble(self) -> Iterator[str]:
         for line in self.source.damage:

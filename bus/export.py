@@ -72,7 +72,8 @@ def export(
     ``jsonl`` an object for each event, ``json-mcap`` is for Foxglove and PlotJuggler, ``trace`` is a timeline for
     Perfetto (see :class:`bus.trace.TraceWriter`). Commands and how the run ended come too, as the rows ``$command`` and
     ``$end``, unless ``events`` chooses events. What is damaged is passed over and named. Memory does not grow with the
-    recording. It may still be written: what is there at the beginning is exported.
+    recording, but for what is told of the numbers that it lacks. It may still be written: what is there at the
+    beginning is exported.
 
     Raises:
         ConfigurationError: there is no such form or rank, no event is chosen, ``output`` exists and ``force`` is not
@@ -96,7 +97,7 @@ def export(
         source.ending,
         tuple(source.damage),
         tuple(source.gaps),
-        tuple(Gap(one.rank, one.first, one.last) for one in source.left_out),
+        tuple(source.left_out),
         source.lost,
     )
 

@@ -18,11 +18,13 @@ def placing(output: Path, inputs: Sequence[Path], force: bool = False) -> Iterat
     ``inputs`` are the files that it is made from. With ``force`` a file that is there already is replaced.
 
     Raises:
-        ConfigurationError: ``output`` is there already, or one of the inputs, or a folder, or stands in none.
+        ConfigurationError: ``output`` is there already, or one of the inputs, or no file, or stands in no folder.
         RunDirectoryError: it cannot be written.
     """
     if output.is_dir():
         raise ConfigurationError(f"{output} is a folder: name a file in it with '--output'")
+    if output.exists() and not output.is_file():
+        raise ConfigurationError(f"{output} is no file that could be replaced: choose another one with '--output'")
     if output.parent.exists() and not output.parent.is_dir():
         raise ConfigurationError(f"{output.parent} is no folder: choose another file with '--output'")
     if any(_is_same(output, path) for path in inputs):

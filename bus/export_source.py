@@ -137,7 +137,7 @@ class Source:
     def _begin(self) -> None:
         self.damage: list[str] = []
         self.gaps: list[Gap] = []
-        self.left_out: list[LeftOut] = []
+        self.left_out: list[Gap] = []
         self.lost = False
         """Whether something that the file held cannot be read."""
         self.ranks: set[int] = set()
@@ -213,10 +213,10 @@ class Source:
             return False
         left_out = LeftOut.of(record)
         if left_out is not None:
-            self.left_out.append(left_out)
+            self.left_out.append(Gap(rank, left_out.first, left_out.last))
         self._note_missing(rank, seq if left_out is None else left_out.first)
         self._numbers[rank] = seq
-        if is_mark(record):
+        if is_mark(record) and left_out is None:
             self._order.from_record("/".join(map(str, record.topic)), record.body)
         return True
 

@@ -1,7 +1,7 @@
 """Several recordings of one attempt as one."""
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,25 +58,28 @@ def merge(paths: Sequence[Path], output: Path, *, force: bool = False) -> Merged
     ranks = sorted({rank for path in paths for rank in there[path]})
     merged = {rank: _Rank([Source(path, [rank]) for path in paths if rank in there[path]]) for rank in ranks}
     events = 0
+    reached: dict[int, int] = {}
     with placing(output, paths, force) as draft, closing(JournalWriter(draft, run, attempt)) as writer:
         # In a rank the times never decrease, so that merging by time keeps its order; of equal times the lower rank is
         # first.
         for record in heapq.merge(*merged.values(), key=lambda record: record.event.time):
             append(writer, [record])
             events += not is_mark(record)
+            reached[record.topic.rank] = record.event.seq
     written = Source(output)
     for _ in written:
         pass
     parts = [source for rank in merged.values() for source in rank.sources]
+    gaps = [*written.gaps, *_missing_at_the_end(parts, reached)]
     return Merged(
         output,
         events,
         sum(rank.duplicates for rank in merged.values()),
         written.ending,
         tuple(dict.fromkeys(line for source in parts for line in source.damage)),
-        tuple(written.gaps),
-        tuple(Gap(one.rank, one.first, one.last) for one in written.left_out),
-        any(source.lost for source in parts) and (bool(written.gaps) or written.ending is None),
+        tuple(gaps),
+        tuple(written.left_out),
+        any(source.lost for source in parts) and (bool(gaps) or written.ending is None),
     )
 
 
@@ -97,6 +100,16 @@ def _identity(sources: Sequence[Source]) -> tuple[str, int]:
                 f"{first.run!r}, attempt {first.attempt}: only recordings of one attempt of one run can be merged"
             )
     return first.run, first.attempt
+
+
+def _missing_at_the_end(parts: Sequence[Source], reached: Mapping[int, int]) -> Iterator[Gap]:
+    """What none of them has of what one of them says was recorded last; ``reached`` is the last number of each rank."""
+    recorded: dict[int, int] = {}
+    for gap in (gap for source in parts for gap in source.gaps):
+        recorded[gap.rank] = max(gap.last, recorded.get(gap.rank, 0))
+    for rank, last in sorted(recorded.items()):
+        if (first := reached.get(rank, 0) + 1) <= last:
+            yield Gap(rank, first, last)
 
 
 class _Head:

@@ -1,9 +1,11 @@
 """A recording replayed at a pace: as fast as it was, faster, step by step, or a part of it."""
 
 import asyncio
+import itertools
 import math
 from collections.abc import AsyncIterator, Iterable, Mapping
 
+from bus.commands import Outcome
 from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.recording import Recording
@@ -62,23 +64,41 @@ class Replay:
 
         self.given = 0
         """How many snapshots were given."""
+        # The commands of the part that the iteration has come to, and how many of all those were judged.
+        self._commands: list[Outcome] = []
+        self._judged = 0
+        self._is_over = False
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
         """Events that are missing in the record, as far as the iteration has come."""
         return self._recording.gaps
 
+    def answered(self) -> tuple[Outcome, ...]:
+        """The commands that the training answered within the part, in order, up to the recorded time that the replay
+        has come to; may be called from another thread."""
+        commands = tuple(self._commands)
+        if self._is_over:
+            return commands
+        return tuple(itertools.takewhile(lambda one: one.time_ns is None or self._pace.is_past(one.time_ns), commands))
+
     async def __aiter__(self) -> AsyncIterator[Snapshot]:
         recording, self.ending = self._recording, None
+        self._commands, self._judged, self._is_over = [], 0, False
         has_bounds = self._start is not None or self.until is not None
         window = Window(self._start, self.until, recording_began(recording) if has_bounds else 0)
         before: list[Snapshot] = []
+        last: Snapshot | None = None
         for count, snapshot in enumerate(recording.snapshots(self._events, after=self._after), 1):
             if count % _BREATH == 0:
                 # What never has to wait would otherwise keep other tasks from running.
                 await asyncio.sleep(0)
+            self._judge_commands(window, last)
+            if snapshot.rank == 0:
+                last = snapshot
             if not window.takes(snapshot):
                 if window.over:
+                    self._is_over = True
                     return
             elif not window.begun:
                 before.append(snapshot)
@@ -88,7 +108,18 @@ class Replay:
                 while before:
                     self.given += 1
                     yield before.pop(0)
+        self._judge_commands(window, last)
+        self._is_over = True
         self.ending, self.damage = recording.ending, recording.damage
+
+    def _judge_commands(self, window: Window, last: Snapshot | None) -> None:
+        """Keeps of the commands that were read since those that belong to the part. ``last`` is the event of the first
+        rank before them: the training is where it was then."""
+        for outcome in self._recording.answered()[self._judged :]:
+            self._judged += 1
+            at = None if last is None or outcome.time_ns is None else last._body._replace(time=outcome.time_ns)
+            if at is None or window.takes(Snapshot(Event.BATCH_END, self.run_name, 0, at)):
+                self._commands.append(outcome)
 
     def __repr__(self) -> str:
         return f"<Replay of {self._recording!r} at rate {self._pace.rate:g}>"

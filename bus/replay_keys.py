@@ -1,5 +1,6 @@
 """Single keys in a terminal that let a replay stand still, go on, or pass one event."""
 
+import contextlib
 import os
 import select
 import signal
@@ -8,7 +9,7 @@ import termios
 import threading
 import tty
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from bus.errors import ConfigurationError
@@ -17,6 +18,8 @@ from bus.replay_pace import Pace
 __all__ = ["KEYS_HELP", "ReplayKeys", "has_keyboard"]
 
 KEYS_HELP = "space or Enter goes on and pauses, '.' gives one event, q or Ctrl-C leaves"
+
+LOOK_SECONDS = 0.5
 
 
 def has_keyboard() -> bool:
@@ -65,25 +68,41 @@ class ReplayKeys:
         os.close(self._end)
         self._thread.join()
         os.close(self._over)
-        termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
+        # In the background it is the shell's, which has set it for itself, and would stop whoever changes it.
+        if has_keyboard():
+            with contextlib.suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
 
-    def _on_continue(self, _number: int, _frame: FrameType | None) -> Any:
+    def _on_continue(self, *_: object) -> Any:
         # A shell takes the terminal back to lines when it stops us.
         if has_keyboard():
-            tty.setcbreak(self._terminal)
+            with contextlib.suppress(termios.error):  # the terminal is gone
+                tty.setcbreak(self._terminal)
 
     def _listen(self) -> None:
-        while True:
-            ready, _, _ = select.select([self._terminal, self._over], [], [])
-            if self._over in ready:
-                return
+        # To read in the background fails then, and does not stop the process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTIN})
+        while not self._is_over(has_keyboard()):
             try:
                 key = os.read(self._terminal, 1)
             except OSError:
-                # The terminal is gone, or we are in the background now.
-                return
+                # In the background.
+                continue
             if not key:
                 return
             action = self._actions.get(key)
             if action is not None:
                 action()
+
+    def _is_over(self, listens: bool) -> bool:
+        """Waits for a key, where the terminal listens to us, or until it does; whether it is over instead."""
+        while True:
+            watched = [self._terminal, self._over] if listens else [self._over]
+            ready, _, _ = select.select(watched, [], [], None if listens else LOOK_SECONDS)
+            if self._over in ready:
+                return True
+            if ready:
+                return False
+            listens = has_keyboard()
+            if listens:
+                self._on_continue()

@@ -64,6 +64,19 @@ class Pace:
         if self._head is None or math.isinf(self.rate):
             self._head, self._since = at, self._clock()
             return 0.0
+        return self._left(at)
+
+    def is_past(self, at: int) -> bool:
+        """Whether a recorded time, in nanoseconds, has come, without asking for an event of that time."""
+        with self._lock:
+            if self._head is None:
+                return False
+            if self._paused or math.isinf(self.rate):
+                return at <= self._head
+            return self._left(at) == 0
+
+    def _left(self, at: int) -> float:
+        assert self._head is not None  # only what has begun passes
         return max(0.0, (at - self._head) / 1e9 / self.rate - (self._clock() - self._since))
 
     async def until(self, at: int) -> None:

@@ -180,6 +180,9 @@ class StreamOrder:
         if place is None or event is None:
             return None
         number = event.base_seq if self._base_only else event.seq
+        if self._base_only and place.name == CUT and event.fields.get("base_first") == number + 1:
+            # In the place of events that this reader is not given either: the number that it bears is of one before.
+            return None
         expected = self._numbers.get(place.rank, 0) + 1
         return (place, event, number, expected) if number >= expected else None
 

@@ -297,7 +297,8 @@ def _linger(callbacks: Sequence[Callback]) -> None:
     """Lets callbacks with something to be looked at stay until they are left."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
-        for callback in callbacks:
+        # First those that have the terminal: they give it back.
+        for callback in sorted(callbacks, key=lambda one: not one.owns_terminal):
             callback.linger()
 
 

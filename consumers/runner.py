@@ -488,7 +488,7 @@ class Runner:
     async def _close(self) -> None:
         state = self._last or Snapshot.build(Event.INIT, run_name=self._place.run_name)
         self._logger.begin(state)
-        ending = None if self._interrupted else self.statistics().ending
+        ending = None if self._interrupted or self._fatal is not None else self.statistics().ending
         for member in self._members:
             member.closed = True
             await self._end(member, "run_ended", ending)

@@ -1,6 +1,7 @@
 """The command ``bus``: what people see of their runs."""
 
 import json
+from importlib.metadata import EntryPoint, EntryPoints
 
 import click
 import pytest
@@ -9,7 +10,7 @@ from click.testing import CliRunner
 from helpers import wait_for
 from training import Act, gold_trainer
 
-from bus import ConfigurationError, Event, Publisher, RecordingError, RunDirectoryError, Subscriber, find_run
+from bus import ConfigurationError, Event, Publisher, RecordingError, RunDirectoryError, Subscriber, cli, find_run
 from bus.cli import bus
 
 
@@ -84,6 +85,21 @@ def test_every_command_has_help():
     for command in bus.commands.values():
         assert command.help
         assert all(option.help for option in command.params if isinstance(option, click.Option))
+
+
+def test_a_command_of_another_package_that_cannot_be_loaded_hides_no_other(monkeypatch):
+    points = EntryPoints([EntryPoint("broken", "no_such_package:command", "offloop.commands")])
+    monkeypatch.setattr(cli, "entry_points", lambda group: points.select(group=group))
+    listing = invoke("--help")
+    assert "broken" in listing
+    assert "replay" in listing
+    for arguments in (["broken"], ["broken", "--port", "5"]):
+        told = CliRunner().invoke(bus, arguments).exception
+        assert isinstance(told, ConfigurationError)
+        assert str(told) == (
+            "command 'broken' of a package cannot be loaded: ModuleNotFoundError: No module named 'no_such_package'; "
+            "update or remove a package"
+        )
 
 
 def test_a_live_run_is_told_to_stop(two_runs):

@@ -22,6 +22,7 @@ from bus.export_source import LeftOut, Source
 from bus.merge import merge
 from bus.recovery import recover
 from bus.replay import Replay
+from bus.stream import Missing, StreamOrder
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -190,6 +191,19 @@ def test_what_was_left_out_is_told_from_what_was_lost(tmp_path):
     assert source.gaps == [Gap(0, 5, 6)]
 
 
+def test_what_was_lost_before_events_that_are_left_out_is_no_less_lost(tmp_path):
+    stream = [Entry("batch_end", batch=1), Entry("batch_end", batch=2), Entry("after_loss", batch=2), Entry(batch=3)]
+    write_recording(tmp_path / "o.mcap", stream, missing=[1])
+    cut(tmp_path / "o.mcap", tmp_path / "p.mcap", events=[Event.BATCH_END])
+    for events in (None, [Event.BATCH_END]):
+        part = Recording(tmp_path / "p.mcap")
+        assert [snapshot.timestamp.batch for snapshot in part.snapshots(events)] == [1, 3]
+        assert part.gaps == (Gap(0, 2, 2),)
+        live = StreamOrder(part.run_name, part.attempt, events)
+        frames = [live.from_live(record.topic, record.body) for record in read_records(tmp_path / "p.mcap")]
+        assert Missing(0, 3) in frames
+
+
 def test_commands_and_the_end_of_every_rank_stay(tmp_path):
     stream = [Entry(rank=rank, batch=batch, context={"world_size": 2}) for batch in range(1, 4) for rank in (0, 1)]
     stream.insert(2, Entry("$command", 0, 1, {"command": "set", "arguments": ["lr", 0.5], "event": "batch_end"}))
@@ -244,6 +258,21 @@ def test_what_is_damaged_in_one_is_taken_from_the_other(tmp_path):
     spoil(paths[1], 700)
     done = merge(paths, tmp_path / "n.mcap")
     assert (done.lost, bool(done.gaps)) == (True, True)
+
+
+def test_what_all_of_them_lack_at_their_ends_is_told(tmp_path):
+    stream = [*(Entry(batch=batch) for batch in range(1, 20)), Entry("$end", fields={"status": "finished"})]
+    whole, first, last = (tmp_path / name for name in ("a.mcap", "b.mcap", "c.mcap"))
+    write_recording(whole, stream)
+    write_recording(first, stream[:17])
+    # In the last chunk.
+    spoil(whole, 1620)
+    source = Source(whole)
+    assert [record.event.seq for record in source][-1] == 15
+    done = merge([whole, first], last)
+    assert (done.gaps, done.lost) == ((Gap(0, 18, 20),), True)
+    cut(first, tmp_path / "d.mcap", until="3ba")
+    assert merge([first, tmp_path / "d.mcap"], last, force=True).gaps == ()
 
 
 def test_different_events_of_one_number_are_refused_by_name(tmp_path):

@@ -19,6 +19,7 @@ from bus import ConfigurationError, RecordingError
 from bus.cli_recordings import diff_recordings
 from bus.cut import cut
 from bus.diff import Diff, diff
+from bus.event import Event
 from bus.terminal import run_command
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -215,6 +216,11 @@ def test_fields_on_demand_are_compared_where_both_have_them(tmp_path):
     assert [metric.name for metric in found.metrics] == ["norm"]
 
 
+def test_what_a_training_could_not_give_to_somebody_is_no_difference(tmp_path):
+    refused = [loss(1, 1.0, not_sent="phases: this batch began before anybody asked")]
+    assert compare(tmp_path, refused, losses(1.0)).same
+
+
 def test_inner_events_are_compared_where_both_have_them(tmp_path):
     a = [Entry("after_loss", batch=0, fields={"loss": 1.0}), *losses(1.0)]
     found = compare(tmp_path, a, losses(1.0))
@@ -241,6 +247,19 @@ def test_a_cut_is_the_same_as_what_it_was_cut_from(tmp_path):
             "a cut without events 1 to 4 of rank 0",
             "a cut without events 9 to 20 of rank 0",
         ]
+
+
+def test_many_ranges_that_a_cut_has_left_out_are_told_in_a_few_lines(tmp_path):
+    names = ("batch_end", "epoch_end")
+    write_recording(tmp_path / "a.mcap", [Entry(name, batch=batch) for batch in range(1, 31) for name in names])
+    cut(tmp_path / "a.mcap", tmp_path / "b.mcap", events=[Event.BATCH_END])
+    found = diff(tmp_path / "a.mcap", tmp_path / "b.mcap")
+    assert (found.same, found.events) == (True, 30)
+    assert len(found.notes) == 21
+    assert found.notes[19:] == (
+        "B is a cut without events 40 to 40 of rank 0",
+        "B is a cut without 10 more ranges of events of rank 0",
+    )
 
 
 @pytest.mark.parametrize("side", ["A", "B"])

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -458,6 +459,28 @@ def test_a_file_that_is_there_stays_unless_told_otherwise(tmp_path):
     assert output.read_text().startswith("run,")
     with pytest.raises(ConfigurationError, match="is what is read"):
         export(path, path, "csv", force=True)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigurationError, match="pipe is no file that could be replaced: choose another one"):
+        export(path, pipe, "csv", force=True)
+    assert pipe.is_fifo()
+
+
+def test_memory_is_not_filled_with_what_a_cut_has_left_out(tmp_path):
+    names = ("batch_end", "epoch_end")
+    path = write_anew(tmp_path, [Entry(name, batch=batch) for batch in range(2000) for name in names])
+    cut(path, tmp_path / "whole.mcap")
+    cut(path, tmp_path / "part.mcap", events=[Event.BATCH_END])
+    output = tmp_path / "a.csv"
+    export(path, output, "csv")  # what is made once
+    peaks = []
+    for recording in (tmp_path / "whole.mcap", tmp_path / "part.mcap"):
+        tracemalloc.start()
+        export(recording, output, "csv", force=True)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    # A few numbers for each of the 2,000 ranges.
+    assert peaks[1] - peaks[0] < 2000 * 350
 
 
 @pytest.mark.parametrize("to", FORMATS)

@@ -17,6 +17,7 @@ from bus.event import Event
 from bus.snapshot import Snapshot
 from bus.time import Timestamp
 from consumers import Callback, Logger, Runner
+from consumers.callbacks import stall_monitor
 from consumers.callbacks.stall_monitor import StallMonitor
 
 
@@ -209,25 +210,42 @@ def test_the_time_of_a_pause_is_no_stall(commands: dict[float, str], stalls: lis
 
 
 class Paused(Hanging):
-    """Is paused until it was looked at five times, and hangs then."""
+    """Is paused until it was looked at many times, and hangs then."""
 
     looks = 0
 
     def answered(self) -> list[Outcome]:
         self.looks += 1
-        names = ["pause"] if self.looks <= 5 else ["pause", "resume"]
-        if self.looks <= 5:
+        names = ["pause"] if self.looks <= 40 else ["pause", "resume"]
+        if self.looks <= 40:
             self.said += self._capsys.readouterr().err
             assert not self.said
         return [Outcome(Command(name, ()), "batch_checkpoint", 1) for name in names]
 
 
-def test_a_training_that_stands_still_on_request_does_not_hang(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_that_stands_still_on_request_does_not_hang(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays: list[float] = []
+
+    class Noted:
+        """Asyncio, but that it is known how long was slept."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+        async def sleep(self, delay: float) -> None:
+            delays.append(delay)
+            await asyncio.sleep(delay)
+
+    monkeypatch.setattr(stall_monitor, "asyncio", Noted())
     stream = Paused(steps(0.01, 0.01), capsys, [])
-    monitor = StallMonitor(factor=1, min_seconds=0.05)
+    monitor = StallMonitor(factor=1, min_seconds=0.02)
     Runner(stream, [monitor], monitor.destinations()).run()
-    assert stream.looks > 5
+    assert stream.looks > 40
     assert "the training hangs" in stream.said
+    # It does not look all the time.
+    assert delays.count(0) < 10
 
 
 class Slow(Callback):

@@ -430,6 +430,8 @@ def test_a_command_that_the_trainer_did_not_live_to_see_is_answered(runs_dir):
     outcomes = []
     with Publisher("r") as publisher:
         publisher.publish(Event.BATCH_END, batch=1)
+        # So that nothing else is on its way to the publisher.
+        wait_for(lambda: publisher.poll() or publisher.recorded_all, "the event on disk")
         info = find_run("r")
         thread = threading.Thread(target=lambda: outcomes.append(send_command(info, "stop", wait=30)))
         thread.start()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Dashboard, chromium, commanded, dashboard_of, running, visit
+from browser import Dashboard, Visit, chromium, commanded, dashboard_of, running, visit
 from helpers import wait_for
 from playwright.sync_api import Browser
 
@@ -207,4 +207,24 @@ def test_a_run_is_waited_for_and_a_browser_that_goes_away_takes_nothing_along(ru
             before = stays.waits_for(lambda: stays.points(LOSS), "points")[-1][0]
             stays.waits_for(lambda: stays.points(LOSS)[-1][0] > before + 100, "later points")
             assert run.process.poll() is None
+            _hide(stays, True)
+
+            def is_still() -> bool:
+                before = stays.page.locator(".run-facts").inner_text()
+                stays.page.wait_for_timeout(1500)
+                return stays.page.locator(".run-facts").inner_text() == before
+
+            stays.waits_for(is_still, "a page that is sent nothing while it is hidden")
+            before = stays.points(LOSS)[-1][0]
+            _hide(stays, False)
+            stays.waits_for(lambda: stays.points(LOSS)[-1][0] > before + 100, "what came meanwhile")
         assert len(served.said) == 2, served.said
+
+
+def _hide(there: Visit, is_hidden: bool) -> None:
+    """Puts a page behind others, as far as it can tell."""
+    code = """(hidden) => {
+        Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    there.page.evaluate(code, is_hidden)

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+from typing import Any
 
+import cloudpickle
 import pytest
 from browser import chromium, dashboard_of, running, visit
 from helpers import wait_for
@@ -17,7 +19,7 @@ from playwright.sync_api import Browser
 
 from bus.commands import Command, Outcome
 from bus.errors import ConfigurationError, OffloopError
-from consumers.dashboard.access import Listening, Role, Tokens
+from consumers.dashboard.access import ROLE, Gate, Listening, Role, Tokens
 from consumers.dashboard.callback import Dashboard
 from consumers.dashboard.page_runs import send_for
 from consumers.dashboard.run_view import RunView
@@ -70,6 +72,7 @@ def test_tokens_are_made_for_their_owner_alone_and_tell_roles_apart(tmp_path):
         ("command {0}\nview {1}\n", 0o644, "chmod 600"),
         ("command {0}\n", 0o600, "'view TOKEN'"),
         ("command short\nview {1}\n", 0o600, "at least 16"),
+        ("command {0};\nview {1}\n", 0o600, "letters, digits"),
         ("command {0}\nview {0}\n", 0o600, "the same token twice"),
     ],
 )
@@ -115,6 +118,43 @@ def test_a_run_that_is_over_takes_no_commands():
     assert "it is waiting" in asyncio.run(send_for(Role.COMMAND, run, "stop"))
 
 
+class Answer:
+    """What the gate says to one request."""
+
+    def __init__(self, tokens: Tokens | None, path: str, query: str = "", cookie: str = "") -> None:
+        self.admitted: Role | None = None
+        self.messages: list[MutableMapping[str, Any]] = []
+
+        async def application(scope: Any, receive: Any, send: Any) -> None:
+            self.admitted = scope[ROLE]
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            self.messages.append(message)
+
+        headers = [(b"host", b"127.0.0.1"), (b"cookie", cookie.encode())]
+        scope = {"type": "http", "path": path, "query_string": query.encode(), "headers": headers}
+        asyncio.run(Gate(application, tokens, "127.0.0.1", "name", False)(scope, receive, send))
+
+    def header(self, name: bytes) -> bytes:
+        """One that is sent back."""
+        return dict(self.messages[0]["headers"])[name]
+
+
+def test_a_token_leads_to_this_host_alone_and_cookies_of_others_do_no_harm():
+    tokens = Tokens("c" * 32, "v" * 32)
+    for path in ("//evil.example/", "/\\evil.example/", "/view\r\nset-cookie: a=b"):
+        location = Answer(tokens, path, f"token={tokens.view}").header(b"location")
+        assert location.startswith(b"/")
+        assert location[1:2] not in (b"/", b"\\")
+        assert b"\r" not in location
+        assert b"\n" not in location
+    assert Answer(tokens, "/", cookie=f'other={{"a": [1, 2]}}; name={tokens.view}').admitted is Role.VIEW
+    assert Answer(tokens, "/", cookie="name=").admitted is None
+
+
 def test_links_with_tokens_over_tls(runs_dir, browser, tmp_path, certificate):
     file = tmp_path / "tokens.txt"
     tls = ("--certificate", str(certificate[0]), "--certificate-key", str(certificate[1]))
@@ -147,11 +187,15 @@ def test_links_with_tokens_over_tls(runs_dir, browser, tmp_path, certificate):
                     # The events of the other's buttons, sent from the viewer's page.
                     listeners = commander.page.evaluate(_LISTENERS)
                     assert listeners
-                    viewer.page.evaluate(_SEND_EVENTS, listeners)
+                    viewer.page.evaluate(_SEND_EVENTS, [viewer.page.evaluate("window.clientId"), listeners])
+                    # The same in the name of the other's page.
+                    viewer.page.evaluate(_SEND_EVENTS, [commander.page.evaluate("window.clientId"), listeners])
                     before = viewer.points(LOSS)[-1][0]
                     viewer.waits_for(lambda: viewer.points(LOSS)[-1][0] > before + 100, "a training that goes on")
                     assert run.process.poll() is None
                     assert not any("took effect" in line for line in viewer.page.locator(".log").all_inner_texts())
+                    assert commander.page.locator(".run-answer").is_hidden()
+                    assert commander.page.get_by_role("button", name="Stop it").count() == 0
                     stop.click()
                     commander.page.get_by_role("button", name="Stop it").click()
                     assert "trained" in run.end()
@@ -159,10 +203,38 @@ def test_links_with_tokens_over_tls(runs_dir, browser, tmp_path, certificate):
 
 _LISTENERS = """() => Object.entries(mounted_app.elements).flatMap(
     ([id, element]) => element.events.map((event) => [Number(id), event.listener_id]))"""
-_SEND_EVENTS = """(listeners) => {
-    for (const [id, listener_id] of listeners)
-        window.socket.emit("event", {id, client_id: window.clientId, listener_id, args: []});
+_SEND_EVENTS = """([client_id, listeners]) => {
+    for (const [id, listener_id] of listeners) window.socket.emit("event", {id, client_id, listener_id, args: []});
 }"""
+
+
+def test_one_dashboard_after_another_in_a_process(runs_dir):
+    code = """
+import urllib.request
+from consumers.dashboard.access import Listening
+from consumers.dashboard.web_runs import WatchedRuns
+from consumers.dashboard.web_server import DashboardServer
+for _ in range(2):
+    server = DashboardServer(WatchedRuns(), Listening(port=0))
+    server.start()
+    print(urllib.request.urlopen(server.url, timeout=20).status)
+    server.stop()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["200", "200"]
+
+
+def test_it_can_be_given_to_a_trainer_which_sends_it_to_another_process(tmp_path):
+    given = Dashboard("127.0.0.2", 0, tmp_path / "tokens.txt", every=7)
+    made = cloudpickle.loads(cloudpickle.dumps(given))
+    try:
+        assert made.every == 7
+        made.begin()
+        assert made.url.startswith("http://127.0.0.2:")
+        assert fetch(made.url)[0] == 401
+    finally:
+        made.run_ended(None)
+        made.post_close()
 
 
 def test_on_this_machine_names_and_pages_of_others_are_refused(runs_dir, browser):
@@ -172,6 +244,10 @@ def test_on_this_machine_names_and_pages_of_others_are_refused(runs_dir, browser
         assert (status, "use 127.0.0.1" in text) == (403, True)
         assert fetch(served.url, Host=f"localhost:{served.port}")[0] == 200
         assert fetch(served.url, Origin="http://evil.example")[0] == 403
+        assert fetch(served.url, Origin="http://[")[0] == 403
+        embedded = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+        assert fetch(served.url, **embedded)[0] == 403
+        assert fetch(served.url, **embedded | {"Sec-Fetch-Dest": "document"})[0] == 200
         assert fetch(f"{served.url}_nicegui_ws/socket.io/?EIO=4&transport=polling", Origin="null")[0] == 403
         with visit(browser, served.url + "view") as viewer:
             viewer.sees("view only")

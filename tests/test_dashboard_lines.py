@@ -14,7 +14,7 @@ from consumers.dashboard.page_lines import Chart, LineCache, Lines, Look, charts
 from consumers.dashboard.page_panels import png
 from consumers.dashboard.page_runs import facts
 from consumers.dashboard.run_view import ProgressView, PublishingView, RunView
-from consumers.dashboard.web_runs import WatchedRuns
+from consumers.dashboard.web_runs import WatchedRuns, labels_of
 from consumers.logger import Row
 
 CHARTS = {"loss": Chart("loss", "metric", "loss")}
@@ -133,7 +133,7 @@ def test_charts_are_grouped_by_prefix_and_phases_have_their_own():
     spans = [["data", 0, 10_000_000], ["forward", 10_000_000, 20_000_000]]
     field = {"began": 1_000_000_000, "spans": spans, "device": False}
     view.see(Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=1), time_ns=1_050_000_000, phases=field))
-    groups = charts_of(runs.all(), runs.labels())
+    groups = charts_of(runs.all(), labels_of(runs.all()))
     assert [title for title, _ in groups][:3] == ["loss/train", "metrics/eval", "lr"]
     charts = {chart.id: chart for _, members in groups for chart in members}
     assert charts["loss/train/total"].title == "total"
@@ -150,7 +150,7 @@ def test_labels_name_attempts_only_where_there_are_several():
     runs = WatchedRuns()
     for name, attempt in (("a", 1), ("b", 1), ("b", 2)):
         runs.add(RunView(name, attempt))
-    assert runs.labels() == ["a", "b #1", "b #2"]
+    assert labels_of(runs.all()) == ["a", "b #1", "b #2"]
 
 
 def test_facts_are_told_in_words():

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -122,6 +122,22 @@ def test_waiting_for_data_is_told_as_that_also_in_the_first_batch_of_an_epoch(mo
         assert sum(seconds(phases, name) for name in PHASES[1:]) < seconds(phases, "data")
 
 
+def test_what_is_done_at_the_end_of_an_epoch_is_no_waiting_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(1, field="phases"))
+    send = stream.send
+
+    def send_slowly(event: Event, *rest: Any) -> None:
+        if event is Event.EPOCH_CHECKPOINT:
+            time.sleep(0.1)
+        send(event, *rest)
+
+    monkeypatch.setattr(stream, "send", send_slowly)
+    train(monkeypatch, stream, batches=12)
+    found = phases_of(stream)
+    assert len(found) == 12
+    assert max(seconds(phases, "data") for phases in found.values()) < 0.1
+
+
 def test_an_evaluation_is_in_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(asking(1, field="phases"))
     loader = Slow(gold_loader("eval_a", 12, 6), 0.05)
@@ -157,6 +173,55 @@ def test_who_asks_in_the_middle_of_a_batch_gets_the_next_one(monkeypatch: pytest
     assert list(phases_of(stream))[-4:] == [6, 7, 8, 9]
     reasons = [fields["not_sent"] for _, _, fields in stream.sent if "not_sent" in fields]
     assert all("phases: " in reason for reason in reasons)
+
+
+class Asks:
+    """A dataloader while whose batches are fetched somebody asks for something else, by number of the batch."""
+
+    def __init__(self, loader: Any, asks: dict[int, Callable[[], None]]) -> None:
+        self._loader = loader
+        self._asks = asks
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            self._count += 1
+            self._asks.get(self._count, lambda: None)()
+            yield batch
+
+
+def test_a_batch_within_which_another_demand_comes_is_not_told_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = asking(1, field="phases")
+    stream = Stream(wanted)
+    more = Demand.merge([wanted, Demand({Event.AFTER_LOSS: Want(1)})])
+    # As in a pause, in which the publisher listens although nothing is published.
+    loader = Asks(gold_loader("train", 30, 6), {4: lambda: stream.want(more), 8: lambda: stream.want(wanted)})
+    train(monkeypatch, stream, batches=12, train_dataloader=loader)
+    found = phases_of(stream)
+    assert len(found) >= 8
+    assert all(names(phases) == PHASES for phases in found.values())
+    assert list(found)[-1] == 12
+    (reason, *_) = (fields["not_sent"] for _, _, fields in stream.sent if "not_sent" in fields)
+    assert reason == "phases: this batch began before anybody asked, or what is asked for changed within it"
+
+
+def test_a_stream_that_has_closed_is_not_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(5, field="phases"))
+    send = stream.send
+
+    def lose_broker(event: Event, timestamp: Any, *rest: Any) -> None:
+        send(event, timestamp, *rest)
+        if timestamp[2] == 4 and event is BATCH_END:
+            # As a publisher does when no broker takes the run any more.
+            stream.wanted.clear()
+
+    monkeypatch.setattr(stream, "send", lose_broker)
+    train(monkeypatch, stream, batches=12)
+    assert stream.wanted == set()
+    assert max(batch for _, batch, _ in stream.sent) == 4
 
 
 class Gpu(FakeGpu):

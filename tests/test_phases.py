@@ -119,6 +119,16 @@ def test_the_window_forgets_what_is_long_ago() -> None:
     assert last(logged(events, window=3))["data"] == 2
 
 
+def test_a_pause_is_no_part_of_a_batch() -> None:
+    stream, events = started()
+    events += [stream.batch([("data", 2.0), ("forward", 6.0)], 2, trained=10) for _ in range(3)]
+    # Between the batches: the phases begin behind it.
+    events.append(stream.batch([("in no phase", 60_000), ("data", 2.0), ("forward", 6.0)], 2, trained=10))
+    heard = logged(events)
+    assert last(heard)["other"] == 2
+    assert verdicts(heard) == ["compute-bound: 60 % of the step computes"]
+
+
 def test_batches_between_those_that_are_measured_count_for_nothing_but_evaluations() -> None:
     stream, events = started()
     for number in range(1, 13):

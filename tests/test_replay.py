@@ -175,6 +175,34 @@ def test_a_part_is_what_is_in_it_one_by_one(recordings: Path, start: str | None,
     assert told(replayed(Replay(recording, start=start, until=until))) == told(expected)
 
 
+@pytest.mark.parametrize("name", ["one", "two"])
+@pytest.mark.parametrize(
+    ("start", "until", "count"),
+    [
+        (None, None, 1),
+        ("1ep", None, 1),
+        ("2ep", None, 0),
+        (None, "1ep", 1),
+        (None, "4ba", 1),
+        (None, "3ba", 0),
+        ("+1s", "+1.01s", 1),
+        ("+1.01s", None, 0),
+        (None, "+1s", 0),
+    ],
+)
+def test_the_commands_of_a_part_are_told(
+    recordings: Path, name: str, start: str | None, until: str | None, count: int
+) -> None:
+    recording = Recording(recordings / f"{name}.mcap")
+    replay = Replay(recording, start=start, until=until)
+    assert replay.answered() == ()
+    replayed(replay)
+    assert [str(one.command) for one in replay.answered()] == ["set lr 0.1"] * count
+    assert replay.answered() == tuple(recording.read_commands())[:count]
+    replayed(replay)
+    assert len(replay.answered()) == count
+
+
 def test_a_rank_that_is_behind_comes_to_the_end_of_the_part_too() -> None:
     window = Window(None, read_moment("2ba"), 0)
     order = [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (0, 4), (1, 3)]
@@ -275,6 +303,49 @@ def test_a_replay_waits_for_the_times_that_are_recorded(recordings: Path) -> Non
     seen = replayed(Replay(Recording(recordings / "one.mcap"), Noted(), start="2ep"))
     # What comes first is not waited for: it would be an hour, in a replay that begins after one.
     assert asked == [one.time_ns for one in seen[2:]]
+
+
+def test_a_command_is_told_when_its_time_has_come_and_not_with_the_event_after_it(recordings: Path) -> None:
+    recording = Recording(recordings / "one.mcap")
+    first, _, _ = recording.snapshots([Event.EPOCH_START])
+    (told,) = recording.read_commands()
+    assert told.time_ns is not None
+
+    async def watch() -> list[int]:
+        clock = Clock()
+        pace = Pace(1, clock=clock)
+        replay = Replay(recording, pace, events=[Event.EPOCH_START])
+        snapshots = aiter(replay)
+        await anext(snapshots)
+        later = asyncio.create_task(anext(snapshots))  # type: ignore[arg-type]
+        while not pace._waiting:
+            await asyncio.sleep(0)
+        counts = [len(replay.answered())]
+        clock.now += (told.time_ns - first.time_ns) / 1e9 - 1e-7
+        counts.append(len(replay.answered()))
+        clock.now += 2e-7
+        counts.append(len(replay.answered()))
+        assert not later.done()
+        pace.toggle()
+        clock.now -= 1
+        counts.append(len(replay.answered()))
+        later.cancel()
+        return counts
+
+    assert asyncio.run(watch()) == [0, 0, 1, 1]
+
+
+@given(rate=st.floats(0.01, 1000), elapsed=st.floats(0, 1e3), offset=st.integers(-2, 2))
+def test_what_has_come_stays_so_when_it_stands_still(rate: float, elapsed: float, offset: int) -> None:
+    clock = Clock()
+    pace = Pace(rate, clock=clock)
+    assert not pace.is_past(BEGAN)
+    assert pace.due_in(BEGAN) == 0
+    clock.now += elapsed
+    moment = BEGAN + round(elapsed * rate * 1e9) + offset
+    has_come = pace.is_past(moment)
+    pace.toggle()
+    assert pace.is_past(moment) or not has_come
 
 
 @pytest.mark.parametrize("rate", [0, -1, math.nan])

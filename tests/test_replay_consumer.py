@@ -102,14 +102,20 @@ def last_line(text: str) -> str:
 
 def test_at_any_pace_the_same_is_logged(folder: Path) -> None:
     record(folder / "ranks.mcap", ranks=2, inner=True)
-    written = []
-    ways = (["--replay", "ranks.mcap"], *(["--replay", "ranks.mcap", "--rate", rate] for rate in ("max", "1e5", "200")))
+    written, drawn = [], []
+    ways = (["--replay", "ranks.mcap"], *(["--replay", "ranks.mcap", "--rate", rate] for rate in ("max", "1e5", "10")))
     for number, way in enumerate([*ways, ["--run", "ranks.mcap", "--rate", "1e5"]]):
-        done = consumer(folder, *way, "-c", "metrics,speed,lr", "-l", "jsonl", "-o", f"jsonl.path={number}")
-        assert (done.returncode, last_line(done.stderr)) == (0, "run r finished: 24 events handled")
+        callbacks = ["-c", "metrics,speed,lr,trace", "-o", f"trace.path={number}.json"]
+        done = consumer(folder, *way, *callbacks, "-l", "jsonl", "-o", f"jsonl.path={number}")
+        assert done.returncode == 0
+        assert last_line(done.stderr).startswith("run r finished: ")
         written.append((folder / str(number)).read_text())
+        drawn.append((folder / f"{number}.json").read_text())
     assert len(written[0].splitlines()) > 12
     assert set(written) == {written[0]}
+    # Commands come beside the events.
+    assert "command set lr 0.1" in drawn[0]
+    assert set(drawn) == {drawn[0]}
 
 
 def test_a_part_of_it(folder: Path) -> None:
@@ -204,10 +210,26 @@ def test_mistakes_are_told_in_one_line(
 # -- at a terminal ----------------------------------------------------------------------------------------------------
 
 
+SHELL = """
+import os, signal, subprocess, sys
+
+job = subprocess.Popen(sys.argv[1:], process_group=0)
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+signal.signal(signal.SIGUSR1, lambda *_: os.tcsetpgrp(0, os.getpgrp()) or print("in the background", flush=True))
+os.tcsetpgrp(0, job.pid)
+print("job", job.pid, flush=True)
+_, status = os.waitpid(job.pid, os.WUNTRACED)
+print("stopped" if os.WIFSTOPPED(status) else f"ended {os.waitstatus_to_exitcode(status)}", flush=True)
+if os.WIFSTOPPED(status):
+    os.kill(job.pid, signal.SIGKILL)
+"""
+"""Runs a command as its job in the foreground, takes the terminal back at SIGUSR1, and tells what became of the job."""
+
+
 class Terminal:
     """The command at a terminal of its own, in the foreground."""
 
-    def __init__(self, folder: Path, *arguments: object) -> None:
+    def __init__(self, folder: Path, *arguments: object, through: Sequence[str] = ()) -> None:
         self._master, slave = pty.openpty()
         self._slave = slave
         self.modes = termios.tcgetattr(slave)
@@ -217,7 +239,7 @@ class Terminal:
             fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "consumers", "--replay", "r.mcap", *map(str, arguments)],
+            [*through, sys.executable, "-P", "-m", "consumers", "--replay", "r.mcap", *map(str, arguments)],
             cwd=folder,
             stdin=slave,
             stdout=slave,
@@ -328,3 +350,18 @@ def test_a_paced_replay_can_be_held_and_one_in_the_background_does_without_keys(
     unpaced = at_terminal(terminals, folder, "-c", "mine.py:Tell", "--until", "1ba")
     assert unpaced.ended() == 0
     assert "space" not in unpaced.shown
+
+
+def test_put_in_the_background_it_goes_on_and_leaves_the_terminal_alone(
+    folder: Path, terminals: list[Terminal]
+) -> None:
+    arguments = ["-c", "mine.py:Tell", "--rate", "0.001"]
+    terminals.append(terminal := Terminal(folder, *arguments, through=[sys.executable, "-c", SHELL]))
+    terminal.wait_for("event 4 epoch_start\n")
+    terminal.process.send_signal(signal.SIGUSR1)
+    terminal.wait_for("in the background\n")
+    terminal.press(" ")
+    [job] = terminal.lines("job")
+    os.kill(int(job), signal.SIGINT)
+    assert terminal.ended() == 0
+    assert terminal.shown.endswith("closed\nrun r was left on request: 3 events handled\nended 0\n")

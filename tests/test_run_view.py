@@ -365,6 +365,12 @@ def test_what_publishing_costs_is_that_of_all_batches_where_the_training_tells_i
     assert (publishing.microseconds, publishing.share) == (pytest.approx(2000), pytest.approx(0.002 / 0.902))
 
 
+def test_a_pause_is_no_part_of_a_step() -> None:
+    view = RunView("run")
+    view.see(batch_of(10, late_ns=3600 * SECOND, phases=spans_of(START + 9 * SECOND)))
+    assert sum(float(values[0]) for values in view.phases().seconds.values()) == pytest.approx(1)
+
+
 @pytest.mark.parametrize("odd", [None, 5, [1], [1, 0], ["a", 2]])
 def test_phases_of_odd_forms_are_left_out(odd: Any) -> None:
     view = RunView("run")
@@ -411,6 +417,30 @@ def test_the_rank_that_arrives_last_is_found_whatever_its_clock_says(skew: int) 
     slow = straggler(ranks)
     assert slow is not None
     assert slow.rank == 1
+
+
+def view_of_ranks(last: list[int], world_size: int) -> RunView:
+    """A batch for each entry, which says which rank arrives last."""
+    view = RunView("run")
+    for batch, slow in enumerate(last, 1):
+        for rank in range(world_size):
+            field = spans_of(START + (batch - 1) * SECOND, 0.2 if rank == slow else 0.1)
+            view.see(batch_of(batch, rank=rank, world_size=world_size, phases=field))
+    return view
+
+
+def test_no_rank_is_named_for_a_few_batches() -> None:
+    assert [one.last_share for one in view_of_ranks([1, 1, 1], 2).ranks()] == [None, None]
+    # Of many ranks one is always the last a little more often than by chance.
+    ranks = view_of_ranks([*range(17), 3, 3, 3], 17).ranks()
+    assert ranks[3].last_share == pytest.approx(0.2)
+    assert straggler(ranks) is None
+
+
+def test_a_rank_that_becomes_slow_is_found_however_long_it_was_not() -> None:
+    slow = straggler(view_of_ranks([*[0, 1] * 200, *[1] * 50], 2).ranks())
+    assert slow is not None
+    assert (slow.rank, slow.last_share) == (1, 1.0)
 
 
 def test_no_rank_is_a_straggler_where_they_take_turns() -> None:
@@ -462,6 +492,20 @@ def test_a_run_without_an_end_has_no_fraction() -> None:
     progress = view.progress()
     assert (progress.batch, progress.fraction, progress.max_duration) == (8, None, None)
     assert progress.seconds_left == 0, "it is through"
+
+
+def test_commands_in_a_history_stand_where_they_took_effect() -> None:
+    outcomes: list[Outcome] = []
+    view = RunView("run")
+    view.follow_outcomes(lambda: outcomes)
+    for epoch in range(3):
+        view.see(
+            Snapshot.build(Event.EPOCH_START, time_ns=START + 10 * epoch * SECOND, timestamp=Timestamp(epoch=epoch))
+        )
+        if epoch == 1:
+            outcomes.append(Outcome(Command("checkpoint", id="a"), "batch_checkpoint", 1, None, START + 15 * SECOND))
+    texts = [(round(entry.time - START / 1e9), entry.kind) for entry in view.log()]
+    assert texts == [(0, "event"), (10, "event"), (15, "command"), (20, "event")]
 
 
 def test_the_state_follows_the_run_and_its_commands() -> None:

@@ -8,6 +8,7 @@ import pytest
 from consumers_stream import snapshots_of_training
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from bus.event import Event
 from bus.snapshot import Snapshot
@@ -106,10 +107,22 @@ def test_the_chosen_metric_is_always_on_the_screen() -> None:
         assert any(line.startswith(f"── {name}  ") for line in lines)
 
 
+def test_wide_letters_move_nothing() -> None:
+    view = trained()
+    view.take_rows([Row(1, 0.0, {"精度/訓練": 1.0, f"精度/{'損失' * 30}": 1.0, "ascii/name": 1.0})])
+    lines = drawn(view, Shown(metric="精度/訓練"), height=60)
+    assert cell_len(next(line for line in lines if line.startswith("── 精度"))) == 80
+    ends = [cell_len(line.partition("  ▅")[0]) for line in lines if line.endswith(" 1  ▅")]
+    assert len(ends) == 3
+    assert len(set(ends)) == 1
+
+
 def test_ranks_stand_side_by_side_and_the_one_that_is_waited_for_is_named() -> None:
     text = "\n".join(drawn(trained(ranks=2, slow=1), height=40))
     assert "2 ranks  the others wait for rank 1" in text
     assert "rank 1    batch 40       1 s a batch        last 100%, 350 ms late" in text
+    narrow = drawn(trained(ranks=2, slow=1), width=120, height=40)
+    assert any(line.endswith("rank 1       40      1 s last 100%, 350 ms late") for line in narrow)
     assert "ranks" not in "\n".join(drawn(trained(ranks=1), height=40))
     assert "and 5 more, which arrive earlier" in "\n".join(drawn(RUNNING, height=40))
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ class RankStream:
         self._batch = self._epoch = self._in_epoch = 0
         self._began = BEGAN_NS
 
-    def event(self, event: Event, after: float = 0.0, **fields: Any) -> Snapshot:
-        """An event that comes so much later than the last one."""
+    def event(self, event: Event, after: float = 0.0, trained: float = 0.0, **fields: Any) -> Snapshot:
+        """An event that comes so much later than the last one; ``trained`` is how much of training time its batch took,
+        where that is told."""
         self.now += round(after * MS)
         self._seq += 1
         if event is Event.INIT and self._host is not None:
@@ -42,7 +44,11 @@ class RankStream:
         if event is Event.EPOCH_END:
             self._epoch, self._in_epoch = self._epoch + 1, 0
         timestamp = Timestamp(
-            epoch=self._epoch, batch=self._batch, sample=8 * self._batch, batch_in_epoch=self._in_epoch
+            epoch=self._epoch,
+            batch=self._batch,
+            sample=8 * self._batch,
+            batch_in_epoch=self._in_epoch,
+            batch_wct=timedelta(milliseconds=trained),
         )
         fields = {"lr": {"SGD": [0.1]}, "world_size": self._world_size, **fields}
         return Snapshot.build(

@@ -125,19 +125,24 @@ class PhaseWatch:
             self._begin_batch()
         if not self.is_timing:
             return
-        if event in _BEGINS and (self._open is None or self._open[0] != "data"):
+        # What lies between the last batch of an epoch and the next epoch is no waiting for data.
+        if event in _BEGINS and (event is Event.EPOCH_START or self._open is None or self._open[0] != "data"):
             self._open = (_BEGINS[event], self._mark())
         if not self._batch.publishing:
             self._batch.published_at = max(0, time.perf_counter_ns() - published - self._began)
         self._batch.publishing += published
 
+    def drop(self) -> None:
+        """Gives up the batch at hand: some of the events that it is told from have not been heard."""
+        self._open, self.is_timing = None, False
+
     def found(self) -> Any:
         """The phases of the batch that has just ended: at once, or, on a GPU, as a promise.
 
-        Raises :class:`bus.errors.ConfigurationError` for a batch that was not watched from its beginning."""
+        Raises :class:`bus.errors.ConfigurationError` for a batch that was not watched from its beginning to its end."""
         found, self._found = self._found, None
         if found is None:
-            raise ConfigurationError("this batch began before anybody asked for its phases")
+            raise ConfigurationError("this batch began before anybody asked, or what is asked for changed within it")
         return found.value() if found.ready() else found
 
     def _begin_batch(self) -> None:

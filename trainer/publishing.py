@@ -41,7 +41,8 @@ class StreamPublisher(Protocol):
     wanted: set[Event]
     """The events that are handed to whoever publishes."""
     demand_version: int
-    """A number that changes whenever the demand does, which happens within :meth:`send` only."""
+    """A number that changes whenever the demand does: within :meth:`send`, and between events where the training
+    pauses or waits for a consumer."""
 
     def send(
         self,
@@ -111,6 +112,7 @@ class StatePublisher:
         self._watched_phases: PhaseWatch | None = None
         self._phases: PhaseWatch | None = None
         self._hears_marks = False
+        self._heard_version = 0
         # How often each event of a microbatch has come in the batch that began at this time.
         self._microbatches: tuple[_Values, dict[Event, int]] = ((), {})
         # The batch in which the demand became another one, which is not in effect yet.
@@ -187,6 +189,9 @@ class StatePublisher:
 
     def _publish_in_phases(self, event: Event, phases: PhaseWatch) -> None:
         """Publishes an event while somebody wants to know how long what lies between the events takes."""
+        if self._stream.demand_version != self._heard_version:
+            # A demand that changes between two events takes away those that nobody asks for.
+            phases.drop()
         if event in phases.marks:
             phases.before(event)
         began = perf_counter_ns()
@@ -207,9 +212,12 @@ class StatePublisher:
 
     def _hear_marks(self, hears: bool) -> None:
         """Has the events come that a batch's phases lie between, or only those that are published."""
+        self._heard_version = self._stream.demand_version
         if hears:
-            # Those that nobody wants for their own sake are not published: that is found out when they come.
-            self._stream.wanted |= PhaseWatch.marks
+            # Those that nobody wants for their own sake are not published: that is found out when they come. A stream
+            # that is closed wants nothing.
+            if Event.BATCH_END in self._stream.wanted:
+                self._stream.wanted |= PhaseWatch.marks
         elif self._hears_marks:
             self._stream.wanted -= PhaseWatch.marks - self._always.events - self._stream.demand.events
         self._hears_marks = hears

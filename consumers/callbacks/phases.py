@@ -16,6 +16,9 @@ __all__ = ["Phases"]
 
 _NAME = "time/phase"
 _UNSETTLED = 32
+_BATCH_WCT = 13
+# Less than that is how far apart the ranks are, of which the first one tells the training time.
+_PAUSE_NS = 50_000_000
 
 
 class Phases(Callback):
@@ -118,7 +121,11 @@ class Phases(Callback):
         arrival = Arrival(forward[0] if forward else None, tuple(phases.starts("backward")), state.time_ns)
         # The GPU is behind the host: a batch that the host is through with may take longer there.
         reached = max((span.start_ns + span.duration_ns for span in phases.spans), default=0)
-        step = max(state.time_ns - (phases.began_ns if resumed is None else resumed), reached)
+        passed = state.time_ns - (phases.began_ns if resumed is None else resumed)
+        # Training time stands still in a pause; other loops may not tell how much of it a batch took.
+        trained = 1000 * state.timestamp.values[_BATCH_WCT]
+        paused = passed - trained if trained and passed - trained > _PAUSE_NS else 0
+        step = max(passed, reached) - paused
         reports = self._reports.setdefault(batch, {})
         reports[state.rank] = Report(step, phases.totals(), arrival)
         if len(reports) == state.world_size:

@@ -189,7 +189,11 @@ class StallMonitor(Callback):
     async def _wait(self) -> None:
         while True:
             await asyncio.sleep(self._left())
-            if self._limit is None or self._alerted or self._left() > 0 or self._is_paused():
+            if self._limit is None or self._alerted or self._left() > 0:
+                continue
+            if self._is_paused():
+                # What is expected next is expected from the end of the pause on.
+                self._arrived = time.monotonic()
                 continue
             arrived = self._arrived
             # Events that wait to be handled, because another callback took long, come before this is over.

@@ -155,14 +155,8 @@ class Page:
             # Who does not look is told of what changes the page's title, and no more.
             *((self._look.hidden or run.view.version, run.view.status, run.problem) for run in runs),
             *(self._look.x, self._look.range, tuple(self._look.visible.items()), self._panels.opened),
-            *(
-                self._smoothing,
-                self._log_scale,
-                self._filter,
-                self._whole,
-                self._cards.hidden_version,
-                self._look.hidden,
-            ),
+            *(self._smoothing, self._log_scale, self._filter, self._whole),
+            *(self._look.hidden, self._cards.hidden_version),
         )
         if seen == self._seen:
             return

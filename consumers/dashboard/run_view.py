@@ -44,6 +44,7 @@ MAX_IMAGES = 16
 
 _KNOWN_OUTCOMES = 1000
 _BATCH_END = Event.BATCH_END
+_BATCH_WCT = 13
 
 
 class RunView:
@@ -103,6 +104,8 @@ class RunView:
                 if "phases" in body.fields:
                     self._see_phases(state)
             elif state.rank == 0:
+                # Not with every batch, for the sake of speed; these come often enough for a log in order.
+                self._take_outcomes()
                 self._progress.event(state)
                 self._see_event(state, seconds)
             if state.rank == 0 and "logged" in body.fields:
@@ -150,7 +153,8 @@ class RunView:
             if outcome.event is not None or outcome.error is not None:
                 # Whoever sent it may have stopped waiting before it was answered.
                 self._known_outcomes.append(identity)
-            self._log.add(self._time, 0, "command", str(outcome))
+            answered = self._time if outcome.time_ns is None else outcome.time_ns / 1e9
+            self._log.add(answered, 0, "command", str(outcome))
             if outcome.error is None and outcome.event is not None and self._status in ("waiting", "live", "paused"):
                 if outcome.command.name == "pause":
                     self._status, self._paused_at = "paused", outcome.batch
@@ -171,7 +175,7 @@ class RunView:
             if ending is None:
                 return
             self._status, self.error = ending.status, ending.error
-            self._log.add(self._time, 0, "end", f"the run {ending}")
+            self._log.add(self._time, 0, "end", f"the run {'was ' if ending.status == 'lost' else ''}{ending}")
 
     @property
     def status(self) -> str:
@@ -266,7 +270,7 @@ class RunView:
     def _see_phases(self, state: Snapshot) -> None:
         body = state._body
         batch, field = body.timestamp[2], body.fields["phases"]
-        self._phases_of(state.rank).see(batch, body.time, field)
+        self._phases_of(state.rank).see(batch, body.time, field, 1000 * body.timestamp[_BATCH_WCT])
         self._ranks.arrived(state.rank, batch, state.world_size, body.time, field)
 
     def _phases_of(self, rank: int) -> Phases:

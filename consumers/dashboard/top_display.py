@@ -56,14 +56,17 @@ class Display:
         self._changed = True
         self._message_until = 0.0
         self._asks_to_stop = False
+        self._leaves_at_once = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="offloop-top", daemon=True)
 
     def open(self, place: RunPlace) -> None:
         """Takes the terminal and begins to draw."""
-        if Display._opened is not None:
-            Display._opened.close()
-        Display._opened = self
+        before, Display._opened = Display._opened, self
+        if before is not None:
+            before.close()
+            # It was over when that was asked for, and the next replay was about to begin.
+            self._leaves_at_once = before.left.is_set()
         self._place = place
         self._shown.commands = place.command is not None
         self._shown.is_replay = place.command is None
@@ -79,6 +82,8 @@ class Display:
 
     def _run(self) -> None:
         try:
+            if self._leaves_at_once:
+                self._leave()
             while not self._closing.is_set():
                 self._draw()
                 for key in self._screen.keys(_DRAW_SECONDS):

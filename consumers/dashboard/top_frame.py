@@ -25,6 +25,7 @@ _ENOUGH_ABOVE = 28
 _PHASE_LINES = 3
 _VALUE_WIDTH = 10
 _RECENT_STEPS = 20
+_RANK_WIDTH = 66
 
 _STATES = {
     "waiting": ("○", "yellow"),
@@ -209,7 +210,7 @@ def _metrics(view: RunView, groups: dict[str, list[str]], chosen: str, width: in
         series, line = view.series(name), Text()
         is_chosen = name == chosen
         line.append(" ▸" if is_chosen else "  ", "bold cyan")
-        line.append(f"{_fitted(label, label_width):<{label_width}}", "bold" if is_chosen else "")
+        line.append(_fitted(label, label_width), "bold" if is_chosen else "")
         value = series.last
         odd = value is not None and value - value != 0
         line.append(f"{number(value):>{_VALUE_WIDTH}}  ", "bold red" if odd else "bold" if is_chosen else "")
@@ -249,8 +250,11 @@ def _ranks(ranks: Sequence[RankView], width: int, most: int) -> "list[Text]":
     title = f"{len(ranks)} ranks" + ("" if slow is None else f"  the others wait for rank {slow.rank}")
     lines = [_rule(title, width)]
     for one in shown:
-        speed = "-" if one.seconds_per_batch is None else f"{_seconds(one.seconds_per_batch)} a batch"
-        text = f"rank {one.rank:<4} batch {one.batch:<8} {speed:<18}"
+        speed = "-" if one.seconds_per_batch is None else _seconds(one.seconds_per_batch)
+        if width < _RANK_WIDTH:
+            text = f"rank {one.rank:<2}{one.batch:>8}{speed:>9}"
+        else:
+            text = f"rank {one.rank:<4} batch {one.batch:<8} {f'{speed} a batch':<18}"
         if one.last_share is not None:
             text += f" last {one.last_share:4.0%}, {_seconds(one.late or 0.0)} late"
         if one.behind:
@@ -301,11 +305,11 @@ def _footer(view: RunView, shown: Shown, width: int) -> "Text":
 def _rule(title: str, width: int, right: str = "") -> "Text":
     """A line with a title at its left, and more at its right where there is room."""
     title = one_line(title)
-    right = right if len(title) + len(right) + 12 <= width else ""
     line = _text()
     line.append("── ", "dim")
     line.append(title, "bold")
-    rest = width - len(line) - 1 - (len(right) + 2 if right else 0)
+    right = right if line.cell_len + len(right) + 9 <= width else ""
+    rest = width - line.cell_len - 1 - (len(right) + 2 if right else 0)
     line.append(f" {'─' * max(rest, 0)}", "dim")
     if right:
         line.append(f" {right} ")
@@ -331,9 +335,15 @@ def _beside(left: "list[Text]", right: "list[Text]", column: int) -> "list[Text]
 
 
 def _fitted(name: str, width: int) -> str:
-    """A name in so many characters: its end tells more than its beginning."""
+    """A name in so many columns of the terminal: its end tells more than its beginning."""
+    from rich.cells import cell_len, set_cell_size
+
     name = one_line(name)
-    return name if len(name) < width else f"…{name[len(name) - width + 2 :]}"
+    if cell_len(name) >= width:
+        while name and cell_len(name) > width - 2:
+            name = name[1:]
+        name = f"…{name}"
+    return set_cell_size(name, width)
 
 
 def _seconds(seconds: float) -> str:

@@ -64,8 +64,8 @@ class TerminalScreen:
     """The terminal of standard input and output, from :meth:`open` to :meth:`close`.
 
     What is printed meanwhile would be drawn over: it goes to ``on_output``, line by line, and the last of it is printed
-    when the terminal is given back. That happens at the latest when the process ends, by SIGTERM too; Ctrl-Z gives it back for
-    as long as the process is stopped.
+    when the terminal is given back. That happens at the latest when the process ends, by SIGTERM too; Ctrl-Z gives it
+    back for as long as the process is stopped.
     """
 
     def __init__(self, on_output: Callable[[str], object]) -> None:

@@ -58,14 +58,17 @@ class Phases:
         self._evaluation = 0.0
         self._last_batch: int | None = None
 
-    def see(self, batch: int, ended_ns: int, field: Any) -> None:
-        """Takes the field ``phases`` of a batch; of what is not in its form, nothing."""
+    def see(self, batch: int, ended_ns: int, field: Any, trained_ns: int = 0) -> None:
+        """Takes the field ``phases`` of a batch; ``trained_ns`` is how far it took the training's own clock, which
+        stands still in a pause, where that is told. Of what is not in the field's form, nothing."""
         try:
             began, spans = field["began"], field["spans"]
             row = [float(batch)] + [0.0] * len(PHASES)
             for phase, _, duration in spans:
                 row[1 + _PLACES.get(phase, _OTHER)] += duration / 1e9
-            row[1 + _OTHER] += max((ended_ns - began) / 1e9 - sum(row[1:]), 0.0)
+            passed_ns = ended_ns - began
+            step_ns = min(passed_ns, trained_ns) if trained_ns else passed_ns
+            row[1 + _OTHER] += max(step_ns / 1e9 - sum(row[1:]), 0.0)
             if "publishing" in field:
                 # Batches that are measured publish more than others do: what is told of all of them is a usual one's.
                 nanoseconds, batches = field["publishing"]

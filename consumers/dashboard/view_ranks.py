@@ -17,8 +17,8 @@ class RankView(NamedTuple):
     seconds_per_batch: float | None
     """Over its last batches; ``None`` before there are two."""
     last_share: float | None
-    """In which part of the batches that were measured it was the last to arrive, from 0 to 1; ``None`` where there is
-    nothing to compare."""
+    """In which part of the batches that were measured last it was the last to arrive, from 0 to 1; ``None`` where there
+    are too few to compare."""
     late: float | None
     """How many seconds after the first rank to arrive it arrives, on average."""
     behind: int
@@ -38,14 +38,15 @@ class Ranks:
     RECENT = 20
     WAITING = 64
     CLOCKS = 31
+    COMPARED = 50
+    LEAST_COMPARED = 10
 
     def __init__(self) -> None:
         self._ends: dict[int, deque[tuple[int, int]]] = {}
         self._clocks: dict[int, deque[int]] = {}
         self._waiting: dict[int, dict[int, _Arrival]] = {}
-        self._compared = 0
-        self._came_last: Counter[int] = Counter()
-        self._late_ns: Counter[int] = Counter()
+        # Of each of the last batches: which rank came last, and how late each was.
+        self._compared: deque[tuple[int, dict[int, int]]] = deque(maxlen=self.COMPARED)
 
     def batch_end(self, rank: int, batch: int, time_ns: int) -> None:
         """Takes the end of a batch."""
@@ -73,18 +74,20 @@ class Ranks:
     def view(self) -> list[RankView]:
         """Every rank that was heard of."""
         furthest = max((ends[-1][0] for ends in self._ends.values()), default=0)
+        came_last = Counter(last for last, _ in self._compared)
+        compared = len(self._compared) if len(self._compared) >= self.LEAST_COMPARED else 0
         views = []
         for rank in sorted(self._ends):
             ends = self._ends[rank]
             (batch, time), (first, began) = ends[-1], ends[0]
-            compared = self._compared
+            late_ns = sum(late.get(rank, 0) for _, late in self._compared)
             views.append(
                 RankView(
                     rank,
                     batch,
                     (time - began) / 1e9 / (batch - first) if batch > first else None,
-                    self._came_last[rank] / compared if compared else None,
-                    self._late_ns[rank] / compared / 1e9 if compared else None,
+                    came_last[rank] / compared if compared else None,
+                    late_ns / compared / 1e9 if compared else None,
                     furthest - batch,
                 )
             )
@@ -98,15 +101,13 @@ class Ranks:
             clock.append(ended_ns - reference)
             arrivals[rank] = arrived_ns - int(median(clock))
         first = min(arrivals.values())
-        self._compared += 1
-        self._came_last[max(arrivals, key=arrivals.__getitem__)] += 1
-        for rank, arrived_ns in arrivals.items():
-            self._late_ns[rank] += arrived_ns - first
+        late = {rank: arrived_ns - first for rank, arrived_ns in arrivals.items()}
+        self._compared.append((max(late, key=late.__getitem__), late))
 
 
 def straggler(ranks: Sequence[RankView]) -> RankView | None:
-    """The rank that the others wait for: it arrives last three times as often as it would by chance, or at least in
-    three of four batches. ``None`` when none does."""
-    chance = 1 / max(len(ranks), 1)
-    slow = [one for one in ranks if one.last_share is not None and one.last_share >= min(3 * chance, 0.75)]
+    """The rank that the others wait for: it arrives last three times as often as it would by chance, but at least in
+    one of four batches, or in three of four. ``None`` when none does."""
+    often = min(max(3 / max(len(ranks), 1), 0.25), 0.75)
+    slow = [one for one in ranks if one.last_share is not None and one.last_share >= often]
     return max(slow, key=lambda one: one.last_share or 0.0) if len(ranks) > 1 and slow else None

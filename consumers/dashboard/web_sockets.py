@@ -1,5 +1,6 @@
 """What browsers send through their sockets, tied to the page that the socket was opened for."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +17,8 @@ def guard_sockets() -> None:
     """Has every socket speak for its own page alone, and for that only in the role in which the page was fetched.
 
     NiceGUI takes the page that a message is for from the message itself, so that whoever gets to know the id of
-    somebody's page could press its buttons. A socket that tries, or sends what no browser sends, is closed. What
-    browsers want written to the server's log is left out: it would bring the text of others to a terminal.
+    somebody's page could press its buttons. Other messages, and those in no known form, are left out, and so is what
+    browsers want written to the server's log: it would bring text of others to a terminal.
     """
     from nicegui import core
 
@@ -27,20 +28,15 @@ def guard_sockets() -> None:
     handlers.pop("log", None)
 
 
-def _for_own_page(handle: Callable[[str, Any], None]) -> Callable[[str, Any], Any]:
+def _for_own_page(handle: Callable[[str, Any], None]) -> Callable[[str, Any], None]:
     from nicegui import Client, core
 
-    async def handle_own(socket_id: str, message: Any) -> None:
-        try:
-            client = Client.instances.get(message["client_id"])
-            if client is None:
-                return
+    def handle_own(socket_id: str, message: Any) -> None:
+        # Not what NiceGUI's own script sends, if it fails here: nothing in it could be answered.
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            client = Client.instances[message["client_id"]]
             role = core.sio.get_environ(socket_id)["asgi.scope"][ROLE]
             if client.id in core.sio.rooms(socket_id) and role is client.request.scope[ROLE]:
                 handle(socket_id, message)
-                return
-        except (AttributeError, KeyError, TypeError, ValueError):
-            pass
-        await core.sio.disconnect(socket_id)
 
     return handle_own
