@@ -27,21 +27,27 @@ class BatchPhases(NamedTuple):
     spans: tuple[Span, ...]
     on_device: bool
     """Whether it was the GPU that was timed, and not the host, which runs ahead of it."""
+    publishing_ns: int | None = None
+    """What publishing costs the training thread for each batch, as the mean of all since the one that was told before;
+    ``None`` when that was not told. A batch that is told is not a typical one: other fields are computed in it too."""
 
     def starts(self, phase: str) -> list[int]:
         """When each span of a phase began, in nanoseconds since 1970 (UTC)."""
         return [self.began_ns + span.start_ns for span in self.spans if span.phase == phase]
 
     def totals(self) -> dict[str, int]:
-        """Phase to the nanoseconds that it took, all microbatches together."""
+        """Phase to the nanoseconds that it took, all microbatches together; of publishing, those of a typical batch."""
         totals: dict[str, int] = {}
         for span in self.spans:
             totals[span.phase] = totals.get(span.phase, 0) + span.duration_ns
+        if self.publishing_ns is not None:
+            totals["publishing"] = self.publishing_ns
         return totals
 
 
 def read_phases(value: Any) -> BatchPhases | None:
-    """Reads the field as it travels, ``{"began": ..., "spans": [[phase, start, duration], ...], "device": ...}``.
+    """Reads the field as it travels, ``{"began": ..., "spans": [[phase, start, duration], ...], "device": ...,
+    "publishing": [nanoseconds, batches]}``.
 
     ``None`` for a batch without it, and for a value of another form: a loop of somebody's own may send anything under
     that name."""
@@ -52,7 +58,17 @@ def read_phases(value: Any) -> BatchPhases | None:
         return None
     read = [_read_span(one) for one in spans]
     good = tuple(span for span in read if span is not None)
-    return BatchPhases(began, good, bool(value.get("device"))) if len(good) == len(read) else None
+    if len(good) < len(read):
+        return None
+    return BatchPhases(began, good, bool(value.get("device")), _read_publishing(value.get("publishing")))
+
+
+def _read_publishing(value: Any) -> int | None:
+    if not isinstance(value, list | tuple) or len(value) < 2:
+        return None
+    nanoseconds, batches = value[:2]
+    is_good = type(nanoseconds) is int and type(batches) is int and nanoseconds >= 0 and batches > 0
+    return nanoseconds // batches if is_good else None
 
 
 def _read_span(value: Any) -> Span | None:

@@ -162,7 +162,8 @@ class Window:
         """
         if self._until is not None and self._until.compare(state, self._began) > 0:
             self._past.add(state.rank)
-            self.over = len(self._past) >= state.world_size
+            world_size = state.world_size
+            self.over = len(self._past) >= (world_size if isinstance(world_size, int) else 1)
             return False
         if self._start is None or self._start.compare(state, self._began) >= 0:
             self.begun = True

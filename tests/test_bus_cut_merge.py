@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from consumers_stream import record_run, snapshots_of_training
 from helpers import wait_for
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -361,6 +362,14 @@ def test_what_cannot_be_cut_is_named_and_nothing_is_written(tmp_path, options, e
     with pytest.raises(error, match=message):
         cut(tmp_path / "a.mcap", tmp_path / "b.mcap", **options)
     assert [path.name for path in tmp_path.iterdir()] == ["a.mcap"]
+
+
+def test_the_setup_alone_is_no_part(tmp_path):
+    original = record_run(tmp_path, "r", snapshots_of_training(4)) / "recording-1.mcap"
+    assert any(one.event is Event.FIT_START for one in Recording(original))
+    with pytest.raises(ConfigurationError, match=r"nothing of .* is chosen"):
+        cut(original, tmp_path / "cut.mcap", start="9ep")
+    assert not (tmp_path / "cut.mcap").exists()
 
 
 def test_nothing_is_written_over_unless_told_to(tmp_path):

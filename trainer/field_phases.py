@@ -117,10 +117,10 @@ class PhaseWatch:
             self._published = self._published_batches = 0
             self._found, self.is_timing = self._batch, False
 
-    def after(self, event: Event, published: int) -> None:
+    def after(self, event: Event, published: int, own: int) -> None:
         """To be called when everything was done for an event; ``published`` are the nanoseconds that it took to find
-        out what there was to publish, and to publish it."""
-        self._published += published
+        out what there was to publish, and to publish it, ``own`` those of them in which the thread was at work."""
+        self._published += own
         if event in _BETWEEN:
             self._begin_batch()
         if not self.is_timing:
@@ -176,7 +176,8 @@ class _Batch:
 
     def value(self) -> dict[str, Any]:
         """The spans: phase, beginning and length in nanoseconds from the beginning of the batch; and how many
-        nanoseconds publishing took in how many batches, all since the one that was told before. Waits for the GPU when
+        nanoseconds of the thread's own time publishing took in how many batches, all since the one that was told
+        before. Waits for the GPU when
         they are not :meth:`ready`."""
         if not self.ready():
             self.spans[-1][2].synchronize()

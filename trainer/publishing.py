@@ -1,7 +1,7 @@
 """Turns the state at an event into what is published of it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter_ns, time_ns
+from time import perf_counter_ns, thread_time_ns, time_ns
 from typing import Any, NamedTuple, Protocol
 
 from bus.demand import BASE_EVENTS, Demand, batch_number
@@ -194,13 +194,13 @@ class StatePublisher:
             phases.drop()
         if event in phases.marks:
             phases.before(event)
-        began = perf_counter_ns()
+        began, own = perf_counter_ns(), thread_time_ns()
         self._phases = None
         try:
             self.publish(event)
         finally:
             self._phases = self._watched_phases
-        phases.after(event, perf_counter_ns() - began)
+        phases.after(event, perf_counter_ns() - began, thread_time_ns() - own)
         if phases.is_timing is not self._hears_marks and self._phases is phases:
             self._hear_marks(phases.is_timing)
 

@@ -16,7 +16,7 @@ MEASURED = (*PHASES, "other")
 _COMPUTE = ("forward", "loss", "backward", "optimizer")
 _BEFORE_MEETING = ("data", "forward", "loss")
 _KEEPS = 1.25
-_STRAGGLES = 0.7
+_STRAGGLES = 0.8
 
 
 class Report(NamedTuple):
