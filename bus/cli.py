@@ -94,7 +94,7 @@ def bus() -> None:
     """See the runs that there are, and serve streams."""
 
 
-@bus.command()
+@bus.command(short_help="List the runs.")
 @_runs_dir_option
 @_remote_options
 @click.option("--live", is_flag=True, help="Only the runs that are live.")
@@ -126,7 +126,7 @@ def runs(
         click.echo("  ".join(cells).rstrip())
 
 
-@bus.command()
+@bus.command(short_help="Describe one run, or a recording.")
 @click.argument("run")
 @_runs_dir_option
 @_remote_options
@@ -154,7 +154,7 @@ def info(
         click.echo(f"{label:<{width}}  {text}")
 
 
-@bus.command(name="recover")
+@bus.command(name="recover", short_help="Write a clean recording from a damaged one.")
 @click.argument("run")
 @click.option(
     "-o", "--output", metavar="FILE", help="What to write. Default: beside it, such as recording-1.recovered.mcap."
@@ -193,7 +193,7 @@ _wait_option = click.option(
 )
 
 
-@bus.command(context_settings={"ignore_unknown_options": True})
+@bus.command(short_help="Command a live run.", context_settings={"ignore_unknown_options": True})
 @click.argument("run")
 @click.argument("command", type=click.Choice(list(COMMANDS)))
 @click.argument("arguments", nargs=-1, metavar="[NAME VALUE]")
@@ -229,7 +229,7 @@ def send(
     return EXIT_TROUBLE if outcome.error else 0 if outcome.event else EXIT_PENDING
 
 
-@bus.command()
+@bus.command(short_help="Ask a live run to end.")
 @click.argument("run")
 @_wait_option
 @_runs_dir_option
@@ -268,7 +268,7 @@ def _plain_value(text: str) -> Any:
     return text if isinstance(value, list | dict) else value
 
 
-@bus.command()
+@bus.command(short_help="Serve any number of runs until Ctrl-C.")
 @click.option(
     "--listen", default="tcp://127.0.0.1:5570", show_default=True, help="Address; the stream takes the next port."
 )
@@ -291,7 +291,7 @@ def broker(listen: str, key: str | None, allow_list: str | None, runs_dir: str |
     click.echo(f"stopped after {serving.statistics().collected} events")
 
 
-@bus.command()
+@bus.command(short_help="Make a key pair.")
 @click.argument("name")
 @click.option("--dir", "where", metavar="DIR", help="Default: $OFFLOOP_KEYS_DIR, else ~/.config/offloop/keys.")
 def keygen(name: str, where: str | None) -> None:
@@ -303,7 +303,7 @@ def keygen(name: str, where: str | None) -> None:
     click.echo("  a broker's to trainers and consumers, as '--broker-key' or OFFLOOP_BROKER_KEY")
 
 
-@bus.command(name="allow")
+@bus.command(name="allow", short_help="Admit a key to publish, view or command.")
 @click.argument("keyfile", required=False)
 @click.option("--role", "roles", multiple=True, type=click.Choice(ROLES), help="What the key may do; more than once.")
 @click.option("--list", "allow_list", metavar="FILE", help="The allow-list. Default: 'allowed' where keys are.")

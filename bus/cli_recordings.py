@@ -54,7 +54,7 @@ def _output_option(default: str) -> Callable[[_Command], _Command]:
     return click.option("-o", "--output", metavar="FILE", help=f"What to write. Default: {default}.")
 
 
-@click.command(name="export")
+@click.command(name="export", short_help="Write a recording for other tools.")
 @click.argument("file")
 @click.option("--to", required=True, type=click.Choice(FORMATS), help="In which form.")
 @_output_option("beside it, such as recording-1.csv")
@@ -93,7 +93,7 @@ def export_recording(
     _finish(context, done.lost)
 
 
-@click.command(name="cut")
+@click.command(name="cut", short_help="Write a part of a recording.")
 @click.argument("file")
 @click.option("--start", callback=moment_given, metavar="TIME", help="Leave out what comes before it.")
 @click.option("--until", callback=moment_given, metavar="TIME", help="Leave out what comes after it.")
@@ -129,7 +129,7 @@ def cut_recording(
     _finish(context, done.lost)
 
 
-@click.command(name="merge")
+@click.command(name="merge", short_help="Join recordings of one attempt of a run.")
 @click.argument("files", nargs=-1, required=True)
 @_output_option("beside the first, such as recording-1.merged.mcap")
 @_force_option
@@ -152,7 +152,7 @@ def merge_recordings(
     _finish(context, done.lost)
 
 
-@click.command(name="diff")
+@click.command(name="diff", short_help="Say where two recorded runs differ.")
 @click.argument("a")
 @click.argument("b")
 @click.option(

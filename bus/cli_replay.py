@@ -21,7 +21,7 @@ __all__ = ["replay"]
 EXIT_TROUBLE = 1
 
 
-@click.command()
+@click.command(short_help="Serve a recording as if it were live.")
 @click.argument("run", metavar="RECORDING")
 @click.option(
     "--rate",

@@ -126,11 +126,16 @@ def test_axes_scales_filter_and_the_table_of_values(served, browser):
         before = there.pixels(LOSS)
         there.page.keyboard.press("l")
         there.waits_for(lambda: there.pixels(LOSS) != before, "another scale")
+        scale = there.board("shownScale", LOSS)
+        assert 0.1 < scale["min"] < 0.25 < 100 < scale["max"] < 200
+        assert scale["ticks"] == [1, 10, 100]
+        assert there.page.get_by_text("Ranks", exact=True).is_hidden()
         there.page.get_by_text("Latest values").click()
         there.page.get_by_role("cell", name=LOSS).wait_for()
         there.page.get_by_role("cell", name="0.25", exact=True).wait_for()
         there.page.get_by_label("Find charts by name").fill("no such metric")
         there.waits_for(lambda: there.page.locator(".chart").count() == 0, "no chart")
+        there.sees("no chart is called 'no such metric'")
 
 
 def test_the_theme_follows_the_system_and_can_be_chosen(served, browser):
@@ -151,6 +156,7 @@ def test_a_page_on_a_phone_fits_its_width(served, browser):
 def test_the_keyboard_reaches_every_control_and_charts_have_words(served, browser):
     with visit(browser, served.url) as there:
         there.waits_for(lambda: len(there.points(LOSS, 1)) == 5, "the runs")
+        there.page.get_by_role("heading", name="offloop training, as it happens", exact=True).wait_for()
         reached = set()
         for _ in range(60):
             there.page.keyboard.press("Tab")
@@ -165,12 +171,16 @@ def test_points_arrive_live_and_the_stop_button_stops_the_run(runs_dir, browser)
     command = (sys.executable, "-m", "consumers", "--callbacks", "dashboard", "-o", "dashboard.port=0")
     with running("live", pause=0.005) as run:
         wait_for(lambda: (runs_dir / "live" / "run.json").exists(), "the run")
-        with commanded(*command, "--run", "live") as served, visit(browser, served.url) as there:
+        with commanded(*command, "--run", "live") as served, visit(browser, served.url, color_scheme="dark") as there:
             there.waits_for(lambda: len(there.points(LOSS)) > 20, "points")
             assert there.pixels(LOSS) > 0
             before = there.points(LOSS)[-1][0]
             there.waits_for(lambda: there.points(LOSS)[-1][0] > before, "later points")
             there.page.locator(".status", has_text="live").wait_for()
+            # Legible on dark.
+            for name, color in (("pause", "rgb(108, 182, 255)"), ("stop", "rgb(255, 143, 132)")):
+                button = there.page.get_by_role("button", name=name, exact=True)
+                assert button.evaluate("one => getComputedStyle(one).color") == color
             there.page.get_by_role("button", name="stop", exact=True).click()
             there.page.get_by_role("button", name="Let it go on").click()
             there.page.get_by_role("button", name="Let it go on").wait_for(state="hidden")

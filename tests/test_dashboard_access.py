@@ -86,7 +86,7 @@ def test_a_token_file_that_protects_nothing_is_refused(tmp_path, content, mode, 
 
 def test_other_machines_are_let_in_with_tokens_and_tls_only(tmp_path, certificate):
     for listening in (Listening("0.0.0.0"), Listening("0.0.0.0", tokens=tmp_path / "tokens.txt")):
-        with pytest.raises(ConfigurationError, match=r"-o dashboard.tokens=.*openssl req"):
+        with pytest.raises(ConfigurationError, match=r"add tokens=tokens.txt certificate=cert.pem .*openssl req"):
             listening.check()
     with pytest.raises(ConfigurationError, match=r"--tokens tokens.txt --certificate cert.pem"):
         Listening("::", as_flags=True).check()
@@ -95,6 +95,20 @@ def test_other_machines_are_let_in_with_tokens_and_tls_only(tmp_path, certificat
     with pytest.raises(ConfigurationError, match="cannot be used"):
         Listening(certificate=certificate[1], certificate_key=certificate[0]).check()
     Listening("0.0.0.0", None, tmp_path / "tokens.txt", *certificate).check()
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://localhost:8420/"),
+        ("::", "http://localhost:8420/"),
+        ("::1", "http://[::1]:8420/"),
+        ("127.0.0.2", "http://127.0.0.2:8420/"),
+        ("host.example", "http://host.example:8420/"),
+    ],
+)
+def test_the_address_that_is_told_can_be_opened(host, url):
+    assert Listening(host).url(8420) == url
 
 
 def test_a_viewer_cannot_send_commands_whatever_is_called():
@@ -163,7 +177,7 @@ def test_links_with_tokens_over_tls(runs_dir, browser, tmp_path, certificate):
     with running("guarded") as run:
         wait_for(lambda: (runs_dir / "guarded" / "run.json").exists(), "the run")
         with dashboard_of("guarded", "--host", "0.0.0.0", "--tokens", str(file), *tls) as served:
-            url = served.url.replace("0.0.0.0", "127.0.0.1")
+            url = served.url.replace("localhost", "127.0.0.1")
             assert url.startswith("https://")
             assert str(file) in served.has_said("dashboard: ")
             tokens = Tokens.load(file)
@@ -182,6 +196,9 @@ def test_links_with_tokens_over_tls(runs_dir, browser, tmp_path, certificate):
                 assert viewer.page.get_by_role("button", name="stop", exact=True).count() == 0
                 with visit(browser, f"{url}?token={tokens.command}", ignore_https_errors=True) as commander:
                     commander.waits_for(lambda: len(commander.points(LOSS)) > 5, "points")
+                    commander.page.get_by_role("button", name="Link for viewers").click()
+                    commander.sees("sees everything and cannot command")
+                    commander.page.keyboard.press("Escape")
                     stop = commander.page.get_by_role("button", name="stop", exact=True)
                     stop.wait_for()
                     # The events of the other's buttons, sent from the viewer's page.
@@ -251,17 +268,22 @@ def test_on_this_machine_names_and_pages_of_others_are_refused(runs_dir, browser
         assert fetch(f"{served.url}_nicegui_ws/socket.io/?EIO=4&transport=polling", Origin="null")[0] == 403
         with visit(browser, served.url + "view") as viewer:
             viewer.sees("view only")
+        with visit(browser, served.url) as there:
+            there.page.get_by_role("button", name="Link for viewers").click()
+            there.sees("can command all the same")
 
 
 def test_a_port_that_is_in_use_is_named_and_without_one_the_next_is_taken(runs_dir):
     with dashboard_of("none", "--wait") as served:
         served.has_said("dashboard: ")
-        with pytest.raises(ConfigurationError, match=rf"port {served.port} of 127.0.0.1 is in use.*-o dashboard.port="):
+        in_use = rf"port {served.port} of 127.0.0.1 is in use.* with port=\d+, or leave it out to"
+        with pytest.raises(ConfigurationError, match=in_use):
             Dashboard(port=served.port).begin()
         with dashboard_of("none", "--wait", "--port", str(served.port)) as refused:
             assert refused.close() == 1
             assert refused.said[-1].startswith("error: port")
             assert "--port" in refused.said[-1]
+            assert "or leave it out" in refused.said[-1]
 
 
 def test_a_wrong_name_is_an_error_in_one_line(runs_dir):

@@ -135,6 +135,7 @@ def test_charts_are_grouped_by_prefix_and_phases_have_their_own():
     view.see(Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=1), time_ns=1_050_000_000, phases=field))
     groups = charts_of(runs.all(), labels_of(runs.all()))
     assert [title for title, _ in groups][:3] == ["loss/train", "metrics/eval", "lr"]
+    assert groups[-1][0] == "step"
     charts = {chart.id: chart for _, members in groups for chart in members}
     assert charts["loss/train/total"].title == "total"
     (phases,) = [chart for chart in charts.values() if chart.kind == "phases"]
@@ -157,9 +158,11 @@ def test_facts_are_told_in_words():
     progress = ProgressView(3, 1234, 9999, 0, 125.0, 0.5, 3700.0, "10ep")
     told = facts(progress, PublishingView(12.4, 0.0005), "live")
     assert told == (
-        "epoch 3 · batch 1,234 · 2:05 gone by · about 1:01:40 left · of 10ep · "
+        "epoch 3 of 10 · batch 1,234 · 2:05 elapsed · about 1:01:40 left · "
         "publishing costs 12 µs a batch (0.05% of a step)"
     )
+    told = facts(progress._replace(max_duration="8325ba"), PublishingView(None, None), "live")
+    assert told == "epoch 3 · batch 1,234 · 2:05 elapsed · about 1:01:40 left · of 8325ba"
     assert facts(progress, PublishingView(None, None), "waiting") == "no event has come yet"
 
 

@@ -28,7 +28,7 @@ CALLBACK = textwrap.dedent("""
         def fit_start(self, state, logger):
             grey, rgb = np.zeros((1, 4, 6)), np.full((3, 8, 8), 200, dtype=np.uint8)
             grey[0, 0, 0], grey[0, 1, 1] = np.nan, np.inf
-            logger.log_images([grey, grey], name=MARKUP)
+            logger.log_images([grey] * 10, name=MARKUP)
             logger.log_images(rgb, name="colour")
             logger.log_text(MARKUP, name=MARKUP)
             logger.log_metrics({MARKUP: 0.25, "__proto__/polluted": 1.0})
@@ -86,15 +86,23 @@ def test_ranks_phases_and_images_are_drawn_and_names_stay_text(recording, tmp_pa
             ranks = page.get_by_role("row").filter(has_text="%")
             assert ranks.count() == 2
             assert "100% of batches" in ranks.nth(1).inner_text()
+            words = page.locator('[data-plot="time/phase/0/1"]').get_attribute("aria-label")
+            assert words is not None
+            assert words.startswith(
+                "Where a step's time goes, run odd, rank 1. Latest: data 1 ms, forward 4 ms, backward 3 ms"
+            )
             page.wait_for_function(
-                "[...document.querySelectorAll('figure img')].filter(i => i.naturalWidth).length == 3"
+                "[...document.querySelectorAll('figure img')].filter(i => i.naturalWidth).length == 9"
             )
             sizes = "[...document.querySelectorAll('figure img')].map(i => [i.naturalWidth, i.naturalHeight])"
-            assert page.evaluate(sizes) == [[6, 4], [6, 4], [8, 8]]
+            assert page.evaluate(sizes) == [[6, 4]] * 8 + [[8, 8]]
+            there.sees("8 of 10")
             page.get_by_text("Latest values").click()
             page.get_by_role("cell", name=MARKUP).wait_for()
             assert page.locator(".run-problem").inner_text() == MARKUP
-            assert MARKUP in page.locator(".log").inner_text()
+            log = page.locator(".log").inner_text()
+            assert f"{MARKUP}: {MARKUP}" in log
+            assert "text: " not in log
             for chart in (MARKUP, "time/phase/0/0"):
                 box = page.locator("[data-plot]").filter(visible=True)
                 place = next(one for one in box.all() if one.get_attribute("data-plot") == chart).bounding_box()

@@ -120,11 +120,11 @@ class Listening:
     certificate_key: Path | None = None
     open_browser: bool = False
     as_flags: bool = False
-    """Whether messages call options ``--port``, and not ``-o dashboard.port``."""
+    """Whether messages call options ``--port 8420``, and not ``port=8420``."""
 
     def option(self, name: str, value: str) -> str:
         """How somebody writes that option."""
-        return f"--{name.replace('_', '-')} {value}" if self.as_flags else f"-o dashboard.{name}={value}"
+        return f"--{name.replace('_', '-')} {value}" if self.as_flags else f"{name}={value}"
 
     def check(self) -> None:
         """Raises :class:`bus.errors.ConfigurationError` for what would not work, or would let strangers in."""
@@ -157,9 +157,9 @@ class Listening:
             ) from None
 
     def url(self, port: int) -> str:
-        """The page's address on that port."""
+        """The page's address on that port, as somebody on this machine can open it."""
         scheme = "http" if self.certificate is None else "https"
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = "localhost" if _is_wildcard(self.host) else f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{port}/"
 
 
@@ -233,6 +233,14 @@ def is_loopback(host: str) -> bool:
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_wildcard(host: str) -> bool:
+    """Whether it stands for all addresses of this machine, and is none that can be opened."""
+    try:
+        return not host or ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False
 

@@ -11,7 +11,7 @@ from consumers.dashboard.web_server import FIRST_PORT
 __all__ = ["dashboard"]
 
 
-@click.command()
+@click.command(short_help="Show runs on a page in the browser.")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option(
     "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."

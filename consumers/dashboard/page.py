@@ -31,6 +31,11 @@ _THEMES: tuple[tuple[bool | None, str, str], ...] = (
     (False, "light_mode", "light"),
 )
 _PRIMARY, _NEGATIVE = "#1a67c4", "#c93a2b"
+_LINK_WITH_TOKEN = "Whoever opens this link sees everything and cannot command the training:"
+_LINK_WITHOUT_TOKEN = (
+    "This page has no buttons. Whoever can reach this address can command all the same: start the dashboard with "
+    "tokens to prevent that. 127.0.0.1 means this machine only."
+)
 _KEYS = (
     ("x", "next x axis: batch, sample, epoch, time"),
     ("l", "log scale on and off"),
@@ -63,10 +68,11 @@ class Page:
     """What one browser sees. It is sent a frame when it has drawn the one before: a slow browser gets fewer, and one
     that is gone or hidden gets none."""
 
-    def __init__(self, runs: WatchedRuns, cache: LineCache, role: Role, view_link: str) -> None:
+    def __init__(self, runs: WatchedRuns, cache: LineCache, role: Role, view_link: str, guarded: bool) -> None:
         self._runs = runs
         self._role = role
         self._view_link = view_link
+        self._guarded = guarded
         self._lines = Lines(cache)
         self._look = Look()
         self._smoothing = 0.0
@@ -103,7 +109,7 @@ class Page:
         from nicegui import ui
 
         with ui.element("header").classes("top"):
-            ui.html('<h1 class="brand">offloop<small>training, as it happens</small></h1>', sanitize=False)
+            ui.html('<h1 class="brand">offloop <small>training, as it happens</small></h1>', sanitize=False)
             ui.element("div").classes("spread")
             if self._role is Role.VIEW:
                 ui.label("view only").classes("pill")
@@ -274,7 +280,7 @@ class Page:
         from nicegui import ui
 
         with ui.dialog() as dialog, ui.card():
-            ui.label("Whoever opens this link sees everything and cannot command the training:")
+            ui.label(_LINK_WITH_TOKEN if self._guarded else _LINK_WITHOUT_TOKEN).style("max-width: min(70vw, 520px)")
             ui.input(value=self._view_link).props('readonly outlined dense aria-label="Link for viewers"').style(
                 "width: min(70vw, 520px)"
             )

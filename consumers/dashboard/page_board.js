@@ -16,6 +16,7 @@ const PHASE_COLORS = {
 };
 const SMOOTHING_SCALE = 1000;
 const SETTLE_MS = 60;
+const EXACT_DIGITS = 6;
 
 // Charts of one axis show the pointer's place together.
 ["batch", "sample", "epoch", "time"].forEach((axis) => echarts.connect("x:" + axis));
@@ -24,7 +25,8 @@ export default {
   template: `
     <div class="board">
       <p v-if="!groups.length" class="empty">{{ empty }}</p>
-      <section v-for="group in shownGroups" :key="group.title" class="group" :aria-label="group.title"
+      <p v-else-if="!shownGroups.length" class="empty">no chart is called '{{ filter }}'</p>
+      <section v-for="group in shownGroups" :key="group.charts[0].kind + group.title" class="group" :aria-label="group.title"
                :style="{'--charts': Math.min(group.charts.length, 3)}">
         <h2>
           <button type="button" class="group-title" :aria-expanded="String(!closed[group.title])"
@@ -70,6 +72,7 @@ export default {
     filter: "",
     latest: {},
     odd: {},
+    spoken: {}, // the newest phases of a chart, in words
     look: { x: "batch", smoothing: 0, log: false },
   }),
   computed: {
@@ -151,6 +154,7 @@ export default {
         line.n = old.n.filter((one) => one[0] < first).concat(line.n);
       }
       runs.set(line.r, { x: line.x, y: line.y, n: line.n || [], p: line.p });
+      if (line.p) this.spoken[line.c] = latestPhases(line.p);
       this.odd[line.c] = [...runs.values()].reduce((sum, one) => sum + one.n.length, 0);
     },
     watchPlot(element, chart) {
@@ -336,11 +340,15 @@ export default {
       const style = getComputedStyle(document.body);
       const card = style.getPropertyValue("--card").trim();
       const series = [];
+      let [low, high] = [Infinity, -Infinity];
       for (const run of this.runs) {
         const data = this.lines.get(id)?.get(run.id);
         if (!data || this.hidden[run.id]) continue;
         const color = style.getPropertyValue(runColor(run.color)).trim();
         const points = data.x.map((x, place) => [x, shownValue(data.y[place], this.look.log)]);
+        for (const [, y] of points) {
+          if (y !== null) [low, high] = [Math.min(low, y), Math.max(high, y)];
+        }
         const common = { type: "line", color, showSymbol: points.length < 40, symbolSize: 5, connectNulls: false };
         const isFaint = this.look.smoothing > 0;
         series.push({
@@ -362,9 +370,14 @@ export default {
           });
         }
       }
+      // By itself ECharts would widen a log axis to whole powers of ten.
+      const log = this.look.log && low <= high ? logAxis(low, high) : { min: null, max: null, ticks: null };
+      const digits = axisDigits(low, high);
       option.yAxis = [
         {
-          type: this.look.log ? "log" : "value", scale: true, axisLabel: { ...label, formatter: number },
+          type: this.look.log ? "log" : "value", scale: true, min: log.min, max: log.max,
+          axisLabel: { ...label, formatter: (value) => number(value, digits), customValues: log.ticks },
+          axisTick: { customValues: log.ticks },
           splitLine: { lineStyle: { color: line, opacity: 0.6 } }, minorSplitLine: { show: false }, splitNumber: 4,
         },
         { type: "value", min: 0, max: 1, show: false },
@@ -374,16 +387,18 @@ export default {
       return option;
     },
     tooltip(shown) {
-      const isTime = this.look.x === "time";
-      const x = shown[0]?.axisValue ?? 0;
-      const rows = shown.filter((one) => one.data).map((one) => {
+      const place = this.look.x === "time" ? clock : compact;
+      const drawn = shown.filter((one) => one.data);
+      const at = place(drawn[0]?.value[0] ?? shown[0]?.axisValue ?? 0);
+      const rows = drawn.map((one) => {
         const isSmooth = one.seriesId?.endsWith(" smoothed");
-        const value = one.data.text || number(Array.isArray(one.value) ? one.value[1] : one.value, true);
+        const value = one.data.text || number(one.value[1], EXACT_DIGITS);
         const name = (this.runs.length > 1 ? one.seriesName : "") + (isSmooth ? " smoothed" : "");
-        const place = isTime ? clock(one.value[0]) : compact(one.value[0]);
-        return `<tr><td>${one.marker}${encode(name)}</td><td class="number">${encode(value)}</td><td class="at">${place}</td></tr>`;
+        // Runs do not have points at the same places.
+        const own = place(one.value[0]);
+        const apart = own === at ? "" : `at ${own}`;
+        return `<tr><td>${one.marker}${encode(name)}</td><td class="number">${encode(value)}</td><td class="at">${apart}</td></tr>`;
       });
-      const at = isTime ? clock(x) : compact(x);
       return `<div class="tip"><div>${this.look.x} ${at}</div><table>${rows.join("")}</table></div>`;
     },
     phasesOption(id, plot) {
@@ -428,6 +443,11 @@ export default {
       return odd ? `${odd} not finite` : "";
     },
     summary(chart) {
+      if (chart.kind === "phases") {
+        const [run, rank] = chart.id.split("/").slice(-2).map(Number);
+        const label = this.runs.find((known) => known.id === run)?.label;
+        return `Where a step's time goes, run ${label}, rank ${rank}. Latest: ${this.spoken[chart.id] || "nothing yet"}.`;
+      }
       const values = this.latestOf(chart).map((one) => {
         const run = this.runs.find((known) => known.id === one.run);
         return this.runs.length > 1 ? `${run.label}: ${one.text}` : one.text;
@@ -442,6 +462,10 @@ export default {
     shownRange(id) {
       const zoom = this.plots.get(id)?.chart?.getOption()?.dataZoom?.[0];
       return zoom ? [zoom.startValue, zoom.endValue] : null;
+    },
+    shownScale(id) {
+      const axis = this.plots.get(id)?.chart?.getOption()?.yAxis?.[0];
+      return axis ? { min: axis.min, max: axis.max, ticks: axis.axisLabel.customValues } : null;
     },
   },
 };
@@ -488,13 +512,53 @@ function smoothed(points, amount) {
   });
 }
 
-function number(value, isExact) {
+// The ends of a log axis, a little beyond the values, and round places in between.
+function logAxis(low, high) {
+  const [from, to] = [Math.log10(low), Math.log10(high)];
+  const room = to > from ? Math.max((to - from) / 20, 1e-9) : 0.04;
+  const min = Math.max(Math.pow(10, from - room), Number.MIN_VALUE);
+  const max = Math.min(Math.pow(10, to + room), Number.MAX_VALUE);
+  const decades = to - from;
+  const ticks = [];
+  if (decades < 0.7) {
+    const rough = (max - min) / 5;
+    const power = Math.pow(10, Math.floor(Math.log10(rough)));
+    const step = power * [1, 2, 5, 10].find((one) => one * power >= rough);
+    for (let place = Math.ceil(min / step); place * step <= max; place++) ticks.push(place * step);
+  } else {
+    const stride = Math.ceil(decades / 6);
+    for (let power = Math.floor(from - room); power <= to + room; power++) {
+      if (power % stride) continue;
+      for (const one of decades < 2.5 ? [1, 2, 5] : [1]) ticks.push(one * Math.pow(10, power));
+    }
+  }
+  return { min, max, ticks: ticks.filter((one) => one >= min && one <= max) };
+}
+
+// So many digits tell the labels of an axis apart.
+function axisDigits(low, high) {
+  if (!(low < high)) return 3;
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  return Math.min(Math.max(Math.ceil(Math.log10(size / (high - low))) + 2, 3), 12);
+}
+
+function number(value, digits) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-4 || size >= 1e9)) return value.toExponential(isExact ? 4 : 1).replace("e+", "e");
-  if (!isExact && size >= 1e6) return Number((value / 1e6).toPrecision(3)) + "M";
-  if (!isExact && size >= 1e4) return Number((value / 1e3).toPrecision(3)) + "k";
-  return String(Number(value.toPrecision(isExact ? 6 : 3)));
+  if (size !== 0 && (size < 1e-4 || size >= 1e9)) {
+    return value.toExponential(digits - 1).replace(/\.?0+e/, "e").replace("e+", "e");
+  }
+  if (digits === 3 && size >= 1e6) return Number((value / 1e6).toPrecision(3)) + "M";
+  if (digits === 3 && size >= 1e4) return Number((value / 1e3).toPrecision(3)) + "k";
+  return String(Number(value.toPrecision(digits)));
+}
+
+function latestPhases(phases) {
+  return Object.entries(phases)
+    .map(([name, values]) => [name, values[values.length - 1]])
+    .filter(([, value]) => value > 0)
+    .map(([name, value]) => `${name} ${seconds(value)}`)
+    .join(", ");
 }
 
 function compact(value) {

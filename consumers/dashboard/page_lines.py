@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["PHASES_PREFIX", "Chart", "LineCache", "Lines", "Look", "charts_of", "plain_number"]
 
 PHASES_PREFIX = "time/phase"
-"""The group of the charts that show where a step's time goes."""
+"""What the names of the charts begin with that show where a step's time goes."""
+
+_PHASES_GROUP = "step"
 
 _PIXELS_TOGETHER = 2
 _WIDTH_STEP = 64
@@ -33,7 +35,7 @@ class Chart(NamedTuple):
     """A chart of the page."""
 
     id: str
-    """The metric's name; for phases, the group, the run's number and the rank."""
+    """The metric's name; for phases, their prefix, the run's number and the rank."""
     kind: str
     """``metric`` or ``phases``."""
     title: str
@@ -89,7 +91,7 @@ def charts_of(runs: Sequence[WatchedRun], labels: Sequence[str]) -> list[tuple[s
                 phases.append(Chart(f"{PHASES_PREFIX}/{number}/{rank}", "phases", title))
     ordered = [(title, sorted(group.values(), key=lambda chart: chart.id)) for title, group in groups.items()]
     ordered.sort(key=lambda group: (_GROUPS_FIRST.get(group[0].partition("/")[0], len(_GROUPS_FIRST)), group[0]))
-    return [*ordered, *([(PHASES_PREFIX, phases)] if phases else [])]
+    return [*ordered, *([(_PHASES_GROUP, phases)] if phases else [])]
 
 
 _GROUPS_FIRST = {"loss": 0, "metrics": 1, "lr": 2, "throughput": 3}

@@ -86,14 +86,17 @@ class Panels:
         for entry, label in sorted(new, key=lambda one: one[0].time)[-LOG_LINES:]:
             at = time.strftime("%H:%M:%S", time.localtime(entry.time))
             rank = f" rank {entry.rank}" if entry.rank else ""
-            kind = "" if entry.kind == "event" else f"{entry.kind}: "
+            kind = "" if entry.kind in ("event", "text") else f"{entry.kind}: "
             self._log.push(f"{at}  {label}{rank}{'  ' if label else ''}{kind}{entry.text}", classes=entry.kind)
 
     def _update_ranks(self) -> None:
         rows = []
         runs = self._runs
-        for number, run in enumerate(runs):
-            for view in run.view.ranks():
+        ranks = [run.view.ranks() for run in runs]
+        # A rank alone has nobody to be compared with.
+        self._rank_panel.set_visibility(any(len(of_run) > 1 for of_run in ranks))
+        for number, of_run in enumerate(ranks):
+            for view in of_run:
                 told = {
                     "rank": str(view.rank),
                     "batch": f"{view.batch:,}",
@@ -104,7 +107,6 @@ class Panels:
                 }
                 rows.append({"key": f"{number}/{view.rank}", "run": self._labels[number], **told})
         columns = [*([("run", "run")] if len(runs) > 1 else []), *_RANK_COLUMNS]
-        self._rank_panel.set_visibility(bool(rows))
         self._fill(self._ranks, "ranks", columns, rows)
 
     def _update_values(self) -> None:
@@ -142,13 +144,15 @@ class Panels:
             for number, entry in found:
                 run = f"{self._labels[number]}: " if len(self._labels) > 1 else ""
                 title = f"{run}{entry.name}, batch {entry.step:,}"
+                count = len(entry.images)
+                cut = f", {IMAGES_OF_A_NAME} of {count}" if count > IMAGES_OF_A_NAME else ""
                 with ui.element("figure"):
                     with ui.element("figcaption"):
-                        ui.label(title)
+                        ui.label(title + cut)
                     for place, image in enumerate(entry.images[:IMAGES_OF_A_NAME]):
                         picture = ui.element("img")
                         picture.props["src"] = "data:image/png;base64," + base64.b64encode(png(image)).decode()
-                        picture.props["alt"] = f"{title}, image {place + 1} of {len(entry.images)}"
+                        picture.props["alt"] = f"{title}, image {place + 1} of {count}"
 
 
 def png(image: "np.ndarray[Any, Any]") -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import OffloopError
+from bus.time import Time, TimeUnit
 from consumers.dashboard.access import Role
 from consumers.dashboard.run_view import ProgressView, PublishingView
 from consumers.dashboard.web_runs import WatchedRun, WatchedRuns
@@ -39,11 +40,14 @@ def facts(progress: ProgressView, publishing: PublishingView, status: str) -> st
     """How far a run is and what watching it costs, in one line for people."""
     if status == "waiting":
         return "no event has come yet"
-    parts = [f"epoch {progress.epoch:,}", f"batch {progress.batch:,}", f"{_duration(progress.elapsed)} gone by"]
+    longest = None if progress.max_duration is None else Time.from_timestring(progress.max_duration)
+    in_epochs = longest is not None and longest.unit is TimeUnit.EPOCH
+    epochs = f" of {longest.value:,}" if longest is not None and in_epochs else ""
+    parts = [f"epoch {progress.epoch:,}{epochs}", f"batch {progress.batch:,}", f"{_duration(progress.elapsed)} elapsed"]
     if progress.seconds_left is not None and status in ("live", "paused"):
         parts.append(f"about {_duration(progress.seconds_left)} left")
-    if progress.max_duration is not None:
-        parts.append(f"of {progress.max_duration}")
+    if longest is not None and not in_epochs:
+        parts.append(f"of {longest}")
     if publishing.microseconds is not None:
         share = "" if publishing.share is None else f" ({publishing.share:.2%} of a step)"
         parts.append(f"publishing costs {publishing.microseconds:,.0f} µs a batch{share}")

@@ -152,7 +152,7 @@ class DashboardServer:
         def build(role: Role, request: Request) -> None:
             base = str(request.base_url)
             link = f"{base}view" if self._tokens is None else f"{base}?token={self._tokens.view}"
-            Page(self._runs, cache, role, link).build()
+            Page(self._runs, cache, role, link, self._tokens is not None).build()
 
         @ui.page("/", title="offloop")
         def whole_page(request: Request) -> None:
@@ -203,7 +203,7 @@ def _cannot_listen(listening: Listening, port: int, error: OSError) -> str:
         free = listening.option("port", str(port + 1 if port + 1 < 1 << 16 else FIRST_PORT))
         return (
             f"port {port} of {listening.host} is in use, by another dashboard perhaps: choose another with {free}, or "
-            "none to have a free one found"
+            "leave it out to have a free one found"
         )
     if error.errno == errno.EACCES:
         return f"port {port} is for the system alone: choose one from 1024 on with {listening.option('port', '8420')}"
