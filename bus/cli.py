@@ -24,7 +24,7 @@ from bus.run_source import list_remote_runs
 from bus.runs import RunInfo, find_run, list_runs, runs_dir
 from bus.security import check_listen_address, client_security, server_security
 from bus.sender import WAIT_SECONDS, send_command, send_command_through
-from bus.terminal import run_command
+from bus.terminal import HELP, run_command
 
 __all__ = ["main"]
 
@@ -88,7 +88,7 @@ def _broken(name: str, point: EntryPoint, error: Exception) -> click.Command:
     )
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings=HELP)
 @click.version_option(package_name="offloop", prog_name="bus")
 def bus() -> None:
     """See the runs that there are, and serve streams."""

@@ -19,6 +19,7 @@ from bus.replay_moments import Moment
 from bus.replay_options import moment_given
 from bus.runs import find_run
 from bus.stream import Ending, Gap
+from bus.terminal import HELP
 
 __all__ = ["cut_recording", "diff_recordings", "export_recording", "merge_recordings"]
 
@@ -54,7 +55,7 @@ def _output_option(default: str) -> Callable[[_Command], _Command]:
     return click.option("-o", "--output", metavar="FILE", help=f"What to write. Default: {default}.")
 
 
-@click.command(name="export", short_help="Write a recording for other tools.")
+@click.command(name="export", short_help="Write a recording for other tools.", context_settings=HELP)
 @click.argument("file")
 @click.option("--to", required=True, type=click.Choice(FORMATS), help="In which form.")
 @_output_option("beside it, such as recording-1.csv")
@@ -93,7 +94,7 @@ def export_recording(
     _finish(context, done.lost)
 
 
-@click.command(name="cut", short_help="Write a part of a recording.")
+@click.command(name="cut", short_help="Write a part of a recording.", context_settings=HELP)
 @click.argument("file")
 @click.option("--start", callback=moment_given, metavar="TIME", help="Leave out what comes before it.")
 @click.option("--until", callback=moment_given, metavar="TIME", help="Leave out what comes after it.")
@@ -129,7 +130,7 @@ def cut_recording(
     _finish(context, done.lost)
 
 
-@click.command(name="merge", short_help="Join recordings of one attempt of a run.")
+@click.command(name="merge", short_help="Join recordings of one attempt of a run.", context_settings=HELP)
 @click.argument("files", nargs=-1, required=True)
 @_output_option("beside the first, such as recording-1.merged.mcap")
 @_force_option
@@ -152,7 +153,7 @@ def merge_recordings(
     _finish(context, done.lost)
 
 
-@click.command(name="diff", short_help="Say where two recorded runs differ.")
+@click.command(name="diff", short_help="Say where two recorded runs differ.", context_settings=HELP)
 @click.argument("a")
 @click.argument("b")
 @click.option(

@@ -15,13 +15,14 @@ from bus.replay_pace import Pace
 from bus.replay_serving import ReplayServer, ServedReplay
 from bus.runs import find_run, new_run_name
 from bus.security import client_security
+from bus.terminal import HELP
 
 __all__ = ["replay"]
 
 EXIT_TROUBLE = 1
 
 
-@click.command(short_help="Serve a recording as if it were live.")
+@click.command(short_help="Serve a recording as if it were live.", context_settings=HELP)
 @click.argument("run", metavar="RECORDING")
 @click.option(
     "--rate",

@@ -1,13 +1,16 @@
 """What the commands ``bus``, ``trainer`` and ``consumer`` share: how they end and how they report errors."""
 
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from bus.errors import OffloopError
 
-__all__ = ["run_command"]
+__all__ = ["HELP", "run_command"]
+
+HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+"""Context settings of a command, also of one that is used apart from its group."""
 
 
 def run_command(command: click.Command) -> NoReturn:

@@ -85,17 +85,22 @@ def find_remote(
     broker: str, name: str | None, security: ClientSecurity | None, wait: bool, say: Callable[[str], None]
 ) -> RemoteRunInfo:
     """The run of that name at a broker elsewhere; without a name the newest live one, else the newest; with ``wait``,
-    as soon as there is one, and without a name only a live one.
+    as soon as there is one, and without a name only a live one, or one that has begun since.
 
     Raises:
         RunNotFoundError: there is none, and ``wait`` is false.
         BrokerError: no broker answers there.
     """
     said = False
+    known: set[tuple[str, int]] | None = None
     while True:
         runs = list_remote_runs(broker, security, name)
+        if known is None:
+            known = {(run["run"], run["attempt"]) for run in runs}
         live = [run for run in runs if run["live"]]
-        chosen = live or ([] if wait and name is None else runs)
+        # A short run can begin and end between two looks.
+        new = [run for run in runs if (run["run"], run["attempt"]) not in known]
+        chosen = live or (new if wait and name is None else runs)
         if chosen:
             run = chosen[0]
             return RemoteRunInfo(broker, run["run"], run["attempt"], run["live"], security)

@@ -295,11 +295,15 @@ def _beside_terminal(
 
 def _linger(callbacks: Sequence[Callback]) -> None:
     """Lets callbacks with something to be looked at stay until they are left."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
         # First those that have the terminal: they give it back.
         for callback in sorted(callbacks, key=lambda one: not one.owns_terminal):
             callback.linger()
+    except KeyboardInterrupt:
+        """That is how they are left."""
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _find(run: str | None, runs_dir: Path | None, replay: Path | None, wait: bool) -> RunInfo | Recording:

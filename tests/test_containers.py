@@ -243,7 +243,8 @@ def test_the_services_work_together(services: Services) -> None:
 
     # All that is kept is in volumes: the next start goes on from there.
     latest = services.path("/checkpoints/trainer/digits/latest-rank0.safetensors")
-    epochs = int(os.readlink(latest).partition("-")[0].removeprefix("ep")) + 2
+    # Long enough for a consumer to come and ask for a checkpoint.
+    epochs = int(os.readlink(latest).partition("-")[0].removeprefix("ep")) + 40
     services.variables["DURATION"] = f"{epochs}ep"
     services.up("consumer", "checkpoint")
     for name in ("consumer", "checkpoint"):

@@ -12,6 +12,7 @@ from proxy import Network, StandingBroker
 
 from bus import BrokerError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
 from bus.snapshot import Snapshot
+from consumers.attach import find_remote
 
 PATIENCE = 25.0
 
@@ -298,3 +299,17 @@ def test_a_consumer_whose_broker_never_comes_back_gives_up(
         publish(publisher, 500)
         on_disk(publisher)
     assert numbers(follower.got) == list(range(1, last + 1))
+
+
+def test_waiting_for_a_run_elsewhere_finds_one_that_has_ended_between_two_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def told(attempt: int) -> dict[str, object]:
+        return {"run": "digits", "attempt": attempt, "live": False}
+
+    looks = iter([[told(1)], [told(1)], [told(2)]])
+    monkeypatch.setattr("consumers.attach.list_remote_runs", lambda *_: next(looks))
+    said: list[str] = []
+    found = find_remote("tcp://127.0.0.1:1", None, None, True, said.append)
+    assert (found.name, found.attempt, found.live) == ("digits", 2, False)
+    assert said == ["waiting for a run at tcp://127.0.0.1:1 ... (Ctrl-C ends)"]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from bus.terminal import HELP
 from consumers.dashboard.access import Listening
 from consumers.dashboard.server import serve_runs
 from consumers.dashboard.web_server import FIRST_PORT
@@ -11,7 +12,7 @@ from consumers.dashboard.web_server import FIRST_PORT
 __all__ = ["dashboard"]
 
 
-@click.command(short_help="Show runs on a page in the browser.")
+@click.command(short_help="Show runs on a page in the browser.", context_settings=HELP)
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option(
     "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
