@@ -53,9 +53,11 @@ class _Commands(click.Group):
     """Its own commands, and those that installed packages add as entry points of the group ``offloop.commands``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all of them."""
         return sorted({*super().list_commands(ctx), *entry_points(group=COMMANDS_GROUP).names})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name: one that cannot be loaded says why when it is run."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own

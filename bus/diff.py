@@ -8,27 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bus.errors import ConfigurationError
-from bus.export_rows import as_row, flattened
+from bus.export_rows import COUNTERS, DURATIONS, as_row, flattened
 from bus.export_source import Recorded, Source, is_base, ranks_in
 from bus.stream import Gap
 from bus.wire import COMMAND, CUT, END
 
 __all__ = ["Diff", "EventDifference", "FieldDifference", "MetricDifference", "diff"]
 
-# Counters of training time: the others in a row are of the clock.
-_COUNTERS = (
-    "epoch",
-    "batch",
-    "sample",
-    "token",
-    "iteration",
-    "batch_in_epoch",
-    "sample_in_epoch",
-    "token_in_epoch",
-    "epoch_in_iteration",
-    "token_in_iteration",
-)
-_TIMES = ("time", "total_wct", "iteration_wct", "epoch_wct", "batch_wct")
+_TIMES = ("time", *DURATIONS)
 _NEVER = ("run", "attempt", "rank", "seq", "event", "utc", "id", "decided_at", "on_demand", "not_sent")
 _OF_THE_CLOCK = frozenset(("system", "phases", "gpu_utilization", "late", *_TIMES))
 _INNER_TIMES = ("eval_timestamp", "predict_timestamp")
@@ -41,7 +28,7 @@ _FACTS = frozenset(
         "train_samples",
         "eval_samples",
         "microbatch",
-        *_COUNTERS,
+        *COUNTERS,
         *_TIMES,
         *_INNER_TIMES,
     )

@@ -10,9 +10,9 @@ from typing import Any
 from bus.export_source import Recorded
 from bus.wire import END
 
-__all__ = ["FIXED", "as_row", "clock", "flattened", "json_text", "plain"]
+__all__ = ["COUNTERS", "DURATIONS", "FIXED", "as_row", "clock", "flattened", "json_text", "plain"]
 
-_COUNTERS = (
+COUNTERS = (
     "iteration",
     "epoch",
     "batch",
@@ -24,7 +24,10 @@ _COUNTERS = (
     "sample_in_epoch",
     "token_in_epoch",
 )
-_DURATIONS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
+"""What counts in a training time, in the order in which it travels; after these come :data:`DURATIONS`."""
+
+DURATIONS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
+"""What is by the clock in a training time; in rows in seconds."""
 
 FIXED = (
     "run",
@@ -44,7 +47,7 @@ FIXED = (
     "token_in_epoch",
     "epoch_in_iteration",
     "token_in_iteration",
-    *_DURATIONS,
+    *DURATIONS,
 )
 """What every row begins with. A published field of one of these names is called ``fields/NAME``."""
 
@@ -67,8 +70,8 @@ def as_row(record: Recorded) -> dict[str, Any]:
         "utc": event.time,
     }
     if record.topic.name != END:
-        counted |= zip((*_COUNTERS, *_DURATIONS), event.timestamp, strict=False)
-        counted |= {name: counted[name] / 1_000_000 for name in _DURATIONS}
+        counted |= zip((*COUNTERS, *DURATIONS), event.timestamp, strict=False)
+        counted |= {name: counted[name] / 1_000_000 for name in DURATIONS}
     row = {name: counted.get(name) for name in FIXED}
     for name, value in {**event.context, **event.fields}.items():
         row[f"fields/{name}" if name in row else str(name)] = value

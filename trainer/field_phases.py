@@ -177,8 +177,7 @@ class _Batch:
     def value(self) -> dict[str, Any]:
         """The spans: phase, beginning and length in nanoseconds from the beginning of the batch; and how many
         nanoseconds of the thread's own time publishing took in how many batches, all since the one that was told
-        before. Waits for the GPU when
-        they are not :meth:`ready`."""
+        before. Waits for the GPU when they are not :meth:`ready`."""
         if not self.ready():
             self.spans[-1][2].synchronize()
         spans = [[phase, start := self._since(begin), self._since(end) - start] for phase, begin, end in self.spans]
