@@ -200,7 +200,11 @@ def test_a_broker_that_is_killed_is_started_again_and_nothing_is_lost(runs_dir: 
         code, out, err = ended(server)
     assert code == 0, err
     assert out.startswith("run served finished: ")
-    assert records_of(find_run("served").recording) == records_of(path)
+    # Each rank sends again what the broker that died had not kept: how their records alternate can change.
+    served, original = records_of(find_run("served").recording), records_of(path)
+    for rank in range(2):
+        assert [one for one in served if one.rank == rank] == [one for one in original if one.rank == rank]
+    assert len(served) == len(original)
 
 
 def _broker_of(run: str) -> int:

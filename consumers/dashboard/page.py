@@ -1,6 +1,7 @@
 """The page of the web dashboard, for one browser: what is on it, and what is sent to it."""
 
 import functools
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
     from nicegui.elements.button import Button
     from nicegui.events import GenericEventArguments, KeyEventArguments
 
-__all__ = ["FRAME_SECONDS", "Page"]
+__all__ = ["FRAME_SECONDS", "Page", "rest_after"]
 
 FRAME_SECONDS = 0.5
-"""How often a page is brought up to date, however many events come."""
+"""How often a page is brought up to date at most, however many events come."""
 
+_DRAWING_SHARE = 0.03
+"""A page takes no more than this of its browser's time for drawing what is new: it may be on the machine that trains,
+or draw without a GPU."""
+_SLOWEST_SECONDS = 4.0
 _DRAWN_SECONDS = 20.0
 _HERE = Path(__file__).parent
 _STYLE = _HERE / "page.css"
@@ -64,9 +69,17 @@ def _board_class() -> "type[Element]":
     return Board
 
 
+def rest_after(drawing_seconds: object) -> float:
+    """Seconds from one frame to the next, for a browser that says it took so long to draw the one."""
+    if not isinstance(drawing_seconds, int | float) or not drawing_seconds > 0:
+        return FRAME_SECONDS
+    return min(max(drawing_seconds / _DRAWING_SHARE, FRAME_SECONDS), _SLOWEST_SECONDS)
+
+
 class Page:
-    """What one browser sees. It is sent a frame when it has drawn the one before: a slow browser gets fewer, and one
-    that is gone or hidden gets none."""
+    """What one browser sees. It is sent a frame when it has drawn the one before, and has then had time for other
+    things: a slow browser gets fewer, and one that is gone or hidden gets none. What somebody does on the page is
+    answered at once."""
 
     def __init__(self, runs: WatchedRuns, cache: LineCache, role: Role, view_link: str, guarded: bool) -> None:
         self._runs = runs
@@ -86,6 +99,7 @@ class Page:
         self._number = 0
         self._drawing = False
         self._again = False
+        self._rests_until = 0.0
 
     def build(self) -> None:
         """Puts everything on the page that is being made."""
@@ -96,14 +110,14 @@ class Page:
         ui.colors(primary=_PRIMARY, negative=_NEGATIVE)
         self._dark = ui.dark_mode(None)
         self._build_top()
-        self._cards = RunCards(self._runs, self._role, self._refresh_soon)
+        self._cards = RunCards(self._runs, self._role, self.refresh)
         self._build_controls()
         ui.html('<span id="charts" tabindex="-1"></span>', sanitize=False)
         self._board = _board_class()().props('empty="Waiting for the first values"')
         self._board.on("look", self._on_look)
         self._panels = Panels()
         ui.keyboard(on_key=self._on_key, ignore=["input", "select", "textarea"])
-        ui.timer(FRAME_SECONDS, self.refresh)
+        ui.timer(FRAME_SECONDS, self._refresh_in_time)
 
     def _build_top(self) -> None:
         from nicegui import ui
@@ -140,6 +154,10 @@ class Page:
             self._filter_choice.props('dense outlined clearable aria-label="Find charts by name" debounce=150')
             whole_button = ui.button("show everything", on_click=self._show_everything, color=None)
             whole_button.props("flat dense no-caps").classes("link")
+
+    async def _refresh_in_time(self) -> None:
+        if time.monotonic() >= self._rests_until:
+            await self.refresh()
 
     async def refresh(self) -> None:
         """Sends what has changed, and waits until it is drawn."""
@@ -192,11 +210,14 @@ class Page:
         frame |= {"lines": lines, "latest": latest, "number": self._number}
         if whole:
             frame["whole"] = True
+        began = time.monotonic()
         try:
-            drawn = await self._board.run_method("frame", frame, timeout=_DRAWN_SECONDS)
-        except TimeoutError:
-            drawn = None
-        if drawn == self._number:
+            number, seconds = await self._board.run_method("frame", frame, timeout=_DRAWN_SECONDS) or (None, None)
+        except (TimeoutError, TypeError, ValueError):
+            number = seconds = None
+        # A little less, because the timer's ticks are not exact.
+        self._rests_until = began + rest_after(seconds) - FRAME_SECONDS / 2
+        if number == self._number:
             self._seen = seen if not whole else None
         else:
             # Nobody knows what it has: it gets everything once more.
@@ -243,9 +264,6 @@ class Page:
 
     async def _show_everything(self) -> None:
         self._whole = True
-        await self.refresh()
-
-    async def _refresh_soon(self) -> None:
         await self.refresh()
 
     async def _on_key(self, event: "KeyEventArguments") -> None:

@@ -16,6 +16,7 @@ const PHASE_COLORS = {
 };
 const SMOOTHING_SCALE = 1000;
 const SETTLE_MS = 60;
+const PAINTED_MS = 1000;
 const EXACT_DIGITS = 6;
 
 // Charts of one axis show the pointer's place together.
@@ -94,7 +95,8 @@ export default {
   mounted() {
     this.observer = new IntersectionObserver((entries) => this.onSeen(entries), { rootMargin: "150px" });
     this.sizes = new ResizeObserver((entries) => entries.forEach((entry) => this.onSize(entry.target)));
-    this.theme = new MutationObserver(() => this.drawAll(true));
+    this.dark = isDark();
+    this.theme = new MutationObserver(() => this.onTheme());
     this.theme.observe(document.body, { attributeFilter: ["class"] });
     this.onVisibility = () => this.tell();
     document.addEventListener("visibilitychange", this.onVisibility);
@@ -107,8 +109,10 @@ export default {
     this.plots.forEach((plot) => plot.chart?.dispose());
   },
   methods: {
-    // What the server calls: everything that has changed. The answer is what lets it send the next.
-    frame(update) {
+    // What the server calls: everything that has changed. The answer, once it is drawn, is what lets it send the next:
+    // how many seconds that took says how soon.
+    async frame(update) {
+      const began = performance.now();
       if (update.runs) this.runs = update.runs;
       if (update.groups) this.groups = update.groups;
       if (update.hidden) this.hidden = update.hidden;
@@ -135,7 +139,8 @@ export default {
         this.visible.forEach((_, id) => this.hasOldAxis(id) && this.draw(id));
       }
       if (all) this.tell();
-      return update.number;
+      await painted();
+      return [update.number, (performance.now() - began) / 1000];
     },
     hasOldAxis(id) {
       const plot = this.plots.get(id);
@@ -185,6 +190,12 @@ export default {
         if (entry.isIntersecting) this.draw(id);
       }
       this.tell();
+    },
+    onTheme() {
+      // The class is written anew with every update of the page.
+      if (isDark() === this.dark) return;
+      this.dark = isDark();
+      this.drawAll(true);
     },
     onSize(element) {
       const plot = this.plots.get(element.dataset.plot);
@@ -469,6 +480,14 @@ export default {
     },
   },
 };
+
+// After the next picture is on the screen; a page that cannot be seen has none.
+function painted() {
+  return new Promise((resolve) => {
+    setTimeout(resolve, PAINTED_MS);
+    requestAnimationFrame(() => setTimeout(resolve));
+  });
+}
 
 function isDark() {
   return document.body.classList.contains("body--dark");
