@@ -29,6 +29,7 @@ import fcntl
 import logging
 import os
 import struct
+import threading
 import time
 from collections.abc import Callable, Mapping
 from mmap import mmap
@@ -103,7 +104,7 @@ class SegmentReference(NamedTuple):
 class _Slot:
     """One piece of shared memory, of a size that never changes."""
 
-    def __init__(self, capacity: int, pin: Pin | None) -> None:
+    def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.number = 0
         self.reserved = False
@@ -112,14 +113,18 @@ class _Slot:
         self.since = 0.0
         """When it was last published or released, on the steady clock."""
         self.token = os.urandom(16)
+        self._unpin: Callable[[], object] | None = None
         self.descriptor, self.told = create_memory(IMAGE_OFFSET + capacity, self.token)
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.memory: mmap | None = map_memory(self.descriptor, IMAGE_OFFSET + capacity, writable=True)
-            self._unpin = None if pin is None else pin(memoryview(self.memory))
         except BaseException:
             discard_memory(self.descriptor, self.token)
             raise
+
+    def pin(self, pin: Pin) -> None:
+        assert self.memory is not None  # it has just been made
+        self._unpin = pin(memoryview(self.memory))
 
     def take(self) -> bool:
         """Takes the exclusive lock, if nobody has it mapped."""
@@ -181,6 +186,30 @@ class Segment:
         return slot
 
 
+class _SlotToCome:
+    """A slot that is being got from the system, by a thread that nothing else waits for."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._slot: _Slot | None = None
+        self._thread = threading.Thread(target=self._get, name="offloop-segment", daemon=True)
+        self._thread.start()
+
+    def _get(self) -> None:
+        # Where there is no memory, whoever needs the slot tries once more, and tells of it.
+        with contextlib.suppress(OSError):
+            self._slot = _Slot(self.capacity)
+
+    @property
+    def has_come(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self) -> _Slot | None:
+        """The slot, its exclusive lock held; ``None`` when there was no memory for it."""
+        self._thread.join()
+        return self._slot
+
+
 class SegmentPool:
     """At most ``slots`` segments of one process, which is the only one that may use the pool.
 
@@ -204,11 +233,13 @@ class SegmentPool:
         self._is_handled = is_handled
         self._pin = pin
         self._slots: list[_Slot] = []
+        self._to_come: _SlotToCome | None = None
         self._pid = os.getpid()
 
     @property
     def size(self) -> int:
-        """Bytes of shared memory that the pool has."""
+        """Bytes of shared memory that the pool has, without what is on its way."""
+        self._receive_for(0)
         return sum(slot.capacity for slot in self._slots)
 
     @property
@@ -217,8 +248,8 @@ class SegmentPool:
         return sum(slot.published is not None and not self._is_over(slot) for slot in self._slots)
 
     def reserve(self, nbytes: int, field: str) -> Segment | None:
-        """A segment with room for ``nbytes``, to be filled for ``field``. Never waits: ``None`` when all are leased, or
-        there is no memory, which the log tells."""
+        """A segment with room for ``nbytes``, to be filled for ``field``. Waits for the system alone, where memory is
+        new: ``None`` when all are leased, or there is no memory, which the log tells."""
         if os.getpid() != self._pid:
             return None
         slot = self._free_slot(nbytes)
@@ -226,18 +257,19 @@ class SegmentPool:
             return None
         slot.mark(0, 0)
         slot.reserved, slot.published = True, None
+        self.trim()
         return Segment(slot, nbytes, field)
 
-    def prepare(self, nbytes: int, slots: int = 1) -> None:
-        """Makes segments for ``nbytes`` before they are needed: new memory takes several times as long as a copy into
-        memory that has been used."""
-        reserved = [self.reserve(nbytes, "") for _ in range(min(slots, self._limit))]
-        for segment in reserved:
-            if segment is not None:
-                segment.release()
+    def prepare(self, nbytes: int) -> None:
+        """Begins to get a segment for ``nbytes`` from the system, unless there is one, and returns at once: new memory
+        takes many times as long as a copy into memory that has been used."""
+        if os.getpid() != self._pid or self._to_come is not None or len(self._slots) >= self._limit:
+            return
+        if all(slot.capacity < nbytes for slot in self._slots):
+            self._to_come = _SlotToCome(_capacity_for(nbytes))
 
     def trim(self) -> None:
-        """Gives memory back that was not used for two minutes. :meth:`reserve` does it too."""
+        """Gives memory back that was not used for two minutes. :meth:`reserve` does it too, with what it leaves."""
         now = time.monotonic()
         for slot in tuple(self._slots):
             if now - slot.since > IDLE_SECONDS and self._is_over(slot) and slot.take():
@@ -246,29 +278,55 @@ class SegmentPool:
     def close(self) -> None:
         """Gives all memory back; readers keep what they have mapped."""
         if os.getpid() == self._pid:
+            self._receive()
             for slot in tuple(self._slots):
                 self._give_back(slot)
 
     def _free_slot(self, nbytes: int) -> _Slot | None:
         """A slot with enough room, its exclusive lock held: the smallest that is free, a new one, or one in the place
         of a free one that is too small."""
-        self.trim()
+        self._receive_for(nbytes)
         free = [slot for slot in sorted(self._slots, key=lambda slot: slot.capacity) if self._is_over(slot)]
         for slot in free:
             if slot.capacity >= nbytes and slot.take():
                 return slot
-        if len(self._slots) >= self._limit:
+        if len(self._slots) + (self._to_come is not None) >= self._limit:
             too_small = next((slot for slot in free if slot.capacity < nbytes and slot.take()), None)
             if too_small is None:
                 return None
             self._give_back(too_small)
+        self.trim()
         try:
-            slot = _Slot(-(-nbytes // GRANULE) * GRANULE, self._pin)
+            slot = _Slot(_capacity_for(nbytes))
         except OSError as error:
             _log.warning("no shared memory for %d bytes: %s", nbytes, error)
             return None
-        self._slots.append(slot)
+        self._add(slot)
         return slot
+
+    def _receive_for(self, nbytes: int) -> None:
+        """Takes in the slot that is on its way, if it is there, or is the one for so many bytes: to wait for that takes
+        no longer than to get another."""
+        coming = self._to_come
+        if coming is not None and (coming.has_come or nbytes <= coming.capacity < 2 * _capacity_for(nbytes)):
+            self._receive()
+
+    def _receive(self) -> None:
+        if self._to_come is not None:
+            slot, self._to_come = self._to_come.wait(), None
+            if slot is not None:
+                self._add(slot)
+                fcntl.flock(slot.descriptor, fcntl.LOCK_UN)
+
+    def _add(self, slot: _Slot) -> None:
+        slot.since = time.monotonic()
+        self._slots.append(slot)
+        if self._pin is not None:
+            try:
+                slot.pin(self._pin)
+            except BaseException:
+                self._give_back(slot)
+                raise
 
     def _is_over(self, slot: _Slot) -> bool:
         """Whether nobody writes to a slot, and what is in it need not stay for those who have not come for it."""
@@ -281,6 +339,10 @@ class SegmentPool:
     def _give_back(self, slot: _Slot) -> None:
         self._slots.remove(slot)
         slot.give_back()
+
+
+def _capacity_for(nbytes: int) -> int:
+    return -(-nbytes // GRANULE) * GRANULE
 
 
 # -- readers ----------------------------------------------------------------------------------------------------------

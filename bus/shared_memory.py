@@ -40,6 +40,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 _NAME = "offloop-segment"
 _LINK = f"/memfd:{_NAME} (deleted)"
 _MAP_FIXED = 0x10
+_MADV_POPULATE_WRITE = 23
+_PIECE = 4 << 20
 
 
 def create_memory(size: int, token: bytes) -> tuple[int, int]:
@@ -114,11 +116,23 @@ def open_memory(pid: int, told: int, token: bytes) -> int:
 
 def map_memory(descriptor: int, size: int, *, writable: bool = False) -> mmap.mmap:
     """Maps memory from its beginning. The map keeps the descriptor's file open, and with it its lock, for as long as
-    there is anything that refers to the map. With ``writable`` all of it is there when this returns."""
+    there is anything that refers to the map. With ``writable`` the system has no work left with it when this
+    returns, where it can be told so; other threads go on meanwhile."""
     if not writable:
         return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-    return mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    if HAS_MEMFD:
+        _populate(memory)
+    return memory
+
+
+def _populate(memory: mmap.mmap) -> None:
+    # In pieces, because whoever gets or gives back memory meanwhile waits for the piece; and not by MAP_POPULATE,
+    # because Python's other threads would wait for all of it.
+    libc, start, size = _libc(), ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)
+    for offset in range(0, size, _PIECE):
+        if libc.madvise(start + offset, min(_PIECE, size - offset), _MADV_POPULATE_WRITE) != 0:
+            return  # before Linux 5.14: each page is mapped when it is written to
 
 
 # -- files, where there is no memfd -----------------------------------------------------------------------------------
@@ -184,6 +198,7 @@ def _is_memory(name: str) -> bool:
 
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (
         ctypes.c_void_p,

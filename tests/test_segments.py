@@ -2,6 +2,7 @@ import contextlib
 import gc
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,7 +85,6 @@ def test_what_is_not_handled_stays_for_its_time() -> None:
 
 
 def test_who_comes_too_late_is_told_so(pool: SegmentPool) -> None:
-    pool.prepare(MIB)
     late = filled(pool, MIB, 1)
     being_filled = pool.reserve(MIB, "weights")
     assert being_filled is not None
@@ -136,13 +136,68 @@ def test_memory_that_nobody_uses_is_given_back(pool: SegmentPool, monkeypatch: p
         opened(told)
 
 
+def test_memory_that_was_not_used_for_long_is_used_again_before_it_is_given_back(
+    pool: SegmentPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = filled(pool, 3 * MIB, 1)
+    filled(pool, MIB, 2)
+    monkeypatch.setattr(segments, "IDLE_SECONDS", -1.0)
+    again = filled(pool, 3 * MIB, 3)
+    assert again is not None
+    assert first is not None
+    assert again["token"] == first["token"]
+    assert pool.size == 3 * MIB
+
+
 def test_a_pool_has_its_memory_before_it_is_needed(pool: SegmentPool) -> None:
-    pool.prepare(3 * MIB, slots=2)
-    assert pool.size == 6 * MIB
+    pool.prepare(3 * MIB)
+    wait_for(lambda: pool.size == 3 * MIB, "the memory")
     assert pool.unhandled == 0
-    for seq in (1, 2):
-        assert filled(pool, 3 * MIB, seq) is not None
-    assert pool.size == 6 * MIB
+    pool.prepare(2 * MIB)
+    assert filled(pool, 3 * MIB, 1) is not None
+    assert pool.size == 3 * MIB
+
+
+def test_memory_on_its_way_is_waited_for_by_who_it_is_for_alone(
+    pool: SegmentPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on, create = threading.Event(), segments.create_memory
+
+    def create_slowly(size: int, token: bytes) -> tuple[int, int]:
+        if threading.current_thread() is not threading.main_thread():
+            assert may_go_on.wait(30)
+        return create(size, token)
+
+    monkeypatch.setattr(segments, "create_memory", create_slowly)
+    pool.prepare(8 * MIB)
+    assert filled(pool, MIB, 1) is not None
+    assert pool.size == MIB
+    # There are two segments at most, one of which is on its way.
+    held = opened(filled(pool, MIB, 2))
+    assert pool.reserve(2 * MIB, "outputs") is None
+    threading.Timer(0.1, may_go_on.set).start()
+    assert filled(pool, 7 * MIB, 3) is not None
+    assert pool.size == 9 * MIB
+    del held
+
+
+def test_memory_that_cannot_be_had_beforehand_is_missed_when_it_is_needed(
+    pool: SegmentPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shared_memory, "memory_available", lambda: MIB)
+    pool.prepare(3 * MIB)
+    assert pool.reserve(3 * MIB, "weights") is None
+    assert caplog.text.count("no shared memory for 3145728 bytes") == 1
+    monkeypatch.undo()
+    assert filled(pool, 3 * MIB, 1) is not None
+
+
+def test_a_pool_that_is_closed_leaves_nothing_of_what_was_on_its_way() -> None:
+    pool = SegmentPool(1)
+    pool.prepare(64 * MIB)
+    pool.close()
+    assert pool.size == 0
+    assert shared_memory_of(os.getpid()) == []
 
 
 def test_memory_is_pinned_once_and_unpinned_before_it_goes() -> None:
@@ -209,7 +264,6 @@ def test_a_killed_readers_lease_comes_back_at_once(pool: SegmentPool) -> None:
 
 
 def test_two_readers_have_two_leases(pool: SegmentPool) -> None:
-    pool.prepare(MIB)
     in_use = pool.reserve(MIB, "outputs")
     with running(reader) as (_, one), running(reader) as (_, other):
         told = filled(pool, MIB, 7)

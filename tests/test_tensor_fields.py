@@ -12,7 +12,7 @@ from training import gold_trainer
 from bus.demand import Demand, Want
 from bus.errors import ConfigurationError, FieldNotAvailableError
 from bus.event import Event
-from bus.segments import SegmentPool
+from bus.segments import Segment, SegmentPool
 from bus.snapshot import Snapshot
 from bus.tensors import Tensors, open_tensors
 from consumers.callback import Callback
@@ -163,6 +163,49 @@ def test_the_end_of_the_training_waits_until_what_was_lent_is_handled(monkeypatc
         trainer.fit()
         assert stream.waits == 0
     assert stream.waits == 3
+
+
+@pytest.mark.parametrize("every", ["6ba", "2ep"])
+def test_memory_for_what_is_large_is_got_before_it_is_due(monkeypatch: pytest.MonkeyPatch, every: str) -> None:
+    pools: list[SegmentPool] = []
+    steps: list[tuple[str, int, int]] = []
+
+    class Pool(SegmentPool):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            pools.append(self)
+
+        def prepare(self, nbytes: int) -> None:
+            steps.append(("prepare", nbytes, batch()))
+            super().prepare(nbytes)
+
+        def reserve(self, nbytes: int, field: str) -> Segment | None:
+            steps.append((field, nbytes, batch()))
+            return super().reserve(nbytes, field)
+
+    def batch() -> int:
+        return taker.trainer.state.timestamp.values[2]
+
+    class Moments(Taker):
+        trainer: Trainer
+
+    monkeypatch.setattr("trainer.tensor_sharing.SegmentPool", Pool)
+    taker = Moments(Event.EPOCH_CHECKPOINT if every == "2ep" else Event.BATCH_CHECKPOINT, "checkpoint", every=every)
+    stream = TensorStream(taker)
+    monkeypatch.setattr(Trainer, "_start_stream", lambda *_: stream)
+    model = Wide()
+    with gold_trainer(
+        model=model, optimizers=torch.optim.Adam(model.parameters()), publish=True, run_name="r"
+    ) as trainer:
+        taker.trainer = trainer
+        trainer.fit()
+    first_due = 8 if every == "2ep" else 6
+    (prepared, size, at), *saved = steps
+    assert (prepared, at) == ("prepare", 1)
+    assert {step for step, _, _ in saved} == {"checkpoint"}
+    # Adam's moments are counted in.
+    assert size - 300_000 < saved[0][1] <= size
+    assert saved[0][2] == first_due
 
 
 def test_a_reader_that_comes_too_late_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

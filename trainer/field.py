@@ -56,3 +56,5 @@ class Field(NamedTuple):
     """For a field that cannot be told from the state at the event alone: makes what watches the training, from the
     state and from what says whether the field is due at the batch at hand. It is made when somebody begins to ask, and
     dropped when nobody does any more: what it has put in place has to go with it."""
+    reserves: bool = False
+    """Whether memory for its tensors is got as soon as somebody asks: for what is large and is not to be left out."""

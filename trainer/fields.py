@@ -210,6 +210,25 @@ class FieldsOnDemand:
                 schedule = _Schedule(self._state, name, field.events, demand)
                 self._watches[name] = (field.watch(self._state, schedule.is_due), schedule)
 
+    def reserving(self, demand: Demand) -> set[str]:
+        """The fields asked for that memory is to be got for, before they are due."""
+        return {
+            name
+            for name, field in self._fields.items()
+            if field.reserves and any(demand.has_field(event, name) for event in field.events)
+        }
+
+    def tensors_of(self, names: Iterable[str]) -> Iterator[TensorsOut]:
+        """What would be sent now for fields of tensors, but for those that cannot be had now."""
+        for name in names:
+            try:
+                with torch.no_grad():
+                    tensors = self._fields[name].compute(self._state)
+            # What is wrong is told when the field is due.
+            except Exception:  # noqa: BLE001
+                continue
+            yield tensors
+
     @property
     def phases(self) -> PhaseWatch | None:
         """What is to be told of the events that a batch's phases lie between; ``None`` while nobody asks for those."""

@@ -108,6 +108,9 @@ class StatePublisher:
         self._clock = clock
         self._fields = FieldsOnDemand(state, fields, None if sharing is None else sharing.share)
         self._late: dict[str, list[Moment]] = {}
+        # The fields that memory is to be got for when there are all of their tensors, and those that it was got for.
+        self._to_reserve: set[str] = set()
+        self._reserved: set[str] = set()
         # What is told of the events between which a batch's phases lie; not while one of them is published.
         self._watched_phases: PhaseWatch | None = None
         self._phases: PhaseWatch | None = None
@@ -227,6 +230,9 @@ class StatePublisher:
         if self._changed_in is not None and not self._is_in_same_batch(event):
             self._use_demand()
             self._stream.demand_in_effect(self._state.timestamp.values)
+        if self._to_reserve and event is Event.BATCH_END:
+            # An optimizer has its moments from the first batch on.
+            self._reserve()
         demand = self._demand
         if event not in self._wanted and not self._late:
             return None
@@ -262,6 +268,16 @@ class StatePublisher:
         self._changed_in = None
         self._fields.use(self._demand)
         self._watch_phases()
+        wanted = set() if self._sharing is None else self._fields.reserving(self._demand)
+        self._reserved &= wanted
+        self._to_reserve = wanted - self._reserved
+        self._prepare()
+
+    def _reserve(self) -> None:
+        assert self._sharing is not None  # nothing is to be reserved otherwise
+        self._sharing.reserve(self._fields.tensors_of(self._to_reserve))
+        self._reserved |= self._to_reserve
+        self._to_reserve = set()
         self._prepare()
 
     def _prepare(self) -> None:
@@ -271,6 +287,8 @@ class StatePublisher:
         events = self._demand.events
         self._wanted = events
         self._plain = frozenset(event for event in events if self._demand.is_always_same(event))
+        if self._to_reserve:
+            self._plain -= {Event.BATCH_END}
         self._timed = frozenset(event for event in events if self._demand.is_timed(event))
         # What nobody wants any more is not kept for whoever comes next.
         self._late = {

@@ -166,9 +166,16 @@ TENSOR_FIELDS: dict[str, Field] = {
     "inputs": Field(_inputs, _WITH_BATCH, shape=_ANY, on_device=True, description="what the model is given"),
     "targets": Field(_targets, _WITH_BATCH, shape=_ANY, on_device=True, description="what it is to say"),
     "outputs": Field(_outputs, _WITH_OUTPUTS, shape=_ANY, on_device=True, description="what it said last"),
-    "weights": Field(_weights, _WITH_MODEL, shape=_ANY, on_device=True, description="the model's state dict"),
+    "weights": Field(
+        _weights, _WITH_MODEL, shape=_ANY, on_device=True, description="the model's state dict", reserves=True
+    ),
     "checkpoint": Field(
-        _checkpoint, _WITHIN_FIT, shape=_ANY, on_device=True, description="the whole training, as save_folder has it"
+        _checkpoint,
+        _WITHIN_FIT,
+        shape=_ANY,
+        on_device=True,
+        description="the whole training, as save_folder has it",
+        reserves=True,
     ),
     "weights_checkpoint": Field(
         _weights_checkpoint,
@@ -176,6 +183,7 @@ TENSOR_FIELDS: dict[str, Field] = {
         shape=_ANY,
         on_device=True,
         description="the model alone, as save_folder has it with save_weights_only",
+        reserves=True,
     ),
 }
 """The fields that are tensors."""

@@ -1,8 +1,9 @@
 """How the tensors that consumers ask for get to them: small ones in the event, others through shared memory."""
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,9 @@ from trainer.tensor_fields import TensorsOut
 __all__ = ["DRAIN_SECONDS", "TensorSharing", "pin", "share_tensors"]
 
 LAST_SECONDS = 10.0
+GROWTH_BYTES = 256 * 1024
+"""By so much a checkpoint may become larger than one after the first batch is: its numbers get longer, and within an
+epoch the states of generators are in it."""
 DRAIN_SECONDS = 60.0
 """How long the end of a training waits for consumers that have been lent tensors."""
 
@@ -57,7 +61,7 @@ class TensorSharing:
         """What is sent for a field of tensors: the map that stands for them, or a promise of it.
 
         Raises :class:`bus.errors.ConfigurationError` when no memory is free, and for tensors that cannot be sent."""
-        layout = image_layout({one: tensor_spec(tensor) for one, tensor in out.tensors.items()}, out.metadata or None)
+        layout = _layout(out)
         on_gpu = any(tensor.is_cuda for tensor in out.tensors.values())
         if layout.size <= INLINE_BYTES:
             image = torch.empty(layout.size, dtype=torch.uint8, pin_memory=on_gpu)
@@ -78,6 +82,16 @@ class TensorSharing:
         # Readers are let in when the bytes are there, which is before they can learn of it.
         value = _SharedLater(lambda: _told(layout, segment=segment.publish(seq)), _copied() if on_gpu else None)
         return value if on_gpu else value.value()
+
+    def reserve(self, outs: Iterable[TensorsOut]) -> None:
+        """Begins to get memory for the largest of what will be shared; the training goes on meanwhile."""
+        size = 0
+        for out in outs:
+            # What cannot be sent is told when it is to be.
+            with contextlib.suppress(ConfigurationError):
+                size = max(size, _layout(out).size)
+        if size > INLINE_BYTES:
+            self._pool.prepare(size + GROWTH_BYTES)
 
     def _reserve_at_last(self, size: int, name: str) -> Segment | None:
         """As ``reserve`` where no later event comes: waits for consumers to give back what they were lent."""
@@ -132,6 +146,10 @@ class _SharedLater:
             assert self._copied is not None  # it is ready otherwise
             self._copied.synchronize()
         return self._tell()
+
+
+def _layout(out: TensorsOut) -> ImageLayout:
+    return image_layout({one: tensor_spec(tensor) for one, tensor in out.tensors.items()}, out.metadata or None)
 
 
 def _copied() -> torch.cuda.Event:
