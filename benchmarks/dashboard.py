@@ -1,5 +1,6 @@
-"""What the web dashboard takes: seconds from the command to a drawn page, seconds to load a long history, and, with
-``--training``, the speed of a training with a dashboard and three browsers attached against none.
+"""What the web dashboard takes: seconds from the command to a drawn page, milliseconds to draw and to zoom a chart of a
+long run, seconds to load a long history, and, with ``--training``, the speed of a training with a dashboard and three
+browsers attached against none.
 
 The browsers are headless Chromium on the same machine and draw without a GPU. Beside a training they only get the time
 that nobody else wants (SCHED_IDLE; of ``nice`` Chromium rids itself), because otherwise they would take from it, on few
@@ -7,6 +8,7 @@ cores, what on people's desks they do not. They still share caches and wake-ups 
 time is told beside the clock's."""
 
 import contextlib
+import math
 import os
 import statistics
 import subprocess
@@ -14,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -35,14 +38,37 @@ DRAWN = """([chart, last]) => {
     const lines = getElement(Number(board.id.slice(1))).pointsOf(chart);
     return lines.length > 0 && lines[0].x[lines[0].x.length - 1] >= last;
 }"""
+DRAW = """([chart, rounds]) => {
+    const board = getElement(Number(document.querySelector(".board").id.slice(1)));
+    return Array.from({ length: rounds }, () => {
+        const begin = performance.now();
+        board.draw(chart, true);
+        board.plots.get(chart).chart.getZr().flush();
+        return performance.now() - begin;
+    });
+}"""
+ZOOM = """async ([chart, range]) => {
+    const board = getElement(Number(document.querySelector(".board").id.slice(1)));
+    const picture = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+    const line = () => board.lines.get(chart).get(0);
+    const begin = performance.now(), before = line();
+    board.zoom(range);
+    await picture();
+    const first = performance.now() - begin;
+    while (line() === before) await new Promise((resolve) => setTimeout(resolve));
+    await picture();
+    return [first, performance.now() - begin];
+}"""
 
 
 def record(where: Path, name: str, events: int) -> Path:
-    """A run of so many batches that is over; returns its recording."""
+    """A run of so many batches that is over, with a loss of which every part of the axis has extremes to keep; returns
+    its recording."""
     with Publisher(name, runs_dir=where) as publisher:
         publisher.publish(Event.FIT_START, max_duration=f"{events}ba")
         for batch in range(1, events + 1):
-            publisher.publish(Event.BATCH_END, batch=batch, sample=8 * batch, loss=1 / batch, lr={"SGD": [0.1]})
+            loss = 1 + math.sin(batch * batch) / 2
+            publisher.publish(Event.BATCH_END, batch=batch, sample=8 * batch, loss=loss, lr={"SGD": [0.1]})
             if batch % 5000 == 0:
                 publisher.wait()
     return where / name / "recording-1.mcap"
@@ -82,7 +108,7 @@ def measure_page(report: Report, where: Path, quick: bool) -> None:
     events, rounds = (1_000, 1) if quick else (100_000, 5)
     recording = record(where, "page", events)
     drawn, served = [], []
-    for _ in range(rounds):
+    for number in range(rounds):
         with pages(1) as (page,):
             begin = time.perf_counter()
             with dashboard("--replay", str(recording)) as url:
@@ -91,8 +117,24 @@ def measure_page(report: Report, where: Path, quick: bool) -> None:
                 served.append(time.perf_counter() - begin)
                 page.wait_for_function(DRAWN, arg=[LOSS, events - 1], timeout=120_000, polling=10)
                 drawn.append(time.perf_counter() - begin)
+                if number + 1 == rounds:
+                    measure_fluency(report, page, events, quick)
     report.add(f"command to the first drawn chart, {events:,} events", statistics.median(served), "s")
     report.add(f"command to the whole history drawn, {events:,} events", statistics.median(drawn), "s", 10)
+
+
+def measure_fluency(report: Report, page: Any, events: int, quick: bool) -> None:
+    """Milliseconds of a browser for a chart of a long run: to draw it, and for a step of a zoom, at first from the
+    points that it has, then with the finer ones that the server sends for that part."""
+    rounds = 2 if quick else 20
+    if not quick:
+        page.wait_for_timeout(1000 * SETTLE_SECONDS)
+    drawn = page.evaluate(DRAW, [LOSS, rounds])
+    parts = [[events * 0.02 * step, events * (0.5 + 0.02 * step)] for step in range(1, rounds + 1)]
+    first, finer = zip(*(page.evaluate(ZOOM, [LOSS, part]) for part in parts), strict=True)
+    report.add(f"drawing a chart of {events:,} batches", statistics.median(drawn), "ms", 16)
+    report.add(f"a zoom into {events:,} batches, first picture", statistics.median(first), "ms", 100)
+    report.add(f"a zoom into {events:,} batches, finer points drawn", statistics.median(finer), "ms", 500)
 
 
 def measure_history(report: Report, where: Path, quick: bool) -> None:

@@ -1,8 +1,6 @@
 """The broker: it collects the events of publishers, writes them to the journal and fans them out to consumers."""
 
-import contextlib
 import logging
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,21 +9,20 @@ from typing import Any
 
 import zmq
 
+from bus.admission import Admission, ForbiddenError
 from bus.archive import Archive
 from bus.clock import wall_clock
 from bus.door import Door
-from bus.errors import BrokerError, ProtocolError
+from bus.errors import ProtocolError
+from bus.listening import allow_many_connections, listen
 from bus.live_run import LiveRank, LiveRun
 from bus.live_runs import LiveRuns
 from bus.runs import RunDirectory
-from bus.security import DOOR, ROLE_NEEDED, STREAM, Gatekeeper, ServerSecurity, allow_ipv6, check_listen_address
-from bus.strangers import FailedHandshakes
-from bus.stream_link import notice_silence
+from bus.security import DOOR, STREAM, Gatekeeper, ServerSecurity
 from bus.time import Timestamp
 from bus.wire import (
     BUNDLE,
     END,
-    MAX_FRAME,
     EventBody,
     Topic,
     decode_control,
@@ -44,15 +41,7 @@ _log = logging.getLogger("offloop.broker")
 
 FLUSH_SECONDS = 0.2
 BEAT_SECONDS = 0.5
-# Without a bound: libzmq 4.3 aborts the process when a connection with a full queue is reset (libzmq issue 4767). What
-# a publisher of ours can have on the way is bounded by its ring.
-RECEIVE_QUEUE = 0
-ANSWER_QUEUE = 100
-STREAM_QUEUE = 5000
-STREAM_LINGER = 1000
 LIVE_FRAME = 32 * 1024
-HANDSHAKE_MILLISECONDS = 5000
-ACCEPT_QUEUE = 4096
 COLLECT_SECONDS = 0.02
 MAX_BUNDLE = 4096
 ASK_AGAIN_SECONDS = 0.5
@@ -117,59 +106,28 @@ class Broker:
         self._asked_again = self._missing = 0
         self._heard = 0.0
         self._stopping = False
-        _allow_many_connections()
+        allow_many_connections()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._security = security
-        self._gatekeeper = Gatekeeper(self._context, security) if security is not None else None
-        self._granted: dict[tuple[str, str], bool] = {}
-        self._door_socket = self._bind(zmq.ROUTER, door, DOOR)
-        self._stream_socket = self._bind(zmq.PUB, stream, STREAM)
+        try:
+            gatekeeper = Gatekeeper(self._context, security) if security is not None else None
+            self._door_socket = listen(self._context, zmq.ROUTER, door, DOOR, security)
+            self._stream_socket = listen(self._context, zmq.PUB, stream, STREAM, security)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
         self.door = self._door_socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.stream = self._stream_socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._poller = zmq.Poller()
         self._poller.register(self._door_socket, zmq.POLLIN)
-        self._strangers: FailedHandshakes | None = None
-        if self._gatekeeper is not None:
-            self._strangers = FailedHandshakes({DOOR: self._door_socket, STREAM: self._stream_socket})
-            for asked in (self._gatekeeper.socket, *self._strangers.sockets):
+        self._admission: Admission | None = None
+        if gatekeeper is not None:
+            self._admission = Admission(gatekeeper, self._door_socket, self._stream_socket)
+            for asked in self._admission.sockets:
                 self._poller.register(asked, zmq.POLLIN)
         self._runs = LiveRuns(runs_dir, directory, self.door, self.stream, self._poller)
         self._door = Door(
             self._runs, Archive(runs_dir), self._answer, self._ask_again, self._go_on_from, self.statistics
         )
-
-    def _bind(self, kind: int, address: str, domain: str) -> "zmq.Socket[bytes]":
-        check_listen_address(address, self._security)
-        bound: zmq.Socket[bytes] = self._context.socket(kind)
-        bound.setsockopt(zmq.LINGER, STREAM_LINGER)
-        allow_ipv6(bound, address)
-        bound.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
-        bound.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
-        bound.setsockopt(zmq.SNDHWM, STREAM_QUEUE if kind == zmq.PUB else ANSWER_QUEUE)
-        bound.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
-        # With libzmq's 100 a burst of connections keeps honest ones out for seconds: TCP tries again after one.
-        bound.setsockopt(zmq.BACKLOG, ACCEPT_QUEUE)
-        if kind == zmq.ROUTER:
-            # A publisher that reconnects keeps its name; the connection that it lost must not keep it out.
-            bound.setsockopt(zmq.ROUTER_HANDOVER, 1)
-            # Sending is how we learn that a connection is gone.
-            bound.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        if address.startswith("tcp://"):
-            notice_silence(bound)
-        if self._security is not None:
-            self._security.apply(bound, domain)
-        try:
-            bound.bind(address)
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            if error.errno == zmq.EADDRINUSE:
-                raise BrokerError(
-                    f"{address} is in use by another program: choose another port with '--listen'"
-                ) from None
-            raise BrokerError(
-                f"cannot listen at {address}: {error.strerror}; use an address like tcp://127.0.0.1:5570"
-            ) from None
-        return bound
 
     def stop(self) -> None:
         """Makes :meth:`serve` end soon; may be called from a signal handler."""
@@ -203,9 +161,8 @@ class Broker:
         try:
             while not self._stopping and not self._all_over(begun):
                 ready = dict(self._poller.poll(50))
-                if self._gatekeeper is not None and self._strangers is not None:
-                    self._gatekeeper.handle()
-                    self._strangers.handle()
+                if self._admission is not None:
+                    self._admission.handle()
                 if self._door_socket in ready:
                     self._collect()
                 now = time.monotonic()
@@ -220,8 +177,6 @@ class Broker:
                     self._beat()
                     self._miss(now)
                     self._sum_up_refusals()
-                    # The list may have changed.
-                    self._granted.clear()
         finally:
             self._close()
 
@@ -254,11 +209,13 @@ class Broker:
         frame = message.bytes
         try:
             if not frame.startswith(b"\0"):
-                self._check_role(message, BUNDLE)
+                if self._admission is not None:
+                    self._admission.check(message, BUNDLE)
                 self._take(identity, frame)
                 return
             control = decode_control(split_frame(frame)[1])
-            self._check_role(message, control.kind)
+            if self._admission is not None:
+                self._admission.check(message, control.kind)
             if control.kind != BUNDLE:
                 self._door.take(identity, control)
                 return
@@ -266,7 +223,7 @@ class Broker:
         except ProtocolError as error:
             self._refuse(identity, str(error))
             return
-        except _ForbiddenError as error:
+        except ForbiddenError as error:
             self._refuse(identity, str(error))
             self._answer(identity, "refused", {"reason": str(error), "error": "BrokerError"})
             return
@@ -278,20 +235,6 @@ class Broker:
         else:
             for event in frames:
                 self._take_bundled(identity, event)
-
-    def _check_role(self, message: zmq.Frame, kind: str) -> None:
-        if self._gatekeeper is None:
-            return
-        role = ROLE_NEEDED.get(kind, "publish")
-        key = str(message.get("User-Id"))
-        granted = self._granted.get((key, role))
-        if granted is None:
-            granted = self._granted[key, role] = self._gatekeeper.may(key, role)
-        if not granted:
-            raise _ForbiddenError(
-                f"{self._gatekeeper.name_of(key)} may not {role} here: "
-                f"on the broker's machine 'bus allow KEYFILE --role {role}' would let it"
-            )
 
     def _take_bundled(self, identity: bytes, frame: Any) -> None:
         try:
@@ -408,9 +351,8 @@ class Broker:
         if self._unnamed > NAMED_REFUSALS:
             _log.warning("skipped %d more messages", self._unnamed - NAMED_REFUSALS)
         self._unnamed = 0
-        if self._gatekeeper is not None and self._strangers is not None:
-            self._gatekeeper.sum_up()
-            self._strangers.sum_up()
+        if self._admission is not None:
+            self._admission.refresh()
 
     def _answer(self, identity: bytes, kind: str, content: dict[str, Any]) -> bool:
         """Sends a control message, which is dropped when the peer does not read; whether the peer is connected."""
@@ -524,18 +466,6 @@ class Broker:
             self._end_run(run)
         self._runs.close()
         self._door.close()
-        if self._strangers is not None:
-            self._strangers.close()
+        if self._admission is not None:
+            self._admission.close()
         self._context.destroy()
-
-
-class _ForbiddenError(Exception):
-    """A key asked for something that it may not have."""
-
-
-def _allow_many_connections() -> None:
-    """A connection is a file descriptor, and systems give programs few of them unless they ask for more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

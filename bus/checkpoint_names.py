@@ -139,8 +139,8 @@ class CheckpointNames:
             if self._is_in_the_way(path) and self._is_later(path, timestamp):
                 raise ConfigurationError(
                     f"{path} is of a later time than this training and would be in the way of its checkpoints: "
-                    "delete it, use another folder, set save_overwrite=True (a callback's overwrite=True), or "
-                    "go on from it"
+                    "delete it, use another folder, set save_overwrite=True (--save-overwrite; a callback's "
+                    "overwrite=True), or go on from it"
                 )
 
     def clean(self) -> None:

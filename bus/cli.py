@@ -5,7 +5,7 @@ import logging
 import re
 import signal
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +20,7 @@ from bus.describe import describe_recording, describe_remote_run, describe_run, 
 from bus.errors import ConfigurationError
 from bus.keys import PUBLIC_SUFFIX, load_public_key, make_keys
 from bus.recovery import recover, recovered_path
+from bus.registry import installed
 from bus.run_source import list_remote_runs
 from bus.runs import RunInfo, find_run, list_runs, runs_dir
 from bus.security import check_listen_address, client_security, server_security
@@ -53,29 +54,36 @@ class _Commands(click.Group):
     """Its own commands, and those that installed packages add as entry points of the group ``offloop.commands``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all of them."""
-        return sorted({*super().list_commands(ctx), *entry_points(group=COMMANDS_GROUP).names})
+        """The names of all of them; says on standard error which packages' could not be read."""
+        points, problems = installed(COMMANDS_GROUP)
+        for problem in problems:
+            click.echo(f"left out: {problem}; install it again, or remove it", err=True)
+        return sorted({*super().list_commands(ctx), *(point.name for point in points)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name: one that cannot be loaded says why when it is run."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
-        found = [one for one in entry_points(group=COMMANDS_GROUP) if one.name == cmd_name]
+        points, _ = installed(COMMANDS_GROUP)
+        found = [one for one in points if one.name == cmd_name]
         if not found:
             return None
         try:
-            command: click.Command = found[0].load()
-        # What somebody else has written may raise anything, and the other commands are to be there all the same.
-        except Exception as error:  # noqa: BLE001
-            return _broken(cmd_name, found[0], error)
-        return command
+            command = found[0].load()
+        # What somebody else has written does anything when it is imported, and the other commands are to be there all
+        # the same.
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            return _broken(cmd_name, found[0], f"{type(error).__name__}: {error}")
+        if isinstance(command, click.Command):
+            return command
+        return _broken(cmd_name, found[0], f"{found[0].value} is no click command")
 
 
-def _broken(name: str, point: EntryPoint, error: Exception) -> click.Command:
+def _broken(name: str, point: EntryPoint, reason: str) -> click.Command:
     """Stands for a command that cannot be loaded, and says why."""
     package = "a package" if point.dist is None else point.dist.name
-    trouble = f"command {name!r} of {package} cannot be loaded: {type(error).__name__}: {error}"
+    trouble = f"command {name!r} of {package} cannot be loaded: {reason}"
 
     def refuse(_arguments: tuple[str, ...]) -> NoReturn:
         raise ConfigurationError(f"{trouble}; update or remove {package}")

@@ -19,7 +19,7 @@ from bus.replay_moments import Moment
 from bus.replay_options import moment_given
 from bus.runs import find_run
 from bus.stream import Ending, Gap
-from bus.terminal import HELP
+from bus.terminal import HELP, told_of_system
 
 __all__ = ["cut_recording", "diff_recordings", "export_recording", "merge_recordings"]
 
@@ -177,8 +177,10 @@ def diff_recordings(a: str, b: str, tolerance: float, times: bool, as_json: bool
     """
     try:
         found = diff(_recording(a, runs_dir), _recording(b, runs_dir), tolerance=tolerance, times=times)
-    except (OffloopError, OSError) as error:
+    except OffloopError as error:
         raise _Trouble(str(error)) from None
+    except OSError as error:
+        raise _Trouble(told_of_system(error)) from None
     if as_json:
         click.echo(json.dumps(plain({"same": found.same, **asdict(found)}), indent=2))
     else:
@@ -204,6 +206,8 @@ def _diff_lines(found: Diff) -> Iterator[str]:
     if found.first is not None:
         yield from _first_lines(found.first)
         yield f"events in both: {found.events}; that differ, or are in one alone: {found.differing}"
+    if found.differing_marks:
+        yield f"commands and endings that differ, or are in one alone: {found.differing_marks}"
     if found.metrics:
         yield from _metric_lines(found.metrics)
     yield from (*found.incomplete, *found.notes)

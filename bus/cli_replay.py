@@ -8,12 +8,14 @@ from pathlib import Path
 
 import click
 
+from bus.errors import ConfigurationError
 from bus.recording import Recording
 from bus.replay_moments import Moment
 from bus.replay_options import ReplayChoice, moment_given, rate_given
+from bus.replay_origin import Origin
 from bus.replay_pace import Pace
 from bus.replay_serving import ReplayServer, ServedReplay
-from bus.runs import find_run, new_run_name
+from bus.runs import RUN_FILE, find_run, new_run_name, read_run, runs_dir
 from bus.security import client_security
 from bus.terminal import HELP
 
@@ -74,6 +76,8 @@ def replay(
     if (key or broker_key) and not broker:
         raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
     recording = Recording(Path(run) if Path(run).exists() else find_run(run, runs_dir).recording)
+    if name is not None and broker is None:
+        _check_name(name, runs_dir)
     served_name = name or new_run_name("replay", runs_dir)
     server = ReplayServer(
         recording,
@@ -102,6 +106,15 @@ def replay(
         click.echo(f"run {served_name} is empty: no event is {bounds}; 'bus info' tells how long a run was", err=True)
         return EXIT_TROUBLE
     return _report(served)
+
+
+def _check_name(name: str, where: str | None) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` when there is a run of that name that is no replay."""
+    path = runs_dir(where) / name
+    if (path / RUN_FILE).exists() and Origin.of(read_run(path).last.info) is None:
+        raise ConfigurationError(
+            f"{name!r} is a run that was trained, and a replay would become its newest attempt: choose another '--name'"
+        )
 
 
 def _report(served: ServedReplay) -> int:

@@ -1,5 +1,6 @@
 """What ``bus info`` knows of a run or a recording, as values and as lines for people."""
 
+import contextlib
 import os
 import time
 from collections import Counter
@@ -9,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import BrokerError, ProtocolError, RecordingError, RunNotFoundError
-from bus.journal import JournalReader
+from bus.export_source import LeftOut, Recorded
+from bus.journal import JournalReader, Record
+from bus.recording import Recording
+from bus.replay_origin import Origin
 from bus.run_source import ask_broker, list_remote_runs
 from bus.runs import RunInfo
 from bus.security import ClientSecurity
@@ -17,6 +21,8 @@ from bus.stream import Gap, StreamOrder
 from bus.wire import CUT, END, EventBody, decode_event, parse_topic
 
 __all__ = ["describe_recording", "describe_remote_run", "describe_run", "lasted", "lines", "when"]
+
+_LISTED = 20
 
 
 def describe_run(run: RunInfo) -> dict[str, Any]:
@@ -38,7 +44,18 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
         "git_dirty": told.get("git_dirty"),
         "config": told.get("config", {}),
     }
-    return {**described, **describe_recording(run.recording), "run": run.name, **_statistics(run)}
+    origin = Origin.of(told)
+    if origin is not None:
+        described["replay_of"] = origin._asdict()
+    return {**described, **_recorded(run.recording), "run": run.name, **_statistics(run)}
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    try:
+        return describe_recording(path)
+    except RecordingError as error:
+        # Everything else that is known of the run can be told all the same.
+        return {"trouble": str(error)}
 
 
 def describe_remote_run(address: str, name: str, security: ClientSecurity | None = None) -> dict[str, Any]:
@@ -69,45 +86,67 @@ def describe_recording(path: Path) -> dict[str, Any]:
     """What is in a recording.
 
     Raises :class:`bus.errors.RecordingError` when that is nothing at all."""
-    if not path.stat().st_size:
+    if path.is_file() and not path.stat().st_size:
         raise RecordingError(f"{path} is empty: nothing was recorded in it")
+    recording = Recording(path)
+    order = StreamOrder(recording.run_name, recording.attempt, None)
     counts: Counter[str] = Counter()
     last: EventBody | None = None
+    left_out: list[Gap] = []
     with JournalReader(path) as reader:
-        order: StreamOrder | None = None
         for records in reader.read():
-            order = order or StreamOrder(reader.metadata.get("run", ""), _number(reader.metadata.get("attempt")), None)
             for record in records:
                 counts[record.topic] += 1
                 order.from_record(record.topic, record.body)
+                left_out += _left_out(record) if f"/{CUT}/" in record.topic else ()
             bodies = [one.body for one in records if f"/{END}/" not in one.topic and f"/{CUT}/" not in one.topic]
             last = _decoded(bodies[-1]) if bodies else last
-        metadata, cut = reader.metadata, reader.cut
-        problems = [*reader.damage, *([cut] if cut else [])]
+        problems = [*reader.damage, *([reader.cut] if reader.cut else [])]
     return {
-        "run": metadata.get("run"),
+        "run": recording.run_name,
         "reached": {"epoch": last.timestamp[1], "batch": last.timestamp[2], "sample": last.timestamp[3]}
         if last
         else {},
         "events": dict(_by_event(counts).most_common()),
         "recording": str(path),
         "size": os.path.getsize(path),
-        "gaps": [gap._asdict() for gap in (order.gaps if order else ())],
+        "gaps": [gap._asdict() for gap in order.gaps],
+        "left_out": [gap._asdict() for gap in dict.fromkeys(left_out)],
         "damage": problems,
+        "paused": _pause(order),
     }
+
+
+def _left_out(record: Record) -> Iterator[Gap]:
+    """The events that a mark ``$cut`` stands for."""
+    with contextlib.suppress(ProtocolError):
+        topic, event = parse_topic(record.topic.encode()), decode_event(record.body)
+        told = LeftOut.of(Recorded(topic, event, record.body))
+        if told is not None:
+            yield Gap(told.rank, told.first, told.last)
+
+
+def _pause(order: StreamOrder) -> dict[str, Any] | None:
+    """Since when the training stands still, in seconds since 1970, and after which batch; ``None`` when it goes on, or
+    has ended."""
+    if order.ending is not None:
+        return None
+    pause = None
+    for outcome in order.outcomes:
+        if outcome.error is None and outcome.command.name == "pause":
+            pause = {"since": (outcome.time_ns or 0) / 1e9, "batch": outcome.batch}
+        elif outcome.error is None and outcome.command.name in ("resume", "stop"):
+            pause = None
+    return pause
 
 
 def _by_event(counts: Counter[str]) -> Counter[str]:
     names: Counter[str] = Counter()
     for topic, count in counts.items():
-        name = parse_topic(topic.encode()).name
-        if not name.startswith("$"):
-            names[name] += count
-    return names
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isdigit() else 1
+        with contextlib.suppress(ProtocolError):  # foreign
+            name = parse_topic(topic.encode()).name
+            names[name] += 0 if name.startswith("$") else count
+    return +names
 
 
 def _decoded(body: bytes) -> EventBody | None:
@@ -135,6 +174,10 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "attempt", f"{described['attempt']} of {len(described['attempts'])}"
         yield "started", when(described["started"])
         yield "lasted", lasted(described["started"], described["ended"], live=described["status"] == "live")
+    if described.get("paused"):
+        yield "paused", f"since {when(described['paused']['since'])}, after batch {described['paused']['batch']}"
+    if described.get("replay_of"):
+        yield "replay of", str(Origin(**described["replay_of"]))
     if "command" in described:
         yield "command", " ".join(described["command"])
         yield "host", described["host"]
@@ -150,7 +193,8 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "events", _pairs(described["events"])
         yield "recording", described["recording"]
         yield "size", f"{described['size']:,} bytes"
-        yield "missing", ", ".join(_gap(Gap(**gap)) for gap in described["gaps"][:20])
+        yield "missing", _gaps(described["gaps"])
+        yield "left out", f"{_gaps(described['left_out'])}, by a cut" if described["left_out"] else ""
         yield "damage", "; ".join(described["damage"])
     yield from _statistics_lines(described.get("statistics") or {})
     yield "trouble", described.get("trouble")
@@ -163,7 +207,7 @@ def _statistics_lines(told: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     consumers = told.get("consumers", [])
     if consumers:
         yield "consumers", str(len(consumers))
-    for consumer in consumers[:20]:
+    for consumer in consumers[:_LISTED]:
         given, lag, gaps = (consumer.get(key, 0) for key in ("given", "lag", "missing"))
         yield f"  {consumer.get('name') or 'unnamed'}", f"{given:,} events, {lag:,} behind, {gaps:,} missing"
     yield "trouble", told.get("trouble")
@@ -177,6 +221,11 @@ def _publisher(told: dict[str, Any]) -> str:
     named = {"dropped": "dropped", "resent": "sent again", "broker_restarts": "broker restarts"}
     parts += [f"{told[key]:,} {text}" for key, text in named.items() if told.get(key)]
     return ", ".join(parts)
+
+
+def _gaps(gaps: list[dict[str, int]]) -> str:
+    more = f" and {len(gaps) - _LISTED:,} more ranges of events" if len(gaps) > _LISTED else ""
+    return ", ".join(_gap(Gap(**gap)) for gap in gaps[:_LISTED]) + more
 
 
 def _gap(gap: Gap) -> str:

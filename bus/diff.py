@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from bus.errors import ConfigurationError
 from bus.export_rows import COUNTERS, DURATIONS, as_row, flattened
-from bus.export_source import Recorded, Source, is_base, ranks_in
+from bus.export_source import Recorded, Source, is_base, is_mark, ranks_in
 from bus.stream import Gap
 from bus.wire import COMMAND, CUT, END
 
@@ -17,7 +17,7 @@ __all__ = ["Diff", "EventDifference", "FieldDifference", "MetricDifference", "di
 
 _TIMES = ("time", *DURATIONS)
 _NEVER = ("run", "attempt", "rank", "seq", "event", "utc", "id", "decided_at", "on_demand", "not_sent")
-_OF_THE_CLOCK = frozenset(("system", "phases", "gpu_utilization", "late", *_TIMES))
+_OF_THE_CLOCK = frozenset(("system", "phases", "gpu_utilization", "late", "total_eval_wct", *_TIMES))
 _INNER_TIMES = ("eval_timestamp", "predict_timestamp")
 _FACTS = frozenset(
     (
@@ -99,6 +99,8 @@ class Diff:
     """Events that both have, and that were compared."""
     differing: int
     """Events that differ, or that only one has."""
+    differing_marks: int
+    """Commands and endings that differ, or that only one has: they are compared, and are no events."""
     first: EventDifference | None
     """The first of them: the earliest batch, there the first event, of equal ones the lowest rank."""
     metrics: tuple[MetricDifference, ...]
@@ -111,7 +113,7 @@ class Diff:
     @property
     def same(self) -> bool:
         """Whether no difference was found."""
-        return not self.differing
+        return self.first is None
 
 
 def diff(a: Path, b: Path, *, tolerance: float = 0.0, times: bool = False) -> Diff:
@@ -131,6 +133,8 @@ def diff(a: Path, b: Path, *, tolerance: float = 0.0, times: bool = False) -> Di
     """
     if not 0 <= tolerance < math.inf:
         raise ConfigurationError(f"the tolerance is a number of 0 or more, not {tolerance}")
+    for path in (a, b):
+        Source(path)  # refuses what is none
     comparison = _Comparison(tolerance, times)
     of_a, of_b = ranks_in(a), ranks_in(b)
     sides: list[_Side] = []
@@ -150,6 +154,7 @@ def diff(a: Path, b: Path, *, tolerance: float = 0.0, times: bool = False) -> Di
         b,
         comparison.events,
         comparison.differing,
+        comparison.differing_marks,
         comparison.first[1] if comparison.first else None,
         tuple(sorted(comparison.metrics.values(), key=lambda one: (one.batch, one.rank))),
         (*notes, *comparison.notes(), *(line for side in sides for line in side.left_out())),
@@ -286,6 +291,7 @@ class _Comparison:
     times: bool
     events: int = 0
     differing: int = 0
+    differing_marks: int = 0
     first: tuple[tuple[int, int, int], EventDifference] | None = None
     metrics: dict[str, MetricDifference] = field(default_factory=dict)
     only: "Counter[tuple[str, str, str]]" = field(default_factory=Counter)
@@ -293,7 +299,7 @@ class _Comparison:
 
     def compare(self, batch: int, place: int, a: Recorded, b: Recorded) -> None:
         """Compares two events."""
-        self.events += 1
+        self.events += not is_mark(a)
         differences = list(self._differences(a, b))
         if not differences:
             return
@@ -326,7 +332,10 @@ class _Comparison:
             yield f"only in {side}, for somebody asked for it: {kind} {name} ({count} times)"
 
     def _note(self, batch: int, place: int, found: EventDifference) -> None:
-        self.differing += 1
+        if found.event.startswith("$"):
+            self.differing_marks += 1
+        else:
+            self.differing += 1
         position = (batch, place, found.rank)
         if self.first is None or position < self.first[0]:
             self.first = position, found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bus.cut import append
-from bus.errors import ConfigurationError
+from bus.errors import ConfigurationError, RecordingError
 from bus.export_output import placing
 from bus.export_source import LeftOut, Recorded, Source, base_before, is_mark, ranks_in
 from bus.journal import JournalWriter
@@ -49,13 +49,20 @@ def merge(paths: Sequence[Path], output: Path, *, force: bool = False) -> Merged
     Raises:
         ConfigurationError: they are not of one attempt of one run, two of them have different events of the same rank
             and number, or ``output`` exists and ``force`` is not set.
-        RecordingError: one of them is not a recording.
+        RecordingError: one of them is not a recording, or nothing is in any of them.
         RunDirectoryError: ``output`` cannot be written.
     """
     sources = [Source(path) for path in paths]
     run, attempt = _identity(sources)
     there = {path: ranks_in(path) for path in paths}
     ranks = sorted({rank for path in paths for rank in there[path]})
+    without_ranks = [source for source in sources if not there[source.path]]
+    for source in without_ranks:
+        # What is damaged in it is known only then.
+        for _ in source:
+            pass
+    if not ranks:
+        raise RecordingError(f"none of {', '.join(map(str, paths))} holds an event: there is nothing to merge")
     merged = {rank: _Rank([Source(path, [rank]) for path in paths if rank in there[path]]) for rank in ranks}
     events = 0
     reached: dict[int, int] = {}
@@ -69,7 +76,7 @@ def merge(paths: Sequence[Path], output: Path, *, force: bool = False) -> Merged
     written = Source(output)
     for _ in written:
         pass
-    parts = [source for rank in merged.values() for source in rank.sources]
+    parts = [*(source for rank in merged.values() for source in rank.sources), *without_ranks]
     gaps = [*written.gaps, *_missing_at_the_end(parts, reached)]
     return Merged(
         output,

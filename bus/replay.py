@@ -133,4 +133,4 @@ def recording_began(recording: Recording) -> int:
     """
     for snapshot in recording.snapshots():
         return snapshot.time_ns
-    raise ConfigurationError(f"{recording.path} holds no event: there is nothing to choose from with a start or an end")
+    raise ConfigurationError(f"{recording.path} holds no event: there is no part of a run in it, as 'bus info' shows")

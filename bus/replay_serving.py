@@ -14,6 +14,7 @@ from bus.recording import Recording
 from bus.replay import recording_began
 from bus.replay_feed import Feed, reframed, wait_for_any
 from bus.replay_moments import Moment, Window
+from bus.replay_origin import Origin
 from bus.replay_pace import Pace
 from bus.security import ClientSecurity
 from bus.snapshot import Snapshot
@@ -46,7 +47,7 @@ class ServedReplay(NamedTuple):
 
     run_name: str
     events: int
-    """How many were served."""
+    """How many were served, marks such as commands not counted."""
     ending: Ending
     """How the served run ended."""
     damage: str | None
@@ -157,12 +158,13 @@ class ReplayServer:
         )
 
     def _connect(self, opened: contextlib.ExitStack) -> None:
-        told = {"run": self._recording.run_name, "attempt": self._recording.attempt, "path": str(self._recording.path)}
+        recording = self._recording
+        origin = Origin(recording.run_name, recording.attempt, str(recording.path.absolute()))
         address = self._broker
         for number in range(self._world_size):
             link = connect(
                 *(self.run_name, self._runs_dir, address, number, self._world_size),
-                {"replay_of": told},
+                origin.info(),
                 BASE_EVENTS,
                 self._security,
             )
@@ -246,7 +248,7 @@ class ReplayServer:
         rank.base_seq, rank.time = event.base_seq - recorded.base_left_out, event.time
         if recorded.topic.name == END:
             rank.ending = _ending(event)
-        else:
+        elif not recorded.topic.name.startswith("$"):
             self._served += 1
 
     def _put(self, rank: _Rank, number: int, frame: bytes) -> None:

@@ -138,6 +138,8 @@ def list_runs(where: str | os.PathLike[str] | None = None) -> list[RunInfo]:
     if root.exists() and not root.is_dir():
         raise RunDirectoryError(f"{root} is a file; runs live in a directory: choose another with '--runs-dir'")
     try:
+        with contextlib.suppress(FileNotFoundError):
+            os.scandir(root).close()  # refuses what cannot be read, which a glob passes over
         paths = [path.parent for path in root.glob(f"*/{RUN_FILE}")]
     except OSError as error:
         raise RunDirectoryError(f"the runs directory {root} cannot be read: {error.strerror}") from None

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 import os
 import time
 from collections import deque
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
-from bus.commands import Argument, Command, Outcome, check_command, new_command_id
+from bus.commands import Argument, Outcome, check_command, new_command_id
 from bus.demand import Demand
 from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
 from bus.event import Event
@@ -21,10 +20,11 @@ from bus.runs import find_run
 from bus.security import ClientSecurity, client_security_for
 from bus.segment_fetch import fetch_segment
 from bus.sender import send_command_through
+from bus.sent_commands import SentCommands
 from bus.snapshot import Snapshot
 from bus.stream import Ending, Gap, InEffect, Missing, StreamOrder
 from bus.stream_link import StreamLink
-from bus.wire import BEAT, Control, decode_body, split_frame
+from bus.wire import BEAT, decode_body, split_frame
 
 __all__ = ["Subscriber", "SubscriberStatistics"]
 
@@ -35,8 +35,6 @@ FETCH_SECONDS = 0.05
 LIVE_CHECK_SECONDS = 0.5
 GIVE_UP_SECONDS = 5.0
 SILENCE_SECONDS = 5.0
-AGAIN_SECONDS = 0.2
-UNCONFIRMED_SECONDS = 1.0
 ANSWERED_SECONDS = 10.0
 
 
@@ -127,9 +125,7 @@ class Subscriber:
         # Somebody does: it is said at once, and not with the next renewal.
         self._is_awaited = False
         self._handled: dict[int, int] = {rank: seq for rank, (seq, _) in (after or {}).items()}
-        self._unconfirmed: dict[str, Command] = {}
-        self._sent: dict[str, Command] = {}
-        self._refused: dict[str, Outcome] = {}
+        self._commands = SentCommands()
         self._given_security = security
         self._reader = self._source.reader
         self._chunks = self._reader.read()
@@ -140,7 +136,6 @@ class Subscriber:
         self._closed = False
         self._link: StreamLink | None = None
         self._give_up_at = 0.0
-        self._again_at = math.inf
         self._heard = time.monotonic()
         self._given = self._fallbacks = self._reconnects = self._lag = self._lag_high = self._last_seq = 0
         # The stream first, then the history: what comes in between is in both.
@@ -153,14 +148,9 @@ class Subscriber:
         self._heard = time.monotonic()
         # A run whose directory is here may all the same be served by a broker that takes keys.
         security = self._given_security or client_security_for(place.door)
-        self._link = StreamLink(place.stream, place.door, self._order, self._wanted, self._report, self._hear, security)
-        self._send_again()
-
-    def _send_again(self) -> None:
-        self._again_at = time.monotonic() + UNCONFIRMED_SECONDS if self._unconfirmed else math.inf
-        for command in tuple(self._unconfirmed.values()):
-            if self._link is not None:
-                self._link.tell("command", command.to_wire())
+        hear = self._commands.hear
+        self._link = StreamLink(place.stream, place.door, self._order, self._wanted, self._report, hear, security)
+        self._commands.send_again(self._link)
 
     def _report(self) -> dict[str, Any]:
         told = {"report": asdict(self.statistics())}
@@ -211,11 +201,7 @@ class Subscriber:
         command = check_command(name, arguments)._replace(id=new_command_id(), decided_at=decided_at)
         if self._over or self.ending is not None:
             return False
-        self._sent[command.id] = command
-        self._unconfirmed[command.id] = command
-        self._again_at = time.monotonic() + UNCONFIRMED_SECONDS
-        if self._link is not None:
-            self._link.tell("command", command.to_wire())
+        self._commands.send(command, self._link)
         return True
 
     def command(self, name: str, *arguments: Argument, wait: float = ANSWERED_SECONDS) -> Outcome:
@@ -238,32 +224,15 @@ class Subscriber:
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each command that was sent, as far as it is known."""
-        answered = {outcome.command.id: outcome for outcome in self._order.outcomes}
-        return tuple(
-            answered.get(name) or self._refused.get(name) or Outcome(command, None, None)
-            for name, command in tuple(self._sent.items())
-        )
+        return self._commands.outcomes(self._order.outcomes)
 
     def answered(self) -> tuple[Outcome, ...]:
         """The commands that the training has answered, whoever sent them, in order, as far as the stream was read; may
         be called from another thread."""
         return tuple(self._order.outcomes)
 
-    def _hear(self, message: Control) -> None:
-        """What the door says, on the thread that listens to it."""
-        name = message.content.get("id")
-        if name not in self._unconfirmed:
-            return
-        if message.kind == "refused":
-            self._refused[name] = Outcome(self._sent[name], None, None, str(message.content.get("reason")))
-        if message.kind == "refused" or (message.kind == "told" and message.content.get("ranks")):
-            del self._unconfirmed[name]
-        elif message.kind == "told" and self._link is not None:
-            # The broker waits for its trainer still.
-            self._again_at = time.monotonic() + AGAIN_SECONDS
-
     def _send_from(self, snapshot: Snapshot, name: str, arguments: tuple[Any, ...]) -> None:
-        if name == "stop" and any(command.name == "stop" for command in tuple(self._sent.values())):
+        if name == "stop" and self._commands.has("stop"):
             # Callbacks ask again at every event until the training has ended.
             return
         self.send_command(name, *arguments, decided_at=int(snapshot.timestamp.batch))
@@ -337,8 +306,8 @@ class Subscriber:
             raise ClosedError(f"the subscriber of run {self.run_name!r} is closed")
         if self.ending is not None:
             return None
-        if time.monotonic() >= self._again_at:
-            self._send_again()
+        if self._commands.is_due:
+            self._commands.send_again(self._link)
         pause = self._read_recording() if self._catching_up else self._receive()
         if self.ending is None:
             self.ending = self._order.ending

@@ -1,24 +1,34 @@
 """What the commands ``bus``, ``trainer`` and ``consumer`` share: how they end and how they report errors."""
 
+import contextlib
+import signal
 import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import click
 
 from bus.errors import OffloopError
 
-__all__ = ["HELP", "run_command"]
+__all__ = ["HELP", "left_on_request", "run_command", "told_of_system"]
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 """Context settings of a command, also of one that is used apart from its group."""
 
+_HELP_IS_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""What a group raises that is given no command, in newer versions of click. Its message is the help."""
+
 
 def run_command(command: click.Command) -> NoReturn:
     """Runs a click command as a program: one line on standard error and exit code 1 for an error that the user can
-    mend, 2 for wrong usage, 130 after Ctrl-C; a traceback only for a defect of ours."""
+    mend, 2 for wrong usage, with the help where nothing was given, 130 after Ctrl-C; a traceback only for a defect of
+    ours."""
     try:
         code = command.main(standalone_mode=False)
     except click.UsageError as error:
+        if isinstance(error, _HELP_IS_WANTED):
+            click.echo(error.format_message(), err=True)
+            sys.exit(2)
         where = error.ctx.command_path if error.ctx else command.name
         _fail(f"{error.format_message()} (see '{where} --help')", 2)
     except click.ClickException as error:
@@ -29,8 +39,31 @@ def run_command(command: click.Command) -> NoReturn:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except OSError as error:
-        _fail(str(error), 1)
+        _fail(told_of_system(error), 1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextlib.contextmanager
+def left_on_request(words: str) -> Iterator[None]:
+    """Around what waits and has nothing to lose: there SIGTERM, as Ctrl-C, ends the command in order, with ``words`` on
+    standard error and exit code 0."""
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(words, err=True)
+        sys.exit(0)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def told_of_system(error: OSError) -> str:
+    """What the system refused, in words."""
+    if error.filename is None or error.strerror is None:
+        return error.strerror or str(error)
+    return f"{error.filename} cannot be used: {error.strerror}"
 
 
 def _fail(message: str, code: int) -> NoReturn:

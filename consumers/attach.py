@@ -11,10 +11,12 @@ from bus.errors import RunError, RunNotFoundError
 from bus.event import Event
 from bus.recording import Recording
 from bus.replay import Replay
+from bus.replay_origin import Origin
 from bus.run_source import list_remote_runs
 from bus.runs import RunInfo, find_run, list_runs, runs_dir
 from bus.security import ClientSecurity
 from bus.subscriber import Subscriber
+from bus.terminal import left_on_request
 
 __all__ = ["RemoteRunInfo", "Stream", "attach", "find_or_wait", "find_remote", "newest_or_wait"]
 
@@ -24,6 +26,7 @@ GRACE_SECONDS = 5.0
 """How long a run may take to become live after the consumer of it was started: a trainer imports torch first."""
 
 _POLL = 0.2
+_LEFT = "left on request, without a run"
 
 
 class RemoteRunInfo(NamedTuple):
@@ -81,6 +84,7 @@ def attach(
     return subscriber
 
 
+@left_on_request(_LEFT)
 def find_remote(
     broker: str, name: str | None, security: ClientSecurity | None, wait: bool, say: Callable[[str], None]
 ) -> RemoteRunInfo:
@@ -114,11 +118,19 @@ def find_remote(
 
 
 def find_or_wait(name: str, where: str | os.PathLike[str] | None, wait: bool, say: Callable[[str], None]) -> RunInfo:
-    """The run of that name or directory; with ``wait``, as soon as it exists.
+    """The run of that name or directory; with ``wait``, as soon as it exists. Says on ``say`` what it waits for, and of
+    what the run is a replay.
 
     Raises:
         RunNotFoundError: there is no such run and ``wait`` is false.
     """
+    with left_on_request(_LEFT):
+        run = _find_or_wait(name, where, wait, say)
+    _say_origin(run, say)
+    return run
+
+
+def _find_or_wait(name: str, where: str | os.PathLike[str] | None, wait: bool, say: Callable[[str], None]) -> RunInfo:
     said = False
     while True:
         try:
@@ -136,8 +148,15 @@ def newest_or_wait(where: str | os.PathLike[str] | None, wait: bool, say: Callab
     """The newest live run; else the next one, which has a few seconds to come; else the newest that has ended. With
     ``wait``, or when there is none at all, waits for the next one however long it takes.
 
-    Says on ``say`` what it chose or waits for, and which other runs are live.
+    Says on ``say`` what it chose or waits for, which other runs are live, and of what the run is a replay.
     """
+    with left_on_request(_LEFT):
+        run = _newest_or_wait(where, wait, say)
+    _say_origin(run, say)
+    return run
+
+
+def _newest_or_wait(where: str | os.PathLike[str] | None, wait: bool, say: Callable[[str], None]) -> RunInfo:
     known = list_runs(where)
     live = [run for run in known if run.live or run.away]
     if live:
@@ -180,3 +199,9 @@ def _say_others(live: list[RunInfo], say: Callable[[str], None]) -> None:
     if len(live) > 1:
         others = ", ".join(run.name for run in live[1:])
         say(f"attaching to {live[0].name}, the newest live run; also live: {others} ('--run NAME' chooses)")
+
+
+def _say_origin(run: RunInfo, say: Callable[[str], None]) -> None:
+    origin = Origin.of(run.last.info)
+    if origin is not None:
+        say(f"run {run.name} is a replay of {origin}")

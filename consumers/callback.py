@@ -57,6 +57,10 @@ class Callback:
     owns_terminal: ClassVar[bool] = False
     """Whether the callback draws on the whole terminal: the command ``consumer`` then logs nothing there."""
 
+    def check(self) -> None:
+        """Says what cannot work before anything is begun, such as a terminal that is not there. The command
+        ``consumer`` calls it before it looks for the run. Raise :class:`bus.errors.ConfigurationError`."""
+
     def destinations(self) -> Sequence[LoggerDestination]:
         """Destinations to be given what is logged, for this callback's sake: one that shows what others log gets it
         through them. Called once, before the first event."""

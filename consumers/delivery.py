@@ -21,9 +21,9 @@ _OUR_FOLDERS = tuple(str(Path(str(package.__file__)).parent) for package in (bus
 class Delivery:
     """Several destinations, by name, for several threads.
 
-    One that raises is shown with its traceback, once, and given nothing more, so that what it wrote has no holes. A
-    ``BrokenPipeError`` is the reader of our output gone: it is not shown, and handed to ``on_broken_pipe``, which is
-    called in the thread that delivers.
+    One that raises is shown with its traceback, once, and given nothing more until it is closed, so that what it wrote
+    has no holes. A ``BrokenPipeError`` is the reader of our output gone: it is not shown, and handed to
+    ``on_broken_pipe``, which is called in the thread that delivers.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Delivery:
     ) -> None:
         self._destinations = dict(destinations)
         self._on_broken_pipe = on_broken_pipe
-        self._failed: list[str] = []
+        self._failed: dict[str, LoggerDestination] = {}
         self.lock = threading.RLock()
         """Held while anything is delivered. Whoever stores positions holds it from the first position to the last, of
         callbacks as of destinations, so that they belong together."""
@@ -94,14 +94,28 @@ class Delivery:
             return None if self._failed else dict(zip(self._destinations, states, strict=True))
 
     def committed(self) -> None:
-        """Tells each that what it was given does not come again."""
-        self.for_each(lambda destination: destination.committed())
+        """Tells each that what it was given does not come again, unless one has failed: for that one it has to."""
+        if self._failed:
+            self.for_each(lambda destination: destination.released())
+        else:
+            self.for_each(lambda destination: destination.committed())
 
     def close(self) -> None:
-        """Closes each; those that may wait for a server come last."""
+        """Closes each, also those that have failed; those that may wait for a server come last."""
+        failed = list(self._failed.values())
+
+        def close(destination: LoggerDestination) -> None:
+            try:
+                destination.close()
+            except Exception:
+                # What is wrong with one that has failed before was shown then.
+                if destination not in failed:
+                    raise
+
         with self.lock:
-            self._destinations = dict(sorted(self._destinations.items(), key=lambda one: one[1].own_lane))
-        self.for_each(lambda destination: destination.close())
+            everyone = self._destinations | self._failed
+            self._destinations = dict(sorted(everyone.items(), key=lambda one: one[1].own_lane))
+        self.for_each(close)
 
     def for_each(self, action: Callable[[LoggerDestination], object]) -> None:
         """Does something with each that works."""
@@ -114,7 +128,7 @@ class Delivery:
                     if isinstance(error, BrokenPipeError):
                         self._on_broken_pipe(error)
                         continue
-                    self._failed.append(name)
+                    self._failed[name] = destination
                     show_failure(f"destination {name} failed and is given nothing more", error)
 
 

@@ -154,8 +154,8 @@ class LoggerDestination:
     """Of a destination with ``own_lane``: how long the consumer waits at its end while nothing can be sent."""
 
     finish_seconds: float = 0.0
-    """Of a destination with ``own_lane``: how long its :meth:`close` may take at the end, because it has taken in what
-    it has yet to send."""
+    """Of a destination with ``own_lane``: how long the consumer waits at its end for one file, for the images of an
+    event, and for :meth:`close`, if it has taken in what it has yet to send."""
 
     @property
     def problem(self) -> str | None:
@@ -198,6 +198,10 @@ class LoggerDestination:
     def committed(self) -> None:
         """Says that what it was given so far does not come again: the position that :meth:`state_dict` gave last is
         stored, or the run has ended and nothing follows. Never called where nothing is stored."""
+
+    def released(self) -> None:
+        """Says that the run has ended and nothing follows, but that the position is not stored, because another
+        destination has failed: what it was given comes again if this consumer is started once more."""
 
     def close(self) -> None:
         """Called once, after every callback is closed; also when the consumer is interrupted."""

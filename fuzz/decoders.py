@@ -110,7 +110,7 @@ def by_chance(target: Target, name: str, seconds: float, seed: int) -> int:
     random = Random(seed)
     known = [*target.seeds(), *(path.read_bytes() for path in inputs(name))]
     deadline, count = time.monotonic() + seconds, 0
-    while count < len(known) or time.monotonic() < deadline:
+    while count <= len(known) or time.monotonic() < deadline:
         data = known[count] if count < len(known) else random.choice(known)
         for _ in range(0 if count < len(known) else random.randint(1, 3)):
             data = target.mutate(random, data)[:MAX_INPUT]

@@ -209,6 +209,59 @@ class Visit:
                 return list(zip(line["x"], line["y"], strict=True))
         return []
 
+    def plot(self, chart: str, code: str) -> Any:
+        """Asks the ECharts instance of a chart, which the code calls ``chart``; ``None`` where it has none."""
+        call = """([id, code]) => {
+            const chart = getElement(Number(document.querySelector(".board").id.slice(1))).plots.get(id)?.chart;
+            return chart ? new Function("chart", `return ${code}`)(chart) : null;
+        }"""
+        return self.page.evaluate(call, [chart, code])
+
+    def drawn(self, chart: str, series: str) -> list[list[Any]]:
+        """The points of a series as they are drawn."""
+        found = self.plot(chart, f"chart.getOption().series.find((one) => one.id == {series!r})?.data")
+        return list(found or [])
+
+    def labels(self, chart: str) -> list[str]:
+        """The texts that are drawn on a chart."""
+        texts = "chart.getZr().storage.getDisplayList(true).filter((one) => one.type === 'tspan')"
+        return list(self.plot(chart, f"{texts}.map((one) => one.style.text)") or [])
+
+    def count_frames(self, least_seconds: float = 0.0) -> None:
+        """Begins to count what :meth:`counted` tells, with a page that takes at least so long to draw a frame."""
+        code = """(least) => {
+            const board = getElement(Number(document.querySelector(".board").id.slice(1)));
+            const counted = (window.counted = { begun: 0, told: [], set: {}, held: false });
+            board.plots.forEach(({ chart }, id) => {
+                const set = chart.setOption;
+                counted.set[id] = 0;
+                chart.setOption = function (...given) {
+                    counted.set[id]++;
+                    return set.apply(this, given);
+                };
+            });
+            const frame = board.frame;
+            board.frame = async (update) => {
+                counted.begun++;
+                const began = performance.now();
+                const passed = () => (performance.now() - began) / 1000;
+                const [number] = await frame(update);
+                while (counted.held || passed() < least) await new Promise((go) => setTimeout(go, 20));
+                counted.told.push(passed());
+                return [number, counted.told.at(-1)];
+            };
+        }"""
+        self.page.evaluate(code, least_seconds)
+
+    def counted(self) -> Any:
+        """Since :meth:`count_frames`: ``begun``, how many frames have come; ``told``, the seconds that the page said it
+        took for each that is drawn; ``set``, how often each chart was given something to draw."""
+        return self.page.evaluate("counted")
+
+    def hold_frames(self, is_held: bool) -> None:
+        """Has the page not be done with any frame, until it may; frames are to be counted."""
+        self.page.evaluate("(held) => void (counted.held = held)", is_held)
+
     def box(self, chart: str) -> Any:
         """Where a chart is, in pixels of the window."""
         found = self.page.locator(f'[data-plot="{chart}"]').bounding_box()

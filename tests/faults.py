@@ -9,7 +9,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -22,9 +21,10 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import psutil
+from brokers import free_address
 from helpers import wait_for
 
-from bus import Event, Publisher, Recording, Snapshot, Subscriber, broker_start, find_run
+from bus import Event, Publisher, Recording, Snapshot, Subscriber, broker_start, find_run, uplink
 
 __all__ = [
     "Follower",
@@ -32,7 +32,6 @@ __all__ = [
     "Training",
     "assert_complete",
     "backward_clock",
-    "free_address",
     "note",
     "numbers_in",
     "read_recording",
@@ -42,7 +41,9 @@ __all__ = [
 
 ENTRY = struct.Struct("<QQ")
 MEBIBYTE = 1024 * 1024
-PATIENCE = 50.0
+PATIENCE = 100.0
+UNFINISHED = ("every byte", "stay")
+"""Ways to end in which nothing more is sent."""
 SPARE_BYTES = 64 * MEBIBYTE
 
 
@@ -95,11 +96,14 @@ def publish(
 ) -> None:
     """Publishes ``events`` events at ``rate`` a second, or until SIGUSR1, and then does as ``ending`` says: ``close``;
     ``raise`` an exception; ask for more ``memory`` than there is; use up ``every byte``; ``stay`` until it is killed.
+    Before the last two it waits until everything is on disk.
 
     Each event carries ``size`` further bytes. ``restart_pauses`` take the place of the publisher's own, for brokers
     that die more often than brokers do."""
     if restart_pauses is not None:
         broker_start.RESTART_PAUSES = restart_pauses
+    # On a busy machine a broker may take longer to come back than a training is to wait for it.
+    uplink.SETTLE_SECONDS = PATIENCE
     told_to_end: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: told_to_end.append(number))
     descriptor = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -121,6 +125,9 @@ def publish(
             time.sleep(max(0.0, begin + number / rate - time.monotonic()))
         seconds = time.monotonic() - begin
         publisher.poll()
+        if ending in UNFINISHED:
+            # What is on its way to the broker when a process dies may be lost with it.
+            wait_for(lambda: publisher.poll() or publisher.recorded_all, "everything to be recorded", PATIENCE)
         end_as(ending)
     told = {
         "events": number - 1,
@@ -356,7 +363,7 @@ class StandingBroker:
     def end(self, how: int = signal.SIGTERM) -> str:
         """Sends it a signal that ends it, and returns what it wrote to standard error."""
         self.process.send_signal(how)
-        return self.process.communicate(timeout=20)[1]
+        return self.process.communicate(timeout=100)[1]
 
     def __enter__(self) -> "StandingBroker":
         return self
@@ -366,16 +373,6 @@ class StandingBroker:
     ) -> None:
         if self.process.poll() is None:
             self.end()
-
-
-def free_address() -> str:
-    """An address on this machine of which nobody listens at the port, nor at the one after it."""
-    while True:
-        with socket.socket() as door, socket.socket() as stream, contextlib.suppress(OSError, OverflowError):
-            door.bind(("127.0.0.1", 0))
-            port = door.getsockname()[1]
-            stream.bind(("127.0.0.1", port + 1))
-            return f"tcp://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from training import gold_trainer
 from bus.demand import BASE_EVENTS, Demand, Want
 from bus.event import Event
 from trainer import Trainer
+from trainer.run_stream import RunStream
 
 __all__ = ["Stream", "asking", "train"]
 
@@ -68,7 +69,7 @@ class Stream:
 
 
 def train(monkeypatch: pytest.MonkeyPatch, stream: Stream, batches: int = 95, **arguments: Any) -> Trainer:
-    monkeypatch.setattr(Trainer, "_start_stream", lambda *_: stream)
+    monkeypatch.setattr(RunStream, "_start_publisher", lambda *_: stream)
     settings = {"publish": True, "max_duration": f"{batches}ba", "n_train": 30, "batch_size": 6}
     with gold_trainer(**(settings | arguments)) as trainer:
         trainer.fit()

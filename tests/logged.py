@@ -114,7 +114,7 @@ def run_killed_and_again(tmp_path: Path, logger: str, *options: str, batches: in
     ]
     for last in (batches // 3, batches - 3, None):
         killed = [] if last is None else ["-o", f"Losses.last={last}"]
-        done = subprocess.run([sys.executable, "-m", "consumers", *words, *killed], capture_output=True, timeout=60)
+        done = subprocess.run([sys.executable, "-m", "consumers", *words, *killed], capture_output=True, timeout=100)
         expected = 0 if last is None else -signal.SIGKILL
         assert done.returncode == expected, done.stderr.decode()
     return directory

@@ -18,7 +18,7 @@ __all__ = ["BATCHES", "NAME", "SECONDS_A_ROW", "train"]
 
 NAME = "phases"
 BATCHES = 24
-SECONDS_A_ROW = 0.02
+SECONDS_A_ROW = 0.04
 
 
 class SlowRows(Dataset[Any]):

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
+from brokers import free_address
+
 __all__ = ["Network", "StandingBroker"]
 
 NEAR, FAR = "127.0.0.1", "127.0.0.2"
@@ -44,7 +46,7 @@ class StandingBroker:
     def end(self, how: signal.Signals) -> None:
         """Sends it a signal and waits until it is gone."""
         self._process.send_signal(how)
-        self._process.communicate(timeout=20)
+        self._process.communicate(timeout=100)
 
     def __enter__(self) -> "StandingBroker":
         return self
@@ -90,22 +92,16 @@ class Network:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._process.communicate(timeout=20)
+        self._process.communicate(timeout=100)
 
 
 def _free_pair() -> int:
     """A port that is free with the next one, at both addresses."""
     while True:
-        with contextlib.ExitStack() as probes:
-            port = 0
-            try:
-                for host in (NEAR, FAR):
-                    for offset in (0, 1):
-                        probe = probes.enter_context(socket.socket())
-                        probe.bind((host, port + offset if port else 0))
-                        port = port or probe.getsockname()[1]
-            except OSError:
-                continue
+        port = int(free_address().rpartition(":")[2])
+        with contextlib.suppress(OSError), socket.socket() as door, socket.socket() as stream:
+            door.bind((FAR, port))
+            stream.bind((FAR, port + 1))
             return port
 
 

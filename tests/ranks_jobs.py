@@ -278,7 +278,7 @@ def commanded(folder: Path) -> dict[str, Any]:
         batch = state.timestamp.values[2]
         rates[batch] = state.optimizers[0].param_groups[0]["lr"]
         if batch == 3 and state.rank == 0:
-            threading.Thread(target=send, daemon=True).start()
+            sender.start()
 
     def send() -> None:
         outcomes = [
@@ -288,8 +288,11 @@ def commanded(folder: Path) -> dict[str, Any]:
         told = [[one.command.name, one.batch, one.error] for one in outcomes]
         (folder / "outcomes.json").write_text(json.dumps(told))
 
+    sender = threading.Thread(target=send)
     algorithms = [Act(note, Event.BATCH_END)]
     result = train(publish=True, run_name="r", max_duration="100000ba", max_delay=0, algorithms=algorithms)
+    if sender.ident is not None:
+        sender.join()
     return {**result, "lr_by_batch": rates}
 
 

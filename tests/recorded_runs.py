@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
+from mcap.writer import Writer
 
 from bus.demand import BASE_EVENTS
 from bus.event import Event
 from bus.journal import JournalReader, JournalWriter, Record
 from bus.wire import Topic, event_encoder, pack_map
 
-__all__ = ["Entry", "entries", "read_records", "write_recording"]
+__all__ = ["Entry", "entries", "read_records", "write_foreign", "write_recording"]
 
 BEGAN = 1_795_259_222_215_294_932
 _NAMES = ["batch_end", "epoch_end", "before_forward", "after_loss", "eval_end", "$demand", "$command"]
@@ -70,6 +71,17 @@ def write_recording(
         os.close(writer._descriptor)
         writer._closed = True
     return written
+
+
+def write_foreign(path: Path) -> None:
+    """Writes an MCAP file as another program would, of which nothing is ours."""
+    with path.open("wb") as file:
+        writer = Writer(file)
+        writer.start("ros1", "another")
+        channel = writer.register_channel("/imu", "json", 0)
+        for time in range(3):
+            writer.add_message(channel, time, b"{}", time, time)
+        writer.finish()
 
 
 def read_records(path: Path) -> list[Record]:

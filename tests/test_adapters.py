@@ -40,7 +40,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def consumer(*arguments: object) -> subprocess.CompletedProcess[str]:
     """The command, as a user calls it."""
     command = [sys.executable, "-m", "consumers", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 # -- with the command -------------------------------------------------------------------------------------------------

@@ -194,3 +194,17 @@ def test_the_size_is_logged() -> None:
 def test_batches_without_images_are_refused(algorithm: Any, batch: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         train([batch], algorithm, Image)
+
+
+@pytest.mark.parametrize(
+    ("scale", "error"),
+    [(1.0, RuntimeError("a size of its own")), (0.5, torch.OutOfMemoryError("out of memory of any size"))],
+)
+def test_only_what_comes_of_smaller_images_is_explained(scale: float, error: RuntimeError) -> None:
+    class Failing(Image):
+        def forward(self, batch: Any) -> Any:
+            raise error
+
+    with pytest.raises(RuntimeError) as raised:
+        sizes(ProgressiveResizing(initial_scale=scale), image_batches(), make_model=Failing)
+    assert raised.value is error

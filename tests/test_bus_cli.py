@@ -1,6 +1,9 @@
 """The command ``bus``: what people see of their runs."""
 
+import errno
 import json
+import os
+import sys
 from importlib.metadata import EntryPoint, EntryPoints
 
 import click
@@ -8,10 +11,16 @@ import pytest
 from brokers import free_address, start_broker
 from click.testing import CliRunner
 from helpers import wait_for
+from recorded_runs import Entry, write_foreign, write_recording
+from test_plugins import install
 from training import Act, gold_trainer
 
 from bus import ConfigurationError, Event, Publisher, RecordingError, RunDirectoryError, Subscriber, cli, find_run
 from bus.cli import bus
+from bus.cut import cut
+from bus.describe import when
+from bus.terminal import run_command
+from bus.wire import decode_event
 
 
 def invoke(*arguments):
@@ -81,6 +90,95 @@ def test_info_names_damage(two_runs):
         invoke("info", path)
 
 
+def test_info_says_what_a_cut_has_left_out(tmp_path):
+    write_recording(tmp_path / "a.mcap", [Entry(batch=batch) for batch in range(1, 10)])
+    cut(tmp_path / "a.mcap", tmp_path / "b.mcap", "3ba", "8ba")
+    assert "\nleft out   events 1 to 2 of rank 0, event 9 of rank 0, by a cut\n" in invoke("info", tmp_path / "b.mcap")
+    told = json.loads(invoke("info", "--json", tmp_path / "b.mcap"))
+    assert told["left_out"] == [{"rank": 0, "first": 1, "last": 2}, {"rank": 0, "first": 9, "last": 9}]
+    assert "left out" not in invoke("info", tmp_path / "a.mcap")
+
+
+@pytest.mark.parametrize(
+    ("commands", "number"),
+    [
+        (["pause"], 2),
+        (["pause", "checkpoint"], 2),
+        (["pause", "resume"], None),
+        (["pause", "stop"], None),
+        (["pause", "resume", "pause"], 4),
+        (["checkpoint"], None),
+    ],
+)
+def test_info_says_since_when_a_run_is_paused(tmp_path, commands, number):
+    path, over = tmp_path / "a.mcap", tmp_path / "b.mcap"
+    entries = [Entry(batch=7), *(Entry("$command", 0, 7, {"command": name, "event": "batch_end"}) for name in commands)]
+    times = {
+        event.seq: event.time / 1e9 for _, body in write_recording(path, entries) for event in [decode_event(body)]
+    }
+    paused = json.loads(invoke("info", "--json", path))["paused"]
+    assert paused == (None if number is None else {"since": times[number], "batch": 7})
+    line = "" if number is None else f"paused     since {when(times[number])}, after batch 7\n"
+    assert line in invoke("info", path)
+    write_recording(over, [*entries, Entry("$end", fields={"status": "finished"})])
+    assert "paused" not in invoke("info", over)
+
+
+def test_a_pause_that_was_refused_is_none(tmp_path):
+    write_recording(tmp_path / "a.mcap", [Entry("$command", 0, 7, {"command": "pause", "error": "not here"})])
+    assert "paused" not in invoke("info", tmp_path / "a.mcap")
+
+
+def test_info_of_a_run_whose_recording_cannot_be_read_says_what_else_is_known(two_runs):
+    (two_runs / "first" / "recording-1.mcap").write_bytes(b"")
+    told = dict(line.split(maxsplit=1) for line in invoke("info", "first").splitlines())
+    assert told["status"] == "finished"
+    assert told["trouble"].endswith("recording-1.mcap is empty: nothing was recorded in it")
+
+
+def test_info_of_the_recording_of_another_program_says_that_it_is_none(tmp_path):
+    write_foreign(tmp_path / "a.mcap")
+    with pytest.raises(RecordingError, match=r"a\.mcap is not a recording"):
+        invoke("info", tmp_path / "a.mcap")
+
+
+def test_runs_that_cannot_be_looked_for_are_not_taken_for_none(runs_dir, monkeypatch):
+    def refused(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(RunDirectoryError, match="cannot be read: Permission denied"):
+        invoke("runs")
+
+
+def test_without_a_command_it_shows_the_help(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bus"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out) == (2, "")
+    assert "\n  replay     Serve a recording as if it were live.\n" in told.err
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "a/b"), "error: a/b cannot be used: Permission denied\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device\n"),
+        (OSError("something"), "error: something\n"),
+    ],
+)
+def test_what_the_system_refuses_is_told_in_one_line(monkeypatch, capsys, error, told):
+    @click.command()
+    def failing():
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["failing"])
+    with pytest.raises(SystemExit) as ended:
+        run_command(failing)
+    assert (ended.value.code, capsys.readouterr().err) == (1, told)
+
+
 def test_every_command_has_help():
     for command in bus.commands.values():
         assert command.help
@@ -89,7 +187,7 @@ def test_every_command_has_help():
 
 def test_a_command_of_another_package_that_cannot_be_loaded_hides_no_other(monkeypatch):
     points = EntryPoints([EntryPoint("broken", "no_such_package:command", "offloop.commands")])
-    monkeypatch.setattr(cli, "entry_points", lambda group: points.select(group=group))
+    monkeypatch.setattr(cli, "installed", lambda group: (points.select(group=group), []))
     listing = invoke("--help")
     assert "broken" in listing
     assert "replay" in listing
@@ -100,6 +198,33 @@ def test_a_command_of_another_package_that_cannot_be_loaded_hides_no_other(monke
             "command 'broken' of a package cannot be loaded: ModuleNotFoundError: No module named 'no_such_package'; "
             "update or remove a package"
         )
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [("os:getcwd", "os:getcwd is no click command"), ("leaving_module:command", "SystemExit: 7")],
+)
+def test_what_another_package_gives_for_a_command_hides_no_other(tmp_path, monkeypatch, target, reason):
+    (tmp_path / "leaving_module.py").write_text("raise SystemExit(7)\n")
+    install(tmp_path, "careless", f"[offloop.commands]\nodd = {target}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "replay" in invoke("--help")
+    told = CliRunner().invoke(bus, ["odd"]).exception
+    assert str(told) == f"command 'odd' of careless cannot be loaded: {reason}; update or remove careless"
+
+
+def test_a_package_whose_entry_points_cannot_be_read_is_named_and_hides_no_command(tmp_path, monkeypatch, runs_dir):
+    install(tmp_path, "damaged", "[offloop.commands]\nthis is no entry point\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    result = CliRunner().invoke(bus, ["--help"])
+    assert result.exit_code == 0
+    line = "left out: all of damaged, whose entry_points.txt cannot be read; install it again, or remove it"
+    assert result.stderr.splitlines() == [line]
+    assert "dashboard" in result.stdout
+    assert invoke("runs").startswith("no runs in ")
+    assert "Usage: bus dashboard" in invoke("dashboard", "--help")
+    told = CliRunner().invoke(bus, ["nothing"], standalone_mode=False).exception
+    assert isinstance(told, click.UsageError)
 
 
 def test_a_live_run_is_told_to_stop(two_runs):
@@ -171,7 +296,7 @@ def test_runs_and_info_ask_a_broker_elsewhere(runs_dir):
         assert "finished" in invoke("info", "r", "--broker", address)
     finally:
         broker.terminate()
-        broker.communicate(timeout=20)
+        broker.communicate(timeout=100)
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,18 @@ def test_what_all_of_them_lack_at_their_ends_is_told(tmp_path):
     assert merge([first, tmp_path / "d.mcap"], last, force=True).gaps == ()
 
 
+def test_what_is_damaged_where_nothing_is_left_is_told_too(tmp_path):
+    whole, torn = tmp_path / "a.mcap", tmp_path / "b.mcap"
+    write_recording(whole, [Entry(batch=batch) for batch in range(1, 8)])
+    torn.write_bytes(whole.read_bytes()[:300])
+    done = merge([whole, torn], tmp_path / "c.mcap")
+    assert (done.events, len(done.damage)) == (7, 1)
+    assert f"{torn} ends within a record" in done.damage[0]
+    with pytest.raises(RecordingError, match=r"none of .*b\.mcap, .*b\.mcap holds an event: there is nothing to merge"):
+        merge([torn, torn], tmp_path / "d.mcap")
+    assert not (tmp_path / "d.mcap").exists()
+
+
 def test_different_events_of_one_number_are_refused_by_name(tmp_path):
     nan = float("nan")
     write_recording(tmp_path / "a.mcap", [Entry(fields={"loss": 1.0, "x": nan}), Entry(batch=1)])

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from recorded_runs import BEGAN, Entry, entries, write_recording
+from recorded_runs import BEGAN, Entry, entries, write_foreign, write_recording
 from test_recovery import spoil
 from training import gold_evaluators, gold_trainer
 
@@ -177,8 +177,8 @@ def test_the_shorter_run_ends_where_they_begin_to_differ(tmp_path):
     end = Entry("$end", fields={"status": "finished"})
     found = compare(tmp_path, [*losses(1.0, 2.0, 3.0), end], [*losses(1.0, 2.0), end])
     assert (found.first.event, found.first.batch, found.first.a, found.first.b) == ("$end", 2, None, 3)
-    # The third batch, and the two ends.
-    assert (found.events, found.differing) == (2, 3)
+    # The third batch; and the two ends, which are no events.
+    assert (found.events, found.differing, found.differing_marks) == (2, 1, 2)
 
 
 def test_a_command_to_one_of_them_and_another_ending_are_differences(tmp_path):
@@ -190,6 +190,10 @@ def test_a_command_to_one_of_them_and_another_ending_are_differences(tmp_path):
     a, b = ([*losses(1.0), Entry("$end", fields={"status": status})] for status in ("finished", "stopped"))
     (field,) = compare(tmp_path, a, b).first.fields
     assert (field.name, field.a, field.b) == ("status", "finished", "stopped")
+    result = run(tmp_path / "a.mcap", tmp_path / "b.mcap")
+    assert result.return_value == 1
+    assert "events in both: 1; that differ, or are in one alone: 0\n" in result.output
+    assert "commands and endings that differ, or are in one alone: 1\n" in result.output
 
 
 def test_evaluators_of_the_same_batch_are_not_mixed_up(tmp_path):
@@ -238,11 +242,12 @@ def test_ranks_of_one_alone_are_told(tmp_path):
 
 def test_a_cut_is_the_same_as_what_it_was_cut_from(tmp_path):
     write_recording(tmp_path / "a.mcap", [*losses(*map(float, range(20))), Entry("$end")])
-    cut(tmp_path / "a.mcap", tmp_path / "b.mcap", "5ba", "8ba")
+    # The end is compared too, and counted by neither.
+    assert cut(tmp_path / "a.mcap", tmp_path / "b.mcap", "5ba", "8ba").events == 4
     for one, other in (("a", "b"), ("b", "a")):
         found = diff(tmp_path / f"{one}.mcap", tmp_path / f"{other}.mcap")
         assert found.same
-        assert found.events == 5
+        assert found.events == 4
         assert [line.split(" is ")[1] for line in found.notes] == [
             "a cut without events 1 to 4 of rank 0",
             "a cut without events 9 to 20 of rank 0",
@@ -350,6 +355,8 @@ def test_no_difference_in_what_is_left_of_a_damaged_one_is_not_the_same(tmp_path
     [
         (["a.mcap", "nothing"], "no run 'nothing'"),
         (["a.mcap", "text"], "text is not a recording"),
+        (["empty", "a.mcap"], "empty is not a recording"),
+        (["a.mcap", "foreign"], "foreign is not a recording"),
         (["a.mcap", "a.mcap", "--tolerance", "-1"], "the tolerance is a number of 0 or more, not -1"),
         (["a.mcap", "a.mcap", "--tolerance", "nan"], "the tolerance is a number of 0 or more, not nan"),
         (["a.mcap", "b.mcap"], "have no event in common, so there is nothing to compare"),
@@ -362,6 +369,8 @@ def test_trouble_is_neither_the_same_nor_different(tmp_path, monkeypatch, capsys
     write_recording(tmp_path / "a.mcap", [Entry()])
     write_recording(tmp_path / "b.mcap", [Entry(rank=1)])
     (tmp_path / "text").write_text("text")
+    (tmp_path / "empty").touch()
+    write_foreign(tmp_path / "foreign")
     with pytest.raises(SystemExit) as left:
         run_command(diff_recordings)
     assert left.value.code == 2

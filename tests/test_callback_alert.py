@@ -167,6 +167,9 @@ def test_a_rule_that_cannot_be_read_says_where(rule: str, place: int, expected: 
         ({"rules": []}, "needs rules"),
         ({"rules": ["nan"], "webhook": "file:///etc/passwd"}, "no web address"),
         ({"rules": ["nan"], "timeout": 0}, "timeout is 0"),
+        ({"rules": ["nan"], "command": ["/no/such/program"]}, "'/no/such/program' is no program that can be run"),
+        ({"rules": ["nan"], "command": [__file__]}, "is no program that can be run"),
+        ({"rules": ["nan"], "command": []}, "command is empty"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: Any, message: str) -> None:
@@ -175,7 +178,12 @@ def test_options_that_mean_nothing_are_refused(options: Any, message: str) -> No
 
 
 def test_every_option_can_be_set_on_a_command_line() -> None:
-    options = {"rules": "loss/train/total > 10 for 5ba, nan", "command": "notify,--now", "every": "5", "console": "no"}
+    options = {
+        "rules": "loss/train/total > 10 for 5ba, nan",
+        "command": f"{sys.executable},--version",
+        "every": "5",
+        "console": "no",
+    }
     alert = CALLBACKS.create("consumers.callbacks.alert:Alert", options)
     assert isinstance(alert, Alert)
     assert [rule.text for rule in alert._rules] == ["loss/train/total > 10 for 5ba", "nan"]
@@ -357,18 +365,21 @@ def test_a_command_gets_the_notice_on_its_input_and_in_its_environment(tmp_path:
     assert told["environment"]["ALERT_VALUE"] == "nan"
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ([sys.executable, "-c", "raise SystemExit(3)"], "exit code 3"),
-        (["/no/such/program"], "No such file"),
-    ],
-)
-def test_a_command_that_fails_is_said_and_ends_nothing(
-    command: list[str], said: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_that_fails_is_said_and_ends_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-c", "raise SystemExit(3)"]
     calls_of(Alert(["nan"], console=False, command=command), [batch_end(1, loss=math.nan), batch_end(2)])
-    assert capfd.readouterr().err.count(said) == 2
+    assert capfd.readouterr().err.count("exit code 3") == 2
+
+
+def test_a_command_that_is_gone_by_then_is_said_and_ends_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "program"
+    program.symlink_to(sys.executable)
+    alert = Alert(["nan"], console=False, command=[str(program)])
+    program.unlink()
+    calls_of(alert, [batch_end(1, loss=math.nan), batch_end(2)])
+    assert capfd.readouterr().err.count("No such file") == 2
 
 
 def test_a_command_that_hangs_is_killed_with_what_it_started(capfd: pytest.CaptureFixture[str]) -> None:

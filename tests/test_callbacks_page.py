@@ -22,7 +22,7 @@ ROWS = {
 
 
 def test_the_training_on_the_page_runs(runs_dir: Path, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", TRAINING], cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", TRAINING], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     [recording] = runs_dir.glob("*/recording-1.mcap")
     assert any(snapshot.timestamp.epoch == "1ep" for snapshot in Recording(recording))

@@ -26,8 +26,9 @@ from bus.snapshot import Snapshot
 from consumers.callback import view_for
 from consumers.callbacks.checkpoint_saver import CheckpointSaver
 from consumers.logger import Logger, Upload
-from trainer import State, Trainer
+from trainer import State
 from trainer.checkpoint_file import read_checkpoint
+from trainer.run_stream import RunStream
 
 RUNS = json.loads((REFERENCE / "cb_checkpoint_saver.json").read_text())["runs"]
 PT = {
@@ -79,7 +80,7 @@ def listing(folder: Path) -> dict[str, str]:
 
 
 def train(stream: TensorStream, monkeypatch: pytest.MonkeyPatch, n_train: int = 24, **arguments: Any) -> None:
-    monkeypatch.setattr(Trainer, "_start_stream", lambda *_: stream)
+    monkeypatch.setattr(RunStream, "_start_publisher", lambda *_: stream)
     with gold_trainer(n_train, publish=True, run_name=stream.run_name, **arguments) as trainer:
         trainer.fit()
 
@@ -325,7 +326,7 @@ def consume(start: Any, folder: Path) -> "subprocess.Popen[str]":
 def wait_for_more(folder: Path, count: int = 2) -> None:
     """Waits until there are so many more checkpoints in a folder."""
     before = len(list(folder.glob("ep*")))
-    wait_for(lambda: len(list(folder.glob("ep*"))) >= before + count, "further checkpoints", 40)
+    wait_for(lambda: len(list(folder.glob("ep*"))) >= before + count, "further checkpoints", 90)
 
 
 @pytest.mark.timeout(180)

@@ -138,13 +138,13 @@ def test_a_pause_stands_still_and_takes_no_training_time(runs_dir):
         wait_for(lambda: sender.outcomes, "the pause")
         count = len(batches)
         # Meanwhile a value can be set, and the training does not move.
-        assert send_command(find_run("r"), "set", "lr", 0.5, wait=10).batch == batches[-1]
-        assert "stands still already" in send_command(find_run("r"), "pause", wait=10).error
+        assert send_command(find_run("r"), "set", "lr", 0.5, wait=20).batch == batches[-1]
+        assert "stands still already" in send_command(find_run("r"), "pause", wait=20).error
         time.sleep(0.6)
         assert len(batches) == count
-        assert send_command(find_run("r"), "resume", wait=10).error is None
+        assert send_command(find_run("r"), "resume", wait=20).error is None
         wait_for(lambda: len(batches) > count + 2, "the training to go on")
-        assert send_command(find_run("r"), "stop", wait=10).error is None
+        assert send_command(find_run("r"), "stop", wait=20).error is None
 
     other = threading.Thread(target=resume)
     with gold_trainer(
@@ -158,8 +158,10 @@ def test_a_pause_stands_still_and_takes_no_training_time(runs_dir):
     snapshots = [one for one in Recording(find_run("r").recording) if one.event is Event.BATCH_END]
     paused_at = sender.outcomes[0].batch
     after = next(one for one in snapshots if int(one.timestamp.batch) == paused_at + 1)
-    assert after.timestamp.batch_wct.total_seconds() < 0.5
-    assert after.time - snapshots[paused_at - 1].time > 0.6
+    passed = after.time - snapshots[paused_at - 1].time
+    assert passed > 0.6
+    # However long the batch itself took.
+    assert after.timestamp.batch_wct.total_seconds() < passed - 0.5
 
 
 def test_what_comes_too_late_is_answered(runs_dir):
@@ -209,8 +211,8 @@ def test_a_loop_of_one_s_own_is_told_to_stop_and_refuses_the_rest(runs_dir):
     outcomes = []
 
     def send():
-        outcomes.append(send_command(find_run("r"), "pause", wait=10))
-        outcomes.append(send_command(find_run("r"), "stop", wait=10))
+        outcomes.append(send_command(find_run("r"), "pause", wait=20))
+        outcomes.append(send_command(find_run("r"), "stop", wait=20))
 
     with Publisher("r") as publisher:
         publisher.publish(Event.BATCH_END, batch=7)
@@ -238,7 +240,7 @@ def test_commands_of_one_training_are_applied_again_in_another(runs_dir):
 def test_the_command_line_says_what_became_of_it(runs_dir):
     def bus(*arguments):
         return subprocess.run(
-            [sys.executable, "-m", "bus", "send", "r", *arguments], capture_output=True, text=True, timeout=30
+            [sys.executable, "-m", "bus", "send", "r", *arguments], capture_output=True, text=True, timeout=100
         )
 
     results = []

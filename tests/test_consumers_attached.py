@@ -35,7 +35,7 @@ def order(run: Path, callbacks: list[Any], loggers: list[Any], sys_path: list[st
 
 def attached(payload: bytes) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "consumers.attached"]
-    return subprocess.run(command, input=payload, capture_output=True, timeout=30, check=False)
+    return subprocess.run(command, input=payload, capture_output=True, timeout=100, check=False)
 
 
 def test_classes_of_the_user_s_own_modules_arrive_through_the_pipe(

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,7 +69,13 @@ def test_a_run_by_name_by_directory_and_by_file_and_a_replay_write_equal_bytes(
 ) -> None:
     directory = record_run(runs_dir, "digits-1", snapshots_of_training())
     recording = directory / "recording-1.mcap"
-    ways = (["--run", "digits-1"], ["--run", directory], ["--run", recording], ["--replay", directory])
+    ways = (
+        ["--run", "digits-1"],
+        ["--run", directory],
+        ["--run", recording],
+        ["--replay", directory],
+        ["--replay", "digits-1"],
+    )
     for number, way in enumerate([*ways, ["--replay", recording]]):
         arguments = ["--callbacks", "speed,lr", "--log", "jsonl", "-o", f"jsonl.path={tmp_path / str(number)}"]
         assert consumer(*way, *arguments).code == 0
@@ -154,6 +161,13 @@ def test_events_that_nobody_has_are_named(consumer: Consumer, runs_dir: Path) ->
     assert "missing: events 4 to 5 of rank 0" in result.err
 
 
+def test_what_cannot_work_is_told_before_a_run_is_waited_for(consumer: Consumer) -> None:
+    result = consumer("--callbacks", "top", "--wait")
+    assert (result.code, result.out) == (1, "")
+    [line] = result.err.splitlines()
+    assert line.startswith("error: 'top' draws on a terminal")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -161,8 +175,9 @@ def test_events_that_nobody_has_are_named(consumer: Consumer, runs_dir: Path) ->
         (["--log", "syslog"], 1, "error: there is no logger 'syslog': there are console, csv, jsonl, mlflow, parquet"),
         (["-o", "speed.window=3"], 1, "error: speed has no option 'window': did you mean window_size?"),
         (["-o", "speed.window_size=x"], 1, "error: option speed.window_size takes a whole number, not 'x'"),
+        (["--callbacks", ""], 2, "error: --callbacks names none: give one at least"),
         (["--run", "digits"], 1, "error: no run 'digits' in "),
-        (["--replay", "nowhere"], 1, "error: there is no recording nowhere"),
+        (["--replay", "nowhere"], 1, "error: no run 'nowhere' in "),
         (["--replay", "text"], 1, "error: text is not a recording"),
         (["--replay", "."], 1, "error: . is a directory without a run.json"),
         (["--replay", "text", "--wait"], 2, "error: --replay reads a file"),
@@ -283,7 +298,19 @@ def test_ctrl_c_ends_the_wait(consumer: Consumer, monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     monkeypatch.setattr(attach.time, "sleep", interrupted)
-    assert consumer().code == 130
+    result = consumer()
+    assert result.code == 0
+    assert last_line(result.err) == "left on request, without a run"
+
+
+def test_a_consumer_that_is_told_to_end_while_it_waits_ends_as_one_that_is_attached(runs_dir: Path) -> None:
+    command = [sys.executable, "-m", "consumers", "--wait", "--run", "next"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == f"waiting for run next in {runs_dir} ... (Ctrl-C ends)\n"
+        waiting.send_signal(signal.SIGTERM)
+        _, err = waiting.communicate(timeout=60)
+    assert (waiting.returncode, err) == (0, "left on request, without a run\n")
 
 
 def test_the_list_shows_callbacks_and_loggers_with_their_options(consumer: Consumer) -> None:
@@ -311,7 +338,7 @@ def test_every_option_has_help() -> None:
 def test_it_runs_as_a_module_and_leaves_a_pipe_that_nobody_reads_without_a_word(runs_dir: Path) -> None:
     record_run(runs_dir, "r", snapshots_of_training(batches=2000))
     command = f"{sys.executable} -m consumers --run r -o console.every=0 | head -1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.startswith("step")
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr

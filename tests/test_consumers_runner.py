@@ -336,6 +336,22 @@ def test_a_signal_ends_the_wait_for_the_next_event() -> None:
     assert calls == ["batch_end a", "close a", "post_close a"]
 
 
+def test_one_that_is_left_before_it_begins_closes_in_peace_when_it_is_left_again() -> None:
+    class LeftAgain(Callback):
+        closed = False
+
+        async def close(self, state: Snapshot, logger: Logger) -> None:
+            runner.leave()
+            await asyncio.sleep(0)
+            self.closed = True
+
+    callback = LeftAgain()
+    runner = Runner(as_async([batch_end(1)]), [callback])
+    runner.leave()
+    statistics = runner.run()
+    assert (statistics.interrupted, statistics.handled, callback.closed) == (True, 0, True)
+
+
 def test_a_second_signal_interrupts_a_callback_that_hangs() -> None:
     class Hangs(Callback):
         async def batch_end(self, state: Snapshot, logger: Logger) -> None:

@@ -1,6 +1,8 @@
 """A destination that is slow or away: nobody waits for it, nothing is lost, nothing arrives twice."""
 
+import errno
 import io
+import os
 import shutil
 import signal
 import sys
@@ -9,16 +11,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from consumers_stream import Collector, batch_end, record_run, snapshots_of_training
 from helpers import wait_for
 
 from bus.errors import ConfigurationError
+from bus.event import Event
 from bus.recording import Recording
 from bus.snapshot import Snapshot
 from consumers import Callback, Logger
 from consumers.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
+from consumers.loggers.files import append_whole
 from consumers.loggers.spool import PAUSES, Spool, spooled
 from consumers.runner import Runner
 from consumers.state_file import StateFile
@@ -67,6 +72,7 @@ class Server(LoggerDestination):
         self.others.append(entry)
 
     def upload_file(self, entry: Upload, state: Snapshot) -> None:
+        self.fault("upload_file")
         self.others.append((entry.remote_file_name, entry.file_path.read_bytes(), entry.overwrite))
 
     def close(self) -> None:
@@ -468,7 +474,7 @@ def test_an_interrupted_consumer_keeps_what_did_not_arrive(
 
 
 def test_records_that_were_sent_do_not_fill_the_disk(place: RunPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consumers.loggers.spool._FORGET_BYTES", 1000)
+    monkeypatch.setattr("consumers.loggers.spool_file._FILE_BYTES", 1000)
     server = Server()
     spool = Spool(server)
     spool.open(place)
@@ -484,6 +490,50 @@ def test_records_that_were_sent_do_not_fill_the_disk(place: RunPlace, monkeypatc
     again.close()
     assert server.steps == [*range(1, 41)]
     assert sum(file.stat().st_size for file in directory.glob("records-*")) == 0
+
+
+def test_what_a_slow_destination_has_taken_does_not_fill_the_disk(
+    place: RunPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("consumers.loggers.spool_file._FILE_BYTES", 1000)
+    may_take = threading.Semaphore(0)
+
+    def wait(method: str) -> None:
+        if method == "log_table":
+            assert may_take.acquire(timeout=30)
+
+    def log_tables(spool: Spool, *steps: int) -> dict[str, Any]:
+        for step in steps:
+            spool.log_table(Table(step, 0.0, "T", [], []), batch_end(step))
+        state = spool.state_dict()
+        spool.committed()
+        return state
+
+    slow = Server(wait)
+    spool = Spool(slow)
+    spool.open(place)
+    state = log_tables(spool, *range(1, 201))
+    (directory,) = spool_directories(place)
+    everything = sum(file.stat().st_size for file in directory.glob("records-*"))
+    may_take.release(150)
+    # It always has something left to take.
+    wait_for(lambda: sent_and_deleted(directory) == 150, "what it may take, and nothing further, to be deleted")
+    assert sum(file.stat().st_size for file in directory.glob("records-*")) < everything / 3
+    # As if the process had been killed here.
+    second = Server()
+    again = go_on(state, second, place)
+    log_tables(again, 201)
+    again.close()
+    assert [table.step for table in slow.others + second.others] == [*range(1, 202)]
+    may_take.release(100)
+    abandon(spool, slow)
+
+
+def sent_and_deleted(directory: Path) -> int | None:
+    """How many records were sent, when those files are gone that are not needed for more."""
+    base, _, sent, _ = msgpack.unpackb((directory / "sent").read_bytes())
+    bases = [int(file.name.removeprefix("records-")) for file in directory.glob("records-*")]
+    return int(sent) if min(bases) == base else None
 
 
 class Last(Callback):
@@ -583,7 +633,7 @@ def test_what_a_destination_has_yet_to_send_is_waited_for(place: RunPlace) -> No
     closing, go_on = threading.Event(), threading.Event()
 
     class Slow(Unsafe):
-        drain_seconds = 0.01
+        drain_seconds = 1.0
         finish_seconds = 30.0
 
         def close(self) -> None:
@@ -594,14 +644,174 @@ def test_what_a_destination_has_yet_to_send_is_waited_for(place: RunPlace) -> No
     spool = Spool(server := Slow())
     spool.open(place)
     log(spool, 1, 2)
+    wait_for(lambda: server.steps == [1, 2], "both rows")
     ending = threading.Thread(target=spool.close)
     ending.start()
     assert closing.wait(20)
-    ending.join(0.2)
+    # Longer than it would wait for one that gets on with nothing.
+    ending.join(1.5)
     assert ending.is_alive()
     go_on.set()
     ending.join(20)
     assert (server.closed, server.steps, spool.problem) == (1, [1, 2], None)
+
+
+def test_an_image_or_a_file_that_takes_long_at_the_end_is_waited_for(place: RunPlace, tmp_path: Path) -> None:
+    uploading, go_on = threading.Event(), threading.Event()
+
+    def wait(method: str) -> None:
+        if method == "upload_file":
+            uploading.set()
+            assert go_on.wait(20)
+
+    server = Server(wait)
+    server.drain_seconds, server.finish_seconds = 0.01, 30.0
+    spool = Spool(server)
+    spool.open(place)
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"weights")
+    spool.upload_file(Upload("model.pt", file, False), batch_end(1))
+    assert uploading.wait(20)
+    ending = threading.Thread(target=spool.close)
+    ending.start()
+    ending.join(0.2)
+    assert ending.is_alive()
+    go_on.set()
+    ending.join(20)
+    assert (server.others, spool.problem) == ([("model.pt", b"weights", False)], None)
+
+
+def test_a_file_that_fails_again_and_again_is_given_up(place: RunPlace, tmp_path: Path) -> None:
+    def refuse(method: str) -> None:
+        if method == "upload_file":
+            raise TimeoutError("no answer")
+
+    server = Server(refuse)
+    server.drain_seconds, server.finish_seconds = 0.01, 3600.0
+    spool = Spool(server, no_pause)
+    spool.open(place)
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"weights")
+    spool.upload_file(Upload("model.pt", file, False), batch_end(1))
+    spool.close()
+    assert spool.problem == "lacks 1 of 1 entries"
+
+
+def test_what_was_kept_before_the_disk_was_full_arrives(
+    place: RunPlace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = 0
+
+    def fill(descriptor: int, data: bytes, size: int) -> None:
+        nonlocal kept
+        kept += 1
+        if kept == 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append_whole(descriptor, data, size)
+
+    monkeypatch.setattr("consumers.loggers.spool_file.append_whole", fill)
+    server, other = Server(), Collector()
+    snapshots = [state for state in snapshots_of_training(8) if state.event is Event.BATCH_END]
+    statistics = Runner(snapshots, [LogsLoss()], [spooled(server), other]).run()
+    assert server.steps == [1, 2, 3, 4]
+    assert server.closed == 1
+    assert [row.step for row in other.rows] == [*range(1, 9)]
+    assert statistics.problems == ["destination Server failed and lacks what came after"]
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_nothing_arrives_twice_when_the_disk_is_full_for_the_note_of_what_was_sent(
+    place: RunPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server()
+    failures = iter((OSError(errno.ENOSPC, "No space left on device"),))
+    replace = os.replace
+
+    def fail_once(source: Any, target: Any) -> None:
+        if Path(target).name == "sent" and server.others and (error := next(failures, None)):
+            raise error
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail_once)
+    spool = Spool(server, no_pause)
+    spool.open(place)
+    for step in range(1, 6):
+        spool.log_table(Table(step, 0.0, "T", [], []), batch_end(step))
+    spool.close()
+    assert [table.step for table in server.others] == [*range(1, 6)]
+    assert server.opened == 2
+
+
+class LogsLoss(Callback):
+    """Logs every loss."""
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_metrics({"loss": state.loss})
+
+
+class Full(LoggerDestination):
+    """Has no room for one of the rows; of another process, for none of them."""
+
+    def __init__(self, full_at: int | None) -> None:
+        self.full_at = full_at
+        self.closed = False
+
+    def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
+        if rows[0].step == self.full_at:
+            raise OSError("no space left on device")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_destination_that_has_failed_is_closed_like_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken(Full):
+        def close(self) -> None:
+            super().close()
+            raise OSError("still no space")
+
+    destinations = [Full(2), Broken(2), Full(None)]
+    statistics = Runner(snapshots_of_training(4), [LogsLoss()], destinations).run()
+    assert statistics.failed_destinations == ("Full", "Broken")
+    assert [destination.closed for destination in destinations] == [True, True, True]
+    assert "still no space" not in capsys.readouterr().err
+
+
+def test_what_a_server_lacks_is_kept_when_another_destination_needs_the_run_once_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = Recording(record_run(tmp_path, "demo", snapshots_of_training(8)) / "recording-1.mcap")
+
+    def run(server: Server, full_at: int | None) -> list[str]:
+        with StateFile(tmp_path / "state", "mine", "demo", 1) as progress:
+            destinations = [Full(full_at), spooled(server)]
+            return Runner(recording, [LogsLoss()], destinations, progress=progress, commit_every=2).run().problems
+
+    def refuse(method: str) -> None:
+        raise ConnectionError("refused")
+
+    down = Server(refuse)
+    down.drain_seconds = 0.01
+    assert run(down, 5) == [
+        "destination Full failed and lacks what came after",
+        "destination Server lacks 8 of 8 entries",
+    ]
+    assert "; the same command sends them when it goes on" in capsys.readouterr().err
+    server = Server()
+    assert run(server, None) == []
+    assert server.steps == [*range(1, 9)]
+
+
+def test_what_was_sent_although_another_destination_had_failed_is_not_sent_again(tmp_path: Path) -> None:
+    recording = Recording(record_run(tmp_path, "demo", snapshots_of_training(8)) / "recording-1.mcap")
+    steps: list[int] = []
+    for full_at in (5, None):
+        server = Server()
+        with StateFile(tmp_path / "state", "mine", "demo", 1) as progress:
+            destinations = [Full(full_at), spooled(server)]
+            Runner(recording, [LogsLoss()], destinations, progress=progress, commit_every=2).run()
+        steps += server.steps
+        assert steps == [*range(1, 9)]
 
 
 def test_files_are_closed_before_what_may_wait_for_a_server() -> None:

@@ -195,12 +195,20 @@ def _installed(program: str) -> Path:
     return Path(sys.executable).parent / program
 
 
+def shows(url: str, text: str) -> bool:
+    """Whether a page is there and has a text on it."""
+    try:
+        return text in fetch(url)
+    except OSError:
+        return False
+
+
 def fetch(url: str, context: ssl.SSLContext | None = None) -> str:
     """A page, for whoever keeps cookies."""
     handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPCookieProcessor()]
     if context is not None:
         handlers.append(urllib.request.HTTPSHandler(context=context))
-    with urllib.request.build_opener(*handlers).open(url, timeout=10) as answer:
+    with urllib.request.build_opener(*handlers).open(url, timeout=30) as answer:
         return str(answer.read().decode())
 
 
@@ -228,10 +236,10 @@ def test_the_services_work_together(services: Services) -> None:
     services.wait_until_healthy("dashboard")
     look_at_the_dashboard(services)
     metrics = f"http://127.0.0.1:{services.port(9464)}/metrics"
-    wait_for(lambda: "throughput_batches_per_sec{" in fetch(metrics), "throughput in Prometheus", PATIENCE)
+    wait_for(lambda: shows(metrics, "throughput_batches_per_sec{"), "throughput in Prometheus", PATIENCE)
     services.wait_until_healthy("tensorboard")
     tags = f"http://127.0.0.1:{services.port(6006)}/data/plugin/scalars/tags"
-    wait_for(lambda: "lr-AdamW/group0" in fetch(tags), "learning rates in TensorBoard", PATIENCE)
+    wait_for(lambda: shows(tags, "lr-AdamW/group0"), "learning rates in TensorBoard", PATIENCE)
 
     # Whoever watches sees the trainer's end, and ends after it.
     assert services.stop("trainer") == 130

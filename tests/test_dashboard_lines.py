@@ -10,6 +10,7 @@ from PIL import Image
 from bus.event import Event
 from bus.snapshot import Snapshot
 from bus.time import Timestamp
+from consumers.dashboard.page import rest_after
 from consumers.dashboard.page_lines import Chart, LineCache, Lines, Look, charts_of, plain_number
 from consumers.dashboard.page_panels import png
 from consumers.dashboard.page_runs import facts
@@ -123,6 +124,29 @@ def test_what_a_browser_tells_is_not_trusted(told):
 def test_a_browser_cannot_ask_for_more_than_a_screen_shows():
     look = Look.from_browser({"x": "batch", "visible": {"loss": 10**9}}, "batch")
     assert look.buckets("loss") <= 2048
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [
+        (0, 0.5),
+        (0.001, 0.5),
+        (0.015, 0.5),
+        (0.03, 1.0),
+        (0.06, 2.0),
+        (0.12, 4.0),
+        (3, 4.0),
+        (math.inf, 4.0),
+        (10**400, 4.0),
+    ],
+)
+def test_the_longer_a_browser_draws_the_longer_it_rests(told, seconds):
+    assert rest_after(told) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("told", [None, True, False, math.nan, -1.0, -math.inf, "0.06", [0.06], {}, -(10**400)])
+def test_nonsense_from_a_browser_is_no_reason_to_rest(told):
+    assert rest_after(told) == 0.5
 
 
 def test_charts_are_grouped_by_prefix_and_phases_have_their_own():

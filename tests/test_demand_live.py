@@ -76,7 +76,7 @@ def test_a_field_is_computed_as_often_as_it_is_asked_for_and_no_more(runs_dir, w
         return len(counted.batches) >= 20
 
     train(counted, step)
-    out, _ = watchers[0].communicate(timeout=20)
+    out, _ = watchers[0].communicate(timeout=100)
     lines = [tuple(map(int, line.split())) for line in out.splitlines()]
     assert [batch for batch, _ in lines] == counted.batches
     assert [batch % 10 for batch in counted.batches] == [0] * 20
@@ -120,7 +120,7 @@ def test_the_demand_of_a_consumer_that_dies_ends_within_seconds(runs_dir, watch)
 
     train(counted, step)
     ended = next(moment for moment, batch in last if batch == counted.batches[-1])
-    assert ended - killed[0] < 6.5
+    assert ended - killed[0] < 20
 
 
 def test_two_consumers_cause_what_either_asks_for(runs_dir, watch):
@@ -143,6 +143,6 @@ def test_two_consumers_cause_what_either_asks_for(runs_dir, watch):
     assert all(number % 10 == 0 or number % 15 == 0 for number in counted.batches)
     assert both == [number for number in range(both[0], both[-1] + 1) if number % 10 == 0 or number % 15 == 0]
     for process, every in zip(watchers, (10, 15), strict=True):
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=100)
         seen = {int(line.split()[0]) for line in out.splitlines()}
         assert {number for number in both if number % every == 0} <= seen

@@ -21,13 +21,14 @@ def test_the_demo_shows_trainer_and_consumer_and_names_the_recording(runs_dir):
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stderr == ""
     trainer, consumer = lines_of("trainer", result.stdout), lines_of("consumer", result.stdout)
-    assert any("epoch   3" in line and "MulticlassAccuracy" in line for line in trainer)
+    assert any("epoch   2" in line and "MulticlassAccuracy" in line for line in trainer)
     for metric in ("throughput/batches_per_sec", "lr-AdamW/group0"):
         assert any(metric in line for line in consumer)
         assert not any(metric in line for line in trainer)
     (recording,) = runs_dir.glob("*/recording-1.mcap")
     assert f"recorded in {recording}\n" in result.stdout
     assert f"consumer --replay {recording.parent} " in result.stdout
+    assert f"bus dashboard {recording.parent.name}\n" in result.stdout
     assert "\033" not in result.stdout
 
 

@@ -47,7 +47,7 @@ EXPORTING = ("bus", "consumers", "consumers.testing", "trainer", "trainer.algori
 """The packages whose public names are all on reference pages."""
 
 
-def run(*command: object, cwd: Path, timeout: float = 50) -> str:
+def run(*command: object, cwd: Path, timeout: float = 100) -> str:
     """What a command prints; it has to succeed."""
     done = subprocess.run(
         [sys.executable, *map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False

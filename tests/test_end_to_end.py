@@ -39,7 +39,7 @@ def start(*command, **options):
     )
 
 
-def run(*command, timeout=50, **options):
+def run(*command, timeout=100, **options):
     """Runs a command to its end: exit code, standard output, standard error."""
     process = start(*command, **options)
     out, err = process.communicate(timeout=timeout)
@@ -129,7 +129,7 @@ def test_attached_before_in_the_middle_and_after_the_files_are_the_same_to_the_b
     trainer.close()
     processes += [follow("after"), follow("replay", "--replay", runs_dir / "r")]
     for process in processes:
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
     contents = [(tmp_path / f"{name}.jsonl").read_bytes() for name in ("before", "middle", "after", "replay")]
     assert len(set(contents)) == 1
@@ -220,7 +220,7 @@ trainer.close()
 def test_callbacks_of_the_users_own_script_run_in_their_own_process(runs_dir, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("epoch")] == ["epoch 0", "epoch 1", "epoch 2"]
     rows = [json.loads(line) for line in (runs_dir / "r" / "metrics.jsonl").read_text().splitlines()]
@@ -254,7 +254,7 @@ def test_two_terminals_in_either_order(runs_dir):
     wait_for_line(waiting, "waiting for a run")
     code, _, err = run("trainer", "digits", "--max-duration", "1ep")
     assert code == 0, err
-    out, err = waiting.communicate(timeout=20)
+    out, err = waiting.communicate(timeout=100)
     assert waiting.returncode == 0
     assert "throughput/samples_per_sec" in out
     assert "lr-AdamW/group0" in out
@@ -361,9 +361,9 @@ gold_trainer(publish=True, run_name="r", algorithms=[Act(die, Event.BATCH_START)
 """
     watching = start("consumer", "--callbacks", "lr", "-o", "console.every=0")
     wait_for_line(watching, "waiting for a run")
-    done = subprocess.run([sys.executable, "-c", script, str(Path(__file__).parent)], timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", script, str(Path(__file__).parent)], timeout=100, check=False)
     assert done.returncode == -signal.SIGKILL
-    out, err = watching.communicate(timeout=20)
+    out, err = watching.communicate(timeout=100)
     assert watching.returncode == 4
     assert "lost" in err
     assert len(out.splitlines()) >= 1
@@ -379,7 +379,7 @@ def test_a_failing_training_tells_its_consumers_why(runs_dir):
     wait_for_line(watching, "attached")
     with pytest.raises(ValueError, match="boom in an algorithm"):
         trainer.fit()
-    _, err = watching.communicate(timeout=20)
+    _, err = watching.communicate(timeout=100)
     assert watching.returncode == 0
     assert "failed: ValueError: boom in an algorithm" in err
     trainer.close()

@@ -419,7 +419,7 @@ def command(tmp_path: Path, runs_dir: Path) -> Callable[..., list[str]]:
 
 def finish(command: list[str]) -> tuple[int, list[str]]:
     """Runs a command to its end: exit code and lines of standard error."""
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=50, check=False)
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
     return done.returncode, done.stderr.splitlines()
 
 
@@ -427,7 +427,7 @@ def outputs(tmp_path: Path, prefix: str) -> list[bytes]:
     return [(tmp_path / f"{prefix}.{name}").read_bytes() for name in ("jsonl", "csv")]
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_killed_at_25_moments_of_a_replay_the_files_are_the_same_to_the_byte(
     command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path
 ) -> None:
@@ -435,7 +435,7 @@ def test_killed_at_25_moments_of_a_replay_the_files_are_the_same_to_the_byte(
     assert finish(command("undisturbed", "--replay", directory))[0] == 0
     expected = outputs(tmp_path, "undisturbed")
     named = command("killed", "--replay", directory, "--name", "mine", "--commit-every", 20)
-    for target in sorted(random.sample(range(len(expected[0]) * 9 // 10), 25)):
+    for target in sorted(random.sample(range(len(expected[0]) * 3 // 4), 25)):
         kill_when_written(named, tmp_path / "killed.jsonl", target)
     code, lines = finish(named)
     assert code == 0, lines
@@ -454,7 +454,7 @@ def kill_when_written(command: list[str], path: Path, size: int) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_killed_at_25_moments_of_a_live_run_the_files_are_the_same_to_the_byte(
     command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path
 ) -> None:
@@ -468,6 +468,8 @@ def test_killed_at_25_moments_of_a_live_run_the_files_are_the_same_to_the_byte(
             written = path.stat().st_size
 
     def stop_when_done(event: Any, state: Any, logger: Any) -> None:
+        # However long the kills take, the consumers are not far behind.
+        time.sleep(0.005)
         if kills.done():
             state.stop_training()
 
@@ -479,7 +481,7 @@ def test_killed_at_25_moments_of_a_live_run_the_files_are_the_same_to_the_byte(
         kills.result()
     last = subprocess.Popen(named, stderr=subprocess.PIPE, text=True)
     trainer.close()
-    _, err = last.communicate(timeout=30)
+    _, err = last.communicate(timeout=100)
     assert last.returncode == 0, err
     assert finish(command("undisturbed", "--replay", runs_dir / "r"))[0] == 0
     assert outputs(tmp_path, "killed") == outputs(tmp_path, "undisturbed")
@@ -489,11 +491,12 @@ def test_interrupted_it_goes_on_where_it_was(command: Callable[..., list[str]], 
     directory = record_run(runs_dir, "r", snapshots_of_training(batches=4000))
     finish(command("undisturbed", "--replay", directory))
     named = command("left", "--replay", directory, "--name", "mine")
-    process = subprocess.Popen(named, stderr=subprocess.PIPE, text=True)
+    # At a pace at which it is far from its end when it is told to.
+    process = subprocess.Popen([*named, "--rate", "50"], stderr=subprocess.PIPE, text=True)
     path = tmp_path / "left.jsonl"
     wait_for(lambda: path.exists() and path.stat().st_size > 1000, "the first rows")
     process.terminate()
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=100)
     assert "was left on request" in err
     assert finish(named)[0] == 0
     assert outputs(tmp_path, "left") == outputs(tmp_path, "undisturbed")
@@ -553,7 +556,7 @@ def test_a_name_begun_with_other_callbacks_or_loggers_is_refused(
     assert finish([*words, "--callbacks", "lr", "--log", "jsonl"]) == (
         1,
         [
-            "consumer mine goes on after 9 events",
+            "consumer mine goes on after 10 events",
             "error: this consumer has begun with the callbacks SpeedMonitor, LRMonitor and is given LRMonitor: "
             "give it those that it had, or choose another '--name'",
         ],

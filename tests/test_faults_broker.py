@@ -107,13 +107,14 @@ def test_what_exceeds_the_backlog_of_a_broker_that_stands_still_is_a_gap_with_a_
     recording = Recording(runs_dir / "r")
     kept = list(numbers_in(iter(recording)))
     missing = sorted(set(range(1, 15_001)) - set(kept))
-    (gap,) = recording.gaps
-    assert missing == list(range(gap.first, gap.last + 1))
+    # A broker that is slow to catch up causes further ones.
+    assert missing == [number for gap in recording.gaps for number in range(gap.first, gap.last + 1)]
     assert len(missing) == told["dropped"]
     assert str(recording.ending) == "finished"
-    assert (seen["numbers"], seen["gaps"], seen["ending"]) == (kept, [list(gap)], "finished")
+    assert (seen["numbers"], seen["gaps"], seen["ending"]) == (kept, [list(gap) for gap in recording.gaps], "finished")
     log = (runs_dir / "r" / "broker.log").read_text()
-    assert f"events {gap.first} to {gap.last} are not recorded, because they were lost" in log
+    for gap in recording.gaps:
+        assert f"events {gap.first} to {gap.last} are not recorded, because they were lost" in log
 
 
 def test_a_second_broker_is_refused_a_run_that_has_one(runs_dir: Path) -> None:
@@ -173,6 +174,7 @@ def test_event_times_never_go_back_although_clocks_do(runs_dir: Path) -> None:
         training.kill()
         told = follower.result()
     assert told["numbers"] == list(range(1, len(told["numbers"]) + 1))
+    wait_for(lambda: not find_run("r").live, "the broker to end")
     with JournalReader(find_run("r").recording) as reader:
         times = [decode_event(record.body).time for records in reader.read() for record in records]
     assert times == sorted(times)

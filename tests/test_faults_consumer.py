@@ -67,5 +67,5 @@ def test_many_threads_of_one_process_read_at_the_same_time(runs_dir: Path) -> No
         for number in range(1, 10_001):
             publisher.publish(Event.BATCH_END, batch=number)
     command = [sys.executable, "-c", READERS, str(publisher.recording)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr

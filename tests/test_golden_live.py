@@ -24,7 +24,7 @@ from bus.event import Event
 from bus.recording import Recording
 from bus.snapshot import Snapshot
 from bus.subscriber import Subscriber
-from consumers import Callback, Logger, LoggerDestination, LRMonitor, Runner, SpeedMonitor
+from consumers import Callback, Logger, LoggerDestination, LRMonitor, Runner
 from consumers.callback import demand_of
 from consumers.callbacks.checkpoint_saver import CheckpointSaver
 from consumers.callbacks.runtime_estimator import RuntimeEstimator
@@ -102,7 +102,7 @@ def train(
             assert stream.live
             running = thread.submit(follow, stream)
             trainer.fit()
-        return trainer, running.result(timeout=60)
+        return trainer, running.result(timeout=100)
 
 
 def replay(runs_dir: Path, callbacks: Sequence[Callback], kept: Kept, run_name: str = "myrun") -> RunnerStatistics:
@@ -215,23 +215,16 @@ def test_speeds_after_a_resume_are_those_of_the_reference_live_and_in_replay(run
         evaluators = gold_evaluators(EVAL_B)
         return {**timed(), "eval_dataloader": evaluators, "eval_interval": "2ba", **arguments}
 
-    def monitors() -> tuple[SpeedMonitor, SpeedMonitor]:
-        return SPEED_MONITORS["resumed_from_4ba"](), SPEED_MONITORS["resumed_from_4ba"]()
-
-    def go_on(resumed: SpeedMonitor, first: SpeedMonitor) -> None:
-        # The reference's checkpoint has the time spent evaluating, and no window.
-        resumed.load_state_dict({"total_eval_wct": first.state_dict()["total_eval_wct"]})
-
     live, replayed = Kept(), Kept()
-    first, resumed = monitors()
-    train([first], Kept(), "first", **with_evaluations(max_duration="4ba", save_folder=tmp_path, save_interval="1ep"))
-    go_on(resumed, first)
+    with gold_trainer(**with_evaluations(max_duration="4ba", save_folder=tmp_path, save_interval="1ep")) as first:
+        first.fit()
     [checkpoint] = tmp_path.glob("ep*")
-    train([resumed], live, "resumed", **with_evaluations(max_duration="8ba", load_path=checkpoint))
-    first, resumed = monitors()
-    replay(runs_dir, [first], Kept(), "first")
-    go_on(resumed, first)
-    replay(runs_dir, [resumed], replayed, "resumed")
+    monitor, again = SPEED_MONITORS["resumed_from_4ba"](), SPEED_MONITORS["resumed_from_4ba"]()
+    train([monitor], live, "resumed", **with_evaluations(max_duration="8ba", load_path=checkpoint))
+    replay(runs_dir, [again], replayed, "resumed")
+    reference = SPEED["resumed_from_4ba"]["state_dict_at_end"]["SpeedMonitor"]
+    assert {name: monitor.state_dict()[name] for name in reference} == reference
+    assert monitor.state_dict() == again.state_dict()
     assert live.calls == replayed.calls == by_event(SPEED["resumed_from_4ba"]["logged"])
 
 

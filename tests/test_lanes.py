@@ -154,7 +154,7 @@ def test_a_named_consumer_goes_on_with_each_of_its_streams(runs_dir, tmp_path):
     wait_for(lambda: log.exists() and log.read_text().count("snail") > 3, "some lines")
     first.kill()
     first.wait()
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     # What it had logged since its last commit may be there once more, and nothing may be missing.
@@ -205,7 +205,7 @@ def test_a_command_of_a_consumer_is_reported(runs_dir, tmp_path):
         algorithms=[Act(step, Event.FIT_START, Event.BATCH_CHECKPOINT)],
     ) as trainer:  # fmt: skip
         trainer.fit()
-    _, errors = consumer[0].communicate(timeout=30)
+    _, errors = consumer[0].communicate(timeout=100)
     batch = trainer.state.timestamp.values[2]
     assert re.search(rf"command 'stop' took effect at batch {batch} \(\w+\), {batch - 5} batches after", errors)
 
@@ -226,6 +226,6 @@ def test_a_replay_says_which_fields_are_not_in_it(recording):
     path = str(recording().path)
     done = subprocess.run(
         [sys.executable, "-m", "consumers", "--replay", path, "--callbacks", "activations"],
-        capture_output=True, text=True, timeout=50,
+        capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert "activations is not in this recording: attach while the training runs" in done.stderr

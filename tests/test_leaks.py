@@ -26,7 +26,7 @@ def test_socket():
     kept.append(zmq.Context.instance().socket(zmq.PUB))
 
 def test_ending():
-    kept.append(subprocess.Popen(["sleep", "0.2"]))
+    kept.append(subprocess.Popen(["sleep", "0.1"]))
 
 def test_closed():
     zmq.Context.instance().socket(zmq.PUB).close()
@@ -47,7 +47,7 @@ def test_a_test_that_leaves_something_behind_fails(pytester):
     for name in ("conftest.py", "leaks.py"):
         shutil.copy(Path(__file__).parent / name, pytester.path)
     pytester.makepyfile(LEAKING_TESTS)
-    result = pytester.runpytest_subprocess("-o", "leak_grace=0.7", "-o", "pythonpath=.", "-rE")
+    result = pytester.runpytest_subprocess("-o", "leak_grace=1.5", "-o", "pythonpath=.", "-rE")
     result.assert_outcomes(passed=8, errors=4)
     result.stdout.fnmatch_lines(
         [

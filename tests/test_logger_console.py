@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from consumers_stream import batch_end
+from consumers_stream import batch_end, snapshots_of_training
 from logged import LogsWhatItSees
 
 from bus.errors import ConfigurationError
+from bus.event import Event
 from bus.snapshot import Snapshot
-from consumers import ConsoleLogger, Runner
+from consumers import Callback, ConsoleLogger, Logger, Runner
 from consumers.loggers import console
 
 
@@ -61,6 +62,21 @@ def test_lines_stay_aligned_and_numbers_are_right(capsys: pytest.CaptureFixture[
 
 def shown_names(line: str) -> list[str]:
     return [word for word in line.split() if "/" in word]
+
+
+class LogsEverywhere(Callback):
+    """Logs the name of every event."""
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        logger.log_metrics({"event": event.value})
+
+
+def test_what_is_logged_after_an_epoch_is_shown_with_that_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    Runner(snapshots_of_training(8), [LogsEverywhere()], [ConsoleLogger(every=0)]).run()
+    shown = [line.split()[3:6:2] for line in capsys.readouterr().out.splitlines()]
+    assert [epoch for epoch, event in shown if event == "epoch_start"] == ["0", "1"]
+    assert [epoch for epoch, event in shown if event == "epoch_end"] == ["0", "1"]
+    assert shown[-2:] == [["1", "eval_end"], ["1", "fit_end"]]
 
 
 def test_of_times_those_that_step_and_epoch_tell_are_hidden(capsys: pytest.CaptureFixture[str]) -> None:

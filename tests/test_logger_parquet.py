@@ -1,5 +1,6 @@
 """Parquet tables, read back with PyArrow."""
 
+import errno
 import math
 import sys
 from pathlib import Path
@@ -153,6 +154,42 @@ def test_a_table_has_one_writer_at_a_time(tmp_path: Path) -> None:
         ParquetLogger(str(tmp_path / "t")).open(RunPlace("run", 1, None))
     first.close()
     ParquetLogger(str(tmp_path / "t")).open(RunPlace("run", 1, None))
+
+
+def full(*_arguments: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_table_that_could_not_be_written_may_be_written_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t"
+    first = ParquetLogger(str(path), flush_interval=math.inf)
+    first.open(RunPlace("run", 1, None))
+    for state in stream_of({"a": 1.0}, {"a": 2.0}):
+        first.log_rows([Row(state.seq, state.time, {"a": 1.0})], state)
+    with monkeypatch.context() as patched:
+        patched.setattr(pyarrow.parquet, "write_table", full)
+        with pytest.raises(OSError, match="No space left"):
+            first.close()
+    assert [file.name for file in path.iterdir()] == ["part-00000.parquet"]
+    second = ParquetLogger(str(path), overwrite=True)
+    second.open(RunPlace("run", 1, None))
+    second.close()
+
+
+def test_rows_that_did_not_fit_on_the_disk_are_written_when_it_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = ParquetLogger(str(tmp_path / "t"), flush_interval=0)
+    logger.open(RunPlace("run", 1, None))
+    state = batch_end(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(pyarrow.parquet, "write_table", full)
+        with pytest.raises(OSError, match="No space left"):
+            logger.log_rows([Row(1, state.time, {"a": 1.0})], state)
+    logger.close()
+    assert [row["a"] for row in read(tmp_path / "t")] == [1.0]
 
 
 def test_each_attempt_of_a_run_has_a_table_of_its_own(tmp_path: Path) -> None:

@@ -126,6 +126,13 @@ def test_an_evaluation_within_an_epoch_is_named_by_its_batch(capsys: pytest.Capt
     ]
 
 
+def test_an_evaluation_after_a_stop_within_an_epoch_is_named_by_that_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    stopped = Timestamp(epoch=1, batch=6, batch_in_epoch=2)
+    stream = [*epoch(0, 0), *list(epoch(1, 4))[:3], event(Event.FIT_END, 6, stopped), *evaluation(6, stopped, 0.75)]
+    run(stream, ProgressLogger(every=100))
+    assert capsys.readouterr().err.splitlines()[-1].startswith("eval       Epoch   1    100% 2/2 ba")
+
+
 def test_a_training_that_is_not_counted_in_epochs_has_a_total_in_its_own_unit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -191,7 +198,7 @@ def test_a_consumer_that_goes_on_writes_the_lines_that_were_to_come(capsys: pyte
 def test_the_command_shows_events_that_no_callback_asked_for(tmp_path: Path) -> None:
     directory = record_run(tmp_path, "run", training())
     words = ["--replay", str(directory), "--callbacks", "lr", "--log", "progress", "-o", "progress.every=5"]
-    done = subprocess.run([sys.executable, "-m", "consumers", *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "consumers", *words], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
     assert lines[0] == "total                     0% 0/2 ep [00:00]"

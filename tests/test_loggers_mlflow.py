@@ -17,6 +17,7 @@ from helpers import wait_for
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 from mlflow.entities import Run as MlflowRun
+from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
@@ -216,6 +217,26 @@ def test_files_stay_among_the_run_s_own_and_replace_each_other_when_told(databas
         logger.upload_file(Upload(f"kept-{overwrite}.pt", file, overwrite), batch_end(1))
     found = artifacts(database, only_run(database, "files"))
     assert found == {"_/latest.pt": b"3", "kept-False.pt": b"1", "kept-True.pt": b"3"}
+
+
+@pytest.mark.parametrize(("chosen", "seconds"), [(None, [20, 600, 20]), ("7", [7, 7, 7])])
+def test_a_file_may_take_longer_than_other_requests(
+    database: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chosen: str | None, seconds: list[int]
+) -> None:
+    allowed = []
+    for name in ("log_artifact", "log_batch"):
+        monkeypatch.setattr(MlflowClient, name, lambda *_, **__: allowed.append(MLFLOW_HTTP_REQUEST_TIMEOUT.get()))
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", chosen or "")
+    if chosen is None:
+        monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"weights")
+    logger = MLFlowLogger(tracking_uri=database)
+    logger.open(RunPlace("large", 1, None))
+    logger.log_rows([Row(1, 1.0, {"loss": 1.0})], batch_end(1))
+    logger.upload_file(Upload("model.pt", file, True), batch_end(1))
+    logger.log_rows([Row(2, 2.0, {"loss": 1.0})], batch_end(2))
+    assert allowed == seconds
 
 
 def test_what_mlflow_refuses_is_a_configuration_error(database: str, monkeypatch: pytest.MonkeyPatch) -> None:

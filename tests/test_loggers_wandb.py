@@ -44,7 +44,7 @@ def records(directory: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for file in sorted(directory.glob("wandb/offline-run-*/*.wandb")):
         command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
-        printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
+        printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout
         found += map(json.loads, printed.splitlines())
     return found
 

@@ -69,7 +69,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def consumer(*arguments: object) -> subprocess.CompletedProcess[str]:
     """The command, as a user calls it."""
     command = [sys.executable, "-m", "consumers", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 def test_an_installed_package_adds_callbacks_and_loggers_by_short_names(packages: Path, runs_dir: Path) -> None:

@@ -14,7 +14,7 @@ from bus import BrokerError, Event, Publisher, Recording, RunNotFoundError, Subs
 from bus.snapshot import Snapshot
 from consumers.attach import find_remote
 
-PATIENCE = 25.0
+PATIENCE = 50.0
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def publish(publisher: Publisher, count: int) -> int:
     return publisher.statistics().published
 
 
-def on_disk(publisher: Publisher, timeout: float = 10.0) -> None:
+def on_disk(publisher: Publisher, timeout: float = PATIENCE) -> None:
     last = publisher.statistics().published
     wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged >= last, f"event {last} on disk", timeout)
 
@@ -191,7 +191,7 @@ def alert(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence on a connection is noticed soon."""
     for place in ("uplink", "subscriber", "run_source"):
         monkeypatch.setattr(f"bus.{place}.SILENCE_SECONDS", 1.5)
-    monkeypatch.setattr("bus.stream_link.HANDSHAKE_MILLISECONDS", 400)
+    monkeypatch.setattr("bus.stream_link.HANDSHAKE_MILLISECONDS", 1000)
 
 
 @pytest.mark.usefixtures("alert")
@@ -256,7 +256,7 @@ def test_nothing_of_a_trainer_is_missing_after_the_network_was_cut(
             network.restore()
             assert lagging >= 500
             publish(publisher, 500)
-            on_disk(publisher, PATIENCE)
+            on_disk(publisher)
         last = publisher.statistics().published
     recording = Recording(runs_dir / "r")
     assert numbers(list(recording)) == list(range(1, last + 1))
@@ -287,13 +287,13 @@ def test_a_trainer_that_ends_while_the_network_is_cut_is_complete_if_it_comes_ba
 def test_a_consumer_whose_broker_never_comes_back_gives_up(
     elsewhere: StandingBroker, network: Network, monkeypatch: pytest.MonkeyPatch, cut: Cut
 ) -> None:
-    monkeypatch.setattr("bus.run_source.PATIENCE_SECONDS", 1.5)
+    monkeypatch.setattr("bus.run_source.PATIENCE_SECONDS", 3.0)
     with Publisher("r", broker=elsewhere.address) as publisher:
         follower = Follower(network.address)
         last = publish(publisher, 500)
         wait_for(lambda: follower.has(last), "the events before")
         cut(network)
-        follower.join(10)
+        follower.join(PATIENCE)
         assert str(follower.subscriber.ending) == "unreachable: its broker does not answer any more"
         # It was that consumer alone.
         publish(publisher, 500)

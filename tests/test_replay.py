@@ -422,7 +422,7 @@ def test_of_several_who_wait_a_step_is_for_the_one_whose_event_comes_first() -> 
         first = list(passed)
         pace.step()
         pace.step()
-        await asyncio.wait_for(asyncio.gather(*waiting), 10)
+        await asyncio.wait_for(asyncio.gather(*waiting), 30)
         return [*first, *passed[1:]]
 
     assert asyncio.run(steps()) == [10, 20, 30]

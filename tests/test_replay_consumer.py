@@ -92,7 +92,7 @@ def folder(tmp_path: Path) -> Path:
 def consumer(folder: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-P", "-m", "consumers", *map(str, arguments)]
     return subprocess.run(
-        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=50, check=False
+        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False
     )
 
 

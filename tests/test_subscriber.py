@@ -48,8 +48,8 @@ def test_before_in_the_middle_and_after_give_the_same(runs_dir):
         wait_for(lambda: len(before.got) == 500, "the first half to arrive")
         middle = Collector()
         publish(publisher, 501, 1000)
-    before.join(10)
-    middle.join(10)
+    before.join(30)
+    middle.join(30)
     with Subscriber("r") as late:
         after = list(late)
     assert not late.live
@@ -72,13 +72,13 @@ def test_async_iteration_gives_the_same_and_leaves_the_loop_free(runs_dir):
             following = asyncio.create_task(follow(subscriber))
             publish(publisher, 1, 100)
             ticks = 0
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while not seen or ticks < 5:
                     await asyncio.sleep(0.005)
                     ticks += 1
             publish(publisher, 101, 200)
             await asyncio.to_thread(publisher.close)
-            return await asyncio.wait_for(following, 10)
+            return await asyncio.wait_for(following, 30)
 
     publisher = Publisher("r")
     assert batches(asyncio.run(session())) == list(range(1, 201))
@@ -90,7 +90,7 @@ def test_only_what_was_asked_for_comes(runs_dir):
         for epoch in range(3):
             publish(publisher, 1, 50)
             publisher.publish(Event.EPOCH_END, epoch=epoch)
-    collector.join(10)
+    collector.join(30)
     assert [(snapshot.event, int(snapshot.timestamp.epoch)) for snapshot in collector.got] == [
         (Event.EPOCH_END, epoch) for epoch in range(3)
     ]
@@ -111,9 +111,7 @@ for snapshot in Subscriber("r", events=[Event.BATCH_START, Event.BATCH_END], nam
         assert [watcher.stdout.readline() for _ in range(3)] == [f"batch_start {batch}ba\n" for batch in (1, 2, 3)]
         watcher.kill()
         watcher.communicate()
-        wait_for(
-            lambda: publisher.poll() or Event.BATCH_START not in publisher.wanted, "the lease to run out", timeout=8
-        )
+        wait_for(lambda: publisher.poll() or Event.BATCH_START not in publisher.wanted, "the lease to run out")
         assert publisher.wanted == BASE_EVENTS
     assert batches(Recording(publisher.recording)) == [1, 2, 3]
 
@@ -155,10 +153,10 @@ print(len(seqs), subscriber.ending)
         os.kill(process.pid, signal.SIGSTOP)
         # More than all the queues on the way hold.
         publish(publisher, 1, 100_000)
-        wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 100_000, "the record", timeout=30)
+        wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 100_000, "the record", timeout=60)
         os.kill(process.pid, signal.SIGCONT)
         publish(publisher, 100_001, 100_100)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=100)
     assert out == "100100 finished\n"
 
 
@@ -175,7 +173,7 @@ def test_a_broker_that_is_killed_is_waited_for_while_the_trainer_lives(runs_dir)
     publish(publisher, 101, 200)
     publisher.close()
     for collector in (early, late):
-        collector.join(10)
+        collector.join(30)
         assert batches(collector.got) == list(range(1, 201))
         assert collector.subscriber.ending.status == "finished"
         assert collector.subscriber.gaps == ()
@@ -189,8 +187,8 @@ def test_a_broker_and_a_trainer_that_are_killed_end_the_run_as_lost_within_secon
     begin = time.monotonic()
     os.kill(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
     process.kill()
-    collector.join(10)
-    assert time.monotonic() - begin < 3
+    collector.join(30)
+    assert time.monotonic() - begin < 10
     process.communicate()
     assert str(collector.subscriber.ending) == "lost: the broker ended before the run did"
     assert batches(collector.got) == list(range(1, 1001))
@@ -218,8 +216,8 @@ def test_a_killed_trainer_ends_the_run_as_lost_within_seconds(runs_dir):
     wait_for(lambda: len(collector.got) == 1000, "the events")
     process.kill()
     begin = time.monotonic()
-    collector.join(10)
-    assert time.monotonic() - begin < 3
+    collector.join(30)
+    assert time.monotonic() - begin < 10
     process.communicate()
     assert str(collector.subscriber.ending) == "lost: the trainer's process died"
     wait_for(lambda: not find_run("r").live, "the broker to end")
@@ -267,7 +265,7 @@ def test_a_follower_of_a_run_whose_disk_is_full_goes_on_live_with_a_named_gap(ru
 
     wait_for(one_more, "live events after the gap")
     publisher.close()
-    late.join(10)
+    late.join(30)
     (gap,) = late.subscriber.gaps
     assert gap.first == 2
     assert [snapshot.seq for snapshot in late.got] == [1, *range(gap.last + 1, late.got[-1].seq + 1)]
@@ -307,5 +305,5 @@ print("over")
 
 
 def test_a_subscriber_in_a_cycle_can_be_collected(runs_dir):
-    done = subprocess.run([sys.executable, "-c", CYCLE], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", CYCLE], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "over\n"

@@ -229,7 +229,7 @@ assert not heavy, heavy
 
 
 def test_the_plug_in_loads_next_to_nothing() -> None:
-    subprocess.run([sys.executable, "-c", IMPORTED], check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", IMPORTED], check=True, timeout=100)
 
 
 def test_own_fixtures_of_those_names_come_first(project: pytest.Pytester) -> None:
@@ -255,4 +255,4 @@ def test_the_example_of_the_page_works(project: pytest.Pytester) -> None:
 @pytest.mark.parametrize("number", range(2, len(BLOCKS)))
 def test_every_block_of_the_page_runs(number: int, tmp_path: Path) -> None:
     (tmp_path / "block.py").write_text(BLOCKS[number])
-    subprocess.run([sys.executable, "block.py"], cwd=tmp_path, check=True, timeout=50)
+    subprocess.run([sys.executable, "block.py"], cwd=tmp_path, check=True, timeout=100)

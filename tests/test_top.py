@@ -196,6 +196,8 @@ def test_it_shows_a_live_run_follows_the_terminal_and_leaves_the_run_alone(
     terminal.press("x")
     terminal.wait_for("over sample")
     terminal.press("l")
+    terminal.wait_for("log scale over sample")
+    terminal.press("e")
     wait_for(lambda: "▸" not in terminal.text, "the log alone")
     terminal.wait_for("epoch 0 begins")
     terminal.press("?")
@@ -220,15 +222,15 @@ def test_its_keys_command_the_training(
     terminal.wait_for("paused", "'pause' took effect")
     terminal.press("p")
     terminal.wait_for("● live", "'resume' took effect")
-    terminal.press("s")
+    terminal.press("S")
     terminal.wait_for("stop the training of fruit?")
     terminal.press("n")
     wait_for(lambda: "stop the training" not in terminal.text, "the question to go")
     assert training.poll() is None
-    terminal.press("sy")
+    terminal.press("Sy")
     terminal.wait_for("■ stopped", "'stop' took effect")
     assert training.wait(20) == 0
-    wait_for(lambda: "s stop" not in terminal.text, "a last line without commands, once that was answered")
+    wait_for(lambda: "S stop" not in terminal.text, "a last line without commands, once that was answered")
     terminal.press("q")
     assert terminal.wait_for_end() == 0
     assert terminal.is_restored
@@ -238,8 +240,8 @@ def test_its_keys_command_the_training(
 def test_an_ended_run_stays_until_it_is_left(recording: str, open_terminal: Callable[..., Terminal]) -> None:
     terminal = open_terminal("--replay", recording, lines=40)
     text = terminal.wait_for("✓ finished", "apples", "evaluation 'eval': accuracy 0.75", "the run finished")
-    assert "s stop" not in text
-    terminal.press("s")
+    assert "S stop" not in text
+    terminal.press("S")
     terminal.wait_for("this is a recording: it takes no commands")
     assert terminal.process.poll() is None
     terminal.press("q")

@@ -17,7 +17,7 @@ from bus.time import Timestamp
 from consumers.dashboard.run_view import RunView
 from consumers.dashboard.series import Points
 from consumers.dashboard.top_draw import chart, duration, number, sparkline, stacked_bar
-from consumers.dashboard.top_frame import Shown, frame
+from consumers.dashboard.top_frame import Shown, frame, log_length, log_rows
 from consumers.logger import Row
 
 SECOND = 1_000_000_000
@@ -84,10 +84,10 @@ def test_a_usual_terminal_shows_everything_at_once() -> None:
 
 
 def test_what_cannot_be_commanded_offers_no_commands() -> None:
-    assert "s stop" not in drawn(trained(), Shown(commands=False))[-1]
+    assert "S stop" not in drawn(trained(), Shown(commands=False))[-1]
     view = trained()
     view.end(Ending("finished"))
-    assert "s stop" not in drawn(view, Shown(commands=True))[-1]
+    assert "S stop" not in drawn(view, Shown(commands=True))[-1]
 
 
 @pytest.mark.parametrize(("ending", "begins"), [("finished", "✓"), ("stopped", "■"), ("failed", "✗"), ("lost", "?")])
@@ -133,7 +133,7 @@ def test_a_nan_is_never_hidden() -> None:
     for batch in range(5002, 10_000):
         view.see(batch_end(batch))
     lines = drawn(view)
-    assert any(line.startswith("── loss/train/total  0.0001  NaN at batch 5001") for line in lines)
+    assert any(line.startswith("── loss/train/total  0.0001  NaN at step 5001") for line in lines)
     assert "!" in next(line for line in lines if "▸" in line)
     assert sum("!" in line for line in lines) == 2, "in the curve and in the chart"
 
@@ -222,6 +222,34 @@ def test_the_log_alone_can_be_scrolled() -> None:
     assert "line 99" in drawn(view, Shown(page="log"))[-2]
     assert "line 89" in drawn(view, Shown(page="log", scroll=10))[-2]
     assert "line 0" in drawn(view, Shown(page="log", scroll=10_000))[3]
+
+
+def test_a_long_line_of_the_log_is_marked_where_it_is_cut_and_whole_on_its_own_page() -> None:
+    view = trained()
+    view.note("note", "before")
+    view.note("note", f"wide 損失 {'x' * 200} the end")
+    cut = next(line for line in drawn(view) if "wide" in line)
+    assert cut.endswith("xx…")
+    assert cell_len(cut) == 80
+    whole = drawn(view, Shown(page="log"))[3:8]
+    assert [line[:9].strip() != "" for line in whole] == [True, True, False, False, False]
+    assert "before" in whole[0]
+    assert "".join(line[9:] for line in whole[1:]) == f"wide 損失 {'x' * 200} the end"
+
+
+def test_every_line_of_the_log_is_reached_by_scrolling() -> None:
+    view = RunView("run")
+    for place in range(60):
+        view.note("note", f"line {place} {'x' * 100}")
+    length, rows = log_length(view.log(), 80), log_rows(24)
+    assert length == 120
+    pages = [drawn(view, Shown(page="log", scroll=scroll))[3:-1] for scroll in range(length - rows, -1, -rows)]
+    text = "".join(line[9:] for page in pages for line in page)
+    assert all(f"line {place} {'x' * 100}" in text for place in range(60))
+
+
+def test_a_long_answer_is_marked_where_it_is_cut() -> None:
+    assert drawn(trained(), Shown(message=f"'pause' was not sent: {'x' * 100}"))[-1].endswith("xx…")
 
 
 def test_history_without_phases_leaves_their_place_to_the_rest() -> None:

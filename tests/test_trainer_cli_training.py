@@ -252,10 +252,10 @@ def test_killed_and_started_again_digits_ends_with_the_same_weights(run: Run, tm
     arguments = ["digits", "--train-batches=8", "-d2ep", "--save-interval=5ba", "--run-name=r", "--autoresume"]
     command = [sys.executable, "-m", "trainer", *arguments, "--save-folder=ck"]
     kill = ["--algorithms=tuning.py:Signal", "-oSignal.name=SIGKILL", "-oSignal.batch=13"]
-    killed = subprocess.run([*command, *kill], capture_output=True, timeout=50, check=False)
+    killed = subprocess.run([*command, *kill], capture_output=True, timeout=100, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert sorted(path.name for path in (tmp_path / "ck").glob("ep*"))[-1] == "ep1-ba10-rank0.safetensors"
-    resumed = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    resumed = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.splitlines()[-1] == (
         "checkpoints: ck; to go on, run the same command with a longer --max-duration"
@@ -267,7 +267,7 @@ def test_killed_and_started_again_digits_ends_with_the_same_weights(run: Run, tm
 
 def torchrun(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "trainer"]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=55, check=False)
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=100, check=False)
 
 
 def test_of_several_ranks_one_speaks(run: Run, runs_dir: Path) -> None:

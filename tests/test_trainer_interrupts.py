@@ -143,7 +143,7 @@ def make_with_worker(train_workers: int = 0, eval_workers: int = 0, **arguments:
         data = TensorDataset(*gold_data(part, rows))
         if workers:
             # torch looks whether a worker is still there only so many seconds after it last heard of one.
-            more |= {"num_workers": workers, "persistent_workers": True, "timeout": 2}
+            more |= {"num_workers": workers, "persistent_workers": True, "timeout": 5}
         return DataLoader(data, batch_size=6, **more)
 
     # torch takes other numbers from its own generator when workers stay.

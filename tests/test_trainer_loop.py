@@ -1,6 +1,7 @@
 """What the training loop computes: weights, losses, times, and how it ends."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -228,3 +229,41 @@ def test_a_finished_duration_can_be_extended() -> None:
         trainer.fit(duration="1ep")
     assert trainer.state.timestamp.epoch == 2
     assert str(trainer.state.max_duration) == "2ep"
+
+
+def test_intervals_in_tokens_that_are_never_due_are_said_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    intervals = {"eval_interval": "5tok", "save_interval": "7tok", "save_folder": tmp_path}
+    with gold_trainer(eval_dataloader=gold_loader("eval_a", 12, 5), max_duration="3ep", **intervals) as trainer:
+        trainer.fit()
+    [line] = caplog.messages
+    assert "no tokens in 4 batches, so eval_interval '5tok' of evaluator 'eval' and save_interval '7tok' will" in line
+    assert "get_num_tokens_in_batch" in line
+
+
+def test_intervals_in_tokens_are_looked_at_where_a_training_ends_within_its_first_epoch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = {"eval_dataloader": gold_loader("eval_a", 12, 5), "max_duration": "2ba"}
+    with gold_trainer(eval_interval="5tok", **settings) as trainer:
+        trainer.fit()
+    assert len(caplog.messages) == 1
+    counted = DataSpec(gold_loader("train", 24, 6), get_num_tokens_in_batch=len)
+    with gold_trainer(eval_interval="5tok", train_dataloader=counted, **settings) as trainer:
+        trainer.fit()
+    with gold_trainer(eval_interval="1ep", **settings) as trainer:
+        trainer.fit()
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("seconds", [0.5, 0.75])
+def test_a_further_training_takes_all_of_the_seconds_that_it_was_given(seconds: float) -> None:
+    clock = FakeClock(1000.0)
+
+    def take_time(event: Event, state: State, logger: object) -> None:
+        clock.seconds += seconds
+
+    with gold_trainer(clock=clock, max_duration="2ba", algorithms=Act(take_time, Event.AFTER_TRAIN_BATCH)) as trainer:
+        trainer.fit()
+        trainer.fit(duration="1sec")
+    # From 1 s to 2 s, and from 1.5 s to 3 s.
+    assert trainer.state.timestamp.batch == 4

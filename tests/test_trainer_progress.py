@@ -33,7 +33,7 @@ def test_a_run_prints_a_line_for_each_epoch_and_one_at_the_end(capsys: pytest.Ca
     lines = err.splitlines()
     assert out == ""
     assert len(lines) == 3
-    assert re.fullmatch(r"epoch   1  loss 1\.39\d* +MulticlassAccuracy [\d.]+  CrossEntropy [\d.]+", lines[0])
+    assert re.fullmatch(r"epoch   0  loss 1\.39\d* +MulticlassAccuracy [\d.]+  CrossEntropy [\d.]+", lines[0])
     assert re.match(r"done: 2 ep, 8 ba, 48 sp in [\d.]+ s  loss 1\.38\d* +Multi", lines[2])
 
 
@@ -52,7 +52,7 @@ def test_long_epochs_get_a_line_every_five_seconds(capsys: pytest.CaptureFixture
     act = Act(tick, Event.BATCH_START)
     with gold_trainer(72, clock=clock, algorithms=act, max_duration="1ep", progress_bar=True) as trainer:
         trainer.fit()
-    batches = re.findall(r"^ *(\d+)%  epoch 1  batch (\d+)  \d+s left  loss ", capsys.readouterr().err, re.MULTILINE)
+    batches = re.findall(r"^ *(\d+)%  epoch 0  batch (\d+)  \d+s left  loss ", capsys.readouterr().err, re.MULTILINE)
     assert batches == [("42", "5"), ("83", "10")]
 
 
@@ -64,7 +64,7 @@ def test_a_terminal_gets_a_bar_that_is_redrawn_in_place_and_wiped() -> None:
     assert progress.next_draw == 100_000_000
     state.timestamp = state.timestamp.advance_batch(6, 0, 10)
     progress.draw()
-    assert terminal.getvalue() == "\r\x1b[K[=====...............]   25%  epoch 1  batch 1  0s left  loss 1.25"
+    assert terminal.getvalue() == "\r\x1b[K[=====...............]   25%  epoch 0  batch 1  0s left  loss 1.25"
     clock.seconds = 2
     progress.draw()
     assert progress.next_draw == 2_100_000_000
@@ -91,8 +91,8 @@ def test_what_does_not_fit_on_the_terminal_is_left_out_whole(monkeypatch: pytest
         shown[columns] = terminal.getvalue().removeprefix("\r\x1b[K")
         assert len(shown[columns]) < columns
     assert shown[30] == "[....................]    0%"
-    assert shown[40] == "[....................]    0%  epoch 1"
-    assert shown[80] == "[....................]    0%  epoch 1  batch 0  loss 1.25"
+    assert shown[40] == "[....................]    0%  epoch 0"
+    assert shown[80] == "[....................]    0%  epoch 0  batch 0  loss 1.25"
 
 
 def test_elsewhere_there_are_lines_and_on_demand_nothing() -> None:

@@ -28,7 +28,7 @@ from trainer import RankBatchSampler, Trainer
 from trainer.tasks import find_task
 
 JOBS = Path(__file__).with_name("ranks_jobs.py")
-PATIENCE = 50
+PATIENCE = 150
 """Seconds after which a start counts as hanging."""
 
 
@@ -205,7 +205,6 @@ def test_commands_take_effect_on_all_ranks_at_the_same_batch(runs_dir: Path, tmp
     done = torchrun(JOBS, "commanded", tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = results(tmp_path)
-    wait_for(lambda: (tmp_path / "outcomes.json").exists(), "the last answer")
     told = {name: (batch, error) for name, batch, error in json.loads((tmp_path / "outcomes.json").read_text())}
     assert [error for _, error in told.values()] == [None] * 4
     set_at, paused_at, resumed_at, stopped_at = (batch for batch, _ in told.values())

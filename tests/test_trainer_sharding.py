@@ -22,7 +22,7 @@ from trainer.sharded_checkpoint import check_sharded, read_sharded
 from trainer.sharding import check_fsdp_config
 
 JOBS = Path(__file__).with_name("sharding_jobs.py")
-PATIENCE = 50
+PATIENCE = 150
 """Seconds after which a start counts as hanging."""
 
 Found = list[dict[str, Any]]

@@ -90,5 +90,5 @@ def command_in(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def without_torch(code: str) -> subprocess.CompletedProcess[str]:
     """Runs Python code on a machine that has no torch."""
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH + code], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", WITHOUT_TORCH + code], capture_output=True, text=True, timeout=100, check=False
     )

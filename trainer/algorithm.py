@@ -38,6 +38,16 @@ class Algorithm(ABC):
     def apply(self, event: Event, state: "State", logger: "Logger") -> int | None:
         """Changes the state. What is returned is ignored; the reference's algorithms return an exit code here."""
 
+    def check(self, state: "State") -> None:  # noqa: B027 - most algorithms go with every training
+        """Raises :class:`bus.errors.ConfigurationError` for a training that this cannot be applied to. Asked before
+        anything is started, with the model as the trainer was given it; does nothing by default."""
+
+    def explain(self, error: RuntimeError, state: "State") -> str | None:
+        """What a user can do about an error that the model raised in its forward pass because of what this has done to
+        the batch: in one line, in whose place it is shown. ``None``, as by default, when this has nothing to do with
+        it."""
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """What has to be saved so that the algorithm can go on in another process; nothing by default."""
         return {}

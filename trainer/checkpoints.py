@@ -165,6 +165,11 @@ class Checkpoints:
             self._folder.adopt(path)
 
     @property
+    def interval(self) -> Time | None:
+        """How often checkpoints are written; ``None`` when none are."""
+        return None if self._folder is None else self._interval
+
+    @property
     def folder(self) -> Path | None:
         """Where checkpoints are written; ``None`` when none are."""
         return None if self._folder is None else self._folder.folder

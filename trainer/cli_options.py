@@ -127,6 +127,12 @@ COMMON_OPTIONS: dict[str, list[click.Option]] = {
         ),
         click.Option(["--keep"], type=_BATCHES, metavar="N", help="How many of them to keep. Default: all."),
         click.Option(
+            ["--save-overwrite"],
+            is_flag=True,
+            default=None,
+            help="Write over checkpoints that are in the folder already.",
+        ),
+        click.Option(
             ["--autoresume"],
             is_flag=True,
             default=None,
@@ -140,6 +146,12 @@ COMMON_OPTIONS: dict[str, list[click.Option]] = {
         ),
         click.Option(
             ["--load-weights-only"], is_flag=True, default=None, help="Take the model's weights from it, nothing else."
+        ),
+        click.Option(
+            ["--load-what-fits"],
+            is_flag=True,
+            default=None,
+            help="Take its weights even if it lacks some of the model's, or has others.",
         ),
     ],
     "Run and stream": [
@@ -219,9 +231,11 @@ _OTHER_NAMES = {
 _NEEDS = (
     ("save_interval", "save_folder"),
     ("keep", "save_folder"),
+    ("save_overwrite", "save_folder"),
     ("autoresume", "save_folder"),
     ("autoresume", "run_name"),
     ("load_weights_only", "load_path"),
+    ("load_what_fits", "load_path"),
 )
 
 
@@ -234,6 +248,8 @@ def trainer_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         given.pop(name, None)
     if given.pop("compile", False):
         given["compile_config"] = {}
+    if given.pop("load_what_fits", False):
+        given["load_strict_model_weights"] = False
     if given.pop("strict_stops", False):
         given["wait_for"] = ["all", *given.get("wait_for", [])]
     return {_OTHER_NAMES.get(name, name): value for name, value in given.items()}

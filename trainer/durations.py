@@ -1,11 +1,22 @@
 """Durations and intervals as users give them, and when something is due that happens every so often. No torch here."""
 
+import datetime
+
 from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.intervals import counter_of, part_of, passes
 from bus.time import Time, TimeInput, Timestamp, TimeUnit
 
-__all__ = ["Interval", "check_interval", "check_iteration_length", "check_max_duration", "counter_of"]
+__all__ = [
+    "Interval",
+    "check_countable",
+    "check_interval",
+    "check_iteration_length",
+    "check_max_duration",
+    "counter_of",
+    "end_after",
+    "scaled_max_duration",
+]
 
 
 def check_max_duration(duration: TimeInput) -> Time:
@@ -20,6 +31,36 @@ def check_max_duration(duration: TimeInput) -> Time:
             "use epochs, batches, samples, tokens, iterations or a clock time, such as 2ep, 500ba, 10000sp, 1h30m"
         )
     return time
+
+
+def scaled_max_duration(duration: TimeInput | None, ratio: float) -> Time | None:
+    """A duration of training, stretched by ``scale_schedule_ratio``; ``None`` for none.
+
+    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for a duration or a ratio
+    that is not allowed."""
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < float("inf"):
+        raise ConfigurationError(f"scale_schedule_ratio is {ratio!r}: use a number above 0, such as 0.5")
+    if duration is None:
+        return None
+    time = check_max_duration(duration)
+    return time if ratio == 1 else check_max_duration(time * ratio)
+
+
+def end_after(timestamp: Timestamp, length: Time) -> Time:
+    """Where a training ends that begins at a time and takes so long; in seconds at the first whole one after that."""
+    begin = timestamp.get(length.unit)
+    if length.unit is TimeUnit.SECOND and timestamp.total_wct > datetime.timedelta(seconds=begin.value):
+        begin += 1
+    return begin + length
+
+
+def check_countable(max_duration: Time | None, iteration_length: Time | None) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` for a duration in iterations where these have no length."""
+    if max_duration is not None and max_duration.unit is TimeUnit.ITERATION and iteration_length is None:
+        raise ConfigurationError(
+            f"max_duration {str(max_duration)!r} is not allowed where iterations have no length: "
+            "pass iteration_length='1ep' or the like, or use another unit"
+        )
 
 
 def check_iteration_length(length: TimeInput | None) -> Time | None:
@@ -78,6 +119,11 @@ class Interval:
         if event is not self.event or self.is_never:
             return False
         return passes(self._interval, timestamp.values, None if previous is None else previous.values)
+
+    @property
+    def length(self) -> Time:
+        """How far the times are apart at which it is due."""
+        return self._interval
 
     @property
     def is_never(self) -> bool:

@@ -59,6 +59,11 @@ class Evaluation:
         ]
         self.watched = frozenset(interval.event for _, interval in self._intervals)
 
+    @property
+    def intervals(self) -> list[tuple[str, Time]]:
+        """How often each evaluator is due, by label."""
+        return [(evaluator.label, interval.length) for evaluator, interval in self._intervals]
+
     def run_if_due(self, event: Event) -> int:
         """Evaluates what is due at this event; returns the nanoseconds that it took."""
         state = self._state
@@ -158,6 +163,7 @@ class Evaluation:
         if not state.eval_timestamp.values[2]:
             raise ConfigurationError(f"the dataloader of evaluator {evaluator.label!r} gave no batch: it is empty")
         state.eval_metric_values = {**state.eval_metric_values, evaluator.label: read_metrics(metrics)}
+        state.total_eval_wct += state.eval_timestamp.values[10]
         fire(Event.EVAL_END)
 
 

@@ -2,7 +2,8 @@
 
 import datetime
 import itertools
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from bus.errors import CheckpointError, ConfigurationError
@@ -21,6 +22,8 @@ from trainer.state import State
 from trainer.step import TrainStep
 
 __all__ = ["TrainingLoop"]
+
+_log = logging.getLogger("offloop")
 
 # Looked up once: in Python 3.11 finding a member of an enum takes longer than running an event that nobody wants.
 FIT_START, FIT_END = Event.FIT_START, Event.FIT_END
@@ -71,6 +74,7 @@ class TrainingLoop:
         ranks: Ranks | None = None,
         subset_num_batches: int = -1,
         step_schedulers_every_batch: bool = False,
+        token_intervals: Sequence[str] = (),
     ) -> None:
         self._state = state
         self._engine = engine
@@ -88,6 +92,8 @@ class TrainingLoop:
         rest = [one for one in state.schedulers if not isinstance(one, TimeAwareScheduler)]
         self._batch_schedulers = every_batch + rest if step_schedulers_every_batch else every_batch
         self._epoch_schedulers = [] if step_schedulers_every_batch else rest
+        # What is never due where batches have no tokens.
+        self._token_intervals = token_intervals
         self._tokens = 0
         self._batch_began = 0
         # Whether some rank has commands, as the ranks have agreed on at the last batch.
@@ -137,6 +143,7 @@ class TrainingLoop:
                 break
         # Stopped at an event that comes after the checkpoint of its batch.
         self._save_if_due(BATCH_CHECKPOINT)
+        self._check_token_intervals()
         state.fitting = False
         fire(FIT_END)
         if not self._is_interrupted(interruption):
@@ -239,6 +246,20 @@ class TrainingLoop:
                     f"there were no tokens in a whole epoch, so {str(time)!r} would never be over: wrap the dataloader "
                     "in trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit"
                 )
+
+        self._check_token_intervals()
+
+    def _check_token_intervals(self) -> None:
+        """Says once of intervals that were not due, and never will be."""
+        state = self._state
+        if self._token_intervals and state.timestamp.values[2] > 0 and state.rank == 0:
+            if state.timestamp.values[4] == 0:
+                _log.warning(
+                    "run %s: there were no tokens in %d batches, so %s will not be due: wrap the dataloader in "
+                    "trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit",
+                    *(state.run_name, state.timestamp.values[2], " and ".join(self._token_intervals)),
+                )
+            self._token_intervals = ()
 
     def _end_iteration_if_due(self) -> None:
         state, fire = self._state, self._engine.run_event

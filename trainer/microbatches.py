@@ -8,9 +8,10 @@ import torch
 
 from bus.errors import ConfigurationError
 from trainer.data import DataSpec
+from trainer.sampling import own_sampler
 from trainer.state import State
 
-__all__ = ["MicrobatchSize", "Microbatching", "check_microbatch_size"]
+__all__ = ["MicrobatchSize", "Microbatching", "check_microbatch_size", "is_out_of_memory"]
 
 MicrobatchSize = int | Literal["auto"]
 
@@ -27,10 +28,22 @@ def check_microbatch_size(size: Any, data: DataSpec | None = None) -> Microbatch
             f"device_train_microbatch_size {size!r} is not allowed: "
             "use a number of samples, 'auto', or None to leave batches whole"
         )
-    batch_size = getattr(data and data.dataloader, "batch_size", None)
-    if isinstance(batch_size, int) and size > batch_size:
+    batch_size = None if data is None else _rows_of(data.dataloader)
+    if batch_size is not None and size > batch_size:
         raise _too_large(size, batch_size)
     return size
+
+
+def _rows_of(dataloader: Any) -> int | None:
+    """The most samples that a batch has on this rank, if the dataloader tells."""
+    sampler = own_sampler(dataloader)
+    if sampler is not None:
+        return sampler.rank_batch_size
+    for one in (dataloader, getattr(dataloader, "batch_sampler", None)):
+        rows = getattr(one, "batch_size", None)
+        if isinstance(rows, int):
+            return rows
+    return None
 
 
 class Microbatching:
@@ -64,7 +77,7 @@ class Microbatching:
             try:
                 return compute(size)
             except RuntimeError as error:
-                if not _is_out_of_memory(error) or size <= 1:
+                if not is_out_of_memory(error) or size <= 1:
                     raise
             # Only here, where the error and with it everything that the failed pass held is gone.
             size = self._halve(min(size, rows))
@@ -89,7 +102,8 @@ class Microbatching:
         return size
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether there was not enough memory, on the host or on a GPU."""
     # On the CPU, and within cuBLAS, torch raises a plain RuntimeError.
     text = str(error)
     signs = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")

@@ -92,7 +92,7 @@ class ProgressLines(Progress):
         self.next_draw = self._clock() + self._every
         results = self._results(but=self._told)
         self._told = self._state.eval_metric_values
-        self._write_line(_joined([f"epoch {self._state.timestamp.values[1]:>3}", *results]))
+        self._write_line(_joined([f"epoch {max(self._state.timestamp.values[1] - 1, 0):>3}", *results]))
 
     def finish(self) -> None:
         """Writes the last line."""
@@ -113,7 +113,7 @@ class ProgressLines(Progress):
         """The parts of a line that say how far the training is, the most important first."""
         state, share = self._state, self._share()
         epoch, batch = state.timestamp.values[1], state.timestamp.values[2]
-        parts = [f"{share:4.0%}", f"epoch {epoch + 1}", f"batch {batch}"]
+        parts = [f"{share:4.0%}", f"epoch {epoch}", f"batch {batch}"]
         done = share - self._share_before
         if done > 0:
             passed = (self._clock() - self._began) / _SECOND

@@ -36,7 +36,7 @@ def describe_system(state: State) -> dict[str, Any]:
 
 
 def describe_sizes(state: State) -> dict[str, Any]:
-    """Seed, batch sizes and numbers of samples; what dataloaders do not say is left out."""
+    """Seed, batch sizes, numbers of samples, and the time spent evaluating before; what is not known is left out."""
     batch = _whole(getattr(state.train_dataloader, "batch_size", None))
     evaluated = [_samples(evaluator.dataloader) for evaluator in state.evaluators]
     facts = {
@@ -46,6 +46,7 @@ def describe_sizes(state: State) -> dict[str, Any]:
         "train_samples": _samples(state.train_dataloader),
         "evaluators": [one.label for one in state.evaluators],
         "eval_samples": None if None in evaluated else sum(filter(None, evaluated)),
+        "total_eval_wct": state.total_eval_wct or None,
     }
     return {name: value for name, value in facts.items() if value is not None}
 

@@ -50,6 +50,11 @@ class RankBatchSampler(Sampler[list[int]]):
         self._size = batch_size
         self._smallest = batch_size if drop_last else self.num_replicas
 
+    @property
+    def rank_batch_size(self) -> int:
+        """The most samples that a batch has on this rank."""
+        return -(-self._size // self.num_replicas)
+
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch comes next; the trainer does."""
         self.epoch = epoch

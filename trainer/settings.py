@@ -17,6 +17,7 @@ __all__ = [
     "Settings",
     "check_settings",
     "evaluate",
+    "make_settings",
     "set_learning_rate",
     "set_log_interval",
 ]
@@ -70,6 +71,25 @@ class Settings(Mapping[str, Setting]):
 
     def __len__(self) -> int:
         return len(self._settings)
+
+
+def make_settings(progress: Any, own: Mapping[str, Setting]) -> Settings:
+    """The settings of a training: those that each has, of which one is for its progress, and the user's own.
+
+    Raises :class:`bus.errors.ConfigurationError` for one that has a name of the others."""
+    # Nothing that holds the trainer: one that is dropped is to be gone at once.
+    settings = Settings(
+        {
+            "lr": Setting(set_learning_rate, "the learning rate of every parameter group"),
+            "log_interval": Setting(
+                lambda _, value: set_log_interval(progress, value), "seconds between two lines of progress"
+            ),
+            "eval": Setting(evaluate, "'now' evaluates at once, whatever the interval"),
+        }
+    )
+    for name, setting in own.items():
+        settings.register(name, *setting)
+    return settings
 
 
 def check_settings(given: Any) -> dict[str, Setting]:

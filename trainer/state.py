@@ -35,6 +35,7 @@ class State:
         train_metric_values: with several ranks, what they say of the last batch over all ranks; ``None`` otherwise.
         eval_metrics: metric objects by evaluator label and name.
         eval_metric_values: what they said at the end of the last evaluation, as plain numbers.
+        total_eval_wct: microseconds spent evaluating, those before a checkpoint that was loaded included.
         device: where it all is.
         precision: ``fp32``, ``amp_bf16`` or ``amp_fp16``.
         scaler: what scales the loss for ``amp_fp16``; ``None`` for the others.
@@ -100,6 +101,7 @@ class State:
         self.train_metric_values: dict[str, Any] | None = None
         self.eval_metrics: dict[str, dict[str, Any]] = {}
         self.eval_metric_values: dict[str, dict[str, Any]] = {}
+        self.total_eval_wct = 0
         self.gather_checkpoint: Callable[[], dict[str, Any]] | None = None
         self.fitting = False
         self.stopped = False

@@ -11,7 +11,7 @@ from bus.event import Event
 from trainer.data import DataSpec
 from trainer.engine import Engine
 from trainer.metrics import read_metrics
-from trainer.microbatches import Microbatching
+from trainer.microbatches import Microbatching, is_out_of_memory
 from trainer.parallel import Parallel
 from trainer.precision import autocast_of
 from trainer.ranks import Ranks
@@ -170,11 +170,24 @@ class TrainStep:
         state, fire = self._state, self._fire
         fire(BEFORE_FORWARD)
         forward = state.model if self._forward is None else self._forward
-        state.outputs = forward(state.batch)
+        try:
+            state.outputs = forward(state.batch)
+        except RuntimeError as error:
+            self._explain(error)
+            raise
         fire(AFTER_FORWARD)
         fire(BEFORE_LOSS)
         state.loss = state.model.loss(state.outputs, state.batch)
         fire(AFTER_LOSS)
+
+    def _explain(self, error: RuntimeError) -> None:
+        """Raises what an algorithm can say of an error of the model."""
+        if is_out_of_memory(error):
+            return
+        for algorithm in self._state.algorithms:
+            explanation = algorithm.explain(error, self._state)
+            if explanation is not None:
+                raise ConfigurationError(explanation) from error
 
     def _update_train_metrics(self) -> None:
         state = self._state

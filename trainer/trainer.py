@@ -2,85 +2,70 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from copy import deepcopy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from bus.clock import wall_clock
-from bus.demand import Demand
 from bus.errors import ClosedError, ConfigurationError, RankError
 from bus.event import Event
-from bus.publisher import BACKLOG_BYTES, BASE_EVENTS, Publisher, check_backlog_bytes, ending_for
+from bus.publisher import BACKLOG_BYTES, ending_for
 from bus.recording import Recording
 from bus.runs import new_run_name
-from bus.security import ClientSecurity, client_security, client_security_for
 from bus.time import Time, TimeInput, Timestamp, TimeUnit
 from bus.wire import check_run_name
 from trainer.algorithm import Algorithm
 from trainer.arguments import (
     OptimizerFactory,
     Optimizers,
-    check_compile_config,
-    check_config,
     check_flags,
     check_function,
-    check_max_delay,
-    check_optimized,
     check_path,
-    check_record,
-    check_schedulers,
     check_text,
-    given_optimizers,
-    make_optimizers,
     several,
 )
-from trainer.attached import AttachedConsumers, check_picklable, demand_of, run_place
 from trainer.checkpoints import Checkpoints
 from trainer.data import DataSpec, as_data_spec, check_subset
-from trainer.decisions import Decisions, check_wait_for
 from trainer.device import Device, get_device, is_gpu
-from trainer.durations import check_interval, check_iteration_length, check_max_duration
-from trainer.engine import Engine
+from trainer.durations import (
+    check_countable,
+    check_interval,
+    check_iteration_length,
+    check_max_duration,
+    end_after,
+    scaled_max_duration,
+)
 from trainer.epoch_order import EpochOrder
 from trainer.evaluation import Evaluation
 from trainer.evaluator import Evaluator, as_evaluators
-from trainer.fields import Field, FieldFunction, check_fields
+from trainer.fields import FieldFunction
+from trainer.forward_pass import ForwardPass
 from trainer.interrupts import finishing_the_batch
 from trainer.logger import Logger
 from trainer.loop import TrainingLoop
 from trainer.microbatches import Microbatching, MicrobatchSize, check_microbatch_size
-from trainer.models import check_model, metrics_of
-from trainer.parallel import DataParallel, Parallel, check_parts, check_shards
+from trainer.model_metrics import add_eval_metrics, add_train_metrics, evaluating_on_others, use_evaluators
+from trainer.models import check_model
+from trainer.optimization import Optimization
+from trainer.parallel import check_parts, check_shards
 from trainer.passes import check_loss_interpolation
 from trainer.precision import check_precision, make_scaler
 from trainer.prediction import predict
 from trainer.progress import make_progress
-from trainer.publishing import StatePublisher, optimizer_names
-from trainer.ranks import first_rank_first, join_ranks, naming_lost_ranks
+from trainer.ranks import join_ranks, naming_lost_ranks
 from trainer.remote_control import RemoteControl
+from trainer.run_stream import RunStream
 from trainer.sampling import own_sampler
-from trainer.schedulers import SchedulerFunction, compile_scheduler
+from trainer.schedulers import SchedulerFunction
 from trainer.seeding import check_seed, make_deterministic, new_seed, seed_all
-from trainer.settings import (
-    Setting,
-    SettingFunction,
-    Settings,
-    check_settings,
-    evaluate,
-    set_learning_rate,
-    set_log_interval,
-)
+from trainer.settings import SettingFunction, check_settings, make_settings
 from trainer.state import State
 from trainer.step import TrainStep
-from trainer.tensor_sharing import TensorSharing, share_tensors
-
-if TYPE_CHECKING:
-    from trainer.sharding import FullySharded
+from trainer.stream_options import check_stream_options
 
 __all__ = ["Trainer"]
 
@@ -217,9 +202,9 @@ class Trainer:
         evaluators = as_evaluators(eval_dataloader)
         check_model(model, evaluated=bool(evaluators))
         self._data = None if train_dataloader is None else as_data_spec(train_dataloader, "train_dataloader")
-        self._max_duration = _scaled(max_duration, scale_schedule_ratio)
+        self._max_duration = scaled_max_duration(max_duration, scale_schedule_ratio)
         length = check_iteration_length(iteration_length)
-        _check_countable(self._max_duration, length)
+        check_countable(self._max_duration, length)
         self._eval_interval = check_interval(eval_interval)
         self._microbatch_size = check_microbatch_size(device_train_microbatch_size, self._data)
         self._train_subset = check_subset(train_subset_num_batches, "train_subset_num_batches")
@@ -239,30 +224,34 @@ class Trainer:
             publish=publish,
             progress_bar=progress_bar,
         )
-        self._scale_schedule_ratio = scale_schedule_ratio
-        self._compile_config = check_compile_config(compile_config)
-        self._compiled: Callable[[Any], Any] | None = None
         if clock is not None:
             check_function(clock, "clock", "()")
         self._clock = clock or wall_clock()
-        security = _check_keys(broker, key, broker_key)
-        check_backlog_bytes(backlog_bytes)
-        config, max_delay, own_fields = check_config(config), check_max_delay(max_delay), check_fields(fields)
-        own_settings, waits_for = check_settings(settings), check_wait_for(wait_for, wait_seconds, publish)
+        options = check_stream_options(
+            publish=publish,
+            runs_dir=runs_dir,
+            broker=broker,
+            key=key,
+            broker_key=broker_key,
+            record=record,
+            max_delay=max_delay,
+            backlog_bytes=backlog_bytes,
+            config=config,
+            fields=fields,
+            callbacks=callbacks,
+            loggers=loggers,
+            wait_for=wait_for,
+            wait_seconds=wait_seconds,
+        )
+        own_settings = check_settings(settings)
         script = [] if commands_from is None else Recording(check_path(commands_from, "commands_from")).read_commands()
-        for path, argument in ((save_folder, "save_folder"), (load_path, "load_path"), (runs_dir, "runs_dir")):
+        for path, argument in ((save_folder, "save_folder"), (load_path, "load_path")):
             if path is not None:
                 check_path(path, argument)
         check_text(save_filename, "save_filename")
         if save_latest_filename is not None:
             check_text(save_latest_filename, "save_latest_filename")
-        callbacks, loggers = several(callbacks, object, "callbacks"), several(loggers, object, "loggers")
-        always = Demand.merge(
-            [Demand.of(BASE_EVENTS | check_record(record)), _check_consumers(callbacks, loggers, publish)]
-        )
-        self._given_optimizers = optimizers
-        made_optimizers = given_optimizers(optimizers)
-        self._given_schedulers = check_schedulers(schedulers, made_optimizers)
+        self._optimization = Optimization(optimizers, schedulers, scale_schedule_ratio)
         if deterministic_mode:
             make_deterministic()
         precision = check_precision(precision)
@@ -282,10 +271,12 @@ class Trainer:
         seed = new_seed() if seed is None else check_seed(seed)
         if self._ranks is not None:
             run_name, seed = self._ranks.share([run_name, seed])
-        self._parallel: Parallel | None = None
-        self._fsdp_config = None if fsdp_config is None else _check_fsdp(fsdp_config, world_size)
-        in_step = None if fsdp_config is None else self._ranks
-        self._find_unused_parameters = find_unused_parameters
+        self._forward_pass = ForwardPass(
+            self._ranks,
+            compile_config=compile_config,
+            find_unused_parameters=find_unused_parameters,
+            fsdp_config=fsdp_config,
+        )
         self.state = State(
             model=model,
             device=on_device,
@@ -295,11 +286,13 @@ class Trainer:
             run_name=run_name,
             rank=rank,
             world_size=world_size,
-            optimizers=made_optimizers or [],
+            optimizers=self._optimization.optimizers,
             algorithms=several(algorithms, Algorithm, "algorithms"),
             evaluators=evaluators,
         )
         check_loss_interpolation(self.state.algorithms)
+        for algorithm in self.state.algorithms:
+            algorithm.check(self.state)
         self.state.iteration_length = length
         self._order = EpochOrder()
         self._checkpoints = Checkpoints(
@@ -318,122 +311,33 @@ class Trainer:
             autoresume=autoresume,
             has_run_name=has_run_name,
             ranks=self._ranks,
-            sharded=fsdp_config is not None,
+            sharded=self._forward_pass.is_sharded,
         )
         self._checkpoints.check()
-        self._prepare_model()
+        model.to(on_device.torch_device)
+        add_train_metrics(self.state)
+        add_eval_metrics(self.state, evaluators)
 
         self._closed = self._is_fitting = False
-        self._publisher: Publisher | None = None
-        self._sharing: TensorSharing | None = None
-        self._attached: AttachedConsumers | None = None
         self._progress = make_progress(progress_bar and rank == 0, self.state, self._clock)
         self.logger = Logger(self.state)
-        self.settings = self._make_settings(own_settings)
+        self.settings = make_settings(self._progress, own_settings)
         """What ``bus send RUN set NAME VALUE`` can set; more can be registered."""
+        self.fields = options.fields
+        """What consumers can ask for; more can be registered, see :class:`trainer.fields.FieldRegistry`."""
         self._control = RemoteControl(self.state, self.settings, self._ranks, script, self._progress.note)
+        self._stream = RunStream(options, self.state, self._clock, self._ranks)
         with self._ending_on_error():
-            if publish:
-                self._publisher = self._start_stream(
-                    runs_dir, broker, security, max_delay, backlog_bytes, always.events, config
-                )
-                if (callbacks or loggers) and rank == 0:
-                    self._attached = AttachedConsumers(callbacks, loggers, run_place(self._publisher, key, broker_key))
-            self._control.answer_through(self._publisher)
-            self.fields = own_fields
-            """What consumers can ask for; more can be registered, see :class:`trainer.fields.FieldRegistry`."""
-            self.engine = self._make_engine(always, own_fields, waits_for, wait_seconds)
+            self._publisher = self._stream.start(self._control, self._max_duration)
+            self.engine = self._stream.make_engine(self.logger, self._control)
             self._evaluation = Evaluation(
-                self.state, self.engine, self._clock, subset_num_batches=eval_subset, in_step=in_step
+                self.state,
+                self.engine,
+                self._clock,
+                subset_num_batches=eval_subset,
+                in_step=self._forward_pass.in_step,
             )
             self._begin()
-
-    def _prepare_model(self) -> None:
-        state = self.state
-        state.model.to(state.device.torch_device)
-        if hasattr(state.model, "get_metrics"):
-            state.train_metrics = deepcopy(metrics_of(state.model, is_train=True))
-        for metric in state.train_metrics.values():
-            metric.to(state.device.torch_device)
-        self._add_metrics(state.evaluators)
-
-    def _add_metrics(self, evaluators: Sequence[Evaluator]) -> None:
-        state = self.state
-        for evaluator in evaluators:
-            metrics = evaluator.choose_metrics(state.model)
-            state.eval_metrics[evaluator.label] = {
-                name: metric.to(state.device.torch_device) for name, metric in metrics.items()
-            }
-
-    def _start_stream(
-        self,
-        runs_dir: str | os.PathLike[str] | None,
-        broker: str | None,
-        security: ClientSecurity | None,
-        max_delay: float,
-        backlog_bytes: int,
-        events: Set[Event],
-        config: Mapping[str, Any],
-    ) -> Publisher:
-        state = self.state
-
-        def start(broker: str | None) -> Publisher:
-            return Publisher(
-                state.run_name,
-                runs_dir=runs_dir,
-                broker=broker,
-                rank=state.rank,
-                world_size=state.world_size,
-                info={**self._describe(), "config": dict(config)},
-                events=events,
-                security=security,
-                clock=self._clock,
-                max_delay=max_delay,
-                backlog_bytes=backlog_bytes,
-                on_command=self._control.take,
-            )
-
-        return start(broker) if self._ranks is None else first_rank_first(self._ranks, start, broker)
-
-    def _describe(self) -> dict[str, Any]:
-        state = self.state
-        return {
-            "seed": state.seed,
-            "max_duration": None if self._max_duration is None else str(self._max_duration),
-            "model": type(state.model).__name__,
-            "parameters": sum(parameter.numel() for parameter in state.model.parameters()),
-            "optimizers": optimizer_names(state.optimizers),
-            "device": str(state.device.torch_device),
-        }
-
-    def _make_settings(self, own: Mapping[str, Setting]) -> Settings:
-        progress = self._progress
-        # Nothing that holds this object: a trainer that is dropped is to be gone at once.
-        settings = Settings(
-            {
-                "lr": Setting(set_learning_rate, "the learning rate of every parameter group"),
-                "log_interval": Setting(
-                    lambda _, value: set_log_interval(progress, value), "seconds between two lines of progress"
-                ),
-                "eval": Setting(evaluate, "'now' evaluates at once, whatever the interval"),
-            }
-        )
-        for name, setting in own.items():
-            settings.register(name, *setting)
-        return settings
-
-    def _make_engine(
-        self, always: Demand, fields: Mapping[str, Field], waits_for: frozenset[str], wait_seconds: float
-    ) -> Engine:
-        if self._publisher is None:
-            return Engine(self.state, self.logger)
-        self._sharing = share_tensors(self.state, self._publisher)
-        publish = StatePublisher(
-            self.state, self.logger, self._publisher, always, fields, self._sharing, self._clock
-        ).publish
-        if waits_for:
-            publish = Decisions(publish, self._publisher, self._control, waits_for, wait_seconds, self._ranks).publish
-        return Engine(self.state, self.logger, self._publisher.wanted, publish)
 
     def _begin(self) -> None:
         state = self.state
@@ -444,17 +348,14 @@ class Trainer:
         self.engine.run_event(Event.INIT)
         # Parts that algorithms have put in come from the host.
         state.model.to(state.device.torch_device)
-        sharding = None if self._fsdp_config is None else self._shard(self._fsdp_config)
-        if callable(self._given_optimizers):
-            state.optimizers[:] = make_optimizers(self._given_optimizers(state.model))
-        check_optimized(state.optimizers, state.model)
-        check_schedulers(self._given_schedulers, state.optimizers)
+        sharding = self._forward_pass.shard(state)
+        self._optimization.make_optimizers(state)
         state.max_duration = self._max_duration
         self._use_train_data()
-        self._compile_schedulers()
+        has_schedulers = self._optimization.compile_schedulers(state)
         self.engine.run_event(Event.BEFORE_LOAD)
         self._checkpoints.load(self._evaluation, sharding)
-        if not self._given_schedulers:
+        if has_schedulers:
             self._checkpoints.load_schedulers()
         if self._microbatch_size == "auto":
             state.device_train_microbatch_size = self._checkpoints.microbatch_size
@@ -463,13 +364,6 @@ class Trainer:
         if state.rank > 0:
             # Up to here all ranks drew the same numbers, for algorithms that make changes to the model.
             seed_all((state.seed + state.rank) % 2**32)
-
-    def _shard(self, config: Mapping[str, Any]) -> "FullySharded":
-        from trainer.sharding import FullySharded
-
-        state = self.state
-        self._parallel = sharding = FullySharded(state.model, state.device, state.optimizers, **config)
-        return sharding
 
     def _use_train_data(self) -> None:
         if self._data is not None:
@@ -481,21 +375,6 @@ class Trainer:
         if sampler is not None:
             seed = self._checkpoints.sampler_seed
             sampler.use_seed(self.state.seed if seed is None else seed)
-
-    def _compile_schedulers(self) -> None:
-        """Binds the schedulers to the optimizers, once it is known how long the training is."""
-        state = self.state
-        if state.max_duration is None and any(not isinstance(one, LRScheduler) for one in self._given_schedulers):
-            return
-        for given in self._given_schedulers:
-            if isinstance(given, LRScheduler):
-                state.schedulers.append(given)
-            else:
-                state.schedulers += [
-                    compile_scheduler(given, optimizer, state, self._scale_schedule_ratio)
-                    for optimizer in state.optimizers
-                ]
-        self._given_schedulers = []
 
     @property
     def run_name(self) -> str:
@@ -545,7 +424,8 @@ class Trainer:
 
         ``reset_time`` sets the training time to zero first. Dataloaders and the interval, when given, take the place of
         those given to the trainer. With a ``save_folder``, Ctrl-C and SIGTERM end the training after the batch at hand
-        with a checkpoint, and a second one ends it at once.
+        with a checkpoint, and a second one ends it at once. A duration in seconds, which training time counts in whole
+        ones, is never cut short: a second that has begun does not count.
 
         Raises :class:`bus.errors.ConfigurationError` when there is nothing to train on, with or for, and whatever is
         raised in the loop, after which the trainer is closed."""
@@ -571,12 +451,12 @@ class Trainer:
             self._data = data
             self._seed_sampler()
         if evaluators is not None:
-            self._use_evaluators(evaluators)
+            use_evaluators(self.state, evaluators)
         self._eval_interval = interval
         self.state.stopped = False
         self.state.max_duration = max_duration
         self._use_train_data()
-        self._compile_schedulers()
+        self._optimization.compile_schedulers(self.state)
         self._checkpoints.load_schedulers()
         self._is_fitting = True
         with self._ending_on_error():
@@ -599,6 +479,7 @@ class Trainer:
                 ranks=self._ranks,
                 subset_num_batches=self._train_subset,
                 step_schedulers_every_batch=self._step_schedulers_every_batch,
+                token_intervals=self._token_intervals(),
             )
             # Ranks have to stop after the same batch, also without a checkpoint.
             if saver.watched or self._ranks is not None:
@@ -612,25 +493,23 @@ class Trainer:
         self._is_fitting = False
 
     def _make_step(self, data: DataSpec) -> TrainStep:
-        state, forward = self.state, None
-        if self._ranks is not None:
-            if self._parallel is None:
-                unused = any(getattr(one, "find_unused_parameters", False) for one in state.algorithms)
-                self._parallel = DataParallel(state.model, state.device, unused or self._find_unused_parameters)
-            forward = self._parallel.forward
-        if self._compile_config is not None:
-            if self._compiled is None:
-                self._compiled = torch.compile(state.model if forward is None else forward, **self._compile_config)
-            forward = self._compiled
+        forward = self._forward_pass.prepare(self.state)
         return TrainStep(
-            state,
+            self.state,
             self.engine,
             data,
-            Microbatching(state, self._microbatch_size),
+            Microbatching(self.state, self._microbatch_size),
             forward=forward,
             ranks=self._ranks,
-            parallel=self._parallel,
+            parallel=self._forward_pass.parallel,
         )
+
+    def _token_intervals(self) -> list[str]:
+        """The intervals that are counted in tokens, as they are called."""
+        named = {f"eval_interval {str(one)!r} of evaluator {label!r}": one for label, one in self._evaluation.intervals}
+        if self._checkpoints.interval is not None:
+            named[f"save_interval {str(self._checkpoints.interval)!r}"] = self._checkpoints.interval
+        return [name for name, interval in named.items() if interval.unit is TimeUnit.TOKEN]
 
     def _check_shards(self, data: DataSpec | None, evaluators: Sequence[Evaluator]) -> None:
         if self._ranks is not None:
@@ -646,7 +525,7 @@ class Trainer:
         timestamp = Timestamp() if reset_time else self.state.timestamp
         if duration is not None:
             length = check_max_duration(duration)
-            max_duration: Time | None = timestamp.get(length.unit) + length
+            max_duration: Time | None = end_after(timestamp, length)
         else:
             # A training that was stopped has its end as its duration; what it was to be is still known.
             max_duration = self.state.max_duration if self._max_duration is None else self._max_duration
@@ -657,16 +536,10 @@ class Trainer:
                 f"max_duration {str(max_duration)!r} is over already: "
                 "pass a longer one, or fit(duration=...), or fit(reset_time=True)"
             )
-        _check_countable(max_duration, self.state.iteration_length)
+        check_countable(max_duration, self.state.iteration_length)
         if reset_time:
             self._checkpoints.check_conflicts(timestamp)
         return max_duration
-
-    def _use_evaluators(self, evaluators: Sequence[Evaluator]) -> None:
-        state, labels = self.state, {one.label for one in evaluators}
-        state.evaluators[:] = evaluators
-        self._add_metrics(evaluators)
-        state.eval_metric_values = {name: one for name, one in state.eval_metric_values.items() if name in labels}
 
     def eval(
         self,
@@ -683,20 +556,15 @@ class Trainer:
         evaluators = self.state.evaluators if eval_dataloader is None else as_evaluators(eval_dataloader)
         if not evaluators:
             raise ConfigurationError("eval() needs something to evaluate on: pass an eval_dataloader")
-        state = self.state
-        own, values = state.eval_metrics, state.eval_metric_values
+        others: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if eval_dataloader is not None:
-            check_model(state.model, evaluated=True)
+            check_model(self.state.model, evaluated=True)
             self._check_shards(None, evaluators)
-            # What the trainer's own evaluators said stays what it is, also of one with the same label.
-            state.eval_metrics = {}
-            self._add_metrics(evaluators)
-        with self._ending_on_error():
-            self._evaluation.run_standalone(evaluators, subset_num_batches)
-        results = {one.label: state.eval_metric_values[one.label] for one in evaluators}
-        if eval_dataloader is not None:
-            state.eval_metrics, state.eval_metric_values = own, values
-        return results
+            others = evaluating_on_others(self.state, evaluators)
+        with others:
+            with self._ending_on_error():
+                self._evaluation.run_standalone(evaluators, subset_num_batches)
+            return {one.label: self.state.eval_metric_values[one.label] for one in evaluators}
 
     def predict(
         self,
@@ -726,7 +594,7 @@ class Trainer:
                 self._clock,
                 subset_num_batches=subset_num_batches,
                 on_outputs=on_outputs,
-                in_step=None if self._fsdp_config is None else self._ranks,
+                in_step=self._forward_pass.in_step,
             )
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> Path:
@@ -757,8 +625,7 @@ class Trainer:
     def _end_on(self, error: BaseException) -> None:
         if self._ranks is not None:
             # First of all: the run is over when all ranks have ended, and they wait for this one.
-            if self._parallel is not None:
-                self._parallel.close()
+            self._forward_pass.close()
             self._ranks.leave(None if isinstance(error, RankError) else f"{type(error).__name__}: {error}")
         self._end(*ending_for(error))
 
@@ -767,16 +634,7 @@ class Trainer:
             return
         self._closed = True
         self._progress.close()
-        try:
-            if self._sharing is not None and status == "finished":
-                self._sharing.drain()
-            if self._publisher is not None:
-                self._publisher.close(status, error)
-        finally:
-            if self._sharing is not None:
-                self._sharing.close()
-            if self._attached is not None:
-                self._attached.wait()
+        self._stream.close(status, error)
 
     def __enter__(self) -> "Trainer":
         return self
@@ -788,45 +646,3 @@ class Trainer:
             self.close()
         else:
             self._end_on(error)
-
-
-def _check_keys(broker: str | None, key: str | None, broker_key: str | None) -> ClientSecurity | None:
-    if broker is not None:
-        return client_security(key, broker_key) if key or broker_key else client_security_for(broker)
-    if key or broker_key:
-        raise ConfigurationError(
-            "key and broker_key are for a broker that stands alone: name that with broker= (--broker)"
-        )
-    return None
-
-
-def _check_consumers(callbacks: list[Any], loggers: list[Any], publish: bool) -> Demand:
-    if (callbacks or loggers) and not publish:
-        raise ConfigurationError("callbacks and loggers are fed by the stream: leave out publish=False, or them")
-    check_picklable(callbacks, "callbacks")
-    check_picklable(loggers, "loggers")
-    return demand_of(callbacks)
-
-
-def _check_fsdp(config: Any, world_size: int) -> dict[str, Any]:
-    # Takes long to import, and few trainings need it.
-    from trainer.sharding import check_fsdp_config
-
-    return check_fsdp_config(config, world_size)
-
-
-def _scaled(max_duration: TimeInput | None, ratio: float) -> Time | None:
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < float("inf"):
-        raise ConfigurationError(f"scale_schedule_ratio is {ratio!r}: use a number above 0, such as 0.5")
-    if max_duration is None:
-        return None
-    duration = check_max_duration(max_duration)
-    return duration if ratio == 1 else check_max_duration(duration * ratio)
-
-
-def _check_countable(max_duration: Time | None, iteration_length: Time | None) -> None:
-    if max_duration is not None and max_duration.unit is TimeUnit.ITERATION and iteration_length is None:
-        raise ConfigurationError(
-            f"max_duration {str(max_duration)!r} is not allowed where iterations have no length: "
-            "pass iteration_length='1ep' or the like, or use another unit"
-        )

@@ -35,6 +35,7 @@ def training_tree(state: State, evaluation: Evaluation) -> dict[str, Any]:
         "metrics": {name: dict(metric.metric_state) for name, metric in state.train_metrics.items()},
         "evaluation": {
             "values": state.eval_metric_values,
+            "total_wct": state.total_eval_wct,
             "last_batches": evaluation.last_batches,
             "generators": {
                 one.label: [own.get_state().numpy().tobytes() for own in generators_of(one.dataloader)]
@@ -61,7 +62,7 @@ def load_model(state: State, weights: Mapping[str, Any], path: Any, strict: bool
     if wrong:
         raise CheckpointError(
             f"checkpoint {path} is one of another model than {type(state.model).__name__}: {'; '.join(wrong[:4])}; "
-            "make the model as it was, or load what fits with load_strict_model_weights=False"
+            "make the model as it was, or load what fits with load_strict_model_weights=False (--load-what-fits)"
         )
     try:
         state.model.load_state_dict(dict(weights), strict=strict)
@@ -91,6 +92,7 @@ def load_training(state: State, evaluation: Evaluation, tree: Mapping[str, Any],
     state.timestamp = Timestamp.from_values(tree["timestamp"])
     seen = tree["evaluation"]
     state.eval_metric_values = seen["values"]
+    state.total_eval_wct = seen.get("total_wct", 0)
     evaluation.last_batches = seen["last_batches"]
     for evaluator in state.evaluators:
         own = generators_of(evaluator.dataloader)

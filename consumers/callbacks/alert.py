@@ -59,7 +59,8 @@ class Alert(Callback):
     and so on in its environment. Each has ``timeout`` seconds. One that fails is said on standard error. A consumer
     that is killed and goes on may send a notice twice, with the same ``id``.
 
-    Raises :class:`bus.errors.ConfigurationError` for a rule that cannot be read, with the place, and for no rule.
+    Raises :class:`bus.errors.ConfigurationError` for a rule that cannot be read, with the place, for no rule, and for a
+    ``command`` that is not there.
     """
 
     own_cursor: ClassVar[bool] = True

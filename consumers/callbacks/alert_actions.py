@@ -4,6 +4,7 @@ import http.client
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,9 +112,17 @@ _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 class Command:
-    """Runs a program for each notice, which finds it as JSON on its standard input and in environment variables."""
+    """Runs a program for each notice, which finds it as JSON on its standard input and in environment variables.
+
+    Raises :class:`bus.errors.ConfigurationError` for a program that is not there."""
 
     def __init__(self, arguments: Sequence[str], timeout: float) -> None:
+        if not arguments:
+            raise ConfigurationError("command is empty: give a program and its arguments, such as notify-send,Training")
+        if shutil.which(arguments[0]) is None:
+            raise ConfigurationError(
+                f"command {arguments[0]!r} is no program that can be run here: give its whole path, or install it"
+            )
         self._arguments = list(arguments)
         self._timeout = timeout
 

@@ -67,6 +67,12 @@ class SpeedMonitor(Callback):
         for name, values in state.get("window", {}).items():
             self._window[name].extend(values)
 
+    def fit_start(self, state: Snapshot, logger: Logger) -> None:
+        """Takes up the time that a training which goes on from a checkpoint has spent evaluating before."""
+        microseconds = state.fields.get("total_eval_wct")
+        if microseconds is not None:
+            self._eval_seconds = microseconds / 1e6
+
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         """Takes in the batch and logs."""
         timestamp = state.timestamp.values

@@ -7,12 +7,15 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from bus.commands import Outcome
 from bus.demand import BASE_EVENTS
-from bus.errors import ConfigurationError
+from bus.errors import ConfigurationError, RunDirectoryError
 from bus.event import Event
+from bus.replay_origin import Origin
+from bus.runs import read_run
 from bus.snapshot import Snapshot
 from consumers.callback import Callback
 from consumers.logger import Logger, LoggerDestination
@@ -49,7 +52,9 @@ class StallMonitor(Callback):
     come. What it logs goes by the times of the events alone, and is the same in a replay: with the first event after a
     stall ``stall/seconds``, how long it took, and ``stall/count``, how many there have been.
 
-    While the training is paused by a command, nothing is expected either, and that time does not count.
+    While the training is paused by a command, nothing is expected either, and that time does not count. In a replay,
+    also in one that ``bus replay`` serves from this machine, it is only logged: a recording comes as slowly as it is
+    replayed, and does not hang.
 
     Evaluations and predictions are followed batch by batch, a training from the end of a batch to the next. With
     ``detailed`` it also asks for ``BEFORE_DATALOADER``, ``AFTER_DATALOADER`` and ``AFTER_TRAIN_BATCH``, three more
@@ -78,6 +83,7 @@ class StallMonitor(Callback):
         self._watch: asyncio.Task[None] | None = None
         self._arrived = 0.0
         self._alerted = False
+        self._replayed: bool | None = None
         self._keeper = PlaceKeeper("StallMonitor's place")
 
     def destinations(self) -> Sequence[LoggerDestination]:
@@ -148,6 +154,13 @@ class StallMonitor(Callback):
         answered = self._answered()
         return bool(answered) and answered[-1].command.name == "pause"
 
+    def _is_replay(self) -> bool:
+        """Whether the training is over, and its record comes at whatever pace."""
+        if self._replayed is None:
+            place = self._keeper.place
+            self._replayed = place.run_dir is not None and (place.command is None or _serves_replay(place.run_dir))
+        return self._replayed
+
     def _answered(self) -> list[Outcome]:
         """The commands by which a pause begins or ends."""
         return [
@@ -181,7 +194,7 @@ class StallMonitor(Callback):
             self._alerted = False
             _say(f"the training goes on, after {time.monotonic() - self._arrived:.0f} s without an event")
         self._arrived = time.monotonic()
-        if self._watch is None:
+        if self._watch is None and not self._is_replay():
             # Outside an event loop, as in a test of the numbers, nobody waits for anything.
             with contextlib.suppress(RuntimeError):
                 self._watch = asyncio.get_running_loop().create_task(self._wait())
@@ -211,6 +224,13 @@ class StallMonitor(Callback):
             return self._min_seconds / 2
         # The next event may bring a shorter limit.
         return min(max(self._arrived + self._limit - time.monotonic(), 0), self._min_seconds / 2)
+
+
+def _serves_replay(run_dir: Path) -> bool:
+    try:
+        return Origin.of(read_run(run_dir).last.info) is not None
+    except RunDirectoryError:
+        return False
 
 
 def _phase(event: Event, state: Snapshot) -> str:

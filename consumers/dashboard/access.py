@@ -141,7 +141,7 @@ class Listening:
                 f"{self.option('tokens', 'tokens.txt')} {self.option('certificate', 'cert.pem')} "
                 f"{self.option('certificate_key', 'key.pem')} (the token file is made if it does not exist; 'openssl "
                 "req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=HOST -keyout key.pem -out cert.pem' makes the "
-                "others), or keep 127.0.0.1 and use 'ssh -L 8420:127.0.0.1:8420'"
+                "others), or keep 127.0.0.1 and use 'ssh -L 8420:127.0.0.1:8420 HOST'"
             )
         if self.certificate is not None:
             self._check_certificate()

@@ -11,6 +11,8 @@ from consumers.dashboard.web_server import FIRST_PORT
 
 __all__ = ["dashboard"]
 
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
 
 @click.command(short_help="Show runs on a page in the browser.", context_settings=HELP)
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
@@ -24,16 +26,9 @@ __all__ = ["dashboard"]
 @click.option(
     "--port", type=click.IntRange(0, 65535), metavar="PORT", help=f"Default: {FIRST_PORT}, or the next that is free."
 )
-@click.option(
-    "--tokens",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="The secrets that links carry; made if it does not exist.",
-)
-@click.option(
-    "--certificate", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="TLS certificate, as PEM."
-)
-@click.option("--certificate-key", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Its key.")
+@click.option("--tokens", type=_FILE, metavar="FILE", help="The secrets that links carry; made if it does not exist.")
+@click.option("--certificate", type=_FILE, metavar="FILE", help="TLS certificate, as PEM.")
+@click.option("--certificate-key", type=_FILE, metavar="FILE", help="Its key.")
 @click.option("--open-browser", is_flag=True, help="Opens the page in a browser of this machine.")
 @click.option(
     "--every",

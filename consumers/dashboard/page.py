@@ -70,10 +70,13 @@ def _board_class() -> "type[Element]":
 
 
 def rest_after(drawing_seconds: object) -> float:
-    """Seconds from one frame to the next, for a browser that says it took so long to draw the one."""
-    if not isinstance(drawing_seconds, int | float) or not drawing_seconds > 0:
+    """Seconds from one frame to the next, for a browser that says it took so many seconds to draw the one. What is no
+    such number counts as nothing: a browser may say anything."""
+    if isinstance(drawing_seconds, bool) or not isinstance(drawing_seconds, int | float) or not drawing_seconds > 0:
         return FRAME_SECONDS
-    return min(max(drawing_seconds / _DRAWING_SHARE, FRAME_SECONDS), _SLOWEST_SECONDS)
+    # Bounded first too: a number that is too large for a float cannot be divided.
+    wanted = min(drawing_seconds, _SLOWEST_SECONDS) / _DRAWING_SHARE
+    return min(max(wanted, FRAME_SECONDS), _SLOWEST_SECONDS)
 
 
 class Page:

@@ -14,13 +14,14 @@ const PHASE_COLORS = {
   evaluation: ["#8b3fd1", "#c297ff"],
   other: ["#9aa4ae", "#6b7580"],
 };
+const MARK = "#e5484d";
+const CUT = "cut off";
+const USUAL_SHARE = 0.9;
+const FAR_BEYOND = 4;
 const SMOOTHING_SCALE = 1000;
 const SETTLE_MS = 60;
 const PAINTED_MS = 1000;
 const EXACT_DIGITS = 6;
-
-// Charts of one axis show the pointer's place together.
-["batch", "sample", "epoch", "time"].forEach((axis) => echarts.connect("x:" + axis));
 
 export default {
   template: `
@@ -42,6 +43,7 @@ export default {
             <figcaption>
               <span class="title" :title="chart.id">{{ chart.title }}</span>
               <span v-if="oddText(chart)" class="odd">{{ oddText(chart) }}</span>
+              <span v-if="cut[chart.id]" class="cut">{{ cut[chart.id] }}</span>
               <span class="latest">
                 <span v-for="one in latestOf(chart)" :key="one.run" class="value">
                   <span v-if="runs.length > 1" class="dot" :style="{background: one.color}" aria-hidden="true"></span>{{ one.text }}
@@ -74,6 +76,7 @@ export default {
     latest: {},
     odd: {},
     spoken: {}, // the newest phases of a chart, in words
+    cut: {}, // which steps of a chart go beyond its upper edge, in words
     look: { x: "batch", smoothing: 0, log: false },
   }),
   computed: {
@@ -184,9 +187,6 @@ export default {
         const id = entry.target.dataset.plot;
         if (entry.isIntersecting) this.visible.set(id, Math.round(entry.target.clientWidth));
         else this.visible.delete(id);
-        const plot = this.plots.get(id);
-        // Hidden charts do not follow the pointer.
-        if (plot?.chart) plot.chart.group = entry.isIntersecting ? this.groupOf(plot) : undefined;
         if (entry.isIntersecting) this.draw(id);
       }
       this.tell();
@@ -216,8 +216,8 @@ export default {
         this.$emit("look", look);
       }, SETTLE_MS);
     },
-    groupOf(plot) {
-      return "x:" + (plot.kind === "phases" ? "batch" : this.look.x);
+    axisOf(plot) {
+      return plot.kind === "phases" ? "batch" : this.look.x;
     },
     zooms(plot) {
       return plot.kind !== "phases" || this.look.x === "batch";
@@ -226,7 +226,29 @@ export default {
       plot.chart = echarts.init(plot.element, null, { renderer: "canvas" });
       plot.chart.on("datazoom", () => this.onZoom(plot));
       plot.chart.getZr().on("dblclick", () => this.zoom(null));
-      plot.chart.group = this.groupOf(plot);
+      plot.chart.on("updateAxisPointer", (event) => this.onPointer(plot, event.axesInfo[0]?.value));
+      plot.chart.on("legendselectchanged", (event) => this.onLegend(plot, event.name, event.selected[event.name]));
+    },
+    // The other charts that can be seen and have the same axis. ECharts' own way to connect charts goes by the number of
+    // a point, which is another one in each line.
+    others(plot) {
+      const mine = this.axisOf(plot);
+      return [...this.plots]
+        .filter(([id, other]) => other !== plot && other.chart && this.visible.has(id) && this.axisOf(other) === mine)
+        .map(([, other]) => other.chart);
+    },
+    // The pointer shows its place in all charts; without a value it has left.
+    onPointer(plot, value) {
+      for (const chart of this.others(plot)) {
+        const place = value === undefined
+          ? { currTrigger: "leave" }
+          : { x: chart.convertToPixel({ xAxisIndex: 0 }, value), y: chart.getHeight() / 2 };
+        chart.dispatchAction({ type: "updateAxisPointer", ...place }, { silent: true });
+      }
+    },
+    onLegend(plot, name, isShown) {
+      const type = isShown ? "legendSelect" : "legendUnSelect";
+      this.others(plot).forEach((chart) => chart.dispatchAction({ type, name }, { silent: true }));
     },
     onZoom(plot) {
       if (this.setting || !this.zooms(plot)) return;
@@ -266,11 +288,11 @@ export default {
     },
     // The ends of the axis: of everything that was seen of the charts that share it.
     extent(plot) {
-      const mine = this.groupOf(plot);
+      const mine = this.axisOf(plot);
       let [low, high] = this.extents?.[mine] || [Infinity, -Infinity];
       this.lines.forEach((runs, id) => {
         const other = this.plots.get(id);
-        if (!other || this.groupOf(other) !== mine) return;
+        if (!other || this.axisOf(other) !== mine) return;
         runs.forEach((line) => {
           if (!line.x.length) return;
           low = Math.min(low, line.x[0]);
@@ -284,7 +306,6 @@ export default {
     drawAll(anew) {
       this.extents = this.range ? this.extents : {};
       this.plots.forEach((plot, id) => {
-        if (plot.chart && this.visible.has(id)) plot.chart.group = this.groupOf(plot);
         if (this.visible.has(id)) this.draw(id, anew);
       });
     },
@@ -301,9 +322,7 @@ export default {
         plot.selects = true;
         setTimeout(() => {
           if (plot.chart.isDisposed()) return;
-          plot.chart.dispatchAction(
-            { type: "takeGlobalCursor", key: "dataZoomSelect", dataZoomSelectActive: true, escapeConnect: true },
-          );
+          plot.chart.dispatchAction({ type: "takeGlobalCursor", key: "dataZoomSelect", dataZoomSelectActive: true });
         });
       }
     },
@@ -376,7 +395,7 @@ export default {
         if (data.n.length) {
           series.push({
             type: "scatter", id: run.id + " not finite", name: run.label, yAxisIndex: 1, symbol: "triangle", z: 4,
-            symbolSize: 11, itemStyle: { color: "#e5484d", borderColor: card, borderWidth: 1 }, clip: false,
+            symbolSize: 11, itemStyle: { color: MARK, borderColor: card, borderWidth: 1 }, clip: false,
             data: data.n.map(([x, text]) => ({ value: [x, text === "inf" ? 0.97 : 0.03], text, symbolRotate: text === "inf" ? 0 : 180 })),
           });
         }
@@ -393,17 +412,17 @@ export default {
         },
         { type: "value", min: 0, max: 1, show: false },
       ];
-      option.tooltip.formatter = (shown) => this.tooltip(shown);
+      option.tooltip.formatter = (shown) => this.tooltip(shown, Math.max(EXACT_DIGITS, digits));
       option.series = series;
       return option;
     },
-    tooltip(shown) {
+    tooltip(shown, digits) {
       const place = this.look.x === "time" ? clock : compact;
       const drawn = shown.filter((one) => one.data);
       const at = place(drawn[0]?.value[0] ?? shown[0]?.axisValue ?? 0);
       const rows = drawn.map((one) => {
         const isSmooth = one.seriesId?.endsWith(" smoothed");
-        const value = one.data.text || number(one.value[1], EXACT_DIGITS);
+        const value = one.data.text || number(one.value[1], digits);
         const name = (this.runs.length > 1 ? one.seriesName : "") + (isSmooth ? " smoothed" : "");
         // Runs do not have points at the same places.
         const own = place(one.value[0]);
@@ -421,17 +440,36 @@ export default {
         pageTextStyle: label,
       };
       option.grid = { ...ROOM, bottom: 48 };
-      option.yAxis = {
-        type: "value", axisLabel: { ...label, formatter: seconds }, splitNumber: 4,
-        splitLine: { lineStyle: { color: line, opacity: 0.6 } },
-      };
-      option.series = Object.entries(data?.p || {}).map(([name, values]) => ({
+      const phases = Object.entries(data?.p || {});
+      const steps = (data?.x || []).map((x, place) => [x, phases.reduce((sum, [, values]) => sum + values[place], 0)]);
+      const [first, last] = this.zooms(plot) && this.range ? this.range : [-Infinity, Infinity];
+      // A step reaches back to the one before.
+      const shownSteps = steps.filter(([x], place) => x >= first && (place === 0 || steps[place - 1][0] < last));
+      const end = upperEdge(shownSteps.map(([, whole]) => whole));
+      const beyond = shownSteps.filter(([, whole]) => whole > end);
+      this.cut[id] = cutText(beyond);
+      option.yAxis = [
+        {
+          type: "value", max: beyond.length ? end : null, splitNumber: 4,
+          // The edge itself is no round number.
+          axisLabel: { ...label, formatter: seconds, showMaxLabel: beyond.length ? false : null },
+          splitLine: { lineStyle: { color: line, opacity: 0.6 } },
+        },
+        { type: "value", min: 0, max: 1, show: false },
+      ];
+      option.series = phases.map(([name, values]) => ({
         type: "line", id: name, name, stack: "step", showSymbol: false, step: "end", lineStyle: { width: 0 },
         areaStyle: { opacity: 0.9 }, color: PHASE_COLORS[name]?.[shade] || "#888", emphasis: { disabled: true },
-        data: data.x.map((x, place) => [x, values[place]]),
+        data: steps.map(([x], place) => [x, values[place]]),
       }));
+      option.series.push({
+        type: "scatter", id: CUT, yAxisIndex: 1, symbol: "triangle", symbolSize: 9, z: 4, clip: false, silent: true,
+        itemStyle: { color: MARK, borderColor: getComputedStyle(document.body).getPropertyValue("--card").trim(), borderWidth: 1 },
+        data: beyond.map(([x]) => [x, 0.97]),
+      });
+      option.legend.data = phases.map(([name]) => name);
       option.tooltip.formatter = (all) => {
-        const shown = all.filter((one) => one.data);
+        const shown = all.filter((one) => one.data && one.seriesId !== CUT);
         const whole = shown.reduce((sum, one) => sum + one.value[1], 0) || 1;
         const rows = shown
           .filter((one) => one.value[1] > 0)
@@ -439,7 +477,8 @@ export default {
           .map((one) => `<tr><td>${one.marker}${encode(one.seriesName)}</td><td class="number">${seconds(one.value[1])}</td>` +
             `<td class="at">${((100 * one.value[1]) / whole).toFixed(1)} %</td></tr>`);
         const at = shown.length ? compact(shown[0].value[0]) : "";
-        return `<div class="tip"><div>batch ${at}: ${seconds(whole)}</div><table>${rows.join("")}</table></div>`;
+        const isCut = beyond.some(([x]) => x === shown[0]?.value[0]) ? ", cut off at the edge" : "";
+        return `<div class="tip"><div>batch ${at}: ${seconds(whole)}${isCut}</div><table>${rows.join("")}</table></div>`;
       };
       return option;
     },
@@ -457,7 +496,8 @@ export default {
       if (chart.kind === "phases") {
         const [run, rank] = chart.id.split("/").slice(-2).map(Number);
         const label = this.runs.find((known) => known.id === run)?.label;
-        return `Where a step's time goes, run ${label}, rank ${rank}. Latest: ${this.spoken[chart.id] || "nothing yet"}.`;
+        const cut = this.cut[chart.id] ? ` ${this.cut[chart.id]}.` : "";
+        return `Where a step's time goes, run ${label}, rank ${rank}. Latest: ${this.spoken[chart.id] || "nothing yet"}.${cut}`;
       }
       const values = this.latestOf(chart).map((one) => {
         const run = this.runs.find((known) => known.id === one.run);
@@ -568,8 +608,21 @@ function number(value, digits) {
     return value.toExponential(digits - 1).replace(/\.?0+e/, "e").replace("e+", "e");
   }
   if (digits === 3 && size >= 1e6) return Number((value / 1e6).toPrecision(3)) + "M";
-  if (digits === 3 && size >= 1e4) return Number((value / 1e3).toPrecision(3)) + "k";
-  return String(Number(value.toPrecision(digits)));
+  return grouped(Number(value.toPrecision(digits)));
+}
+
+// Where a chart of stacked times ends, so that one long step does not make all others invisible: steps that take more
+// than four times as long as nine in ten of them go beyond it.
+function upperEdge(wholes) {
+  const ordered = [...wholes].sort((one, other) => one - other);
+  const usual = ordered[Math.floor(USUAL_SHARE * (ordered.length - 1))];
+  return 1.05 * Math.max(...ordered.filter((whole) => whole <= FAR_BEYOND * usual));
+}
+
+function cutText(steps) {
+  if (!steps.length) return "";
+  const longest = seconds(Math.max(...steps.map(([, whole]) => whole)));
+  return steps.length === 1 ? `1 step is cut off: ${longest}` : `${steps.length} steps are cut off: up to ${longest}`;
 }
 
 function latestPhases(phases) {
@@ -582,7 +635,12 @@ function latestPhases(phases) {
 
 function compact(value) {
   if (Math.abs(value) >= 1e6) return Number((value / 1e6).toPrecision(6)) + "M";
-  return Number(Number(value).toPrecision(8)).toLocaleString("en");
+  return grouped(Number(Number(value).toPrecision(8)));
+}
+
+// With separators for thousands, and all of its digits.
+function grouped(value) {
+  return value.toLocaleString("en", { maximumFractionDigits: 20 });
 }
 
 function clock(value) {
@@ -595,5 +653,5 @@ function clock(value) {
 function seconds(value) {
   if (value === 0) return "0";
   if (value < 1e-3) return `${Number((value * 1e6).toPrecision(3))} µs`;
-  return value < 1 ? `${Number((value * 1e3).toPrecision(3))} ms` : `${Number(value.toPrecision(3))} s`;
+  return value < 1 ? `${Number((value * 1e3).toPrecision(3))} ms` : `${grouped(Number(value.toPrecision(3)))} s`;
 }

@@ -48,6 +48,10 @@ class Top(Callback):
         """Those events, and the phases of some batches."""
         return self._demand
 
+    def check(self) -> None:
+        """Says what to use instead where there is no terminal."""
+        require_terminal()
+
     def destinations(self) -> Sequence[LoggerDestination]:
         """What hands on what other callbacks log, and takes the terminal when the run is known."""
         self._view = RunView("run")

@@ -8,7 +8,7 @@ from typing import ClassVar, get_args
 
 from bus.errors import OffloopError
 from consumers.dashboard.run_view import Axis, RunView
-from consumers.dashboard.top_frame import Shown, frame, log_rows
+from consumers.dashboard.top_frame import Shown, frame, log_length, log_rows
 from consumers.dashboard.top_screen import TerminalScreen
 from consumers.logger import RunPlace
 
@@ -123,7 +123,7 @@ class Display:
             self._leave()
         elif key == "?":
             shown.page = "run" if shown.page == "help" else "help"
-        elif key == "l":
+        elif key == "e":
             shown.page, shown.scroll = "run" if shown.page == "log" else "log", 0
         elif key in ("escape", "enter"):
             shown.page, shown.message = "run", None
@@ -132,9 +132,9 @@ class Display:
         elif key == "x":
             axes = get_args(Axis)
             shown.axis = axes[(axes.index(shown.axis) + 1) % len(axes)]
-        elif key == "y":
+        elif key == "l":
             shown.logarithmic = not shown.logarithmic
-        elif key in ("s", "p", "c"):
+        elif key in ("S", "p", "c"):
             self._ask(key)
         elif key in _MOVES:
             self._move(_MOVES[key])
@@ -143,8 +143,9 @@ class Display:
         """Moves by so many lines and pages: in the log, else through the metrics."""
         shown, (lines, pages) = self._shown, move
         if shown.page == "log":
-            rows = log_rows(self._screen.size[1])
-            shown.scroll = _within(shown.scroll - lines - pages * rows, len(self._view.log()) - rows)
+            width, height = self._screen.size
+            rows, length = log_rows(height), log_length(self._view.log(), width)
+            shown.scroll = _within(shown.scroll - lines - pages * rows, length - rows)
             return
         names = [name for group in self._view.groups().values() for name in group]
         if names:
@@ -154,7 +155,7 @@ class Display:
     def _ask(self, key: str) -> None:
         if not self._shown.commands:
             self._say("this is a recording: it takes no commands")
-        elif key == "s":
+        elif key == "S":
             self._asks_to_stop = True
             self._shown.message = _QUESTION.format(self._view.run_name)
         elif key == "c":

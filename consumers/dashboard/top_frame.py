@@ -13,7 +13,7 @@ from consumers.loggers.console import one_line
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["Shown", "frame", "log_rows"]
+__all__ = ["Shown", "frame", "log_length", "log_rows"]
 
 _WIDE = 110
 _RIGHT_SHARE = 0.42
@@ -26,6 +26,8 @@ _PHASE_LINES = 3
 _VALUE_WIDTH = 10
 _RECENT_STEPS = 20
 _RANK_WIDTH = 66
+_TIME_WIDTH = 9
+_LEAST_LOG_WIDTH = 2
 
 _STATES = {
     "waiting": ("○", "yellow"),
@@ -46,9 +48,9 @@ HELP = (
     ("PgUp PgDn", "a page up or down"),
     ("Home End", "the first or the last"),
     ("x", "chart over batches, samples, epochs, or time"),
-    ("y", "chart with a logarithmic scale, and back"),
-    ("l", "the log alone, and back"),
-    ("s", "stop the training, after the batch at hand (asks first)"),
+    ("l", "chart with a logarithmic scale, and back"),
+    ("e", "the log of events alone, with the whole of its lines, and back"),
+    ("S", "stop the training, after the batch at hand (asks first)"),
     ("p", "pause the training, or let it go on"),
     ("c", "write a checkpoint"),
     ("q", "quit; the training goes on"),
@@ -84,7 +86,7 @@ def frame(view: RunView, shown: Shown, width: int, height: int) -> "list[Text]":
     if shown.page == "help":
         body = _help(width)
     elif shown.page == "log":
-        body = [_rule("log", width), *_log(view.log(), shown.scroll, width, room - 1)]
+        body = [_rule("log", width), *_whole_log(view.log(), shown.scroll, width, room - 1)]
     elif width >= _WIDE:
         right = int(width * _RIGHT_SHARE)
         body = _beside(_left(view, shown, width - right - _GAP, room), _right(view, shown, right, room), width - right)
@@ -100,6 +102,11 @@ def frame(view: RunView, shown: Shown, width: int, height: int) -> "list[Text]":
 def log_rows(height: int) -> int:
     """How many lines of the log its own page shows."""
     return max(height - 4, 1)
+
+
+def log_length(entries: Sequence[LogEntry], width: int) -> int:
+    """How many lines the log has on its own page."""
+    return sum(len(_parts(entry, width)) for entry in entries)
 
 
 def _text(text: str = "", style: str = "") -> "Text":
@@ -120,6 +127,7 @@ def _header(view: RunView, shown: Shown, width: int) -> "Text":
         line.append(f"  attempt {view.attempt}", "dim")
     if view.error:
         line.append(f"  {one_line(view.error)}", "red")
+        line.truncate(width, overflow="ellipsis")
         return line
     progress = view.progress()
     parts = [f"epoch {progress.epoch}", f"batch {progress.batch}", duration(progress.elapsed)]
@@ -151,7 +159,7 @@ def _stacked(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]"
     entries = view.log()
     # A chart need not become any higher than it is in a usual terminal; a log is the better the more it shows.
     log_room = min(max((room - len(below)) // 4, room - len(below) - _ENOUGH_ABOVE), len(entries))
-    log = [_rule("log", width), *_log(entries, 0, width, log_room)] if log_room > 0 else []
+    log = [_rule("log", width), *_log(entries, width, log_room)] if log_room > 0 else []
     return [*_left(view, shown, width, room - len(below) - len(log)), *below, *log]
 
 
@@ -171,7 +179,7 @@ def _left(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
 
 def _right(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
     above = _phases(view, shown, width) + _ranks(view.ranks(), width, max(room // 3, 3))
-    return [*above, _rule("log", width), *_log(view.log(), 0, width, room - len(above) - 1)]
+    return [*above, _rule("log", width), *_log(view.log(), width, room - len(above) - 1)]
 
 
 def _chart(view: RunView, name: str, shown: Shown, width: int, height: int) -> "list[Text]":
@@ -180,7 +188,9 @@ def _chart(view: RunView, name: str, shown: Shown, width: int, height: int) -> "
     title = f"{name}  {number(series.last)}"
     if points.not_finite:
         x, value = points.not_finite[0]
-        title += f"  {number(value)} at {shown.axis} {number(x)}"
+        # A batch's own values stand at the number of batches that were trained before it.
+        place = "step" if shown.axis == "batch" else shown.axis
+        title += f"  {number(value)} at {place} {number(x)}"
     scale = f"over {shown.axis}"
     logarithmic = shown.logarithmic and has_logarithm(points)
     if shown.logarithmic:
@@ -265,15 +275,39 @@ def _ranks(ranks: Sequence[RankView], width: int, most: int) -> "list[Text]":
     return lines
 
 
-def _log(entries: Sequence[LogEntry], scroll: int, width: int, room: int) -> "list[Text]":
-    end = max(len(entries) - scroll, min(room, len(entries)))
-    lines = []
-    for entry in entries[max(end - max(room, 0), 0) : end]:
-        line = _text()
-        line.append(time.strftime("%H:%M:%S ", time.localtime(entry.time)), "dim")
-        line.append(one_line(entry.text), _KIND_STYLES.get(entry.kind, ""))
-        lines.append(line)
+def _log(entries: Sequence[LogEntry], width: int, room: int) -> "list[Text]":
+    """The last entries, a line for each."""
+    lines = [_log_line(entry, one_line(entry.text), True) for entry in entries[-room:]] if room > 0 else []
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
     return lines
+
+
+def _whole_log(entries: Sequence[LogEntry], scroll: int, width: int, room: int) -> "list[Text]":
+    """Lines of the log that are so far above its end; what is too long for one goes on in the next."""
+    rows: list[tuple[LogEntry, str, bool]] = []
+    for entry in reversed(entries):
+        if len(rows) >= scroll + room:
+            break
+        parts = _parts(entry, width)
+        rows += [(entry, part, place == 0) for place, part in reversed(list(enumerate(parts)))]
+    rows.reverse()
+    end = max(len(rows) - scroll, min(room, len(rows)))
+    return [_log_line(*row) for row in rows[max(end - max(room, 0), 0) : end]]
+
+
+def _parts(entry: LogEntry, width: int) -> list[str]:
+    """The text of an entry in parts that fit behind the time."""
+    from rich.cells import chop_cells
+
+    return chop_cells(one_line(entry.text), max(width - _TIME_WIDTH, _LEAST_LOG_WIDTH)) or [""]
+
+
+def _log_line(entry: LogEntry, text: str, is_first: bool) -> "Text":
+    line = _text()
+    line.append(time.strftime("%H:%M:%S ", time.localtime(entry.time)) if is_first else " " * _TIME_WIDTH, "dim")
+    line.append(text, _KIND_STYLES.get(entry.kind, ""))
+    return line
 
 
 def _help(width: int) -> "list[Text]":
@@ -288,10 +322,12 @@ def _help(width: int) -> "list[Text]":
 
 def _footer(view: RunView, shown: Shown, width: int) -> "Text":
     if shown.message is not None:
-        return _text(shown.message, "reverse")
-    keys = ["q quit", "? help", "↑↓ metric", "l log"]
+        message = _text(shown.message, "reverse")
+        message.truncate(width, overflow="ellipsis")
+        return message
+    keys = ["q quit", "? help", "↑↓ metric", "e log"]
     if shown.commands and view.status in ("waiting", "live", "paused"):
-        keys += ["s stop", "p pause", "c checkpoint"]
+        keys += ["S stop", "p pause", "c checkpoint"]
     line = _text()
     for text in keys:
         if len(line) + len(text) + 2 > width:

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any
 
 from bus.errors import ConfigurationError
+from bus.event import Event
 from bus.snapshot import Snapshot
 from consumers.logger import Images, LoggerDestination, LogValue, Row, Table, Text
 
@@ -28,12 +29,16 @@ _HIDDEN = (
     # There is one for each parameter or module.
     *("l2_norm/*/*", f"!{_GLOBAL_NORM}", "activations/*"),
 )
+_AFTER_AN_EPOCH = (
+    *(Event.EPOCH_END, Event.EPOCH_CHECKPOINT),
+    *(Event.ITERATION_END, Event.ITERATION_CHECKPOINT, Event.FIT_END),
+)
 _MOST = 12
 _FIRST = ("loss/", "metrics/")
 
 
 class ConsoleLogger(LoggerDestination):
-    """Prints step, epoch and metrics on standard output, a line a second.
+    """Prints step, epoch (from 0) and metrics on standard output, a line a second.
 
     At most one line for each ``every`` seconds of the run's own time, with the latest value of everything that was
     logged since the line before; what is left at the end is printed too. ``every=0`` prints a line for every event at
@@ -77,7 +82,7 @@ class ConsoleLogger(LoggerDestination):
         for name in metrics:
             self._order.setdefault(name, len(self._order))
         self._step = max(row.step for row in rows)
-        self._epoch = state.timestamp.values[1]
+        self._epoch = shown_epoch(state)
         self._print_what_is_due(state)
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
@@ -161,6 +166,14 @@ class ConsoleLogger(LoggerDestination):
         for note in self._notes.values():
             print(note, flush=True)
         self._metrics, self._notes = {}, {}
+
+
+def shown_epoch(state: Snapshot) -> int:
+    """The number of the epoch that an event is about, from 0. Of its end, and of an evaluation after it, that is the
+    epoch that is over, while the timestamp has the next one."""
+    epoch = state.timestamp.values[1]
+    comes_after = state.event in _AFTER_AN_EPOCH or state.event.is_eval
+    return epoch - 1 if comes_after and epoch and state.timestamp.batch_in_epoch == 0 else epoch
 
 
 def format_value(value: LogValue) -> str:

@@ -1,5 +1,6 @@
 """What destinations that write a file share."""
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -11,7 +12,7 @@ from typing import Any, BinaryIO
 from bus.errors import ClosedError, ConfigurationError
 from consumers.logger import LoggerDestination, RunPlace
 
-__all__ = ["FileDestination"]
+__all__ = ["FileDestination", "append_whole"]
 
 _BLOCK = 1024 * 1024
 
@@ -70,17 +71,15 @@ class FileDestination(LoggerDestination):
 
         Raises:
             ClosedError: before :meth:`open` and after :meth:`close`.
+            OSError: it cannot be written, and nothing of it was.
         """
-        file, data = self._opened, text.encode()
-        file.write(data)
-        file.flush()
-        self._count(data)
+        self._append(text.encode())
 
     def close(self) -> None:
         """Closes the file; whatever was written stays."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def state_dict(self) -> dict[str, Any]:
         """How much is in the file, and its checksum; all of that is on the disk when this returns."""
@@ -145,7 +144,10 @@ class FileDestination(LoggerDestination):
             os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
-            file.close()
+            # On a full disk, half a file takes room that is needed, and closing it tries to write the other half.
+            temporary.unlink()
+            with contextlib.suppress(OSError):
+                file.close()
             raise
         old.close()
         self._file, self._bytes, self._checksum = file, written, checksum
@@ -172,7 +174,8 @@ class FileDestination(LoggerDestination):
             raise ClosedError(self._not_open)
         return self._path
 
-    def _count(self, data: bytes) -> None:
+    def _append(self, data: bytes) -> None:
+        append_whole(self._opened.fileno(), data, self._bytes)
         self._bytes += len(data)
         self._checksum = zlib.crc32(data, self._checksum)
 
@@ -202,6 +205,23 @@ class FileDestination(LoggerDestination):
         # A resumed run keeps what its earlier attempts logged.
         suffix = f"-{place.attempt}" if place.attempt > 1 else ""
         return place.run_dir / f"metrics{suffix}.{self.name}"
+
+
+def append_whole(descriptor: int, data: bytes, size: int) -> None:
+    """Writes the data to a file that is open for appending and has ``size`` bytes.
+
+    Raises:
+        OSError: it cannot be written, and nothing of it was.
+    """
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    except OSError:
+        # A full disk takes a part. Pipes and the like cannot be cut.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, size)
+        raise
 
 
 def _open(path: Path, flags: int) -> BinaryIO:

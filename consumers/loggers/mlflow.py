@@ -1,5 +1,6 @@
 """Logs to MLflow, https://mlflow.org/docs/latest."""
 
+import contextlib
 import os
 import re
 import tempfile
@@ -21,7 +22,9 @@ _MOST_PARAMS = 100
 _LONGEST_PART = 200
 _LONGEST_KEY = 250
 # MLflow itself would try for minutes, and say nothing: the spool tries again, and says so.
-_ONE_ATTEMPT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+_REQUEST_SECONDS = "20"
+_ONE_ATTEMPT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", _TIMEOUT: _REQUEST_SECONDS}
 _NO_NAMES = ("", ".", "..")
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 
@@ -38,8 +41,8 @@ class MLFlowLogger(LoggerDestination):
     masks beside them, tables ``tables/NAME/STEP.json`` in the form of ``mlflow.log_table``, texts
     ``texts/NAME/STEP.txt``, files are artifacts of their names. What MLflow does not take in a name becomes ``_``.
 
-    A request to a server is given up after 20 seconds, or ``$MLFLOW_HTTP_REQUEST_TIMEOUT``, and everything is sent
-    again after a pause.
+    A request is given up when the server stands still for 20 seconds, that of a file for ``finish_seconds``, or both
+    for ``$MLFLOW_HTTP_REQUEST_TIMEOUT``, and everything that has not arrived is sent again after a pause.
 
     Args:
         experiment_name: the experiment; created if there is none of that name.
@@ -48,6 +51,7 @@ class MLFlowLogger(LoggerDestination):
             MLflow's own, from ``$MLFLOW_TRACKING_URI``.
         artifact_location: where a new experiment keeps its artifacts; by default the server's choice.
         drain_seconds: how long the consumer waits at its end while nothing can be sent.
+        finish_seconds: how long a file, or the images of an event, may take to arrive.
     """
 
     name: ClassVar[str] = "mlflow"
@@ -60,12 +64,14 @@ class MLFlowLogger(LoggerDestination):
         tracking_uri: str | None = None,
         artifact_location: str | None = None,
         drain_seconds: float = LoggerDestination.drain_seconds,
+        finish_seconds: float = 600.0,
     ) -> None:
         self._experiment_name = experiment_name
         self._run_name = run_name
         self._tracking_uri = tracking_uri
         self._artifact_location = artifact_location
         self.drain_seconds = drain_seconds
+        self.finish_seconds = finish_seconds
         self._client: Any = None
         self._experiment_id = ""
         self._place: RunPlace | None = None
@@ -184,7 +190,8 @@ class MLFlowLogger(LoggerDestination):
         with tempfile.TemporaryDirectory() as directory:
             link = Path(directory, name)
             link.symlink_to(entry.file_path)
-            self._request("log_artifact", str(link), folder or None)
+            with _timeout(self.finish_seconds):
+                self._request("log_artifact", str(link), folder or None)
 
     def close(self) -> None:
         """Says that the run is finished, at the time of what was logged last."""
@@ -248,6 +255,20 @@ class MLFlowLogger(LoggerDestination):
             if error.error_code == "INVALID_PARAMETER_VALUE" and "'active' state" not in error.message:
                 raise ConfigurationError(f"MLflow refuses it: {error.message.splitlines()[0]}") from None
             raise
+
+
+@contextlib.contextmanager
+def _timeout(seconds: float) -> Iterator[None]:
+    """Lets requests take that long, unless the user has said how long. MLflow takes it from the environment alone, with
+    each request."""
+    if os.environ.get(_TIMEOUT) != _REQUEST_SECONDS:
+        yield
+        return
+    os.environ[_TIMEOUT] = str(max(1, int(seconds)))
+    try:
+        yield
+    finally:
+        os.environ[_TIMEOUT] = _REQUEST_SECONDS
 
 
 def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:

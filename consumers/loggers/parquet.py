@@ -113,9 +113,11 @@ class ParquetLogger(LoggerDestination):
 
     def close(self) -> None:
         """Writes what is held."""
-        if self._directory is not None:
-            self._flush()
-        self._release()
+        try:
+            if self._directory is not None:
+                self._flush()
+        finally:
+            self._release()
 
     def state_dict(self) -> dict[str, Any]:
         """How many rows there are, in which columns; all of that is on the disk when this returns."""
@@ -189,9 +191,10 @@ class ParquetLogger(LoggerDestination):
 
     def _flush(self) -> None:
         if self._rows:
-            new, self._rows = _table(self._rows, self._columns), []
-            self._written = new if self._written is None else _joined(self._written, new)
-            _write(self._file(self._full), self._written)
+            new = _table(self._rows, self._columns)
+            whole = new if self._written is None else _joined(self._written, new)
+            _write(self._file(self._full), whole)
+            self._written, self._rows = whole, []
 
     def _file(self, number: int) -> Path:
         assert self._directory is not None  # called while it is open
@@ -285,10 +288,15 @@ def _write(file: Path, table: "pa.Table") -> None:
 
     # Readers of the directory pass over names that begin with a dot.
     temporary = file.with_name(f".{file.name}.new")
-    with temporary.open("wb") as opened:
-        write_table(table, opened)
-        opened.flush()
-        os.fsync(opened.fileno())
+    try:
+        with temporary.open("wb") as opened:
+            write_table(table, opened)
+            opened.flush()
+            os.fsync(opened.fileno())
+    except BaseException:
+        # On a full disk, half a file takes room that is needed.
+        temporary.unlink(missing_ok=True)
+        raise
     os.replace(temporary, file)
     directory = os.open(file.parent, os.O_RDONLY)
     try:

@@ -13,7 +13,7 @@ from bus.snapshot import Snapshot
 from bus.time import Timestamp, TimeUnit
 from consumers.callback import Callback
 from consumers.logger import Logger, LoggerDestination, RunPlace
-from consumers.loggers.console import format_value, one_line
+from consumers.loggers.console import format_value, one_line, shown_epoch
 from consumers.loggers.screen import Screen
 
 __all__ = ["ProgressLogger", "ProgressWatcher"]
@@ -157,7 +157,7 @@ class ProgressLogger(LoggerDestination):
         done = float(state.timestamp.batch_in_epoch)
         if state.event is Event.BATCH_END:  # the trainer resumed in the middle of an epoch
             done -= 1
-        place = f"Epoch {int(state.timestamp.epoch):>3}"
+        place = f"Epoch {shown_epoch(state):>3}"
         self._bars["train"] = _Bar("train", place, "ba", state.time, done, done, state.dataloader_len, state.time)
 
     def _end_batch(self, state: Snapshot) -> None:
@@ -180,10 +180,8 @@ class ProgressLogger(LoggerDestination):
         self._finish("total", {})
 
     def _begin_evaluation(self, state: Snapshot) -> None:
-        if "train" in self._bars:
-            place = f"Batch {int(state.timestamp.batch):>3}"
-        else:
-            place = f"Epoch {max(int(state.timestamp.epoch) - 1, 0):>3}"  # the timestamp shows the next one by now
+        within_epoch = "train" in self._bars
+        place = f"Batch {int(state.timestamp.batch):>3}" if within_epoch else f"Epoch {shown_epoch(state):>3}"
         label = state.dataloader_label or "eval"
         self._bars["eval"] = _Bar(label, place, "ba", state.time, 0.0, 0.0, state.dataloader_len, state.time)
 

@@ -21,10 +21,11 @@ PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds between two attempts to send; the last one is kept to."""
 
 _PATIENCE_SECONDS = 1.0
-_FORGET_BYTES = 16 * 1024 * 1024
 _DIRECTORY = "consumers"
 _ROWS = "rows"
+_IMAGES = "images"
 _UPLOAD = "upload"
+_LARGE = (_IMAGES, _UPLOAD)
 _MOST_AT_ONCE = 200
 
 
@@ -46,7 +47,8 @@ class Spool(LoggerDestination):
     Without, everything is sent at once.
 
     :meth:`close` waits until everything is sent, and gives up when nothing could be sent for
-    ``destination.drain_seconds``. What the destination lacks then is told by :attr:`problem`.
+    ``destination.drain_seconds``, or for ``destination.finish_seconds`` while an image or a file is on its way. What
+    the destination lacks then is told by :attr:`problem`.
 
     ``pause`` waits for so many seconds, in tests.
     """
@@ -56,7 +58,8 @@ class Spool(LoggerDestination):
     def __init__(self, destination: LoggerDestination, pause: Callable[[float], object] | None = None) -> None:
         self._destination = destination
         self._pause = pause or self._wait
-        self._finishing_until = 0.0
+        self._patient_at: Place | None = None
+        self._patient_until = 0.0
         self._closing = threading.Event()
         self._abandoned = threading.Event()
         self._changed = threading.Condition()
@@ -109,7 +112,7 @@ class Spool(LoggerDestination):
         content = entry._asdict()
         content["images"] = [_packed(image) for image in entry.images]
         content["masks"] = {name: [_packed(mask) for mask in masks] for name, masks in entry.masks.items()}
-        self._append("images", list(content.values()), state)
+        self._append(_IMAGES, list(content.values()), state)
 
     def log_table(self, entry: Table, state: Snapshot) -> None:
         """Keeps it until it is sent."""
@@ -144,6 +147,11 @@ class Spool(LoggerDestination):
             self._is_new_position = False
             self._release()
 
+    def released(self) -> None:
+        """Sends what it was given so far, and keeps what does not arrive."""
+        with self._changed:
+            self._release()
+
     def close(self) -> None:
         """Waits until everything is sent, or nothing could be for too long; then says how much was not. So it does when
         the wait is interrupted."""
@@ -151,6 +159,7 @@ class Spool(LoggerDestination):
         if thread is None:
             return
         with self._changed:
+            self._patient_at = None
             self._closing.set()
             self._changed.notify_all()
         try:
@@ -208,6 +217,7 @@ class Spool(LoggerDestination):
             except Exception as error:  # noqa: BLE001  a destination may raise anything, and is tried again
                 with contextlib.suppress(Exception):
                     self._destination.close()
+                self._patient_until = 0.0
                 failures = failures + 1 if self._delivered == before else 1
                 self._say_trouble(error)
             if self._closing.is_set() and not self._missing:
@@ -232,7 +242,8 @@ class Spool(LoggerDestination):
         while thread.is_alive():
             before = self._delivered
             thread.join(longest)
-            if self._delivered == before and time.monotonic() >= self._finishing_until:
+            # Patience ends after a delivery is noted, so it is looked up first.
+            if time.monotonic() >= self._patient_until and self._delivered == before:
                 break
 
     def _open_and_deliver(self) -> None:
@@ -242,17 +253,27 @@ class Spool(LoggerDestination):
         if directory.mark.destination:
             destination.load_state_dict(directory.mark.destination)
         destination.open(self._place)
-        directory.set_sent(place, destination.state_dict())
+        self._note_sent(place, ())
         while (found := self._next(place)) is not None:
-            entries, place = found
+            entries, after = found
+            if any(kind in _LARGE for kind, *_ in entries):
+                self._be_patient(place)
+            place = after
             self._deliver(entries)
             if destination.acknowledges:
                 self._note_sent(place, entries)
             self._delivered = place
+            self._patient_until = 0.0
             self._say_recovery()
-        self._finishing_until = time.monotonic() + destination.finish_seconds
+        self._be_patient(place)
         destination.close()
         self._note_sent(place, ())
+
+    def _be_patient(self, place: Place) -> None:
+        """Gives the destination time for what takes long, once: what has failed is not waited for that long again."""
+        if self._patient_at is None or place > self._patient_at:
+            self._patient_at = place
+            self._patient_until = time.monotonic() + self._destination.finish_seconds
 
     def _next(self, place: Place) -> tuple[list[Any], Place] | None:
         """The next entries that can go together, and the place after them; ``None`` when it is time to close."""
@@ -294,7 +315,7 @@ class Spool(LoggerDestination):
             destination.log_rows([Row(*row) for row in content], state)
         elif kind == "hyperparameters":
             destination.log_hyperparameters(content, state)
-        elif kind == "images":
+        elif kind == _IMAGES:
             entry = Images(*content)
             images = [_array(packed) for packed in entry.images]
             masks = {name: [_array(packed) for packed in masks] for name, masks in entry.masks.items()}
@@ -314,8 +335,6 @@ class Spool(LoggerDestination):
             for kind, content, _ in entries:
                 if kind == _UPLOAD:
                     directory.drop_file(content[1])
-            if place == self._final == directory.end and place.bytes - directory.mark.base >= _FORGET_BYTES:
-                directory.forget_sent()
 
     @property
     def _missing(self) -> int:

@@ -5,18 +5,22 @@ import os
 import shutil
 import struct
 import tempfile
+from bisect import bisect_right
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import msgpack
 
 from bus.errors import ConfigurationError
+from consumers.loggers.files import append_whole
 
 __all__ = ["Mark", "Place", "SpoolDirectory"]
 
 _LENGTH = struct.Struct(">I")
 _MARK = "sent"
 _FILES = "files"
+_RECORDS = "records-"
+_FILE_BYTES = 16 * 1024 * 1024
 
 
 class Place(NamedTuple):
@@ -43,10 +47,12 @@ class Mark(NamedTuple):
 
 
 class SpoolDirectory:
-    """The directory of one spool: ``records-BASE``, the mark in ``sent``, and ``files/``.
+    """The directory of one spool: the files ``records-BASE``, the mark in ``sent``, and ``files/``.
 
-    Records are appended by one thread and read by another; each is a length of four bytes, most significant first, and
-    MessagePack. It is created by :meth:`create` or found again by :meth:`go_on`.
+    Records are appended by one thread and read by another, which hold a lock for everything else; each is a length of
+    four bytes, most significant first, and MessagePack. The first one of a file is at ``BASE``, as :class:`Place`
+    counts; a file of 16 MiB is followed by another, and deleted when all of it was sent. It is created by
+    :meth:`create` or found again by :meth:`go_on`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,6 +61,7 @@ class SpoolDirectory:
         self.end = Place()
         """Where the next record is appended."""
         self._file: BinaryIO | None = None
+        self._bases: list[int] = []
 
     @classmethod
     def create(cls, parent: Path | None, prefix: str) -> "SpoolDirectory":
@@ -67,7 +74,7 @@ class SpoolDirectory:
         made = cls(Path(path or tempfile.mkdtemp(prefix=f"offloop-{prefix}-")))
         (made.path / _FILES).mkdir()
         made._write_mark(made.mark)
-        made._open_records()
+        made._append_to(0)
         return made
 
     @classmethod
@@ -81,29 +88,39 @@ class SpoolDirectory:
         try:
             packed = msgpack.unpackb((path / _MARK).read_bytes(), strict_map_key=False)
             found.mark = Mark(packed[0], Place(*packed[1]), packed[2], packed[3])
-            found._open_records()
+            # What is gone was sent, and is not sent again however far back the consumer begins.
+            found.end = Place(max(committed.bytes, found.mark.base), committed.records)
+            reached = found._find_records()
+            if reached >= found.end.bytes:
+                found._append_to(found._bases.pop() if found._bases else found.end.bytes)
+                os.ftruncate(found._opened.fileno(), found.end.bytes - found._bases[-1])
         except (OSError, ValueError, TypeError, IndexError) as error:
             raise found._problem(f"cannot be read: {error}") from None
-        # What is gone was sent, and is not sent again however far back the consumer begins.
-        found.end = Place(max(committed.bytes, found.mark.base), committed.records)
-        if os.fstat(found._opened.fileno()).st_size < found.end.bytes - found.mark.base:
+        if reached < found.end.bytes:
             raise found._problem(f"is shorter than the {committed.records} entries that this consumer has logged")
-        os.ftruncate(found._opened.fileno(), found.end.bytes - found.mark.base)
         if found.end.records < found.mark.place.records:
             found._write_mark(found.mark._replace(place=found.end))
         return found
 
     def append(self, record: Any) -> None:
-        """Adds a record; the system has it when this returns."""
+        """Adds a record; the system has it when this returns.
+
+        Raises:
+            OSError: it cannot be written, and nothing was added.
+        """
         packed: bytes = msgpack.packb(record, default=_plain, unicode_errors="replace")
-        self._opened.write(_LENGTH.pack(len(packed)) + packed)
-        self._opened.flush()
-        self.end = Place(self.end.bytes + _LENGTH.size + len(packed), self.end.records + 1)
+        if self.end.bytes - self._bases[-1] >= _FILE_BYTES:
+            self.sync()
+            self._append_to(self.end.bytes)
+        data = _LENGTH.pack(len(packed)) + packed
+        append_whole(self._opened.fileno(), data, self.end.bytes - self._bases[-1])
+        self.end = Place(self.end.bytes + len(data), self.end.records + 1)
 
     def read(self, place: Place) -> tuple[Any, Place]:
         """The record there, and the place after it."""
-        with self._records_path.open("rb") as file:
-            file.seek(place.bytes - self.mark.base)
+        base = self._bases[self._number_of_file(place)]
+        with self._records(base).open("rb") as file:
+            file.seek(place.bytes - base)
             (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
             packed = file.read(length)
         return msgpack.unpackb(packed, strict_map_key=False), Place(
@@ -134,18 +151,20 @@ class SpoolDirectory:
         os.fsync(self._opened.fileno())
 
     def set_sent(self, place: Place, destination: dict[str, Any]) -> None:
-        """Keeps that everything before the place was sent, and the state that the destination is in."""
-        self._write_mark(Mark(self.mark.base, place, max(self.mark.sent, place.records), destination))
+        """Keeps that everything before the place was sent, and the state that the destination is in; deletes the files
+        of records that are not read any more."""
+        first = self._number_of_file(place)
+        gone, left = self._bases[:first], self._bases[first:]
+        self._write_mark(Mark(left[0], place, max(self.mark.sent, place.records), destination))
+        self._bases = left
+        for base in gone:
+            self._records(base).unlink()
 
     def forget_sent(self) -> None:
-        """Deletes what is kept, when everything was sent, and begins a new file of records."""
-        old, base = self._records_path, self.end.bytes
-        if base == self.mark.base:
-            return
-        self._opened.close()
-        self._file = (self.path / f"records-{base}").open("ab")
-        self._write_mark(self.mark._replace(base=base, place=self.end))
-        old.unlink()
+        """Deletes what is kept, when everything was sent."""
+        if self._bases[-1] < self.end.bytes:
+            self._append_to(self.end.bytes)
+        self.set_sent(self.end, self.mark.destination)
         for kept in (self.path / _FILES).iterdir():
             kept.unlink()
 
@@ -160,25 +179,39 @@ class SpoolDirectory:
         shutil.rmtree(self.path, ignore_errors=True)
 
     @property
-    def _records_path(self) -> Path:
-        return self.path / f"records-{self.mark.base}"
-
-    @property
     def _opened(self) -> BinaryIO:
         assert self._file is not None  # opened by both ways to make one
         return self._file
 
-    def _open_records(self) -> None:
-        for stale in self.path.glob("records-*"):
-            if stale != self._records_path:
-                stale.unlink()
-        self._file = self._records_path.open("ab")
+    def _records(self, base: int) -> Path:
+        return self.path / f"{_RECORDS}{base}"
+
+    def _number_of_file(self, place: Place) -> int:
+        return bisect_right(self._bases, place.bytes) - 1
+
+    def _append_to(self, base: int) -> None:
+        file = self._records(base).open("ab")
+        self.close()
+        self._file = file
+        self._bases.append(base)
+
+    def _find_records(self) -> int:
+        """Finds the files of records up to the end, and deletes what is after it, or was sent; where they end."""
+        reached = self.mark.base
+        for base in sorted(int(file.name.removeprefix(_RECORDS)) for file in self.path.glob(f"{_RECORDS}*")):
+            if base < self.mark.base or base > self.end.bytes:
+                self._records(base).unlink()
+            elif base == reached:
+                self._bases.append(base)
+                reached += self._records(base).stat().st_size
+        return reached
 
     def _write_mark(self, mark: Mark) -> None:
+        # Known to this process even if the disk does not take it: what it has sent it does not send again.
+        self.mark = mark
         temporary = self.path / f".{_MARK}.new"
         temporary.write_bytes(msgpack.packb(mark, default=_plain))
         os.replace(temporary, self.path / _MARK)
-        self.mark = mark
 
     def _problem(self, what: str) -> ConfigurationError:
         self.close()

@@ -141,12 +141,6 @@ class TensorboardLogger(FileDestination):
             records.insert(0, Record(wall_time=wall_time, file_version=_FILE_VERSION))
         self._append(b"".join(map(_framed, records)))
 
-    def _append(self, data: bytes) -> None:
-        file = self._opened
-        file.write(data)
-        file.flush()
-        self._count(data)
-
 
 def _framed(record: Any) -> bytes:
     from tensorboard.summary.writer.record_writer import RecordWriter

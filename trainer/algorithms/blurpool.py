@@ -74,6 +74,7 @@ class BlurPool(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Changes the layers."""
+        self.check(state)
         for module in state.model.modules():
             if isinstance(module, BlurredBefore | BlurredAfter):
                 continue
@@ -82,14 +83,24 @@ class BlurPool(Algorithm):
             elif self.replace_convs and _is_convolution(module, self.min_channels):
                 _make_blurred(module, BlurredBefore if self.blur_first else BlurredAfter)
         blurred = [module for module in state.model.modules() if isinstance(module, BlurredBefore | BlurredAfter)]
-        if not blurred:
+        pools = sum(isinstance(module, nn.MaxPool2d) for module in blurred)
+        logger.log_metrics(
+            {"blurpool/num_blurpool_layers": pools, "blurpool/num_blurconv_layers": len(blurred) - pools}
+        )
+
+    def check(self, state: State) -> None:
+        """Refuses a model without a layer to blur."""
+        if not any(self._goes_with(module) for module in state.model.modules()):
             raise ConfigurationError(
                 f"BlurPool finds nothing to blur in {type(state.model).__name__}: it needs a MaxPool2d with a stride, "
                 f"or a Conv2d with a stride and at least {self.min_channels} input channels (min_channels)"
             )
-        pools = sum(isinstance(module, nn.MaxPool2d) for module in blurred)
-        logger.log_metrics(
-            {"blurpool/num_blurpool_layers": pools, "blurpool/num_blurconv_layers": len(blurred) - pools}
+
+    def _goes_with(self, module: nn.Module) -> bool:
+        return (
+            isinstance(module, BlurredBefore | BlurredAfter)
+            or (self.replace_maxpools and _is_pool(module))
+            or (self.replace_convs and _is_convolution(module, self.min_channels))
         )
 
 

@@ -20,6 +20,8 @@ from trainer.state import State
 __all__ = ["ProgressiveResizing"]
 
 _MODES = ("resize", "crop")
+# One of them is in whatever torch says of tensors that do not fit a layer.
+_WORDS_OF_SHAPE = ("shape", "size")
 # Of height and width. Targets may have fewer pixels than the images, and are reduced in proportion.
 _Shares = tuple[Fraction, Fraction]
 
@@ -94,6 +96,7 @@ class ProgressiveResizing(Algorithm):
         self.resize_targets = resize_targets
         self.input_key = check_key("input_key", input_key)
         self.target_key = check_key("target_key", target_key)
+        self._made: tuple[int, int] | None = None
 
     def match(self, event: Event, state: State) -> bool:
         """Where a batch has been fetched."""
@@ -104,13 +107,26 @@ class ProgressiveResizing(Algorithm):
         images = check_images(state.batch_get_item(self.input_key), "ProgressiveResizing")
         scale = self._scale(float(state.get_elapsed_duration() or 0))
         height, width = self._size(images, scale)
+        self._made = None
         if (height, width) != images.shape[2:]:
+            self._made = (height, width)
             reduce = self._reduction(images, height, width)
             state.batch_set_item(self.input_key, reduce(images))
             if self.resize_targets:
                 state.batch_set_item(self.target_key, reduce(_check_targets(state.batch_get_item(self.target_key))))
         sizes = {"height": height, "width": width, "scale_factor": scale}
         logger.log_metrics({f"progressive_resizing/{name}": size for name, size in sizes.items()})
+
+    def explain(self, error: RuntimeError, state: State) -> str | None:
+        """That the model takes images of full size only."""
+        if self._made is None or not any(word in str(error) for word in _WORDS_OF_SHAPE):
+            return None
+        height, width = self._made
+        return (
+            f"model {type(state.model).__name__} does not take the images of {height} x {width} pixels that "
+            f"ProgressiveResizing makes ({str(error).splitlines()[0][:200]}): leave that out, or use a model for "
+            "images of any size, such as one with an AdaptiveAvgPool2d before its linear layers"
+        )
 
     def _scale(self, elapsed: float) -> float:
         if elapsed < self.delay_fraction:

@@ -57,9 +57,14 @@ class SAM(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Puts the gradients at the point nearby in place of those at the weights."""
-        if event is not Event.INIT:
+        if event is Event.INIT:
+            self.check(state)
+        else:
             self._replace_gradients(state)
-        elif state.scaler is not None:
+
+    def check(self, state: State) -> None:
+        """Refuses ``amp_fp16``."""
+        if state.scaler is not None:
             raise ConfigurationError(f"SAM does not go with precision {state.precision!r}: use amp_bf16 or fp32")
 
     def _replace_gradients(self, state: State) -> None:

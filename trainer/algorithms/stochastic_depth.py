@@ -100,18 +100,26 @@ class StochasticDepth(Algorithm):
             self._set_rates(rate)
             logger.log_metrics({"stochastic_depth/drop_rate": rate})
 
+    def check(self, state: State) -> None:
+        """Refuses a model without layers of that name."""
+        self._find_layers(state.model)
+
     def _set_rates(self, rate: float) -> None:
         for number, layer in enumerate(self._layers, 1):
             depth = number / len(self._layers) if self.drop_distribution == "linear" else 1.0
             layer.stochastic_depth_rate = depth * rate
 
-    def _change_layers(self, model: nn.Module) -> "list[Droppable]":
+    def _find_layers(self, model: nn.Module) -> list[nn.Module]:
         named = [module for module in model.modules() if self.target_layer_name in map(_name, type(module).__mro__)]
         if not named:
             kinds = sorted({_name(type(module)) for module in model.modules()})
             raise ConfigurationError(
                 f"target_layer_name {self.target_layer_name!r} names no layer of the model: it has {', '.join(kinds)}"
             )
+        return named
+
+    def _change_layers(self, model: nn.Module) -> "list[Droppable]":
+        named = self._find_layers(model)
         for module in named:
             change_behavior(module, _METHODS[self.stochastic_method])
         return [module for module in named if isinstance(module, Droppable)]

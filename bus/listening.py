@@ -1,0 +1,71 @@
+"""The sockets at which a broker listens, and how much may wait in them."""
+
+import contextlib
+import resource
+
+import zmq
+
+from bus.errors import BrokerError
+from bus.security import ServerSecurity, allow_ipv6, check_listen_address
+from bus.stream_link import notice_silence
+from bus.wire import MAX_FRAME
+
+__all__ = ["allow_many_connections", "listen"]
+
+# Without a bound: libzmq 4.3 aborts the process when a connection with a full queue is reset (libzmq issue 4767). What
+# a publisher of ours can have on the way is bounded by its ring.
+RECEIVE_QUEUE = 0
+ANSWER_QUEUE = 100
+STREAM_QUEUE = 5000
+STREAM_LINGER = 1000
+HANDSHAKE_MILLISECONDS = 5000
+ACCEPT_QUEUE = 4096
+
+
+def listen(
+    context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str, domain: str, security: ServerSecurity | None
+) -> "zmq.Socket[bytes]":
+    """A socket that is bound to ``address``: ``zmq.ROUTER`` for the door, ``zmq.PUB`` for the stream. The gatekeeper
+    knows it by ``domain``. When it cannot be had, the context is left to be destroyed.
+
+    Raises:
+        BrokerError: the address is in use, or cannot be listened at.
+        ConfigurationError: a broker must not listen there.
+    """
+    check_listen_address(address, security)
+    bound: zmq.Socket[bytes] = context.socket(kind)
+    bound.setsockopt(zmq.LINGER, STREAM_LINGER)
+    allow_ipv6(bound, address)
+    bound.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+    bound.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
+    bound.setsockopt(zmq.SNDHWM, STREAM_QUEUE if kind == zmq.PUB else ANSWER_QUEUE)
+    bound.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
+    # With libzmq's 100 a burst of connections keeps honest ones out for seconds: TCP tries again after one.
+    bound.setsockopt(zmq.BACKLOG, ACCEPT_QUEUE)
+    if kind == zmq.ROUTER:
+        # A publisher that reconnects keeps its name; the connection that it lost must not keep it out.
+        bound.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        # Sending is how we learn that a connection is gone.
+        bound.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    if address.startswith("tcp://"):
+        notice_silence(bound)
+    if security is not None:
+        security.apply(bound, domain)
+    try:
+        bound.bind(address)
+    except zmq.ZMQError as error:
+        if error.errno == zmq.EADDRINUSE:
+            raise BrokerError(f"{address} is in use by another program: choose another port with '--listen'") from None
+        raise BrokerError(
+            f"cannot listen at {address}: {error.strerror}; use an address like tcp://127.0.0.1:5570"
+        ) from None
+    return bound
+
+
+def allow_many_connections() -> None:
+    """Lets this process have as many as the system permits: each is a file descriptor, and systems give programs few of
+    them unless they ask for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,33 @@
+"""Of what a served recording is a replay."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+__all__ = ["Origin"]
+
+_KEY = "replay_of"
+
+
+class Origin(NamedTuple):
+    """The attempt that was recorded, and the recording, of a run that ``bus replay`` serves. It stands among what a
+    publisher says of itself, and so in the ``run.json`` of the served run."""
+
+    run: str
+    attempt: int
+    path: str
+    """The recording, on the machine that served it."""
+
+    def info(self) -> dict[str, Any]:
+        """What the publishers of the served run say of themselves."""
+        return {_KEY: self._asdict()}
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> "Origin | None":
+        """Reads it in what a publisher has said of itself; ``None`` where that is no replay."""
+        told = info.get(_KEY)
+        if not isinstance(told, Mapping) or not all(name in told for name in cls._fields):
+            return None
+        return cls(str(told["run"]), int(told["attempt"]), str(told["path"]))
+
+    def __str__(self) -> str:
+        return f"run {self.run}, attempt {self.attempt} ({self.path})"
