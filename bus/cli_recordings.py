@@ -205,7 +205,8 @@ def _diff_lines(found: Diff) -> Iterator[str]:
     yield f"B  {found.b}"
     if found.first is not None:
         yield from _first_lines(found.first)
-        yield f"events in both: {found.events}; that differ, or are in one alone: {found.differing}"
+        alone = "".join(f"; in {side} alone: {count}" for side, count in found.alone.items() if count)
+        yield f"events in both: {found.events}, of which {found.differing} differ{alone}"
     if found.differing_marks:
         yield f"commands and endings that differ, or are in one alone: {found.differing_marks}"
     if found.metrics:

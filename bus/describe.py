@@ -20,7 +20,7 @@ from bus.security import ClientSecurity
 from bus.stream import Gap, StreamOrder
 from bus.wire import CUT, END, EventBody, decode_event, parse_topic
 
-__all__ = ["describe_recording", "describe_remote_run", "describe_run", "lasted", "lines", "when"]
+__all__ = ["describe_recording", "describe_remote_run", "describe_run", "duration", "lasted", "lines", "when"]
 
 _LISTED = 20
 
@@ -250,10 +250,13 @@ def when(seconds: float) -> str:
 def lasted(started: float, ended: float | None, *, live: bool) -> str:
     """How long something took, or has taken so far."""
     end = time.time() if live else ended
-    return "?" if end is None else _duration(end - started)
+    return "?" if end is None else duration(end - started)
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(seconds, 60)
-    hours, minutes = divmod(int(minutes), 60)
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02.0f}s" if minutes else f"{rest:.1f}s"
+def duration(seconds: float) -> str:
+    """So many seconds, for people to read."""
+    if seconds < 59.95:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"

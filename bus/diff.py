@@ -98,7 +98,9 @@ class Diff:
     events: int
     """Events that both have, and that were compared."""
     differing: int
-    """Events that differ, or that only one has."""
+    """Events that both have and that differ."""
+    alone: dict[str, int]
+    """Events that one alone has, of ``A`` and of ``B``."""
     differing_marks: int
     """Commands and endings that differ, or that only one has: they are compared, and are no events."""
     first: EventDifference | None
@@ -154,6 +156,7 @@ def diff(a: Path, b: Path, *, tolerance: float = 0.0, times: bool = False) -> Di
         b,
         comparison.events,
         comparison.differing,
+        comparison.alone,
         comparison.differing_marks,
         comparison.first[1] if comparison.first else None,
         tuple(sorted(comparison.metrics.values(), key=lambda one: (one.batch, one.rank))),
@@ -291,6 +294,7 @@ class _Comparison:
     times: bool
     events: int = 0
     differing: int = 0
+    alone: dict[str, int] = field(default_factory=lambda: {"A": 0, "B": 0})
     differing_marks: int = 0
     first: tuple[tuple[int, int, int], EventDifference] | None = None
     metrics: dict[str, MetricDifference] = field(default_factory=dict)
@@ -334,6 +338,8 @@ class _Comparison:
     def _note(self, batch: int, place: int, found: EventDifference) -> None:
         if found.event.startswith("$"):
             self.differing_marks += 1
+        elif found.a is None or found.b is None:
+            self.alone["B" if found.a is None else "A"] += 1
         else:
             self.differing += 1
         position = (batch, place, found.rank)

@@ -63,11 +63,12 @@ def report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str]
 
 def _say_field(field: str, stream: Stream, statistics: RunnerStatistics) -> None:
     if field in statistics.fields_since:
-        say(f"{field} is there from batch {statistics.fields_since[field]} on")
+        how = f"is there from batch {statistics.fields_since[field]} on, since this training was asked for it"
     elif isinstance(stream, Recording | Replay):
-        say(f"{field} is not in this recording: attach while the training runs, so that it is asked for")
+        how = "is not in this recording: attach while the training runs, so that it is asked for"
     else:
-        say(f"{field} never came: nobody asked in time, or the training has no such field (its own output says so)")
+        how = "never came: nobody asked in time, or the training has no such field (its own output says so)"
+    say(f"the field {field!r} {how}")
 
 
 def _report_no_end(stream: Stream, handled: str, code: int) -> int:

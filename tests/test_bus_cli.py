@@ -18,7 +18,7 @@ from training import Act, gold_trainer
 from bus import ConfigurationError, Event, Publisher, RecordingError, RunDirectoryError, Subscriber, cli, find_run
 from bus.cli import bus
 from bus.cut import cut
-from bus.describe import when
+from bus.describe import duration, when
 from bus.terminal import run_command
 from bus.wire import decode_event
 
@@ -313,3 +313,19 @@ def test_a_wrong_option_is_named(runs_dir, arguments, message):
     result = CliRunner().invoke(bus, arguments)
     assert result.exit_code != 0
     assert message in f"{result.output}{result.exception}"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0, "0.0s"),
+        (59.94, "59.9s"),
+        (59.96, "1m00s"),
+        (119.7, "2m00s"),
+        (3599.4, "59m59s"),
+        (3599.8, "1h00m"),
+        (90000, "25h00m"),
+    ],
+)
+def test_how_long_a_run_took_is_told_in_words(seconds: float, told: str) -> None:
+    assert duration(seconds) == told

@@ -164,7 +164,7 @@ def test_events_without_a_batch_belong_to_the_one_before(tmp_path):
     a = [*losses(1.0, 2.0), Entry("epoch_end"), loss(3, 3.0), Entry("fit_end")]
     assert compare(tmp_path, a, a).same
     found = compare(tmp_path, a, [*a[:2], *a[3:]])
-    assert (found.differing, found.first.event, found.first.batch) == (1, "epoch_end", 2)
+    assert (found.alone["A"], found.first.event, found.first.batch) == (1, "epoch_end", 2)
 
 
 def test_what_algorithms_log_is_compared_by_name(tmp_path):
@@ -178,7 +178,7 @@ def test_the_shorter_run_ends_where_they_begin_to_differ(tmp_path):
     found = compare(tmp_path, [*losses(1.0, 2.0, 3.0), end], [*losses(1.0, 2.0), end])
     assert (found.first.event, found.first.batch, found.first.a, found.first.b) == ("$end", 2, None, 3)
     # The third batch; and the two ends, which are no events.
-    assert (found.events, found.differing, found.differing_marks) == (2, 1, 2)
+    assert (found.events, found.alone["A"], found.differing_marks) == (2, 1, 2)
 
 
 def test_a_command_to_one_of_them_and_another_ending_are_differences(tmp_path):
@@ -192,7 +192,7 @@ def test_a_command_to_one_of_them_and_another_ending_are_differences(tmp_path):
     assert (field.name, field.a, field.b) == ("status", "finished", "stopped")
     result = run(tmp_path / "a.mcap", tmp_path / "b.mcap")
     assert result.return_value == 1
-    assert "events in both: 1; that differ, or are in one alone: 0\n" in result.output
+    assert "events in both: 1, of which 0 differ\n" in result.output
     assert "commands and endings that differ, or are in one alone: 1\n" in result.output
 
 
@@ -205,7 +205,7 @@ def test_evaluators_of_the_same_batch_are_not_mixed_up(tmp_path):
 
     assert compare(tmp_path, evaluated("a", "bb"), evaluated("bb", "a")).same
     found = compare(tmp_path, evaluated("a", "bb"), evaluated("bb"))
-    assert (found.first.a, found.first.b, found.differing) == (1, None, 1)
+    assert (found.first.a, found.first.b, found.differing, found.alone) == (1, None, 0, {"A": 1, "B": 0})
 
 
 # -- what only one of them can have -----------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ A  {tmp_path / "a.mcap"}
 B  {tmp_path / "b.mcap"}
 first difference: batch_end at 0ep 3ba of rank 0 (event 3 in A, 3 in B)
   loss: 3.0 in A, NaN in B
-events in both: 3; that differ, or are in one alone: 1
+events in both: 3, of which 1 differ
 METRIC  FROM  EVENTS  LARGEST DISTANCE  LARGEST SHARE  FIRST IN A  FIRST IN B
 loss    3ba   1       inf at 3ba        inf at 3ba     3.0         NaN
 """

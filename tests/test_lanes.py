@@ -228,4 +228,4 @@ def test_a_replay_says_which_fields_are_not_in_it(recording):
         [sys.executable, "-m", "consumers", "--replay", path, "--callbacks", "activations"],
         capture_output=True, text=True, timeout=100,
     )  # fmt: skip
-    assert "activations is not in this recording: attach while the training runs" in done.stderr
+    assert "the field 'activations' is not in this recording: attach while the training runs" in done.stderr

@@ -8,7 +8,7 @@ from bus.errors import ConfigurationError
 from bus.event import Event
 from trainer.state import State
 
-__all__ = ["BATCH_RESULTS", "Field", "FieldFunction", "NeverThereError", "WatchHook"]
+__all__ = ["BATCH_RESULTS", "Field", "FieldFunction", "NeverThereError", "NotYetError", "WatchHook"]
 
 FieldFunction: TypeAlias = Callable[[State], Any]
 """What computes a field: from the state, which it must leave as it is."""
@@ -19,6 +19,11 @@ BATCH_RESULTS = frozenset({Event.AFTER_TRAIN_BATCH, Event.BATCH_END})
 
 class NeverThereError(ConfigurationError):
     """A training cannot have a field, now or later: it need not be tried again."""
+
+
+class NotYetError(ConfigurationError):
+    """A field is not there in a batch that began before somebody asked for it, and will be in the next: the event says
+    so, and the log has nothing to tell."""
 
 
 class WatchHook:

@@ -4,9 +4,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from bus.errors import ConfigurationError
 from bus.event import Event
-from trainer.field import Field
+from trainer.field import Field, NotYetError
 from trainer.state import State
 
 __all__ = ["MAX_SPANS", "PHASE_FIELDS", "PhaseWatch", "TimingEvent"]
@@ -139,10 +138,10 @@ class PhaseWatch:
     def found(self) -> Any:
         """The phases of the batch that has just ended: at once, or, on a GPU, as a promise.
 
-        Raises :class:`bus.errors.ConfigurationError` for a batch that was not watched from its beginning to its end."""
+        Raises :class:`trainer.field.NotYetError` for a batch that was not watched from its beginning to its end."""
         found, self._found = self._found, None
         if found is None:
-            raise ConfigurationError("this batch began before anybody asked, or what is asked for changed within it")
+            raise NotYetError("this batch began before anybody asked, or what is asked for changed within it")
         return found.value() if found.ready() else found
 
     def _begin_batch(self) -> None:

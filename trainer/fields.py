@@ -13,7 +13,7 @@ from bus.event import Event
 from bus.options import close_matches
 from bus.snapshot import Snapshot
 from trainer.arguments import check_function
-from trainer.field import Field, FieldFunction, NeverThereError
+from trainer.field import Field, FieldFunction, NeverThereError, NotYetError
 from trainer.field_activations import ACTIVATION_FIELDS
 from trainer.field_model import MODEL_FIELDS
 from trainer.field_norms import NORM_FIELDS
@@ -261,7 +261,8 @@ class FieldsOnDemand:
                     trouble.append(reason)
                     if isinstance(error, NeverThereError):
                         self.never[name] = reason
-                    self._say(name, f"a field that a consumer asks for is left out, {reason}")
+                    if not isinstance(error, NotYetError):
+                        self._say(name, f"a field that a consumer asks for is left out, {reason}")
         if values:
             values["on_demand"] = list(values)
         if trouble:
@@ -272,7 +273,7 @@ class FieldsOnDemand:
         if field.watch is None:
             return field.compute(self._state)
         if name not in self._watches:
-            raise ConfigurationError("it has to be watched for, which begins with the next batch")
+            raise NotYetError("it has to be watched for, which begins with the next batch")
         return field.compute(self._watches[name][0])
 
     def _sendable(self, name: str, value: Any) -> Any:
