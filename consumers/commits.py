@@ -29,6 +29,7 @@ class Commits:
     ``shared`` runs the callbacks that share a stream, ``lanes`` the others: they may become more until
     :meth:`restore`. ``statistics`` tells what is committed of the whole. While a destination has failed, and once
     something has ended the run before its stream did, nothing is committed: whoever goes on begins before that failure.
+    The other destinations may send what they have all the same, unless there are lanes.
     """
 
     def __init__(
@@ -116,13 +117,21 @@ class Commits:
         """
         self._handled_at_commit = self._shared.handled
         self._next_commit = time.monotonic() + _COMMIT_SECONDS
-        if self._progress is None or self._shared.fatal is not None or self._delivery.failed:
+        if self._progress is None or self._shared.fatal is not None:
+            return
+        if self._delivery.failed:
+            self._release()
             return
         with self._delivery.lock:
             callbacks, destinations = self._callback_states(ending), self._destination_states(ending)
             if callbacks is None or destinations is None:
                 return
             self._store_states(self._progress, callbacks, destinations, ending)
+            self._delivery.committed()
+
+    def _release(self) -> None:
+        # What is logged once more is left out by its number, which it has again where one stream gives the order.
+        if not self._lanes:
             self._delivery.committed()
 
     @property

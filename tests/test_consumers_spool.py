@@ -814,6 +814,26 @@ def test_what_was_sent_although_another_destination_had_failed_is_not_sent_again
         assert steps == [*range(1, 9)]
 
 
+def test_a_server_is_sent_everything_while_another_destination_has_failed(tmp_path: Path) -> None:
+    recording = Recording(record_run(tmp_path, "demo", snapshots_of_training(40)) / "recording-1.mcap")
+
+    class Waits(LogsLoss):
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            super().batch_end(state, logger)
+            if state.timestamp.values[2] == 30 and full_at is not None:
+                wait_for(lambda: server.steps[-1:] >= [20], "what was logged after the failure")
+
+    steps: list[int] = []
+    for full_at in (5, None):
+        server = Server()
+        with StateFile(tmp_path / "state", "mine", "demo", 1) as progress:
+            destinations = [Full(full_at), spooled(server)]
+            statistics = Runner(recording, [Waits()], destinations, progress=progress, commit_every=2).run()
+        assert not any(statistics.errors.values())
+        steps += server.steps
+    assert steps == [*range(1, 41)]
+
+
 def test_files_are_closed_before_what_may_wait_for_a_server() -> None:
     order: list[str] = []
 
