@@ -1,5 +1,6 @@
 """What the command ``consumer`` reads: which run or recording its options name, and the streams of that."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import TypeAlias
 
 import click
 
+from bus.errors import ConfigurationError, RunNotFoundError
 from bus.recording import Recording
 from bus.replay import Replay
 from bus.replay_options import ReplayChoice
@@ -62,8 +64,10 @@ class Source:
         """
         if self.broker:
             return find_remote(self.broker, self.run, client_security(self.key, self.broker_key), self.wait, say)
-        if self.replay is not None and not self.replay.exists() and len(self.replay.parts) == 1:
-            return Recording(find_run(self.replay.name, self.runs_dir).recording)
+        if self.replay is not None and not self.replay.exists():
+            # What is no run's name either is told of as a file.
+            with contextlib.suppress(RunNotFoundError, ConfigurationError):
+                return Recording(find_run(str(self.replay), self.runs_dir).recording)
         if self.is_file:
             return Recording(self.replay or Path(str(self.run)))
         if self.run:

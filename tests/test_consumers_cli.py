@@ -177,7 +177,7 @@ def test_what_cannot_work_is_told_before_a_run_is_waited_for(consumer: Consumer)
         (["-o", "speed.window_size=x"], 1, "error: option speed.window_size takes a whole number, not 'x'"),
         (["--callbacks", ""], 2, "error: --callbacks names none: give one at least"),
         (["--run", "digits"], 1, "error: no run 'digits' in "),
-        (["--replay", "nowhere"], 1, "error: no run 'nowhere' in "),
+        (["--replay", "nowhere"], 1, "error: there is no recording nowhere"),
         (["--replay", "text"], 1, "error: text is not a recording"),
         (["--replay", "."], 1, "error: . is a directory without a run.json"),
         (["--replay", "text", "--wait"], 2, "error: --replay reads a file"),
