@@ -120,7 +120,7 @@ def test_the_demand_of_a_consumer_that_dies_ends_within_seconds(runs_dir, watch)
 
     train(counted, step)
     ended = next(moment for moment, batch in last if batch == counted.batches[-1])
-    assert ended - killed[0] < 20
+    assert ended - killed[0] < 6.5
 
 
 def test_two_consumers_cause_what_either_asks_for(runs_dir, watch):

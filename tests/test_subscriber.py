@@ -188,7 +188,7 @@ def test_a_broker_and_a_trainer_that_are_killed_end_the_run_as_lost_within_secon
     os.kill(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
     process.kill()
     collector.join(30)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 3
     process.communicate()
     assert str(collector.subscriber.ending) == "lost: the broker ended before the run did"
     assert batches(collector.got) == list(range(1, 1001))
@@ -217,7 +217,7 @@ def test_a_killed_trainer_ends_the_run_as_lost_within_seconds(runs_dir):
     process.kill()
     begin = time.monotonic()
     collector.join(30)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 3
     process.communicate()
     assert str(collector.subscriber.ending) == "lost: the trainer's process died"
     wait_for(lambda: not find_run("r").live, "the broker to end")
