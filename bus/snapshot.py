@@ -173,6 +173,12 @@ class Snapshot:
         return None if text is None else Time.from_timestring(str(text))
 
     @property
+    def planned_duration(self) -> Time | None:
+        """How long the training was planned to go on: ``max_duration`` before a stop, which ends it earlier."""
+        text = self._get("planned_duration", None)
+        return self.max_duration if text is None else Time.from_timestring(str(text))
+
+    @property
     def loss(self) -> float | None:
         """Training loss of the last batch; ``None`` before the first."""
         loss: float | None = self._get("loss", None)

@@ -366,9 +366,11 @@ class StatePublisher:
     def _pack_context(self) -> None:
         state = self._state
         state.context_changed = False
+        stopped = state.planned_duration != state.max_duration
         self._context = Publisher.pack_context(
             {
                 "max_duration": None if state.max_duration is None else str(state.max_duration),
+                **({"planned_duration": str(state.planned_duration)} if stopped else {}),
                 "dataloader_label": state.dataloader_label,
                 "dataloader_len": state.dataloader_len,
                 "eval_timestamp": _unless_zero(state.eval_timestamp),

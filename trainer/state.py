@@ -115,6 +115,7 @@ class State:
         self._eval_timestamp = Timestamp()
         self._predict_timestamp = Timestamp()
         self._max_duration: Time | None = None
+        self._planned_duration: Time | None = None
         self._limit = (0, 0)
 
     @property
@@ -129,8 +130,17 @@ class State:
 
     @max_duration.setter
     def max_duration(self, duration: TimeInput | None) -> None:
-        self._max_duration = None if duration is None else check_max_duration(duration)
-        self._limit = (0, 0) if self._max_duration is None else counter_of(self._max_duration)
+        self._planned_duration = None if duration is None else check_max_duration(duration)
+        self._end_at(self._planned_duration)
+
+    @property
+    def planned_duration(self) -> Time | None:
+        """How long the training was to go on before it was stopped; :attr:`max_duration` otherwise."""
+        return self._planned_duration
+
+    def _end_at(self, duration: Time | None) -> None:
+        self._max_duration = duration
+        self._limit = (0, 0) if duration is None else counter_of(duration)
         self.context_changed = True
 
     @property
@@ -230,6 +240,6 @@ class State:
     def stop_now(self) -> None:
         """Ends the training after the batch at hand, on this rank: for the training loop."""
         if self.fitting:
-            self.max_duration = Time(self.timestamp.values[2], TimeUnit.BATCH)
+            self._end_at(Time(self.timestamp.values[2], TimeUnit.BATCH))
             self.stopped = True
         self.stop_requested = False

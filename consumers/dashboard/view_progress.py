@@ -26,7 +26,7 @@ class ProgressView(NamedTuple):
     seconds_left: float | None
     """How many seconds it will take from the last event on; ``None`` while nothing says it."""
     max_duration: str | None
-    """How long the training is to be, such as ``90ep``."""
+    """How long the training was planned to be, such as ``90ep``; a training that was stopped has reached less."""
 
 
 class Progress:
@@ -72,7 +72,7 @@ class Progress:
         if left is None and fraction is not None and self._batches > self._WARM_UP_BATCHES + 1:
             left = self._estimate()
         elapsed = (last.time_ns - self.first_ns) / 1e9
-        longest = last.max_duration
+        longest = last.planned_duration
         return ProgressView(
             epoch, batch, sample, token, elapsed, fraction, left, None if longest is None else str(longest)
         )
@@ -90,7 +90,7 @@ class Progress:
 
 def _fraction(state: Snapshot) -> float | None:
     try:
-        longest = state.max_duration
+        longest = state.planned_duration
     except OffloopError:
         return None
     if longest is None:
