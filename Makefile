@@ -12,16 +12,17 @@ READY := $(VENV)/.ready
 LOG := $(VENV)/setup.log
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: help setup demo test check docs bench fuzz
+.PHONY: help setup demo test test-all check docs bench fuzz
 
 help:
-	@echo "make demo    train on real digits, with callbacks attached from another process"
-	@echo "make test    run the tests"
-	@echo "make check   format, lint, types, imports between packages"
-	@echo "make docs    build the site of the documentation into site/"
-	@echo "make bench   measure the training loop, the stream and the dashboard"
-	@echo "make fuzz    bad input for every decoder and socket, SECONDS=60 for each"
-	@echo "make setup   only make the virtual environment $(VENV), which all of these do first"
+	@echo "make demo        train on real digits, with callbacks attached from another process"
+	@echo "make test        run the tests; those that need a program that is not installed are left out"
+	@echo "make test-all    the same, but fail if such a program is missing"
+	@echo "make check       format, lint, types, imports between packages"
+	@echo "make docs        build the site of the documentation into site/"
+	@echo "make bench       measure the training loop, the stream and the dashboard"
+	@echo "make fuzz        bad input for every decoder and socket, SECONDS=60 for each"
+	@echo "make setup       only make the virtual environment $(VENV), which all of these do first"
 
 setup: $(READY)
 
@@ -39,6 +40,9 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest $(PYTEST)
+
+test-all: $(READY)
+	$(BIN)/python -m pytest --all-tools $(PYTEST)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

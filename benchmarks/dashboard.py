@@ -10,6 +10,7 @@ time is told beside the clock's."""
 import contextlib
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from common import Report, scratch
 from bus import Event, Publisher, Recording
 from consumers.dashboard.run_view import RunView
 
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
 LOSS = "loss/train/total"
 LAST_IN_LINE = "echo 19 2>/dev/null >/proc/self/autogroup"
 """A kernel with automatic groups gives each session the same share, whatever the scheduling class of those in it."""
@@ -75,7 +76,7 @@ def record(where: Path, name: str, events: int) -> Path:
 
 
 @contextlib.contextmanager
-def pages(count: int, browser_path: str = CHROMIUM) -> Iterator[list]:
+def pages(count: int, browser_path: str | None = CHROMIUM) -> Iterator[list]:
     """So many empty pages of a browser."""
     from playwright.sync_api import sync_playwright
 
@@ -199,6 +200,8 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--training", action="store_true", help="measure the training alone, which needs torch")
     options = parser.parse_args()
+    if not CHROMIUM:
+        raise SystemExit("chromium not found: apt-get install chromium, or set CHROMIUM to a browser like it")
     report = Report("dashboard", options.quick)
     with scratch() as where:
         if options.training:

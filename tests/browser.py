@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 __all__ = ["CHROMIUM", "Dashboard", "Run", "Visit", "chromium", "commanded", "dashboard_of", "running", "visit"]
 
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
 
 # All pages in one process, which stays: none begins or ends with a test.
 FLAGS = ["--headless=new", "--no-sandbox", "--renderer-process-limit=1", "--disable-site-isolation-trials"]

@@ -1,4 +1,5 @@
-"""Fixtures for every test: a fresh place for runs, and no test may leave processes or sockets behind."""
+"""Fixtures for every test: a fresh place for runs, and no test may leave processes or sockets behind. Tests that need a
+program which is not installed are left out."""
 
 import os
 import shutil
@@ -23,8 +24,40 @@ settings.load_profile("ci")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+TOOLS = {"chromium": "chromium fonts-dejavu-core", "openssl": "openssl"}
+"""The programs that ``@pytest.mark.needs`` may name, and the Debian packages that bring them."""
+
+_left_out = pytest.StashKey[str]()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("leak_grace", "seconds for processes that are just ending when a test is over", default="15")
+    parser.addoption("--all-tools", action="store_true", help="fail if a program that tests need is not installed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*programs): left out where one of these programs is not installed")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A variable such as CHROMIUM names another program than the one of that name on the path."""
+    needs = [{name for marker in item.iter_markers("needs") for name in marker.args} for item in items]
+    missing = sorted(name for name in set().union(*needs) if not shutil.which(os.environ.get(name.upper(), name)))
+    left_out = [item for item, needed in zip(items, needs, strict=True) if needed.intersection(missing)]
+    if not left_out:
+        return
+    install = f"{' and '.join(missing)} not found: apt-get install {' '.join(TOOLS[name] for name in missing)}"
+    if config.getoption("all_tools"):
+        raise pytest.UsageError(f"{len(left_out)} tests cannot run, {install}")
+    config.stash[_left_out] = f"{len(left_out)} tests left out, {install}"
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if line := config.stash.get(_left_out, None):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
         ("hot_loop", "unwanted event"),
         ("stream", "replay"),
         ("checkpoint", "2 MB: consumer, later saves"),
-        ("dashboard", "reading 10,000 events into the view"),
+        pytest.param("dashboard", "reading 10,000 events into the view", marks=pytest.mark.needs("chromium")),
         ("faults", "trainer killed: until consumers are told, longest"),
     ],
 )

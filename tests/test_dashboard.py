@@ -17,7 +17,7 @@ from playwright.sync_api import Browser
 from bus import Event, Publisher
 from bus.runs import find_run
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.needs("chromium")]
 
 LOSS = "loss/train/total"
 LONG, PEAK, NAN = 20_000, 12_345, 15_000

@@ -84,6 +84,7 @@ def test_a_token_file_that_protects_nothing_is_refused(tmp_path, content, mode, 
         Tokens.load(file)
 
 
+@pytest.mark.needs("openssl")
 def test_other_machines_are_let_in_with_tokens_and_tls_only(tmp_path, certificate):
     for listening in (Listening("0.0.0.0"), Listening("0.0.0.0", tokens=tmp_path / "tokens.txt")):
         with pytest.raises(ConfigurationError, match=r"add tokens=tokens.txt certificate=cert.pem .*openssl req"):
@@ -169,6 +170,7 @@ def test_a_token_leads_to_this_host_alone_and_cookies_of_others_do_no_harm():
     assert Answer(tokens, "/", cookie="name=").admitted is None
 
 
+@pytest.mark.needs("chromium", "openssl")
 def test_links_with_tokens_over_tls(runs_dir, browser, tmp_path, certificate):
     file = tmp_path / "tokens.txt"
     tls = ("--certificate", str(certificate[0]), "--certificate-key", str(certificate[1]))
@@ -254,6 +256,7 @@ def test_it_can_be_given_to_a_trainer_which_sends_it_to_another_process(tmp_path
         made.post_close()
 
 
+@pytest.mark.needs("chromium")
 def test_on_this_machine_names_and_pages_of_others_are_refused(runs_dir, browser):
     with dashboard_of("none", "--wait") as served:
         assert fetch(served.url)[0] == 200

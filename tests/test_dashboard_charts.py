@@ -17,7 +17,7 @@ from playwright.sync_api import Browser
 from bus import Event, Publisher
 from consumers.dashboard.page import FRAME_SECONDS, rest_after
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.needs("chromium")]
 
 LOSS, RATE, SPEED = "loss/train/total", "lr-SGD/group0", "throughput/samples_per_sec"
 BATCHES, NAN = 3_000, 2_000

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page
 from bus import Event, Publisher
 from bus.runs import find_run
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.needs("chromium")]
 
 MARKUP = "<img src=x onerror='hacked=1'><script>hacked=1</script>{{7*7}}\"'"
 CONSUMER = (sys.executable, "-m", "consumers", "-o", "dashboard.port=0", "--log", "")

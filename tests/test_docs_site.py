@@ -171,6 +171,7 @@ def served(folder: Path) -> Iterator[str]:
             thread.join()
 
 
+@pytest.mark.needs("chromium")
 def test_on_a_phone_the_search_finds_what_code_names_and_pages_fit(site: Path) -> None:
     phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
     # That nothing is asked of any other host is checked by the visit.

@@ -4,6 +4,7 @@ Trains small networks for a minute, with a headless Chromium looking on."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, sync_playwright
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
 DESK = {"viewport": {"width": 1280, "height": 900}}
 TALL = {"viewport": {"width": 1280, "height": 1250}}
 PHONE = {"viewport": {"width": 390, "height": 780}, "is_mobile": True, "has_touch": True, "device_scale_factor": 1.5}
