@@ -190,7 +190,7 @@ class Subscriber:
         so."""
         return self._order.in_effect.get(rank)
 
-    # -- the way back -------------------------------------------------------------------------------------------------
+    # -- commands -----------------------------------------------------------------------------------------------------
 
     def send_command(self, name: str, *arguments: Argument, decided_at: int | None = None) -> bool:
         """Sends a command to the trainer, without waiting; ``decided_at`` is the batch that it was decided at. Returns

@@ -203,6 +203,11 @@ class Visit:
         }"""
         return self.page.evaluate(call, [method, list(arguments)])
 
+    def visible(self) -> list[str]:
+        """The charts that the server was told can be seen."""
+        told = "JSON.parse(getElement(Number(document.querySelector('.board').id.slice(1))).told || '{}').visible"
+        return list(self.page.evaluate(told) or {})
+
     def points(self, chart: str, run: int = 0) -> list[tuple[float, float | None]]:
         """The points of a run that a chart holds."""
         for line in self.board("pointsOf", chart) or []:

@@ -1,4 +1,4 @@
-"""The way back: what consumers and people ask of a training, and what becomes of it."""
+"""Control of a running training: what consumers and people ask of a training, and what becomes of it."""
 
 import json
 import os

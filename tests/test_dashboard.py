@@ -118,6 +118,35 @@ def _is_smaller(shown: list[float], low: float, high: float) -> bool:
     return low <= shown[0] < shown[1] <= high and shown[1] - shown[0] < (high - low) / 5
 
 
+def test_a_chart_that_was_put_away_has_its_whole_history_when_it_is_back(served, browser):
+    with visit(browser, served.url) as there:
+        there.waits_for(lambda: there.points(LOSS) and there.points(LOSS)[-1][0] == LONG - 1, "the whole run")
+        whole = there.points(LOSS)
+        group = there.page.get_by_role("button", name="loss/train")
+        search = there.page.get_by_label("Find charts by name")
+        for away, back in ((group.click, group.click), (lambda: search.fill("zz"), lambda: search.fill("total"))):
+            away()
+            there.waits_for(lambda: LOSS not in there.visible(), "the chart to be away")
+            assert there.pixels(LOSS) == 0
+            back()
+            there.waits_for(lambda: there.points(LOSS) == whole and there.pixels(LOSS) > 0, "every point")
+
+
+def test_a_chart_outside_of_the_window_has_its_history_after_other_axes(served, browser):
+    with visit(browser, served.url, viewport={"width": 800, "height": 300}) as there:
+        there.page.locator(f'[data-plot="{LOSS}"]').scroll_into_view_if_needed()
+        there.waits_for(lambda: there.points(LOSS) and there.points(LOSS)[-1][0] == LONG - 1, "the whole run")
+        whole = there.points(LOSS)
+        there.page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        there.waits_for(lambda: LOSS not in there.visible(), "the chart to be away")
+        for axis in ("sample", "epoch", "time", "batch"):
+            button = there.page.get_by_role("button", name=axis, exact=True)
+            button.click()
+            there.waits_for(lambda button=button: button.get_attribute("aria-pressed") == "true", axis)
+        there.page.locator(f'[data-plot="{LOSS}"]').scroll_into_view_if_needed()
+        there.waits_for(lambda: there.points(LOSS) == whole and there.pixels(LOSS) > 0, "every point")
+
+
 def test_axes_scales_filter_and_the_table_of_values(served, browser):
     with visit(browser, served.url) as there:
         there.waits_for(lambda: len(there.points(LOSS, 1)) == 5, "the runs")
@@ -182,11 +211,11 @@ def test_points_arrive_live_and_the_stop_button_stops_the_run(runs_dir, browser)
                 button = there.page.get_by_role("button", name=name, exact=True)
                 assert button.evaluate("one => getComputedStyle(one).color") == color
             there.page.get_by_role("button", name="stop", exact=True).click()
-            there.page.get_by_role("button", name="Let it go on").click()
-            there.page.get_by_role("button", name="Let it go on").wait_for(state="hidden")
+            there.page.get_by_role("button", name="Keep training").click()
+            there.page.get_by_role("button", name="Keep training").wait_for(state="hidden")
             assert run.process.poll() is None
             there.page.get_by_role("button", name="stop", exact=True).click()
-            there.page.get_by_role("button", name="Stop it").click()
+            there.page.get_by_role("button", name="Stop", exact=True).click()
             assert "trained" in run.end()
             there.page.locator(".status-stopped").wait_for()
             there.sees("'stop' took effect at batch")

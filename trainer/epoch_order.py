@@ -1,4 +1,4 @@
-"""The way back into an epoch that was left in its middle: the same batches in the same order."""
+"""Resuming an epoch that was left in its middle: the same batches in the same order."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

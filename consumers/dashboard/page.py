@@ -45,7 +45,7 @@ _KEYS = (
     ("x", "next x axis: batch, sample, epoch, time"),
     ("l", "log scale on and off"),
     ("s / a", "more / less smoothing"),
-    ("0", "show everything again (also: double click)"),
+    ("0", "reset the zoom (also: double click)"),
     ("/", "find charts by name"),
     ("d", "dark, light, or as the system has it"),
     ("?", "this list"),
@@ -155,7 +155,7 @@ class Page:
             self._log_choice = ui.switch("log scale", on_change=self._on_control)
             self._filter_choice = ui.input(placeholder="find charts", on_change=self._on_control)
             self._filter_choice.props('dense outlined clearable aria-label="Find charts by name" debounce=150')
-            whole_button = ui.button("show everything", on_click=self._show_everything, color=None)
+            whole_button = ui.button("Reset zoom", on_click=self._show_everything, color=None)
             whole_button.props("flat dense no-caps").classes("link")
 
     async def _refresh_in_time(self) -> None:
@@ -260,6 +260,8 @@ class Page:
         x: Axis = self._x_choice.value or "batch"
         if x != self._look.x:
             self._look = Look(x, None, self._look.visible)
+            # The browser lets go of every line when the axis changes.
+            self._lines.forget()
         self._smoothing = float(self._smoothing_choice.value or 0)
         self._log_scale = bool(self._log_choice.value)
         self._filter = str(self._filter_choice.value or "")

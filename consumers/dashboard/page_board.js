@@ -90,6 +90,7 @@ export default {
   created() {
     // Kept out of Vue's sight: it would follow every number.
     this.plots = new Map(); // chart -> {element, chart, kind, drawn}
+    // Also of charts that cannot be seen: the server sends a line once, and then what is new.
     this.lines = new Map(); // chart -> Map(run -> {x, y})
     this.visible = new Map(); // chart -> width in pixels
     this.range = null; // the chosen part of the axis
@@ -178,7 +179,6 @@ export default {
         plot.chart?.dispose();
         this.plots.delete(chart.id);
         this.visible.delete(chart.id);
-        this.lines.delete(chart.id);
         this.tell();
       }
     },

@@ -114,8 +114,8 @@ class RunCards:
         with self._box, ui.dialog().props('role="alertdialog"') as dialog, ui.card():
             ui.label(f"Stop the training {name} after the batch at hand?")
             with ui.row():
-                ui.button("Stop it", on_click=lambda: dialog.submit(True)).props('color="negative" no-caps')
-                ui.button("Let it go on", on_click=lambda: dialog.submit(False)).props("flat no-caps autofocus")
+                ui.button("Stop", on_click=lambda: dialog.submit(True)).props('color="negative" no-caps')
+                ui.button("Keep training", on_click=lambda: dialog.submit(False)).props("flat no-caps autofocus")
         sure = bool(await dialog)
         dialog.delete()
         return sure
