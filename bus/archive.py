@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bus.errors import ProtocolError, RecordingError
+from bus.content import integer, integer_or_none, text
+from bus.errors import RecordingError
 from bus.runs import RUN_FILE, RunInfo, list_runs, read_run
 from bus.wire import check_run_name
 
 __all__ = ["MAX_RANGE", "Archive"]
 
 MAX_RANGE = 256 * 1024
+MAX_OFFSET = 1 << 62
 MAX_LISTED = 1000
 LIST_SECONDS = 0.5
 
@@ -25,13 +27,13 @@ class Archive:
         self._listed: list[RunInfo] = []
         self._list_again = 0.0
 
-    def listing(self, name: Any, live: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def listing(self, name: str | None, live: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The runs, the newest first and at most :data:`MAX_LISTED`; with ``name`` that one, if it is there. ``live``
         holds of each run that is served here its ``attempt`` and the address of its ``stream``."""
         if name is None:
             runs = self._all()
         else:
-            path = self._root / check_run_name(str(name))
+            path = self._root / check_run_name(name)
             runs = [read_run(path)] if (path / RUN_FILE).is_file() else []
         return [_described(run, live.get(run.name, {})) for run in runs]
 
@@ -49,15 +51,15 @@ class Archive:
 
         Raises:
             RecordingError: there is no such recording.
+            ProtocolError: the request is malformed.
         """
-        name, attempt, offset = check_run_name(str(wanted["run"])), int(wanted["attempt"]), int(wanted["offset"])
-        if attempt < 1 or not 0 <= offset < 1 << 62:
-            raise ProtocolError(f"attempt {attempt} and offset {offset}: attempts begin at 1, offsets at 0")
-        size = min(int(wanted.get("size", MAX_RANGE)), MAX_RANGE)
+        name, attempt = check_run_name(text(wanted, "run")), integer(wanted, "attempt", 1)
+        offset = integer(wanted, "offset", 0, MAX_OFFSET)
+        size = min(integer_or_none(wanted, "size") or MAX_RANGE, MAX_RANGE)
         try:
             descriptor = os.open(self._root / name / f"recording-{attempt}.mcap", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                data = os.pread(descriptor, max(0, size), offset)
+                data = os.pread(descriptor, size, offset)
             finally:
                 os.close(descriptor)
         except OSError as error:

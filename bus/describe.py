@@ -201,9 +201,9 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
 
 
 def _statistics_lines(told: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
-    for rank, publisher in sorted(told.get("publishers", {}).items()):
-        if publisher:
-            yield f"rank {rank}", _publisher(publisher)
+    for publisher in sorted(told.get("publishers", []), key=lambda one: one["rank"]):
+        if len(publisher) > 1:
+            yield f"rank {publisher['rank']}", _publisher(publisher)
     consumers = told.get("consumers", [])
     if consumers:
         yield "consumers", str(len(consumers))

@@ -4,16 +4,17 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bus.archive import Archive
 from bus.commands import Command, check_command, new_command_id
+from bus.content import integer, integer_or_none, text, text_or_none
 from bus.demand import LEASE_SECONDS, Demand
-from bus.errors import OffloopError, ProtocolError
+from bus.errors import BrokerError, OffloopError, ProtocolError
 from bus.live_run import LiveRank, LiveRun
 from bus.live_runs import LiveRuns
 from bus.segment_fetch import SegmentDesk
-from bus.wire import Control
+from bus.wire import PROTOCOL_VERSION, Control
 
 __all__ = ["Answer", "Door"]
 
@@ -23,6 +24,7 @@ MAX_LISTED = 1000
 MAX_REMEMBERED = 1000
 TURN_AWAY_SECONDS = 1.0
 MAX_REASON = 1000
+MAX_ID = 100
 MAX_RESUME = 1 << 53  # what is missing is added up, and has to stay a number that can be sent
 
 
@@ -31,6 +33,13 @@ class Answer(Protocol):
 
     def __call__(self, identity: bytes, kind: str, content: dict[str, Any]) -> bool:
         """Without waiting; whether the peer is connected."""
+
+
+class _Request(NamedTuple):
+    """Whose question is being answered, and what the sender calls it."""
+
+    identity: bytes
+    id: str | None = None
 
 
 class Door:
@@ -56,7 +65,7 @@ class Door:
         # Who sent each command that has not been answered, by the command's id.
         self._senders: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
         self._segments = SegmentDesk()
-        self._kinds: dict[str, Callable[[bytes, dict[str, Any]], None]] = {
+        self._kinds: dict[str, Callable[[_Request, dict[str, Any]], None]] = {
             "hello": self._welcome,
             "resume": self._resume,
             "report": self._note_report,
@@ -71,29 +80,44 @@ class Door:
         }
 
     def take(self, identity: bytes, message: Control) -> None:
-        """Does what a message asks for, and answers; a request that cannot be met is refused with the reason.
+        """Does what a message asks for, and answers; a request that cannot be met is refused with the reason. An answer
+        carries the ``id`` of its request.
 
         Raises:
-            ProtocolError: it makes no sense.
+            ProtocolError: it is not a message of this protocol; its sender has been told.
         """
-        act = self._kinds.get(message.kind)
-        if act is None:
-            raise ProtocolError(f"a control message of the unknown kind {message.kind[:40]!r}")
+        request = _Request(identity)
         try:
-            act(identity, message.content)
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
-            reason = f"{message.kind} is malformed ({error})"
-            self._answer(identity, "refused", {"reason": reason, "error": "ProtocolError", **_which(message)})
+            request = _Request(identity, text_or_none(message.content, "id", MAX_ID))
+            self._act(request, message)
+        except (ProtocolError, KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
+            reason = f"{message.kind[:40]} is malformed: {error or type(error).__name__}"[:MAX_REASON]
+            self._reply(request, "refused", {"reason": reason, "error": "ProtocolError"})
             raise ProtocolError(reason) from None
         except OffloopError as error:
-            told = {"reason": str(error)[:MAX_REASON], "error": type(error).__name__}
-            self._answer(identity, "refused", {**told, **_which(message)})
+            self._reply(request, "refused", {"reason": str(error)[:MAX_REASON], "error": type(error).__name__})
         except OSError as error:
-            self._answer(identity, "refused", {"reason": f"{message.kind}: {error}", "error": "RunDirectoryError"})
+            self._reply(request, "refused", {"reason": f"{message.kind}: {error}", "error": "RunDirectoryError"})
+
+    def _act(self, request: _Request, message: Control) -> None:
+        if message.version != PROTOCOL_VERSION:
+            raise BrokerError(
+                f"this {message.kind[:40]!r} is of protocol version {message.version}, and this broker speaks version "
+                f"{PROTOCOL_VERSION}: use an offloop of the same protocol version on both sides"
+            )
+        act = self._kinds.get(message.kind)
+        if act is None:
+            raise ProtocolError(f"there is no such message to a broker; there are {', '.join(sorted(self._kinds))}")
+        act(request, message.content)
+
+    def _reply(self, request: _Request, kind: str, content: dict[str, Any]) -> None:
+        """Answers a request."""
+        self._answer(request.identity, kind, content if request.id is None else {**content, "id": request.id})
 
     # -- publishers ---------------------------------------------------------------------------------------------------
 
-    def _welcome(self, identity: bytes, hello: dict[str, Any]) -> None:
+    def _welcome(self, request: _Request, hello: dict[str, Any]) -> None:
+        identity = request.identity
         run, rank = self._runs.greet(identity, hello)
         welcome = {
             "attempt": run.attempt,
@@ -103,7 +127,7 @@ class Door:
             "demand": run.demand.to_wire(),
             "acknowledged": rank.acknowledged,
         }
-        self._answer(identity, "welcome", welcome)
+        self._reply(request, "welcome", welcome)
         if run.trouble is not None:
             self._answer(identity, "trouble", {"reason": run.trouble})
         self._answer(identity, "consumers", {"consumers": run.standings.told(rank.rank), "all": True})
@@ -118,21 +142,19 @@ class Door:
             self._turned_away[identity] = now
             self._answer(identity, "unknown", {})
 
-    def _resume(self, identity: bytes, content: dict[str, Any]) -> None:
-        first = int(content["from"])
-        if not 1 <= first <= MAX_RESUME:
-            raise ValueError(f"events are numbered from 1 to {MAX_RESUME}")
-        place = self._runs.publisher(identity)
+    def _resume(self, request: _Request, content: dict[str, Any]) -> None:
+        first = integer(content, "from", 1, MAX_RESUME)
+        place = self._runs.publisher(request.identity)
         if place is None:
-            self.turn_away(identity)
+            self.turn_away(request.identity)
         else:
             self._go_on_from(*place, first)
 
-    def _note_report(self, identity: bytes, content: dict[str, Any]) -> None:
-        told = _report(content)
-        place = self._runs.publisher(identity)
+    def _note_report(self, request: _Request, content: dict[str, Any]) -> None:
+        told = _report({name: value for name, value in content.items() if name != "id"})
+        place = self._runs.publisher(request.identity)
         if place is None:
-            self.turn_away(identity)
+            self.turn_away(request.identity)
             return
         _, rank = place
         if len(told) > 1:
@@ -143,22 +165,23 @@ class Door:
 
     # -- consumers ----------------------------------------------------------------------------------------------------
 
-    def _lease(self, identity: bytes, want: dict[str, Any]) -> None:
-        run = self._runs.find(want["run"])
-        name, told = want.get("name"), _report(want.get("report") or {})
+    def _lease(self, request: _Request, want: dict[str, Any]) -> None:
+        identity = request.identity
+        run = self._runs.find(text(want, "run"))
+        name, told = text_or_none(want, "name"), _report(want.get("report", {}))
         demand = Demand.from_wire(want["demand"])
         run.leases.renew(identity, demand, time.monotonic(), name, told)
         is_news = run.standings.renew(identity, want, time.monotonic())
-        self._answer(identity, "leased", {"seconds": LEASE_SECONDS})
+        self._reply(request, "leased", {"seconds": LEASE_SECONDS})
         if is_news:
             # Whoever waits for this consumer goes on as soon as it is known, and is to know then what it asks for.
             self.push_demand(run)
             self._push_standings(run, [identity])
 
-    def _note_handled(self, identity: bytes, content: dict[str, Any]) -> None:
-        run = self._runs.find(content["run"])
-        run.standings.note_handled(identity, content["handled"])
-        self._push_standings(run, [identity])
+    def _note_handled(self, request: _Request, content: dict[str, Any]) -> None:
+        run = self._runs.find(text(content, "run"))
+        run.standings.note_handled(request.identity, content.get("handled"))
+        self._push_standings(run, [request.identity])
 
     def _push_standings(self, run: LiveRun, only: list[bytes] | None = None) -> None:
         """Tells a run's publishers how far some of its consumers are, or all of them."""
@@ -182,17 +205,17 @@ class Door:
             for identity in run.connections():
                 self._answer(identity, "demand", {"demand": demand.to_wire()})
 
-    def _list_runs(self, identity: bytes, content: dict[str, Any]) -> None:
+    def _list_runs(self, request: _Request, content: dict[str, Any]) -> None:
         live = {run.name: {"attempt": run.attempt, "stream": self._runs.stream} for run in self._runs}
-        self._answer(identity, "runs", {"runs": self._archive.listing(content.get("run"), live)})
+        self._reply(request, "runs", {"runs": self._archive.listing(text_or_none(content, "run"), live)})
 
-    def _fetch(self, identity: bytes, content: dict[str, Any]) -> None:
-        self._answer(identity, "data", self._archive.read(content))
+    def _fetch(self, request: _Request, content: dict[str, Any]) -> None:
+        self._reply(request, "data", self._archive.read(content))
 
-    def _fetch_segment(self, identity: bytes, content: dict[str, Any]) -> None:
-        run = self._runs.find(content["run"])
+    def _fetch_segment(self, request: _Request, content: dict[str, Any]) -> None:
+        run = self._runs.find(text(content, "run"))
         publishers = [rank.pid for rank in run.ranks.values() if rank.pid is not None]
-        self._answer(identity, "segment_data", self._segments.read(publishers, content))
+        self._reply(request, "segment_data", self._segments.read(publishers, content))
 
     def tidy(self) -> None:
         """Ends what nobody uses any more."""
@@ -204,26 +227,34 @@ class Door:
 
     # -- anyone -------------------------------------------------------------------------------------------------------
 
-    def _relay(self, identity: bytes, content: dict[str, Any]) -> None:
-        run, sent = self._runs.find(content["run"]), Command.from_wire(content)
-        check_command(sent.name, sent.arguments)
-        # Whoever sends it may call it something, to know it again in the stream.
-        is_known = self._senders.get(sent.id, (identity, run.name)) == (identity, run.name)
-        command = sent if sent.id and is_known else sent._replace(id=new_command_id())
+    def _relay(self, request: _Request, content: dict[str, Any]) -> None:
+        run, command = self._runs.find(text(content, "run")), Command.from_wire(content)
+        check_command(command.name, command.arguments)
+        command = command if command.id else command._replace(id=new_command_id())
+        sender = request.identity, run.name
+        if self._senders.get(command.id, sender) != sender:
+            raise BrokerError(f"another command has the id {command.id!r}: choose another")
         told = [rank.identity for rank in run.ranks.values() if not rank.ended and rank.identity is not None]
         if told:
-            self._senders[command.id] = identity, run.name
+            self._senders[command.id] = sender
             if len(self._senders) > MAX_REMEMBERED:
                 self._senders.popitem(last=False)
         for publisher in told:
             self._answer(publisher, "command", command.to_wire())
-        self._answer(identity, "told", {"ranks": len(told), "id": command.id})
+        self._reply(request._replace(id=command.id), "told", {"ranks": len(told)})
 
-    def _tell_sender(self, identity: bytes, content: dict[str, Any]) -> None:
-        place = self._runs.publisher(identity)
-        sender = self._senders.pop(str(content["id"]), None) if place is not None else None
+    def _tell_sender(self, request: _Request, content: dict[str, Any]) -> None:
+        command = text(content, "id", MAX_ID)
+        told = {
+            "id": command,
+            "event": text_or_none(content, "event"),
+            "batch": integer_or_none(content, "batch"),
+            "error": text_or_none(content, "error", MAX_REASON),
+        }
+        place = self._runs.publisher(request.identity)
+        sender = self._senders.pop(command, None) if place is not None else None
         if sender is not None:
-            self._answer(sender[0], "applied", content)
+            self._answer(sender[0], "applied", told)
 
     def end(self, run: LiveRun) -> None:
         """Tells whoever still waits for a command of a run that has ended."""
@@ -233,25 +264,24 @@ class Door:
                 told = {"id": command, "event": None, "batch": None, "error": "the run has ended"}
                 self._answer(sender, "applied", told)
 
-    def _tell_statistics(self, identity: bytes, content: dict[str, Any]) -> None:
-        run = self._runs.find(content["run"])
+    def _tell_statistics(self, request: _Request, content: dict[str, Any]) -> None:
+        run = self._runs.find(text(content, "run"))
         told = {
             "broker": asdict(self._statistics()),
-            "publishers": {number: dict(rank.told) for number, rank in run.ranks.items()},
+            "publishers": [{"rank": number, **rank.told} for number, rank in run.ranks.items()],
             "consumers": run.leases.told(time.monotonic())[:MAX_LISTED],
             "trouble": run.trouble,
         }
-        self._answer(identity, "statistics", told)
+        self._reply(request, "statistics", told)
 
 
 def _report(told: Any) -> dict[str, float]:
     """What a peer says about itself: numbers by name, and not many, because it is kept."""
-    if not isinstance(told, dict) or len(told) > MAX_TOLD:
-        raise ValueError(f"its report is not a map of at most {MAX_TOLD} numbers")
-    return {str(name)[:MAX_NAME]: value for name, value in told.items() if isinstance(value, int | float)}
-
-
-def _which(message: Control) -> dict[str, Any]:
-    """What its sender calls a command, for the answer to it."""
-    name = message.content.get("id")
-    return {"id": name} if message.kind == "command" and isinstance(name, str) else {}
+    if type(told) is not dict or len(told) > MAX_TOLD:
+        raise ProtocolError(f"its report is not a map of at most {MAX_TOLD} numbers")
+    for name, value in told.items():
+        if type(name) is not str or len(name) > MAX_NAME or type(value) not in (int, float):
+            raise ProtocolError(
+                f"{str(name)[:40]!r} in its report is not a number with a name of at most {MAX_NAME} characters"
+            )
+    return told

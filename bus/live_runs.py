@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 
 from bus import processes
+from bus.content import container, integer, integer_or_none, text, text_or_none
 from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError
 from bus.journal import JournalWriter
 from bus.live_run import LiveRank, LiveRun
@@ -23,8 +24,6 @@ from bus.wire import check_run_name
 __all__ = ["LiveRuns"]
 
 _log = logging.getLogger("offloop.broker")
-
-MAX_TEXT = 255
 
 
 class LiveRuns:
@@ -60,13 +59,13 @@ class LiveRuns:
         """The run of that name, if it is live."""
         return self._live.get(name)
 
-    def find(self, name: Any) -> LiveRun:
+    def find(self, name: str) -> LiveRun:
         """The run of that name.
 
         Raises:
             BrokerError: it is not live here.
         """
-        run = self._live.get(str(name))
+        run = self._live.get(name)
         if run is None:
             raise BrokerError(f"run {name!r} is not live here")
         return run
@@ -84,18 +83,21 @@ class LiveRuns:
         Raises:
             OffloopError: the one that says why not.
         """
-        name, number, world_size = str(hello["run"]), int(hello["rank"]), int(hello["world_size"])
-        if not 0 <= number < world_size:
+        name, number, world_size = text(hello, "run"), integer(hello, "rank"), integer(hello, "world_size", 1)
+        if number >= world_size:
             raise ConfigurationError(f"rank {number} of {world_size}: ranks go from 0 to world_size - 1")
-        pid, attempt, info = int(hello.get("pid", 0)), hello.get("attempt"), dict(hello.get("info", {}))
-        incarnation = str(hello.get("incarnation", identity.hex()))[:MAX_TEXT]
+        incarnation, attempt = text(hello, "incarnation"), integer_or_none(hello, "attempt", 1)
+        pid, started = integer_or_none(hello, "pid"), integer_or_none(hello, "started")
+        host = text_or_none(hello, "host")
+        info = container(hello, "info", dict)
+        container(hello, "events", list)
         # It is written down as JSON, which does not take everything that travels: seen before anything is made.
         json.dumps(info, default=str)
         run = self._live.get(name)
         if self._directory is not None and self._directory.name != name:
             raise BrokerError(f"this broker serves run {self._directory.name!r} alone: 'bus broker' serves any number")
         if run is None and attempt is not None:
-            run = self._resume(name, int(attempt), number, incarnation)
+            run = self._resume(name, attempt, number, incarnation)
         elif run is None:
             run = self._begin(name, world_size, info, pid)
         rank = _rank_of(run, number, incarnation, attempt)
@@ -103,14 +105,14 @@ class LiveRuns:
         rank.identity = identity
         self._publishers[identity] = run, rank
         # A container may have the name of its host, and processes of its own.
-        if hello.get("host") == socket.gethostname() and processes.is_running(pid, hello.get("started")):
+        if pid is not None and host == socket.gethostname() and processes.is_running(pid, started):
             rank.process, rank.pid = self._watch(pid), pid
-        told = {"pid": pid, "started": _integer(hello.get("started")), "host": str(hello.get("host"))[:MAX_TEXT]}
         with _said_in_the_log(run):
+            told = {"pid": pid, "started": started, "host": host}
             run.directory.note_publisher({"rank": number, "incarnation": incarnation, **told})
         return run, rank
 
-    def _begin(self, name: str, world_size: int, info: dict[str, Any], pid: int) -> LiveRun:
+    def _begin(self, name: str, world_size: int, info: dict[str, Any], pid: int | None) -> LiveRun:
         directory = self._directory_of(name)
         try:
             _refuse_if_away(directory, pid)
@@ -232,7 +234,7 @@ class LiveRuns:
             rank.process = None
 
 
-def _refuse_if_away(directory: RunDirectory, pid: int) -> None:
+def _refuse_if_away(directory: RunDirectory, pid: int | None) -> None:
     """A run whose broker is gone belongs to its trainer for as long as that lives; another attempt would put an end to
     what it goes on with."""
     entry = directory.resumable()
@@ -276,10 +278,6 @@ def _note_endings(run: LiveRun) -> None:
     for ending in recording.read_endings():
         run.note_status(ending.status, ending.error)
     run.last_end = time.monotonic()
-
-
-def _integer(value: Any) -> int | None:
-    return value if type(value) is int else None
 
 
 @contextlib.contextmanager

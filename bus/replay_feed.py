@@ -141,7 +141,7 @@ class Feed:
     def _listen(self) -> None:
         while (message := self._link.receive()) is not None:
             self._heard = time.monotonic()
-            kind, content = message
+            kind, content = message.kind, message.content
             # Kinds that are not known come from a newer broker: they are skipped.
             if kind == "ack":
                 self._acknowledge(content.get("seq"))

@@ -383,17 +383,20 @@ def list_remote_runs(
 
 
 def exchange(door: "zmq.Socket[bytes]", kind: str, content: dict[str, Any], patience: float) -> dict[str, Any] | None:
-    """Asks at a connection and waits so many seconds for the next answer, ``None`` when none comes.
+    """Asks at a connection and waits so many seconds for the answer, ``None`` when none comes. The answer has the
+    ``id`` of ``content``, or one made here.
 
     Raises :class:`bus.errors.BrokerError` when the broker refuses."""
-    _send(door, kind, content)
+    asked = content.get("id") or os.urandom(8).hex()
+    _send(door, kind, {**content, "id": asked})
     deadline = time.monotonic() + patience
     while door.poll(max(0, int(1000 * (deadline - time.monotonic())))):
         answer = next_answer(door)
-        if answer is not None and answer.kind == "refused":
+        if answer is None or answer.content.get("id") != asked:
+            continue
+        if answer.kind == "refused":
             raise BrokerError(str(answer.content.get("reason", "the broker refused without a reason")))
-        if answer is not None:
-            return answer.content
+        return answer.content
     return None
 
 

@@ -67,7 +67,7 @@ class Standings:
             name[:MAX_NAME] if isinstance(name, str) else None,
             frozenset(one for one in decides if isinstance(one, str) and one in _EVENTS),
             frozenset(fields),
-            self._numbers(want.get("handled") or {}),
+            self._numbers(want.get("handled", [])),
         )
         before = self._standings.get(consumer)
         if not (standing.decides or standing.fields):
@@ -81,11 +81,12 @@ class Standings:
             self.version += 1
         return before is None or before[1] != standing
 
-    def note_handled(self, consumer: bytes, handled: Mapping[Any, Any]) -> None:
+    def note_handled(self, consumer: bytes, handled: Any) -> None:
         """Takes how far a consumer is; one that is not known says so with its next ``want``."""
+        told = self._numbers(handled)
         known = self._standings.get(consumer)
         if known is not None:
-            numbers = {**known[1].handled, **self._numbers(handled)}
+            numbers = {**known[1].handled, **told}
             if len(numbers) > MAX_RANKS:
                 raise ValueError(f"more than {MAX_RANKS} ranks")
             self._standings[consumer] = known[0], known[1]._replace(handled=numbers)
@@ -107,10 +108,17 @@ class Standings:
         self.version += 1
 
     def _numbers(self, handled: Any) -> dict[int, int]:
-        """Of each rank that there is the number that was told."""
-        if not isinstance(handled, dict) or len(handled) > MAX_RANKS:
-            raise ValueError("what was handled is not a map of ranks to numbers")
-        told = {rank: number for rank, number in handled.items() if type(rank) is int and 0 <= rank < self._world_size}
-        if not all(type(number) is int and 0 <= number < MAX_NUMBER for number in told.values()):
-            raise ValueError("what was handled is not a map of ranks to numbers")
-        return told
+        """Of each rank the number that was reported, from pairs of both."""
+        if type(handled) is not list or len(handled) > MAX_RANKS:
+            raise ValueError(f"'handled' has to be an array of at most {MAX_RANKS} pairs [rank, seq]")
+        numbers = {}
+        for pair in handled:
+            if type(pair) is not list or len(pair) < 2 or type(pair[0]) is not int or type(pair[1]) is not int:
+                raise ValueError(f"{str(pair)[:40]!r} in 'handled' is not a pair of integers [rank, seq]")
+            rank, number = pair[:2]
+            if not (0 <= rank < self._world_size and 0 <= number < MAX_NUMBER):
+                raise ValueError(
+                    f"[{rank}, {number}] in 'handled': ranks go from 0 to {self._world_size - 1}, numbers from 0"
+                )
+            numbers[rank] = number
+        return numbers

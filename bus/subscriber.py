@@ -24,7 +24,7 @@ from bus.sent_commands import SentCommands
 from bus.snapshot import Snapshot
 from bus.stream import Ending, Gap, InEffect, Missing, StreamOrder
 from bus.stream_link import StreamLink
-from bus.wire import BEAT, decode_body, split_frame
+from bus.wire import BEAT, decode_body, decode_positions, split_frame
 
 __all__ = ["Subscriber", "SubscriberStatistics"]
 
@@ -154,7 +154,11 @@ class Subscriber:
 
     def _report(self) -> dict[str, Any]:
         told = {"report": asdict(self.statistics())}
-        return {**told, "handled": dict(self._handled)} if self._tells_handled else told
+        return {**told, "handled": self._handled_pairs()} if self._tells_handled else told
+
+    def _handled_pairs(self) -> list[tuple[int, int]]:
+        # In one step, because the lease's thread asks too.
+        return list(self._handled.items())
 
     def statistics(self) -> SubscriberStatistics:
         """How it is doing; may be called from another thread."""
@@ -254,7 +258,7 @@ class Subscriber:
         """Says how far it is, before it waits for more."""
         if self._is_awaited and self._link is not None:
             self._is_awaited = False
-            self._link.tell("handled", {"handled": dict(self._handled)})
+            self._link.tell("handled", {"handled": self._handled_pairs()})
 
     # -- iterating ----------------------------------------------------------------------------------------------------
 
@@ -415,10 +419,11 @@ class Subscriber:
             _, attempt, _, positions, *more = decode_body(body)
             if attempt != self.attempt:
                 return
+            positions = decode_positions(positions)
             missing = self._order.behind(positions)
             self._lag = self._order.lag(positions)
             self._lag_high = max(self._lag_high, self._lag)
-            if missing is None and len(more) >= 2 and self._order.behind(more[1]) is None:
+            if missing is None and len(more) >= 2 and self._order.behind(decode_positions(more[1])) is None:
                 # Whatever may be missed from here on comes after this place in the recording.
                 self._go_on_reading_at(int(more[0]))
         except (ProtocolError, ValueError, TypeError, AttributeError, LookupError):

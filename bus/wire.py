@@ -26,6 +26,7 @@ __all__ = [
     "decode_body",
     "decode_control",
     "decode_event",
+    "decode_positions",
     "encode_beat",
     "encode_bundle",
     "encode_control",
@@ -89,6 +90,8 @@ class Control(NamedTuple):
 
     kind: str
     content: dict[str, Any]
+    version: int = PROTOCOL_VERSION
+    """Version of the protocol that the sender speaks."""
 
 
 def check_run_name(name: str) -> str:
@@ -148,8 +151,26 @@ def encode_beat(
 ) -> bytes:
     """The broker's sign of life for one run, with the last ``seq`` and ``base_seq`` that it has collected from each
     rank, how many bytes of the recording are on disk, and the last numbers in those."""
-    beat = [PROTOCOL_VERSION, attempt, time, positions, size, on_disk or {}]
+    beat = [PROTOCOL_VERSION, attempt, time, _position_rows(positions), size, _position_rows(on_disk or {})]
     return Topic(run, BEAT, 0).encode() + bytes(msgpack.packb(beat))
+
+
+def _position_rows(positions: dict[int, tuple[int, int]]) -> list[tuple[int, int, int]]:
+    return [(rank, seq, base_seq) for rank, (seq, base_seq) in positions.items()]
+
+
+def decode_positions(rows: Any) -> dict[int, tuple[int, int]]:
+    """Of each rank ``(seq, base_seq)``, from the rows ``[rank, seq, base_seq]`` of a beat.
+
+    Raises:
+        ProtocolError: they are no such rows.
+    """
+    positions = {}
+    for row in rows if type(rows) is list else [None]:
+        if type(row) is not list or len(row) < 3 or not all(type(number) is int and number >= 0 for number in row[:3]):
+            raise ProtocolError("the positions of a beat are not rows of rank, seq and base_seq")
+        positions[row[0]] = row[1], row[2]
+    return positions
 
 
 def split_frame(frame: bytes) -> tuple[Topic | None, bytes]:
@@ -293,4 +314,4 @@ def decode_control(body: bytes) -> Control:
         raise ProtocolError("a control message is not an array of version, kind and content")
     if not is_shallow(array[2]):
         raise ProtocolError(f"a control message is nested deeper than {MAX_DEPTH}")
-    return Control(array[1], array[2])
+    return Control(array[1], array[2], array[0])

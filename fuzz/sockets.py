@@ -143,7 +143,9 @@ class Peer:
 def requests(random: Random, run: str) -> list[tuple[str, dict[str, Any]]]:
     """Good messages to a broker, and such as are good in form but absurd."""
     hello = {"run": run, "rank": 0, "world_size": 1, "pid": os.getpid(), "started": None, "host": socket.gethostname()}
-    handled = random.choice(({0: 5}, dict.fromkeys(range(5000), 1), {0: -1, "x": []}, [], {2**40: 2**62}))
+    handled = random.choice(
+        ([[0, 5]], [[rank, 1] for rank in range(5000)], [[0, -1], ["x", []]], [], {"0": 5}, [[2**40, 2**62]])
+    )
     segment = {"pid": random.choice((1, -1, os.getpid(), 2**40)), "fd": random.choice((0, 3, -1, 2**40))}
     segment |= {"token": b"x" * random.choice((0, 16)), "number": 1, "size": random.choice((0, 10, -1, 2**62))}
     hello |= {"incarnation": "x", "info": {"command": ["train"]}, "events": ["batch_end"]}
@@ -387,7 +389,7 @@ class FalseBroker:
         random = self._random
         try:
             topic, body = split_frame(frame)
-            kind, content = ("events", {}) if topic else decode_control(body)
+            kind, content, _ = ("events", {}, 1) if topic else decode_control(body)
         except ProtocolError:
             return
         if kind == "hello":
@@ -402,6 +404,8 @@ class FalseBroker:
             # A consumer that is just there: what comes live goes on behind what is recorded.
             self._seq = RECORDED
             good = ("leased", {"seconds": 5.0})
+        if "id" in content:
+            good[1]["id"] = content["id"]
         if random.random() < 0.7:
             self._send(identity, good[0], encode_control(*good))
         for _ in range(random.randrange(3)):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import msgpack
 import psutil
 import pytest
 import zmq
@@ -43,6 +44,10 @@ def stranger(standalone):
     socket.connect(standalone)
     yield socket
     context.destroy(linger=0)
+
+
+HELLO = {"run": "r", "rank": 0, "world_size": 1, "incarnation": "x"}
+"""The least that a publisher says of itself."""
 
 
 def answer(socket):
@@ -104,31 +109,93 @@ def test_nonsense_is_skipped_and_the_others_go_on(standalone, stranger, runs_dir
 @pytest.mark.parametrize(
     ("kind", "content", "reason"),
     [
-        ("hello", {}, "hello is malformed"),
-        ("hello", {"run": "a/b", "rank": 0, "world_size": 1}, "cannot be a run name"),
-        ("hello", {"run": "r", "rank": 5, "world_size": 1}, "ranks go from 0"),
-        ("hello", {"run": "r", "rank": "x", "world_size": 1}, "hello is malformed"),
-        ("hello", {"run": "r", "rank": math.inf, "world_size": 1}, "hello is malformed"),
-        ("hello", {"run": "r", "rank": 0, "world_size": 1, "pid": "me"}, "hello is malformed"),
+        ("hello", {}, "hello is malformed: 'run' is missing: it has to be a text"),
+        ("hello", {**HELLO, "run": "a/b"}, "cannot be a run name"),
+        ("hello", {**HELLO, "rank": 5}, "ranks go from 0"),
+        ("hello", {**HELLO, "run": 5}, "'run' is '5', an integer: it has to be a text"),
+        ("hello", {**HELLO, "rank": "0"}, "'rank' is '0', a text: it has to be an integer of 0 to"),
+        ("hello", {**HELLO, "rank": 0.5}, "'rank' is '0.5', a float"),
+        ("hello", {**HELLO, "rank": False}, "'rank' is 'False', a boolean"),
+        ("hello", {**HELLO, "rank": math.inf}, "'rank' is 'inf', a float"),
+        ("hello", {**HELLO, "world_size": "1"}, "'world_size' is '1', a text"),
+        ("hello", {**HELLO, "incarnation": None}, "'incarnation' is nil: it has to be a text"),
+        ("hello", {**HELLO, "incarnation": ""}, "'incarnation' is '', a text: it has to be a text of 1 to 255"),
+        ("hello", {**HELLO, "pid": "me"}, "'pid' is 'me', a text"),
+        ("hello", {**HELLO, "started": 1.5}, "'started' is '1.5', a float"),
+        ("hello", {**HELLO, "host": 5}, "'host' is '5', an integer"),
+        ("hello", {**HELLO, "attempt": "1"}, "'attempt' is '1', a text"),
+        ("hello", {**HELLO, "info": []}, "'info' is an array: it has to be a map"),
+        ("hello", {**HELLO, "events": "all"}, "'events' is 'all', a text: it has to be an array"),
         ("want", {"run": "nobody", "demand": {}}, "not live here"),
-        ("want", {"demand": 3}, "want is malformed"),
-        ("resume", {"from": "here"}, "resume is malformed"),
+        ("want", {"demand": 3}, "want is malformed: 'run' is missing"),
+        ("resume", {"from": "here"}, "resume is malformed: 'from' is 'here', a text"),
+        ("report", {"last_sent": "5"}, "report is malformed: 'last_sent' in its report is not a number"),
+        (
+            "from the future",
+            {},
+            "from the future is malformed: there is no such message to a broker; there are applied",
+        ),
         ("fetch", {"run": "../r", "attempt": 1, "offset": 0}, "cannot be a run name"),
         ("fetch", {"run": "nobody", "attempt": 1, "offset": 0}, "no recording of attempt 1 of run 'nobody'"),
         ("statistics", {"run": "nobody"}, "not live here"),
     ],
 )
 def test_bad_requests_are_refused_with_the_reason(stranger, kind, content, reason):
-    stranger.send(encode_control(kind, content))
+    stranger.send(encode_control(kind, {**content, "id": "7"}))
+    reply = answer(stranger)
+    assert (reply.kind, reply.content["id"]) == ("refused", "7")
+    assert reason in reply.content["reason"]
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_another_version_of_the_protocol_is_refused_with_both_versions(stranger, runs_dir, version):
+    stranger.send(b"\0" + msgpack.packb([version, "hello", HELLO]))
     reply = answer(stranger)
     assert reply.kind == "refused"
-    assert reason in reply.content["reason"]
+    assert f"version {version}, and this broker speaks version 1" in reply.content["reason"]
+    assert not (runs_dir / "r").exists()
+
+
+def test_every_answer_carries_the_id_of_its_request(standalone, stranger, runs_dir):
+    with Publisher("r", broker=standalone) as publisher:
+        publish_until_recorded(publisher, 1)
+        requests = [
+            ("hello", {**HELLO, "run": "other"}, "welcome"),
+            ("want", {"run": "r", "demand": {}}, "leased"),
+            ("command", {"run": "r", "command": "stop"}, "told"),
+            ("runs", {}, "runs"),
+            ("fetch", {"run": "r", "attempt": 1, "offset": 0}, "data"),
+            ("statistics", {"run": "r"}, "statistics"),
+        ]
+        for number, (kind, content, _) in enumerate(requests):
+            stranger.send(encode_control(kind, {**content, "id": f"q{number}"}))
+        answers = {}
+        while len(answers) < len(requests):
+            reply = answer(stranger)
+            answers.setdefault(reply.content.get("id"), reply.kind)
+            answers.pop(None, None)
+    assert answers == {f"q{number}": kind for number, (_, _, kind) in enumerate(requests)}
+    # A request without one is answered without one, and one of another type is refused.
+    stranger.send(encode_control("runs", {}))
+    stranger.send(encode_control("runs", {"id": 5}))
+    replies = [reply for reply in (answer(stranger) for _ in range(3)) if reply.kind in ("runs", "refused")]
+    assert "id" not in replies[0].content
+    assert "'id' is '5', an integer" in replies[1].content["reason"]
+
+
+@pytest.mark.parametrize("handled", [{0: 5}, {"0": 5}, [["0", 5]], [[0]], [[0, -1]], [[3, 1]], None])
+def test_what_was_handled_in_another_form_is_refused(standalone, stranger, runs_dir, handled):
+    with Publisher("r", broker=standalone):
+        stranger.send(encode_control("handled", {"run": "r", "handled": handled}))
+        reply = answer(stranger)
+        assert reply.kind == "refused"
+        assert "'handled'" in reply.content["reason"]
 
 
 @pytest.mark.parametrize(("kind", "content"), [("resume", {"from": 1}), ("report", {"published": 3})])
 def test_a_publisher_that_is_not_known_is_told_so(stranger, kind, content):
     stranger.send(encode_control(kind, content))
-    assert answer(stranger) == ("unknown", {})
+    assert answer(stranger)[:2] == ("unknown", {})
 
 
 def test_a_stranger_cannot_publish_into_a_run(standalone, stranger, runs_dir):
@@ -136,7 +203,7 @@ def test_a_stranger_cannot_publish_into_a_run(standalone, stranger, runs_dir):
         publisher.publish(Event.BATCH_END, batch=1)
         forge = event_encoder(Topic("r", "batch_end", 0), 1)
         stranger.send(forge(2, 2, 0, [0] * 14, None, {"loss": -1.0}, pack_map({})))
-        assert answer(stranger) == ("unknown", {})
+        assert answer(stranger)[:2] == ("unknown", {})
         stranger.send(encode_control("want", {"run": "r", "demand": {}}))
         assert answer(stranger).kind == "leased"
         publisher.publish(Event.BATCH_END, batch=2)
@@ -154,9 +221,7 @@ def test_events_that_come_twice_are_recorded_once(standalone, runs_dir):
 
 
 def test_odd_values_in_a_greeting_and_an_event_do_no_harm(standalone, stranger, runs_dir):
-    stranger.send(
-        encode_control("hello", {"run": "odd", "rank": 0, "world_size": 1, "pid": 2**40, "host": socket.gethostname()})
-    )
+    stranger.send(encode_control("hello", {**HELLO, "run": "odd", "pid": 2**40, "host": socket.gethostname()}))
     assert answer(stranger).kind == "welcome"
     stranger.send(event_encoder(Topic("odd", "batch_end", 0), 1)(1, 1, -1, [0] * 14, None, {}, pack_map({})))
     stranger.send(event_encoder(Topic("odd", "batch_end", 0), 1)(1, 1, 5, [0] * 14, None, {}, pack_map({})))
@@ -427,7 +492,7 @@ def test_a_recording_of_which_nothing_tells_does_not_block_the_run(runs_dir):
 
 
 def test_a_hello_that_cannot_be_written_down_leaves_nothing_behind(standalone, stranger, runs_dir):
-    hello = {"run": "r", "rank": 0, "world_size": 1, "info": {b"key": 1}}
+    hello = {**HELLO, "info": {b"key": 1}}
     deep: dict = {}
     for _ in range(500):
         deep = {"deeper": deep}
@@ -443,7 +508,7 @@ def test_a_lost_run_is_taken_up_for_its_own_trainer_alone(standalone, stranger, 
     script = f"from bus import Publisher; import os; p = Publisher('r', broker={standalone!r}); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", script], timeout=100, check=False)
     wait_for(lambda: not find_run("r").live, "the end of the run")
-    hello = {"run": "r", "rank": 0, "world_size": 1, "attempt": 1, "incarnation": "another"}
+    hello = {**HELLO, "attempt": 1, "incarnation": "another"}
     stranger.send(encode_control("hello", hello))
     reply = answer(stranger)
     assert reply.kind == "refused"

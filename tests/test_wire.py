@@ -16,6 +16,7 @@ from bus.wire import (
     decode_body,
     decode_control,
     decode_event,
+    decode_positions,
     encode_beat,
     encode_bundle,
     encode_control,
@@ -57,7 +58,7 @@ def test_nan_and_infinity_travel_as_they_are():
 def test_a_control_message_comes_out_as_it_went_in(kind, content):
     topic, body = split_frame(encode_control(kind, content))
     assert topic is None
-    assert decode_control(body) == (kind, content)
+    assert decode_control(body) == (kind, content, 1)
 
 
 @given(st.binary(max_size=400))
@@ -82,7 +83,7 @@ def test_a_spoilt_event_is_an_event_or_our_error(position, byte):
 def test_further_elements_and_keys_are_ignored():
     body = msgpack.packb([7, 1, 1, 1, 0, [0] * 14 + [9], None, {}, {}, "from the future"])
     assert decode_event(body).version == 7
-    assert decode_control(msgpack.packb([1, "ack", {"seq": 3, "more": 4}, 5])) == ("ack", {"seq": 3, "more": 4})
+    assert decode_control(msgpack.packb([2, "ack", {"seq": 3, "more": 4}, 5])) == ("ack", {"seq": 3, "more": 4}, 2)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +147,18 @@ def test_names_that_cannot(name):
 def test_a_bundle_holds_its_frames(frames):
     topic, body = split_frame(encode_bundle(frames))
     assert topic is None
-    assert decode_control(body) == ("events", {"frames": frames})
+    assert decode_control(body) == ("events", {"frames": frames}, 1)
 
 
 def test_a_beat_names_every_position():
     topic, body = split_frame(encode_beat("r", 2, 77, {0: (5, 4)}, 999, {0: (3, 2)}))
     assert topic == ("r", "$beat", 0)
-    assert decode_body(body) == [1, 2, 77, {0: [5, 4]}, 999, {0: [3, 2]}]
+    _, attempt, time, sent, size, on_disk = decode_body(body)
+    assert (attempt, time, sent, size, on_disk) == (2, 77, [[0, 5, 4]], 999, [[0, 3, 2]])
+    assert decode_positions(sent) == {0: (5, 4)}
+
+
+@pytest.mark.parametrize("rows", [None, {0: [5, 4]}, {"0": [5, 4]}, [[0, 5]], [["0", 5, 4]], [[0, -1, 0]], [5]])
+def test_positions_of_another_form_are_refused(rows):
+    with pytest.raises(ProtocolError, match="rank, seq and base_seq"):
+        decode_positions(rows)
