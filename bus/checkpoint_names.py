@@ -108,11 +108,6 @@ class CheckpointNames:
         """Where a checkpoint of that time is."""
         return self.folder / self._filename.at(timestamp)
 
-    @property
-    def latest_link(self) -> Path | None:
-        """The link to what was saved last; ``None`` without one."""
-        return self._latest
-
     def other_name(self, template: str, argument: str) -> "CheckpointName":
         """What a checkpoint is called elsewhere, by a format string of ``argument``.
 

@@ -188,6 +188,37 @@ def test_a_training_that_is_stopped_is_saved_where_it_stopped(
     assert contents(tmp_path / "out") == inside
 
 
+@pytest.mark.parametrize("load", [False, True], ids=["new", "resumed"])
+def test_a_training_that_is_stopped_before_its_first_batch_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: bool
+) -> None:
+    arguments: dict[str, Any] = {}
+    if load:
+        with gold_trainer(max_duration="3ba") as first:
+            first.fit()
+            arguments["load_path"] = first.save_checkpoint(tmp_path / "first.safetensors")
+    stop = Act(lambda event, state, logger: state.stop_training(), Event.FIT_START)
+    both(tmp_path, monkeypatch, "3ba", algorithms=[stop], eval_dataloader=gold_loader("eval_a", 12, 5), **arguments)
+    assert contents(tmp_path / "in") == {}
+    assert contents(tmp_path / "out") == {}
+
+
+def test_the_latest_remote_name_is_uploaded_without_a_link_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = TensorStream(CheckpointSaver(str(tmp_path), save_interval="1ep", latest_filename=None), run_name="r")
+    uploads: list[tuple[str, str]] = []
+    stream.on_upload = lambda upload: uploads.append(
+        (upload.remote_file_name, upload.file_path.read_text() if upload.file_path.suffix == ".symlink" else "")
+    )
+    train(stream, monkeypatch, max_duration="1ep")
+    assert [path.name for path in tmp_path.iterdir()] == ["ep1-ba4-rank0.safetensors"]
+    assert uploads == [
+        ("r/checkpoints/ep1-ba4-rank0.safetensors", ""),
+        ("r/checkpoints/latest-rank0.safetensors.symlink", "r/checkpoints/ep1-ba4-rank0.safetensors"),
+    ]
+
+
 def test_a_large_state_goes_through_shared_memory_and_loads_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -302,9 +302,14 @@ def test_outputs_that_are_no_segmentation_are_refused() -> None:
         logged(ImageVisualizer("1ba", "segmentation"), snapshot)
 
 
-def test_inputs_that_are_no_images_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"inputs of shape \(2, 8\) are no images"):
-        logged(ImageVisualizer("1ba"), before_forward(inputs={"inputs": np.zeros((2, 8))}))
+def test_inputs_that_are_not_images_are_not_logged_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    callback = ImageVisualizer("1ba")
+    for batch in range(3):
+        assert logged(callback, before_forward(batch, inputs={"inputs": np.zeros((2, 8))})) == []
+    assert [record.getMessage() for record in caplog.records] == [
+        "Images/Train at 0ba, and maybe others, are not logged: inputs of shape (2, 8) are not images, which have "
+        "height, width and maybe channels: choose a tensor with input_key"
+    ]
 
 
 def test_batches_that_could_not_be_sent_are_told_once(caplog: pytest.LogCaptureFixture) -> None:

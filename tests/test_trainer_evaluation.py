@@ -181,3 +181,16 @@ def test_a_language_model_is_measured_in_bits() -> None:
     assert losses == [pytest.approx(3.0)] * 2
     assert trainer.state.eval_metric_values == {"eval": {"BitsPerToken": pytest.approx(3.0)}}
     assert trainer.state.timestamp.token == 20
+
+
+def test_a_training_that_is_stopped_before_its_first_batch_is_not_evaluated() -> None:
+    events: list[Event] = []
+
+    def note(event: Event, state: State, logger: object) -> None:
+        events.append(event)
+        if event is Event.FIT_START:
+            state.stop_training()
+
+    with gold_trainer(eval_dataloader=gold_evaluators(EVAL_B), algorithms=Act(note)) as trainer:
+        trainer.fit()
+    assert events[-2:] == [Event.FIT_START, Event.FIT_END]

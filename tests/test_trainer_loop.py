@@ -16,6 +16,7 @@ from bus.errors import ConfigurationError
 from bus.event import Event
 from trainer import Classifier, DataSpec, State
 from trainer.metrics import read_metrics
+from trainer.schedulers import LinearScheduler
 
 OPTIMIZED = json.loads((REFERENCE / "cb_optimizer_monitor.json").read_text())["runs"]
 RATES = json.loads((REFERENCE / "cb_lr_monitor.json").read_text())["runs"]
@@ -152,6 +153,51 @@ def test_training_ends_in_any_unit(max_duration: Any, batches: int) -> None:
     with gold_trainer(train_dataloader=data, max_duration=max_duration, algorithms=act, clock=clock) as trainer:
         trainer.fit()
     assert trainer.state.timestamp.batch == batches
+
+
+@pytest.mark.parametrize(
+    ("max_duration", "stopped_at"),
+    [("12sp", "6sp"), ("2ep", "1ba"), ("8ba", "1ba"), ("90tok", "10tok"), ("8sec", "1sec"), ("2iter", "0iter")],
+)
+@pytest.mark.parametrize("event", [Event.AFTER_LOSS, Event.BATCH_END])
+def test_a_training_that_is_stopped_keeps_the_unit_of_its_duration_unless_it_is_epochs(
+    max_duration: str, stopped_at: str, event: Event
+) -> None:
+    clock = FakeClock(0)
+    batch = 1 if event is Event.AFTER_LOSS else 0
+    elapsed: list[float] = []
+
+    def tick(_: Event, state: State, logger: object) -> None:
+        clock.seconds += 1
+
+    def stop(_: Event, state: State, logger: object) -> None:
+        if int(state.timestamp.batch) == 1:
+            state.stop_training()
+            elapsed.append(float(state.get_elapsed_duration() or 0))
+
+    data = DataSpec(gold_loader("train", 24, 6), get_num_tokens_in_batch=lambda batch: 10)
+    with gold_trainer(
+        train_dataloader=data,
+        max_duration=max_duration,
+        iteration_length="1ep",
+        algorithms=[Act(tick, Event.BATCH_START), Act(stop, event)],
+        schedulers=LinearScheduler(),
+        progress_bar=True,
+        clock=clock,
+    ) as trainer:
+        trainer.fit()
+    assert str(trainer.state.max_duration) == stopped_at
+    assert trainer.state.timestamp.batch == 1 + batch
+    assert elapsed == [1.0]
+
+
+def test_a_training_in_tokens_that_has_none_can_be_stopped() -> None:
+    data = DataSpec(gold_loader("train", 24, 6), get_num_tokens_in_batch=lambda batch: 0)
+    stop = Act(lambda event, state, logger: state.stop_training(), Event.EPOCH_START)
+    with gold_trainer(train_dataloader=data, max_duration="10tok", algorithms=stop) as trainer:
+        trainer.fit()
+    assert str(trainer.state.max_duration) == "0tok"
+    assert trainer.state.timestamp.batch == 1
 
 
 def test_a_dataloader_without_a_length_is_trained_on_to_its_end() -> None:

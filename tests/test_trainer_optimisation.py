@@ -126,6 +126,14 @@ def test_a_function_is_a_scheduler_and_works_on_every_optimizer() -> None:
     assert used == [[0.4, 0.2], [0.4, 0.2], [0.2, 0.1], [0.1, 0.05]]
 
 
+def test_a_schedule_steps_after_each_epoch_when_that_is_asked_for() -> None:
+    used, shown = rates_of(schedulers=LinearScheduler(), step_schedulers_every_batch=False, max_duration="3ep")
+    rates = [0.1, 0.1 * 2 / 3, 0.1 / 3]
+    expected = [pytest.approx([rate]) for rate in rates for _ in range(4)]
+    assert used == expected
+    assert shown == expected
+
+
 def test_a_scheduler_learns_the_length_from_fit() -> None:
     model = GoldMLP()
     with gold_trainer(model=model, max_duration=None, schedulers=LinearScheduler()) as trainer:

@@ -75,8 +75,11 @@ class Evaluation:
         return self._run(due)
 
     def run_last(self) -> int:
-        """Evaluates whatever has not been evaluated since the last batch; returns the nanoseconds that it took."""
+        """Evaluates whatever has not been evaluated since the last batch, if there was one; returns the nanoseconds
+        that it took."""
         batch = self._state.timestamp.values[2]
+        if not batch:
+            return 0
         due = [
             evaluator
             for evaluator, interval in self._intervals

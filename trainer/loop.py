@@ -3,6 +3,7 @@
 import datetime
 import itertools
 import logging
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -73,7 +74,7 @@ class TrainingLoop:
         *,
         ranks: Ranks | None = None,
         subset_num_batches: int = -1,
-        step_schedulers_every_batch: bool = False,
+        step_schedulers_every_batch: bool | None = None,
         token_intervals: Sequence[str] = (),
     ) -> None:
         self._state = state
@@ -88,10 +89,12 @@ class TrainingLoop:
         self._control = control
         self._ranks = ranks
         self._subset_num_batches = subset_num_batches
-        every_batch = [one for one in state.schedulers if isinstance(one, TimeAwareScheduler)]
-        rest = [one for one in state.schedulers if not isinstance(one, TimeAwareScheduler)]
-        self._batch_schedulers = every_batch + rest if step_schedulers_every_batch else every_batch
-        self._epoch_schedulers = [] if step_schedulers_every_batch else rest
+        every_batch = [
+            isinstance(one, TimeAwareScheduler) if step_schedulers_every_batch is None else step_schedulers_every_batch
+            for one in state.schedulers
+        ]
+        self._batch_schedulers = list(itertools.compress(state.schedulers, every_batch))
+        self._epoch_schedulers = list(itertools.compress(state.schedulers, map(operator.not_, every_batch)))
         # What is never due where batches have no tokens.
         self._token_intervals = token_intervals
         self._tokens = 0
@@ -241,7 +244,8 @@ class TrainingLoop:
         """Makes sure that what ends after so many tokens ends at all."""
         state = self._state
         for time in (state.max_duration, state.iteration_length):
-            if time is not None and time.unit is TimeUnit.TOKEN and state.timestamp.values[4] == 0:
+            is_in_tokens = time is not None and time.unit is TimeUnit.TOKEN
+            if is_in_tokens and state.timestamp.values[4] == 0 and not state.stopped:
                 raise ConfigurationError(
                     f"there were no tokens in a whole epoch, so {str(time)!r} would never be over: wrap the dataloader "
                     "in trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit"

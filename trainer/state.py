@@ -219,12 +219,16 @@ class State:
         """Which part of ``max_duration`` is over, in the unit ``dur``; ``None`` without one."""
         if self._max_duration is None:
             return None
+        if not self._max_duration.value:
+            return Time(1.0, TimeUnit.DURATION)
         elapsed: Time = self.timestamp.get(self._max_duration.unit) / self._max_duration
         return elapsed
 
     def stop_training(self) -> None:
         """Ends the training after the batch at hand; evaluations that are due still run. Does nothing from ``FIT_END``
         on, when the training has come to its end.
+
+        ``max_duration`` becomes the present training time, in its own unit, or in batches where it was in epochs.
 
         With several ranks it is enough that one of them asks. They agree when a batch has been trained on, after an
         evaluation and at the end of an epoch; what is asked for at ``BATCH_END`` takes effect after the next batch."""
@@ -240,6 +244,8 @@ class State:
     def stop_now(self) -> None:
         """Ends the training after the batch at hand, on this rank: for the training loop."""
         if self.fitting:
-            self._end_at(Time(self.timestamp.values[2], TimeUnit.BATCH))
+            unit = TimeUnit.EPOCH if self._max_duration is None else self._max_duration.unit
+            # Epochs end too late: the one that has begun would be finished first.
+            self._end_at(self.timestamp.get(TimeUnit.BATCH if unit is TimeUnit.EPOCH else unit))
             self.stopped = True
         self.stop_requested = False

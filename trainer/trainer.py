@@ -79,9 +79,10 @@ class Trainer:
         eval_dataloader: a dataloader (its label is ``eval``), a :class:`trainer.Evaluator` or a list of them.
         optimizers: one or several torch optimizers of the model's parameters, or a function that makes them from the
             model. It is called after ``INIT``, when algorithms have made their changes to the model.
-        schedulers: one or several schedulers. Those of :mod:`trainer.schedulers`, and functions ``(state, ssr)`` that
-            give the share of the base rate, follow the training time and step after each batch; torch's step after
-            each epoch, or after each batch with ``step_schedulers_every_batch``.
+        schedulers: one schedule of :mod:`trainer.schedulers`, or a function ``(state, ssr)`` that gives the share of
+            the base rate: it follows the training time, for all optimizers. Or one or several of torch's schedulers.
+        step_schedulers_every_batch: whether schedulers step after each batch (``True``) or each epoch (``False``); by
+            default schedules that follow the training time after each batch, torch's schedulers after each epoch.
         max_duration: how long to train: ``5ep``, ``1000ba``, ``10000sp``, ``1e6tok``, ``1h30m``, or a number of epochs.
         eval_interval: how often to evaluate, in the same way or as a share such as ``0.1dur``; 0 for never.
         algorithms: :class:`trainer.Algorithm` objects, which run in the loop and may change it.
@@ -209,11 +210,10 @@ class Trainer:
         self._microbatch_size = check_microbatch_size(device_train_microbatch_size, self._data)
         self._train_subset = check_subset(train_subset_num_batches, "train_subset_num_batches")
         eval_subset = check_subset(eval_subset_num_batches, "eval_subset_num_batches")
-        self._step_schedulers_every_batch = (
-            False if step_schedulers_every_batch is None else step_schedulers_every_batch
-        )
+        self._step_schedulers_every_batch = step_schedulers_every_batch
+        if step_schedulers_every_batch is not None:
+            check_flags(step_schedulers_every_batch=step_schedulers_every_batch)
         check_flags(
-            step_schedulers_every_batch=self._step_schedulers_every_batch,
             save_overwrite=save_overwrite,
             save_weights_only=save_weights_only,
             load_weights_only=load_weights_only,

@@ -167,7 +167,8 @@ class CheckpointSaver(Callback):
         return self._folder
 
     def _is_due(self, state: Snapshot) -> bool:
-        return self._field in state.on_demand and not self._is_refused
+        # Before its first batch the training is what it was begun with, or resumed from.
+        return self._field in state.on_demand and not self._is_refused and state.previous_timestamp is not None
 
     def _is_saved(self, state: Snapshot) -> bool:
         return self._last_saved is not None and self._last_saved.values[2] == state.timestamp.values[2]
@@ -194,7 +195,7 @@ class CheckpointSaver(Callback):
         if remote is None:
             return
         logger.upload_file(remote.at(named), path, overwrite=self._overwrite)
-        if latest_remote is not None and folder.latest_link is not None:
+        if latest_remote is not None:
             if self._links is None:
                 self._links = tempfile.TemporaryDirectory(prefix="offloop-")
             self._uploads += 1

@@ -50,8 +50,9 @@ class ImageVisualizer(Callback):
         input_key, target_key: what the images and the targets are: 0 for the inputs of the batch (its first part), 1
             for its targets (the second), or a name where these have several parts.
 
-    Batches are sent whole, and only when they are due. Those that are too large for an event go through shared memory
-    and are not recorded, so that a replay has no images of them. Needs ``pip install 'offloop[images]'``. Reference:
+    Inputs that are not images are not logged, with a warning. Batches are sent whole, and only when they are due. Those
+    that are too large for an event go through shared memory and are not recorded, so that a replay has no images of
+    them. Needs ``pip install 'offloop[images]'``. Reference:
     ``composer/callbacks/image_visualizer.py``.
     """
 
@@ -102,12 +103,19 @@ class ImageVisualizer(Callback):
         try:
             tensors = {field: getattr(state, field) for field in self._fields}
         except FieldNotAvailableError as error:
-            if not self._warned:
-                self._warned = True
-                reason = state.fields.get("not_sent", error)
-                _log.warning("%s at %s, and maybe others, are not logged: %s", name, state.timestamp.batch, reason)
+            self._warn_once(name, state, state.fields.get("not_sent", error))
             return
-        images = self._with_channels(_part(tensors, self._input_key)[: self._num_images])
+        images = _part(tensors, self._input_key)[: self._num_images]
+        if images.ndim not in (3, 4):
+            self._warn_once(
+                name,
+                state,
+                f"inputs of shape {images.shape} are not images, which have height, width and maybe channels: choose "
+                "a tensor with input_key",
+            )
+            return
+        if images.ndim == 3:
+            images = images[..., None] if self._channels_last else images[:, None]
         masks = None
         if self._mode == "segmentation":
             outputs, targets = _only("outputs", tensors["outputs"]), _part(tensors, self._target_key)
@@ -115,15 +123,10 @@ class ImageVisualizer(Callback):
             images = images[: len(masks["prediction"])]
         logger.log_images(images, name=name, channels_last=self._channels_last, masks=masks)
 
-    def _with_channels(self, images: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-        if images.ndim == 3:
-            return images[..., None] if self._channels_last else images[:, None]
-        if images.ndim == 4:
-            return images
-        raise ConfigurationError(
-            f"inputs of shape {images.shape} are no images, which have height, width and maybe channels: choose a "
-            "tensor with input_key"
-        )
+    def _warn_once(self, name: str, state: Snapshot, reason: object) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning("%s at %s, and maybe others, are not logged: %s", name, state.timestamp.batch, reason)
 
     def _want(self, interval: str) -> Want:
         return Want(interval, dict.fromkeys(self._fields, interval))

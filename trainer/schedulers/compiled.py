@@ -38,8 +38,8 @@ class TimeAwareScheduler:
         self._set_rates(state)
 
     def step(self) -> None:
-        """Sets the rates for ``state.timestamp``; the training loop calls it at the end of each batch, just before that
-        advances.
+        """Sets the rates for ``state.timestamp``; the training loop calls it at the end of each batch, or of each
+        epoch, just before that advances.
 
         A ``max_duration`` that is reached already was set to stop the training within the batch. Shares of it mean
         nothing any more, so the rates are left as they are."""
