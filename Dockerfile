@@ -20,6 +20,7 @@ RUN pip install --quiet --constraint constraints.txt setuptools
 COPY pyproject.toml LICENSE README.md ./
 COPY bus bus
 COPY consumers consumers
+COPY offloop offloop
 COPY trainer trainer
 RUN pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels .
 

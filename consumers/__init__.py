@@ -10,6 +10,8 @@ Run callbacks with the command ``consumer``, hand them to a ``Trainer``, or use 
 """
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -96,10 +98,15 @@ _PLACES = (
     "consumers.dashboard",
 )
 
+_BUS = find_spec("bus")
+if _BUS is not None and Path(str(_BUS.origin)).resolve().parent != Path(__file__).resolve().parents[1] / "bus":
+    raise ImportError(
+        f"{_BUS.origin} hides offloop's package 'bus', because it has the same name and Python finds it first: "
+        "rename it (my_bus.py, for example) and what imports it, or start the script from another folder"
+    )
+
 
 def __getattr__(name: str) -> Any:
-    # The pytest plug-in is imported in every run of everybody who has offloop installed, and this package with it:
-    # nothing is loaded before it is used.
     if name in __all__:
         for place in _PLACES:
             module = import_module(place)

@@ -20,7 +20,7 @@ names = [package.__name__] + [
     module.name
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
     # What only pytest loads needs pytest.
-    if not module.name.endswith("__main__") and module.name != "consumers.testing.plugin"
+    if not module.name.endswith("__main__") and module.name != "offloop.pytest_plugin"
 ]
 for name in names:
     importlib.import_module(name)
@@ -30,14 +30,14 @@ assert not present, present
 """
 
 
-@pytest.mark.parametrize("package", ["bus", "consumers"])
+@pytest.mark.parametrize("package", ["bus", "consumers", "offloop"])
 def test_every_module_imports_without_the_extras(package):
     result = subprocess.run([sys.executable, "-c", IMPORT_WITHOUT_EXTRAS, package], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert len(result.stdout.split()) > 5
+    assert len(result.stdout.split()) >= 3
 
 
-@pytest.mark.parametrize("package", ["bus", "consumers"])
+@pytest.mark.parametrize("package", ["bus", "consumers", "offloop"])
 def test_importing_a_package_does_not_load_torch(package):
     code = f"import sys, {package}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

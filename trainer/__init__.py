@@ -6,6 +6,8 @@ importing this package works and using it says what to install.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +47,13 @@ _HOMES = {
     "Trainer": "trainer.trainer",
 }
 _EXTRA = {"torch", "torchmetrics", "cloudpickle"}
+
+_BUS = find_spec("bus")
+if _BUS is not None and Path(str(_BUS.origin)).resolve().parent != Path(__file__).resolve().parents[1] / "bus":
+    raise ImportError(
+        f"{_BUS.origin} hides offloop's package 'bus', because it has the same name and Python finds it first: "
+        "rename it (my_bus.py, for example) and what imports it, or start the script from another folder"
+    )
 
 
 def __getattr__(name: str) -> Any:

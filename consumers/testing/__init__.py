@@ -7,7 +7,7 @@ files.
     assert logged.last["perplexity"] < 2
 
 Everything here works with any test framework. With pytest the fixtures ``recording``, ``replay``, ``live_run`` and
-``golden`` are there by themselves, see :mod:`consumers.testing.plugin`.
+``golden`` are there by themselves, see :mod:`offloop.pytest_plugin`.
 """
 
 from importlib import import_module

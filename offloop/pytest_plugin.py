@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from offloop.packages import check_packages
+
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
@@ -45,6 +47,7 @@ def recording(request: pytest.FixtureRequest) -> "Callable[..., Recording]":
 
     def open_recording(path: str | Path, attempt: int | None = None) -> "Recording":
         __tracebackhide__ = True
+        check_packages("bus", "consumers")
         from bus.recording import Recording
 
         return Recording(_find(path, request), attempt)
@@ -58,6 +61,7 @@ def replay(request: pytest.FixtureRequest) -> "Callable[..., Logged]":
     is found as by the fixture ``recording``."""
 
     def run(callbacks: Any, source: Any, **options: Any) -> "Logged":
+        check_packages("bus", "consumers")
         from consumers.testing.replaying import replay as replay_source
 
         return replay_source(callbacks, _find(source, request) if isinstance(source, str | Path) else source, **options)
@@ -70,6 +74,7 @@ def live_run(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[Callab
     """``live_run("digits", max_duration="1ep")``: trains in a process of its own, in the test's ``tmp_path``, see
     :class:`consumers.testing.LiveRun`. A task in a file is found relative to the test's file. Whatever happens, nothing
     of it is left running when the test is over."""
+    check_packages("bus", "consumers", "trainer")
     from consumers.testing.live_run import LiveRun
 
     with ExitStack() as opened:
@@ -84,6 +89,7 @@ def live_run(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[Callab
 def golden(request: pytest.FixtureRequest) -> "Iterator[Golden]":
     """``golden.check(logged, "name")``: compares with the file ``golden/NAME.jsonl`` beside the test, see
     :class:`consumers.testing.Golden`. ``pytest --offloop-update-golden`` writes the files anew."""
+    check_packages("bus", "consumers")
     from consumers.testing.golden import Golden
 
     update = bool(request.config.getoption("offloop_update_golden"))

@@ -1,0 +1,43 @@
+"""The front door: what a training script needs, under the distribution's name.
+
+    from offloop import Callback, Event, Publisher, Trainer
+
+Names are loaded when they are first used, so that a machine without torch can import this package. The packages behind
+it, ``bus``, ``trainer`` and ``consumers``, have common names: where a file of the user's own hides one of them, using a
+name says which file does.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from offloop.packages import check_packages
+
+if TYPE_CHECKING:
+    from bus import Event, Publisher, Recording, Subscriber
+    from consumers import Callback
+    from trainer import Algorithm, Trainer
+
+__all__ = ["Algorithm", "Callback", "Event", "Publisher", "Recording", "Subscriber", "Trainer"]
+
+_HOMES = {
+    "Algorithm": "trainer",
+    "Callback": "consumers",
+    "Event": "bus",
+    "Publisher": "bus",
+    "Recording": "bus",
+    "Subscriber": "bus",
+    "Trainer": "trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check_packages("bus", _HOMES[name])
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
