@@ -294,4 +294,6 @@ def test_several_ranks_say_a_mistake_once(run: Run, runs_dir: Path, arguments: l
     [line] = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
     assert message in line
     assert "exitcode  : 2" in refused.stderr
+    *_, last, _rule = refused.stderr.splitlines()
+    assert line.startswith(last.strip().removeprefix("traceback : "))
     assert list_runs(runs_dir) == []

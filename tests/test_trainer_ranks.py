@@ -193,6 +193,8 @@ def test_ranks_publish_into_one_recording_and_callbacks_see_the_first(runs_dir: 
     assert done.returncode == 1
     assert "ValueError: the second rank has had enough" in done.stderr
     assert "in fail" in done.stderr
+    *_, last, _rule = done.stderr.splitlines()
+    assert last.strip() == "ValueError: the second rank has had enough"
     assert "RankError: rank 1 ended with ValueError: the second rank has had enough, so rank 0 can" in done.stderr
     assert "terminate called" not in done.stderr
     bad = find_run("bad")

@@ -22,6 +22,7 @@ from bus.terminal import run_command
 from trainer import missing_extra
 from trainer.algorithms import ALGORITHMS
 from trainer.cli_options import COMMON_OPTIONS, OPTION_NAMES, check_together, trainer_arguments
+from trainer.launcher import report_failure
 from trainer.tasks import BUILT_IN, Task, TaskOption, find_task
 
 if TYPE_CHECKING:
@@ -71,9 +72,13 @@ class _Tasks(click.Group):
     def main(self, *arguments: Any, **settings: Any) -> Any:
         try:
             return super().main(*arguments, **settings)
-        except click.ClickException:
+        except click.ClickException as error:
             if not _is_first_rank():
                 _leave_it_to_the_first_rank()
+            report_failure(f"error: {error.format_message()}")
+            raise
+        except (OffloopError, OSError) as error:
+            report_failure(f"error: {error}")
             raise
         except click.Abort:
             if not _is_first_rank():

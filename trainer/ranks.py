@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
@@ -20,6 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from bus import errors
 from bus.errors import ConfigurationError, OffloopError, RankError
+from trainer.launcher import report_uncaught_errors
 
 __all__ = ["Ranks", "first_rank_first", "join_ranks", "naming_lost_ranks", "on_first_rank", "rank_and_world_size"]
 
@@ -48,6 +50,8 @@ class Ranks:
         self._counting: Any = None
         self._total = (0, 0)
         self.closed = False
+        self.failed_at: float | None = None
+        """When this rank could not continue, in seconds since 1970."""
 
     def begin_count(self, samples: int, tokens: int) -> None:
         """Starts to add up what is in a batch over the ranks."""
@@ -157,6 +161,7 @@ class Ranks:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.closed = True
+        self.failed_at = time.time()
         with contextlib.suppress(RuntimeError):
             if self._store is not None and why is not None:
                 self._store.compare_set(_REASON, "", f"rank {self.rank} ended with {why}")
@@ -191,6 +196,8 @@ def join_ranks(on_gpu: bool) -> Ranks | None:
         return _joined
     if dist.is_available() and dist.is_initialized():
         _joined = Ranks(owns_group=False) if dist.get_world_size() > 1 else None
+        if _joined is not None:
+            report_uncaught_errors(_failed_at)
         return _joined
     if rank_and_world_size()[1] <= 1:
         return None
@@ -205,7 +212,12 @@ def join_ranks(on_gpu: bool) -> Ranks | None:
     _joined = Ranks(owns_group=True, store=store)
     # A process that ends without leaving the group is aborted by it.
     atexit.register(_joined.close)
+    report_uncaught_errors(_failed_at)
     return _joined
+
+
+def _failed_at() -> float | None:
+    return None if _joined is None else _joined.failed_at
 
 
 def rank_and_world_size() -> tuple[int, int]:
