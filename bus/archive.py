@@ -76,7 +76,8 @@ def _described(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:
         "run": run.name,
         "attempt": last.number,
         "attempts": [attempt.number for attempt in run.attempts],
-        "status": "live" if live else last.status,
+        # Also while its trainer, on this machine, is about to find the broker again.
+        "status": "live" if live else run.status,
         "live": live,
         "stream": served.get("stream"),
         "started": last.started,

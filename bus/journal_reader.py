@@ -47,6 +47,9 @@ class Source(Protocol):
     def read_at(self, offset: int, size: int) -> bytes:
         """The bytes from ``offset`` on, at most ``size``; fewer, or none, where they are not there yet."""
 
+    def forget(self, offset: int) -> None:
+        """Reads from ``offset`` on anew, where a copy is kept: it may be of bytes that have been replaced since."""
+
     def close(self) -> None:
         """Ends it."""
 
@@ -82,6 +85,9 @@ class FileSource:
             return os.pread(self._descriptor, max(0, min(size, there)), offset)
         except OSError as error:
             raise RecordingError(f"the recording {self._path} cannot be read: {error.strerror}") from None
+
+    def forget(self, offset: int) -> None:
+        """Does nothing: no copy is kept."""
 
     def close(self) -> None:
         """Closes the file. Can be called more than once."""
@@ -139,6 +145,7 @@ class JournalReader:
         self._total: int | None = 0
         self._damage: list[str] = []
         self._lost = False
+        self._tried_again = -1
         self._segment = _Segment()
         # Since the last mark, by offset: checksum and number of messages.
         self._given: dict[int, tuple[int, int]] = {}
@@ -195,15 +202,15 @@ class JournalReader:
         self.cut = None
         if not self._begins():
             return
-        tried_again = -1
         while not self.finished:
             try:
                 chunks = self._take_next()
             except _Problem as problem:
                 sound = self._next_sound(self._offset)
-                if sound is not None and tried_again != self._offset:
+                if sound is not None and self._tried_again != self._offset:
                     # In a file that grows, what was not whole a moment ago may be, with more behind it.
-                    tried_again = self._offset
+                    self._tried_again = self._offset
+                    self._source.forget(self._offset)
                     continue
                 if sound is None and isinstance(problem, _NotWholeError):
                     self._ends_within(str(problem))
@@ -378,6 +385,7 @@ class JournalReader:
             self._total += segment.messages
         self._segment = _Segment(whole=self._marked)
         self._given.clear()
+        self._tried_again = -1
         self._position = self._offset
 
     # -- finding what is whole ----------------------------------------------------------------------------------------

@@ -233,8 +233,11 @@ class RemoteRun:
             self._lost_since = None
             self.place = Place(self._door_address, _seen_from_here(str(told.get("stream")), self._door_address))
             self._standing = Standing.LIVE
-        elif told.get("status") in ("lost", "running", "live"):
-            # Its trainer, wherever it is, may be about to find the broker again.
+        elif told.get("status") == "live":
+            self._lost_since = None
+            self._standing = Standing.AWAY
+        elif told.get("status") == "lost":
+            # Its trainer may be on yet another machine, and about to find the broker again.
             self._lost_since = self._lost_since or now
             self._standing = Standing.AWAY if now - self._lost_since < RETURN_SECONDS else Standing.OVER
         else:
@@ -244,11 +247,12 @@ class RemoteRun:
     def pending(self) -> bool:
         """Whether a range is on its way."""
         self._take_answers()
-        return not self._file.at_end
+        # Behind a footer nothing is asked for, until :meth:`refresh`.
+        return not (self._file.at_end or self.reader.finished)
 
     def refresh(self) -> None:
-        """Asks for what came after the end."""
-        self._file.at_end = False
+        """Asks for what came after the reader's position, where another broker may have cut a footer off."""
+        self._file.forget(self.reader.position)
 
     def wait(self, seconds: float) -> None:
         """Waits so long, or until an answer has come."""
@@ -308,6 +312,11 @@ class _RemoteFile:
         self._asked = 0.0
         self._data += data
         self.at_end = not data
+
+    def forget(self, offset: int) -> None:
+        """Forgets what lies behind an offset; it is asked for again."""
+        del self._data[max(0, offset - self._start) :]
+        self._asked, self.at_end = 0.0, False
 
     def use(self, door: "zmq.Socket[bytes]") -> None:
         """Asks by another connection from here on."""

@@ -285,6 +285,9 @@ class _Memory:
         self.largest = max(self.largest, len(piece))
         return piece
 
+    def forget(self, offset: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

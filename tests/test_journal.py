@@ -279,6 +279,9 @@ class Arriving:
     def read_at(self, offset: int, size: int) -> bytes:
         return self.data[: self.there][offset : offset + size]
 
+    def forget(self, offset: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -294,6 +297,47 @@ def test_a_recording_that_arrives_in_pieces_is_read_once_and_is_never_damaged(tm
         assert (reader.damage, reader.cut is None or "ends within" in reader.cut) == ([], True)
         source.there += step
     assert found == read(tmp_path / "a.mcap")
+
+
+class Copied:
+    """A recording of which a copy is read that grows with :meth:`fetch`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.copy = b""
+
+    def fetch(self) -> None:
+        self.copy += self.path.read_bytes()[len(self.copy) :]
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        return self.copy[offset : offset + size]
+
+    def forget(self, offset: int) -> None:
+        self.copy = self.copy[:offset]
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_copy_of_what_was_cut_off_and_written_anew_is_no_damage(tmp_path):
+    path = tmp_path / "a.mcap"
+    write(path, [2, 3], close=False)
+    data = path.read_bytes()
+    # A broker is killed within a chunk, and a part of that is copied before the next broker takes over.
+    path.write_bytes(data + data[data.index(b"\x04\x00\x00\x00zstd") - 37 :][:100])
+    source = Copied(path)
+    source.fetch()
+    reader = JournalReader(source, "the recording from afar")
+    found = [record for chunk in reader.read() for record in chunk]
+    resumed = JournalWriter.resume(path, "r", 1)
+    for seq in range(6, 10):
+        append(resumed, seq)
+        resumed.flush()
+    resumed.close()
+    for _ in range(2):
+        source.fetch()
+        found += [record for chunk in reader.read() for record in chunk]
+    assert (found, reader.damage, reader.finished) == (read(path), [], True)
 
 
 def test_recordings_without_marks_are_read(tmp_path):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from faults import Training
 from helpers import wait_for
 from proxy import Network, StandingBroker
 
@@ -132,6 +133,43 @@ def test_a_broker_that_comes_back_is_found_again(
     assert numbers(follower.got) == list(range(1, last + 1))
     assert follower.got == list(Recording(runs_dir / "r"))
     assert (follower.subscriber.gaps, str(follower.subscriber.ending)) == ((), "finished")
+
+
+def test_a_footer_that_is_fetched_before_the_trainer_comes_back_is_forgotten(
+    elsewhere: StandingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However long the trainer computes: the broker sees its process.
+    monkeypatch.setattr("bus.run_source.RETURN_SECONDS", 0.0)
+    with Publisher("r", broker=elsewhere.address) as publisher:
+        follower = Follower(elsewhere.address)
+        for _ in range(3):
+            last = publish(publisher, 100)
+            on_disk(publisher)
+            wait_for(lambda: follower.has(last), "the events before")  # noqa: B023  called before the next turn
+            elsewhere.end(signal.SIGTERM)
+            elsewhere.start()
+            # The trainer computes, so nothing has told the new broker to cut the footer off.
+            wait_for(lambda: follower.subscriber._reader.finished, "the footer to be read")
+            last = publish(publisher, 100)
+            wait_for(lambda: publisher.poll() or follower.has(last), "the events after")  # noqa: B023
+    follower.join(20)
+    assert numbers(follower.got) == list(range(1, last + 1))
+    assert str(follower.subscriber.ending) == "finished"
+
+
+def test_a_recording_that_was_closed_without_its_runs_end_is_read_to_its_end(
+    elsewhere: StandingBroker, runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bus.run_source.RETURN_SECONDS", 0.5)
+    with Training(runs_dir, broker=elsewhere.address, events=100, ending="stay") as training:
+        training.await_loop_end()
+        elsewhere.end(signal.SIGTERM)
+        training.kill()
+        elsewhere.start()
+        follower = Follower(elsewhere.address)
+        follower.join(20)
+    assert numbers(follower.got) == list(range(1, 101))
+    assert str(follower.subscriber.ending) == "lost: the broker ended before the run did"
 
 
 def test_a_run_that_has_ended_is_read_through_a_new_broker(elsewhere: StandingBroker, runs_dir: Path) -> None:
