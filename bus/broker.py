@@ -12,6 +12,7 @@ import zmq
 from bus.admission import Admission, ForbiddenError
 from bus.archive import Archive
 from bus.clock import wall_clock
+from bus.connection_guard import ConnectionGuard
 from bus.door import Door
 from bus.errors import ProtocolError
 from bus.listening import allow_many_connections, listen
@@ -23,6 +24,8 @@ from bus.time import Timestamp
 from bus.wire import (
     BUNDLE,
     END,
+    MAX_TOPIC,
+    Control,
     EventBody,
     Topic,
     decode_control,
@@ -30,6 +33,7 @@ from bus.wire import (
     encode_beat,
     encode_control,
     event_encoder,
+    is_bundle,
     pack_map,
     sequence_number,
     split_frame,
@@ -52,6 +56,11 @@ FIRST_RUN_PATIENCE = 30.0
 RETURN_SECONDS = 2.0
 ABSENCE_SECONDS = 60.0
 MAX_TOPICS = 200
+MAX_UNREAD = 1 << 20
+"""Bytes of a message that is read although its sender publishes no run."""
+WASTED_MESSAGES = 2000
+WASTED_BYTES = 32 << 20
+"""How much of what is dropped may come from a connection at a time, before it is closed."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,7 @@ class Broker:
         self._collected = self._duplicates = self._refused = self._unnamed = 0
         self._asked_again = self._missing = 0
         self._heard = 0.0
+        self._wasted: dict[bytes, tuple[int, int]] = {}
         self._stopping = False
         allow_many_connections()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -117,6 +127,7 @@ class Broker:
             raise
         self.door = self._door_socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.stream = self._stream_socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._guard = ConnectionGuard(self.door, self.stream)
         self._poller = zmq.Poller()
         self._poller.register(self._door_socket, zmq.POLLIN)
         self._admission: Admission | None = None
@@ -158,6 +169,7 @@ class Broker:
         """Collects, journals and fans out until stopped; then closes every journal in order."""
         next_flush = next_beat = 0.0
         begun = time.monotonic()
+        self._guard.start()
         try:
             while not self._stopping and not self._all_over(begun):
                 ready = dict(self._poller.poll(50))
@@ -195,59 +207,97 @@ class Broker:
             try:
                 identity = receive(zmq.NOBLOCK)
             except zmq.Again:
+                # Nothing waits that was dropped in vain.
+                self._wasted.clear()
                 return
             # As a Frame it says itself whether more follow, which costs less than asking the socket.
             frame = self._door_socket.recv(zmq.NOBLOCK, copy=False)
-            if frame.more:
-                while frame.more:
-                    frame = self._door_socket.recv(zmq.NOBLOCK, copy=False)
-                self._refuse(identity, "a message of several frames")
+            is_whole = not frame.more
+            while frame.more:
+                frame = self._door_socket.recv(zmq.NOBLOCK, copy=False)
+            if self._has_wasted_too_much(identity):
                 continue
-            self._take_message(identity, frame)
+            if is_whole:
+                self._take_message(identity, frame)
+            else:
+                self._refuse(identity, frame, "a message of several frames")
 
     def _take_message(self, identity: bytes, message: zmq.Frame) -> None:
-        frame = message.bytes
         try:
+            if self._runs.publisher(identity) is None and self._is_for_publishers_only(identity, message):
+                return
+            frame = message.bytes
             if not frame.startswith(b"\0"):
-                if self._admission is not None:
-                    self._admission.check(message, BUNDLE)
+                self._admit(message, BUNDLE)
                 self._take(identity, frame)
                 return
             control = decode_control(split_frame(frame)[1])
-            if self._admission is not None:
-                self._admission.check(message, control.kind)
+            self._admit(message, control.kind)
             if control.kind != BUNDLE:
                 self._door.take(identity, control)
+                self._note_who_it_is(identity, message, control)
                 return
             frames = control.content.get("frames")
         except ProtocolError as error:
-            self._refuse(identity, str(error))
+            self._refuse(identity, message, str(error))
             return
         except ForbiddenError as error:
-            self._refuse(identity, str(error))
+            self._refuse(identity, message, str(error))
             self._answer(identity, "refused", {"reason": str(error), "error": "BrokerError"})
             return
         if not isinstance(frames, list) or len(frames) > MAX_BUNDLE:
-            self._refuse(identity, f"a bundle that is not a list of at most {MAX_BUNDLE} events")
-        elif self._runs.publisher(identity) is None:
-            # Most likely of a broker before this one, and sent again once they have said who they are.
-            self._door.turn_away(identity)
-        else:
-            for event in frames:
-                self._take_bundled(identity, event)
+            self._refuse(identity, message, f"a bundle that is not a list of at most {MAX_BUNDLE} events")
+            return
+        for event in frames:
+            self._take_bundled(identity, message, event)
 
-    def _take_bundled(self, identity: bytes, frame: Any) -> None:
+    def _is_for_publishers_only(self, identity: bytes, message: zmq.Frame) -> bool:
+        """Whether a message from somebody who is not known as a publisher is left unread.
+
+        Raises:
+            ProtocolError: nobody may send such a thing.
+            ForbiddenError: its key may not publish.
+        """
+        front = bytes(message.buffer[: MAX_TOPIC + 1])
+        is_control = front.startswith(b"\0")
+        if is_control and not is_bundle(front):
+            if len(message) > MAX_UNREAD:
+                reason = f"{len(message)} bytes from a connection that publishes no run: it may send {MAX_UNREAD}"
+                self._answer(identity, "refused", {"reason": reason, "error": "ProtocolError"})
+                raise ProtocolError(reason)
+            return False
+        if not is_control:
+            split_frame(front)
+        self._admit(message, BUNDLE)
+        # Most likely of a broker before this one, and sent again once they have said who they are.
+        self._door.turn_away(identity)
+        self._waste(identity, message)
+        return True
+
+    def _admit(self, message: zmq.Frame, kind: str) -> None:
+        if self._admission is not None:
+            self._admission.check(message, kind)
+
+    def _note_who_it_is(self, identity: bytes, message: zmq.Frame, control: Control) -> None:
+        """Connections of publishers and consumers stay when descriptors are short."""
+        if self._runs.publisher(identity) is not None or (
+            control.kind == "want" and self._runs.get(str(control.content.get("run"))) is not None
+        ):
+            self._guard.know(int(message.get(zmq.SRCFD)))
+
+    def _take_bundled(self, identity: bytes, message: zmq.Frame, frame: Any) -> None:
         try:
             if not isinstance(frame, bytes) or frame.startswith(b"\0"):
                 raise ProtocolError("a bundle holds something else than frames of events")
             self._take(identity, frame)
         except ProtocolError as error:
-            self._refuse(identity, str(error))
+            self._refuse(identity, message, str(error))
 
     def _take(self, identity: bytes, frame: bytes) -> None:
         end = frame.find(b"\0", 0, 257)
         place = self._runs.publisher(identity)
         if place is None:
+            # Its run has ended in the same bundle.
             self._door.turn_away(identity)
             return
         run, rank = place
@@ -340,12 +390,24 @@ class Broker:
             self._missing += first - rank.seq - 1
             rank.seq = first - 1
 
-    def _refuse(self, identity: bytes, why: str) -> None:
+    def _refuse(self, identity: bytes, message: zmq.Frame, why: str) -> None:
         self._refused += 1
         self._unnamed += 1
         # A log that cannot be written as fast as a stranger sends would hold up everybody else.
         if self._unnamed <= NAMED_REFUSALS:
             _log.warning("skipped a message from %s: %s", identity[:8].hex(), why)
+        self._waste(identity, message)
+
+    def _waste(self, identity: bytes, message: zmq.Frame) -> None:
+        """Counts what is dropped of a connection while more waits than is taken; closes one that sends too much."""
+        messages, size = self._wasted.get(identity, (0, 0))
+        self._wasted[identity] = messages + 1, size + len(message)
+        if self._has_wasted_too_much(identity):
+            self._guard.close_connection(int(message.get(zmq.SRCFD)))
+
+    def _has_wasted_too_much(self, identity: bytes) -> bool:
+        wasted = self._wasted.get(identity)
+        return wasted is not None and (wasted[0] > WASTED_MESSAGES or wasted[1] > WASTED_BYTES)
 
     def _sum_up_refusals(self) -> None:
         if self._unnamed > NAMED_REFUSALS:
@@ -361,6 +423,9 @@ class Broker:
         except zmq.Again:
             return True
         except zmq.ZMQError:
+            if self._runs.publisher(identity) is None:
+                # It is gone: what else it had asked for needs no answer.
+                self._wasted[identity] = WASTED_MESSAGES + 1, 0
             return False
         return True
 
@@ -464,6 +529,7 @@ class Broker:
         for run in self._runs:
             run.note_status("lost", "the broker was stopped")
             self._end_run(run)
+        self._guard.close()
         self._runs.close()
         self._door.close()
         if self._admission is not None:

@@ -12,8 +12,8 @@ from bus.wire import MAX_FRAME
 
 __all__ = ["allow_many_connections", "listen"]
 
-# Without a bound: libzmq 4.3 aborts the process when a connection with a full queue is reset (libzmq issue 4767). What
-# a publisher of ours can have on the way is bounded by its ring.
+# Without a bound: with one, any peer can make libzmq 4.3 abort the process, by a PING behind a full queue and a reset.
+# The ConnectionGuard bounds what may wait.
 RECEIVE_QUEUE = 0
 ANSWER_QUEUE = 100
 STREAM_QUEUE = 5000

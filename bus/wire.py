@@ -18,6 +18,7 @@ __all__ = [
     "END",
     "MAX_DEPTH",
     "MAX_FRAME",
+    "MAX_TOPIC",
     "PROTOCOL_VERSION",
     "Control",
     "EventBody",
@@ -31,6 +32,7 @@ __all__ = [
     "encode_bundle",
     "encode_control",
     "event_encoder",
+    "is_bundle",
     "is_shallow",
     "is_training_time",
     "pack_map",
@@ -139,6 +141,11 @@ def encode_control(kind: str, content: dict[str, Any]) -> bytes:
 def encode_bundle(frames: list[bytes]) -> bytes:
     """Several events of one publisher as one message to the door."""
     return encode_control(BUNDLE, {"frames": frames})
+
+
+def is_bundle(front: bytes) -> bool:
+    """Whether a control message that begins like this holds events, without reading it further."""
+    return front[3:10] == b"\xa6" + BUNDLE.encode()
 
 
 def encode_beat(
