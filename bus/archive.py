@@ -83,4 +83,5 @@ def _described(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:
         "started": last.started,
         "ended": last.ended,
         "error": last.error,
+        "reason": last.reason,
     }

@@ -20,6 +20,7 @@ from bus.live_run import LiveRank, LiveRun
 from bus.live_runs import LiveRuns
 from bus.runs import RunDirectory
 from bus.security import DOOR, STREAM, Gatekeeper, ServerSecurity
+from bus.stream import Ending
 from bus.time import Timestamp
 from bus.wire import (
     BUNDLE,
@@ -445,7 +446,7 @@ class Broker:
             self._acknowledge(run)
             self._door.push_demand(run)
             if run.is_abandoned(now):
-                run.note_status("lost", f"only {len(run.ranks)} of {run.world_size} ranks ever came")
+                run.note_ending(Ending("lost", f"only {len(run.ranks)} of {run.world_size} ranks ever came"))
                 self._end_run(run)
             elif run.over and now - (run.last_end or now) > RETURN_SECONDS:
                 # It had ended before a broker that did not come to write that down.
@@ -527,7 +528,7 @@ class Broker:
 
     def _close(self) -> None:
         for run in self._runs:
-            run.note_status("lost", "the broker was stopped")
+            run.note_ending(Ending("lost", "the broker was stopped"))
             self._end_run(run)
         self._guard.close()
         self._runs.close()

@@ -24,7 +24,7 @@ from bus.registry import installed
 from bus.run_source import list_remote_runs
 from bus.runs import RunInfo, find_run, list_runs, runs_dir
 from bus.security import check_listen_address, client_security, server_security
-from bus.sender import WAIT_SECONDS, send_command, send_command_through
+from bus.sender import WAIT_SECONDS, send_command, send_command_through, sent_by
 from bus.terminal import HELP, run_command
 
 __all__ = ["main"]
@@ -193,6 +193,10 @@ def recover_recording(context: click.Context, run: str, output: str | None, runs
     click.echo("nothing of the recording was lost")
 
 
+_reason_option = click.option(
+    "--reason", metavar="TEXT", help="Why, in a few words: the training's output, 'bus info' and dashboards show it."
+)
+
 _wait_option = click.option(
     "--wait",
     type=click.FloatRange(min=0),
@@ -207,6 +211,7 @@ _wait_option = click.option(
 @click.argument("run")
 @click.argument("command", type=click.Choice(list(COMMANDS)))
 @click.argument("arguments", nargs=-1, metavar="[NAME VALUE]")
+@_reason_option
 @_wait_option
 @_runs_dir_option
 @_remote_options
@@ -214,6 +219,7 @@ def send(
     run: str,
     command: str,
     arguments: tuple[str, ...],
+    reason: str | None,
     wait: float,
     runs_dir: str | None,
     broker: str | None,
@@ -234,21 +240,28 @@ def send(
     """
     name, *value = arguments or ("",)
     told = (name, *map(_plain_value, value)) if arguments else ()
-    outcome = _send(run, command, told, wait, runs_dir, broker, key, broker_key)
+    outcome = _send(run, command, told, sent_by("bus send", reason), wait, runs_dir, broker, key, broker_key)
     click.echo(f"run {run}: {outcome}", err=outcome.error is not None)
     return EXIT_TROUBLE if outcome.error else 0 if outcome.event else EXIT_PENDING
 
 
 @bus.command(short_help="Ask a live run to end.")
 @click.argument("run")
+@_reason_option
 @_wait_option
 @_runs_dir_option
 @_remote_options
 def stop(
-    run: str, wait: float, runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None
+    run: str,
+    reason: str | None,
+    wait: float,
+    runs_dir: str | None,
+    broker: str | None,
+    key: str | None,
+    broker_key: str | None,
 ) -> int:
     """Ask a live RUN to end after the batch at hand: the same as 'bus send RUN stop'."""
-    outcome = _send(run, "stop", (), wait, runs_dir, broker, key, broker_key)
+    outcome = _send(run, "stop", (), sent_by("bus stop", reason), wait, runs_dir, broker, key, broker_key)
     click.echo(f"run {run}: {outcome}", err=outcome.error is not None)
     return EXIT_TROUBLE if outcome.error else 0 if outcome.event else EXIT_PENDING
 
@@ -257,6 +270,7 @@ def _send(
     run: str,
     command: str,
     arguments: tuple[Any, ...],
+    reason: str,
     wait: float,
     runs_dir: str | None,
     broker: str | None,
@@ -265,8 +279,8 @@ def _send(
 ) -> Outcome:
     security = client_security(key, broker_key) if key or broker_key else None
     if broker is not None:
-        return send_command_through(broker, run, command, *arguments, wait=wait, security=security)
-    return send_command(find_run(run, runs_dir), command, *arguments, wait=wait, security=security)
+        return send_command_through(broker, run, command, *arguments, wait=wait, security=security, reason=reason)
+    return send_command(find_run(run, runs_dir), command, *arguments, wait=wait, security=security, reason=reason)
 
 
 def _plain_value(text: str) -> Any:

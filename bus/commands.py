@@ -37,6 +37,8 @@ class Command(NamedTuple):
     """What it is called on its way, and in the stream."""
     decided_at: int | None = None
     """How many batches were trained at the event that made somebody send it; ``None`` for a person's."""
+    reason: str | None = None
+    """Why it was sent, and by whom."""
 
     @classmethod
     def from_wire(cls, content: Any) -> "Command":
@@ -46,6 +48,7 @@ class Command(NamedTuple):
         try:
             name, arguments = content["command"], content.get("arguments", [])
             identity, decided_at = content.get("id", ""), content.get("decided_at")
+            reason = content.get("reason")
             well_formed = (
                 isinstance(name, str)
                 and isinstance(identity, str)
@@ -54,17 +57,19 @@ class Command(NamedTuple):
                 and len(arguments) <= MAX_ARGUMENTS
                 and all(_is_plain(one) for one in arguments)
                 and (decided_at is None or type(decided_at) is int)
+                and (reason is None or (isinstance(reason, str) and len(reason) <= MAX_TEXT))
             )
         except (TypeError, KeyError, AttributeError):
             well_formed = False
         if not well_formed:
             raise ProtocolError("a command is not a name with a few numbers or texts")
-        return cls(name, tuple(arguments), identity, decided_at)
+        return cls(name, tuple(arguments), identity, decided_at, reason)
 
     def to_wire(self) -> dict[str, Any]:
         """As it travels."""
         content = {"command": self.name, "arguments": list(self.arguments), "id": self.id}
-        return content if self.decided_at is None else {**content, "decided_at": self.decided_at}
+        optional = {"decided_at": self.decided_at, "reason": self.reason}
+        return content | {key: value for key, value in optional.items() if value is not None}
 
     def __str__(self) -> str:
         return " ".join([self.name, *map(str, self.arguments)])
@@ -90,12 +95,21 @@ class Outcome(NamedTuple):
         return None if decided_at is None or self.batch is None else self.batch - decided_at
 
     def __str__(self) -> str:
+        return self._described(f"'{self.command}'")
+
+    @property
+    def with_reason(self) -> str:
+        """As text, with the reason for the command: for whoever has not sent it."""
+        reason = self.command.reason
+        return self._described(f"'{self.command}' ({reason})" if reason else f"'{self.command}'")
+
+    def _described(self, command: str) -> str:
         if self.error is not None:
-            return f"'{self.command}' was not done: {self.error}"
+            return f"{command} was not done: {self.error}"
         if self.event is None:
-            return f"'{self.command}' was handed on and has not taken effect yet"
+            return f"{command} was handed on and has not taken effect yet"
         late = "" if self.delay is None else f", {self.delay} batch{'es' if self.delay != 1 else ''} after the decision"
-        return f"'{self.command}' took effect at batch {self.batch} ({self.event}){late}"
+        return f"{command} took effect at batch {self.batch} ({self.event}){late}"
 
     @classmethod
     def from_wire(cls, command: Command, content: Mapping[str, Any]) -> "Outcome":
@@ -109,8 +123,8 @@ class Outcome(NamedTuple):
         )
 
 
-def check_command(name: str, arguments: tuple[Any, ...]) -> Command:
-    """The command of that name.
+def check_command(name: str, arguments: tuple[Any, ...], reason: str | None = None) -> Command:
+    """The command of that name. A ``reason`` of more than 1,000 characters is shortened.
 
     Raises :class:`bus.errors.ConfigurationError` when there is none, or with other arguments than it takes."""
     if name not in COMMANDS:
@@ -128,7 +142,7 @@ def check_command(name: str, arguments: tuple[Any, ...]) -> Command:
                 f"a command cannot carry {str(one)[:40]!r}: use numbers, true, false and texts of at most {MAX_TEXT} "
                 "characters"
             )
-    return Command(name, arguments)
+    return Command(name, arguments, reason=None if reason is None else str(reason)[:MAX_TEXT])
 
 
 def new_command_id() -> str:

@@ -33,6 +33,7 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
         "run": run.name,
         "status": run.status,
         "error": last.error,
+        "reason": last.reason,
         "attempt": last.number,
         "attempts": [attempt.number for attempt in run.attempts],
         "started": last.started,
@@ -171,6 +172,7 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     if "status" in described:
         yield "status", described["status"]
         yield "error", described["error"]
+        yield "reason", described.get("reason")
         yield "attempt", f"{described['attempt']} of {len(described['attempts'])}"
         yield "started", when(described["started"])
         yield "lasted", lasted(described["started"], described["ended"], live=described["status"] == "live")

@@ -10,7 +10,7 @@ from bus.errors import OffloopError
 from bus.journal import JournalWriter
 from bus.runs import RunDirectory
 from bus.standings import Standings
-from bus.stream import SEVERITY
+from bus.stream import Ending, worst_of
 from bus.wire import EventBody
 
 __all__ = ["LiveRank", "LiveRun"]
@@ -78,8 +78,8 @@ class LiveRun:
         self.standings = Standings(world_size)
         self.standings_told = 0
         """Of which version of them the publishers were told."""
-        self.status = "finished"
-        self.error: str | None = None
+        self.ending = Ending("finished")
+        """How it ended, as far as it has."""
         self.last_end: float | None = None
         self.trouble: str | None = None
         """Why nothing is recorded at the moment; ``None`` while all is well."""
@@ -111,13 +111,11 @@ class LiveRun:
         rank.ended = True
         rank.end = topic, event, body
         self.last_end = now
-        error = event.fields.get("error")
-        self.note_status(str(event.fields.get("status", "lost")), error and str(error))
+        self.note_ending(Ending.from_fields(event.fields))
 
-    def note_status(self, status: str, error: str | None) -> None:
+    def note_ending(self, ending: Ending) -> None:
         """Notes how something of the run ended: of several endings the worst is the run's."""
-        if status in SEVERITY and SEVERITY.index(status) > SEVERITY.index(self.status):
-            self.status, self.error = status, error
+        self.ending = worst_of([self.ending, ending])
 
     def connections(self) -> list[bytes]:
         """Of the publishers that have one."""

@@ -198,9 +198,9 @@ class LiveRuns:
         run.close_journal()
         unwritten = None
         try:
-            run.directory.end_attempt(run.status, run.error or run.incomplete)
+            run.directory.end_attempt(run.ending, run.incomplete)
         except RunDirectoryError as error:
-            unwritten = f"it is {run.status}, but that cannot be written down: {error}"
+            unwritten = f"it is {run.ending.status}, but that cannot be written down: {error}"
             _log.error("run %s: %s", run.name, unwritten)
         run.directory.release()
         for rank in run.ranks.values():
@@ -276,7 +276,7 @@ def _note_endings(run: LiveRun) -> None:
     """How the ranks ended that had ended before the broker did, by the record."""
     recording = Recording(run.journal.path)
     for ending in recording.read_endings():
-        run.note_status(ending.status, ending.error)
+        run.note_ending(ending)
     run.last_end = time.monotonic()
 
 

@@ -24,6 +24,7 @@ from bus.intervals import Moment
 from bus.link import connect
 from bus.security import ClientSecurity
 from bus.standings import Standing
+from bus.stream import Ending
 from bus.time import Timestamp
 from bus.uplink import Uplink
 from bus.wire import COMMAND, DEMAND, END, MAX_DEPTH, Topic, event_encoder, is_shallow, pack_map
@@ -134,6 +135,8 @@ class Publisher:
         check_backlog_bytes(backlog_bytes)
         self.stop_requested = False
         """Whether somebody has asked for the training to end: a loop of your own looks here after each batch."""
+        self.stop_reason: str | None = None
+        """Why, and who has asked."""
         self._on_command = on_command or self._take_stop
         self._always = frozenset(events)
         self.wanted: set[Event] = set(self._always)
@@ -166,7 +169,7 @@ class Publisher:
         self._seq = self._base_seq = 0
         self._encoding_time = self._encodings_timed = self._flushing_time = 0
         self._sending = 0
-        self._close_as: tuple[str, str | None] | None = None
+        self._close_as: tuple[str, str | None, str | None] | None = None
         self._context: tuple[dict[str, Any], bytes] = ({}, b"")
         self._previous: tuple[int, ...] | None = None
         self._at = Timestamp().values
@@ -351,6 +354,7 @@ class Publisher:
     def _take_stop(self, command: Command) -> None:
         if command.name == "stop":
             self.stop_requested = True
+            self.stop_reason = command.reason
             self.answer(command, Event.BATCH_END, self._at)
         else:
             self.answer(command, Event.BATCH_END, self._at, "this training loop takes no other command than 'stop'")
@@ -460,22 +464,23 @@ class Publisher:
         self._seq += 1
         self._base_seq += 1
 
-    def close(self, status: str = "finished", error: str | None = None) -> None:
+    def close(self, status: str = "finished", error: str | None = None, reason: str | None = None) -> None:
         """Ends the stream: sends what is left and how the run ended (``finished``, ``failed`` or ``stopped``), and
-        waits until the broker has it on disk, but no longer than five seconds without getting on. Can be called more
-        than once."""
+        waits until the broker has it on disk, but no longer than five seconds without getting on. ``reason`` says why
+        it was stopped, by default :attr:`stop_reason`. Can be called more than once."""
         if self._closed:
             return
         if status not in ("finished", "failed", "stopped"):
             raise ConfigurationError(f"a run cannot end {status!r}: use 'finished', 'failed' or 'stopped'")
         if self._sending:
             # A signal handler closes in the middle of an event, which has to be whole first.
-            self._close_as = status, error
+            self._close_as = status, error, reason
             return
         try:
             self._flush(wait=True)
             if not self._closed:
-                self._publish_mark(END, Timestamp().values, {"status": status, "error": error})
+                ending = Ending(status, error, reason or (self.stop_reason if status == "stopped" else None))
+                self._publish_mark(END, Timestamp().values, ending.to_fields())
                 self._uplink.settle(self._seq)
         finally:
             self._shut()
@@ -540,15 +545,16 @@ def check_backlog_bytes(value: int) -> None:
         )
 
 
-def ending_for(error: BaseException | None) -> tuple[str, str | None]:
-    """How a run ends that ``error`` has ended: the status and the text for :meth:`Publisher.close`."""
+def ending_for(error: BaseException | None) -> tuple[str, str | None, str | None]:
+    """How a run ends that ``error`` has ended: the status, the text and the reason for :meth:`Publisher.close`. What a
+    ``KeyboardInterrupt`` carries is the reason."""
     if error is None:
-        return "finished", None
+        return "finished", None, None
     if isinstance(error, KeyboardInterrupt):
-        return "stopped", None
+        return "stopped", None, str(error) or "signal SIGINT"
     if isinstance(error, SystemExit) and error.code in (None, 0):
-        return "finished", None
-    return "failed", f"{type(error).__name__}: {error}"
+        return "finished", None, None
+    return "failed", f"{type(error).__name__}: {error}", None
 
 
 UNNAMED = "a consumer without a name"

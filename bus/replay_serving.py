@@ -267,7 +267,7 @@ class ReplayServer:
         """Ends a rank of which no end is recorded, or that is ended before it."""
         is_ours = self._stopping or self._bounds != (None, None)
         rank.ending = _STOPPED if is_ours else _NO_END
-        fields = {"status": rank.ending.status, "error": rank.ending.error}
+        fields = rank.ending.to_fields()
         numbers = rank.seq + 1, rank.base_seq + 1, max(rank.time, self._began)
         encode = event_encoder(rank.topic, rank.feed.attempt)
         context = pack_map({"world_size": self._world_size})
@@ -285,8 +285,7 @@ class ReplayServer:
 
 
 def _ending(event: EventBody) -> Ending:
-    status, error = event.fields.get("status"), event.fields.get("error")
-    return Ending(status if status in SEVERITY else "lost", None if error is None else str(error))
+    return Ending.from_fields(event.fields)
 
 
 def _world_size(recording: Recording) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 from bus import processes
 from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError, RunNotFoundError
+from bus.stream import Ending
 from bus.wire import check_run_name
 
 __all__ = ["Attempt", "RunDirectory", "RunInfo", "find_run", "list_runs", "new_run_name", "runs_dir"]
@@ -47,6 +48,8 @@ class Attempt:
     """``running``, ``finished``, ``failed``, ``stopped`` or ``lost``."""
     error: str | None
     """What it failed with."""
+    reason: str | None
+    """Why it was stopped, and by whom."""
     info: dict[str, Any] = field(repr=False)
     """What the trainer told about itself: command, versions, git commit, host, config."""
     world_size: int = 1
@@ -205,6 +208,7 @@ def _attempt(path: Path, entry: dict[str, Any], locked: bool) -> Attempt:
         ended=None if entry.get("ended") is None else float(entry["ended"]),
         status=str(status),
         error=entry.get("error"),
+        reason=entry.get("reason"),
         info=dict(entry.get("info", {})),
         world_size=int(entry.get("world_size", 1)),
         publishers=tuple(dict(told) for told in entry.get("publishers", ())),
@@ -316,6 +320,7 @@ class RunDirectory:
         if entry is None or entry["attempt"] != number:
             raise BrokerError(f"attempt {number} of run {self.name!r} cannot go on: {self._standing()}")
         entry.update(status="running", error=None, ended=None)
+        entry.pop("reason", None)
         self._write(RUN_FILE, self._record)
         return self.path / entry["recording"], entry.get("world_size", 1), list(entry.get("publishers", []))
 
@@ -341,9 +346,10 @@ class RunDirectory:
         """Writes down where the broker of an attempt listens: from here on it is live."""
         self._write(BROKER_FILE, {"door": door, "stream": stream, "pid": os.getpid(), "attempt": number})
 
-    def end_attempt(self, status: str, error: str | None) -> None:
-        """Writes down how the attempt ended."""
-        self._record["attempts"][-1].update(status=status, error=error, ended=time.time())
+    def end_attempt(self, ending: Ending, trouble: str | None = None) -> None:
+        """Writes down how the attempt ended; ``trouble`` stands in the place of an error where there is none."""
+        entry = self._record["attempts"][-1]
+        entry.update(ending.to_fields(), error=ending.error or trouble, ended=time.time())
         self._write(RUN_FILE, self._record)
 
     def release(self) -> None:

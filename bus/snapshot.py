@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias
 
-from bus.commands import check_command
+from bus.commands import Command, check_command
 from bus.errors import FieldNotAvailableError, FrozenSnapshotError, ProtocolError
 from bus.event import Event
 from bus.tensors import Fetch, Tensors, is_tensors, open_tensors
@@ -13,8 +13,8 @@ from bus.wire import PROTOCOL_VERSION, EventBody, is_training_time
 
 __all__ = ["CommandSender", "Snapshot"]
 
-CommandSender: TypeAlias = "Callable[[Snapshot, str, tuple[Any, ...]], object]"
-"""What takes a command from a snapshot: the snapshot, the command's name and its arguments."""
+CommandSender: TypeAlias = "Callable[[Snapshot, Command], object]"
+"""What takes a command from a snapshot."""
 
 _set = object.__setattr__
 
@@ -83,7 +83,7 @@ class Snapshot:
         body = EventBody(PROTOCOL_VERSION, attempt, seq, seq, time_ns, values, previous, fields, {})
         made = cls(Event(event), run_name, rank, body)
         if on_command is not None:
-            made.bind(lambda _, name, arguments: on_command(name, arguments))
+            made.bind(lambda _, command: on_command(command.name, command.arguments))
         return made
 
     def bind(self, send: "CommandSender", fetch: "Fetch | None" = None) -> None:
@@ -105,20 +105,23 @@ class Snapshot:
         fields = self.fields
         return any(isinstance(value := fields.get(name), dict) and "segment" in value for name in self.on_demand)
 
-    def stop_training(self) -> None:
+    def stop_training(self, reason: str | None = None) -> None:
         """Asks the trainer to end the training. It does so at the first boundary that comes after the request: usually
         the end of a batch, some batches after this event, unless it waits for decisions (``Trainer(wait_for=...)``).
-        The snapshot does not change. In a replay nothing is asked: how the run ended is in the recording."""
-        self.send_command("stop")
+        The snapshot does not change. In a replay nothing is asked: how the run ended is in the recording.
 
-    def send_command(self, name: str, *arguments: Any) -> None:
+        ``reason`` says why, in a few words such as ``accuracy not better than 0.99 for 2 epochs``: the trainer's
+        output, ``bus info`` and dashboards show it. By default it names the callback."""
+        self.send_command("stop", reason=reason)
+
+    def send_command(self, name: str, *arguments: Any, reason: str | None = None) -> None:
         """Sends a command to the trainer: ``stop``, ``checkpoint``, ``pause``, ``resume``, or ``set`` with the name of
         a setting and a value. As :meth:`stop_training` in every other way.
 
         Raises :class:`bus.errors.ConfigurationError` when there is no such command."""
-        check_command(name, arguments)
+        command = check_command(name, arguments, reason)
         if self._send is not None:
-            self._send(self, name, arguments)
+            self._send(self, command)
 
     @property
     def attempt(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bus.commands import Command, Outcome
 from bus.demand import BASE_EVENTS, Demand
@@ -12,7 +12,7 @@ from bus.snapshot import Snapshot
 from bus.time import Timestamp
 from bus.wire import BEAT, COMMAND, CUT, DEMAND, END, EventBody, Topic, decode_event, parse_topic
 
-__all__ = ["Ending", "Gap", "InEffect", "Missing", "StreamOrder"]
+__all__ = ["Ending", "Gap", "InEffect", "Missing", "StreamOrder", "worst_of"]
 
 SEVERITY = ("finished", "stopped", "failed", "lost")
 """How a rank can end; of several ranks the one that comes last here tells how the run ended."""
@@ -30,9 +30,33 @@ class Ending:
     word)."""
     error: str | None = None
     """The text of the failure."""
+    reason: str | None = None
+    """Why it was stopped, and by whom."""
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> "Ending":
+        """Reads the fields of an ``$end`` mark."""
+        status, error, reason = (fields.get(name) for name in ("status", "error", "reason"))
+        return cls(
+            status if status in SEVERITY else "lost",
+            None if error is None else str(error),
+            None if reason is None else str(reason),
+        )
+
+    def to_fields(self) -> dict[str, Any]:
+        """The fields of an ``$end`` mark."""
+        fields = {"status": self.status, "error": self.error}
+        return fields if self.reason is None else {**fields, "reason": self.reason}
 
     def __str__(self) -> str:
-        return f"{self.status}: {self.error}" if self.error else self.status
+        if self.error:
+            return f"{self.status}: {self.error}"
+        return f"{self.status} ({self.reason})" if self.reason else self.status
+
+
+def worst_of(endings: Iterable[Ending]) -> Ending:
+    """How a run ended whose ranks ended like this: of several, the first of the worst, with a reason if one has it."""
+    return max(endings, key=lambda ending: (SEVERITY.index(ending.status), ending.reason is not None))
 
 
 class Gap(NamedTuple):
@@ -126,7 +150,7 @@ class StreamOrder:
         """How the run ended, once every rank has ended: the worst of the ranks' endings."""
         if not self._ends or len(self._ends) < self._world_size:
             return None
-        return max(self._ends.values(), key=lambda ending: SEVERITY.index(ending.status))
+        return worst_of(self._ends.values())
 
     def from_record(self, topic: str, body: bytes) -> Snapshot | None:
         """The snapshot in a record, if it is wanted and new. What is missing before it is missing for good: a gap."""
@@ -227,8 +251,7 @@ class StreamOrder:
             self.outcomes.append(Outcome.from_wire(command, told)._replace(time_ns=event.time))
 
     def _note_end(self, rank: int, event: EventBody) -> None:
-        status, error = event.fields.get("status"), event.fields.get("error")
-        self._ends[rank] = Ending(status if status in SEVERITY else "lost", None if error is None else str(error))
+        self._ends[rank] = Ending.from_fields(event.fields)
         world_size = event.context.get("world_size", 1)
         self._world_size = world_size if isinstance(world_size, int) else 1
 

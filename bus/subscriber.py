@@ -5,12 +5,12 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
-from bus.commands import Argument, Outcome, check_command, new_command_id
+from bus.commands import Argument, Command, Outcome, check_command, new_command_id
 from bus.demand import Demand
 from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
 from bus.event import Event
@@ -110,6 +110,8 @@ class Subscriber:
         self.attempt = self._source.attempt
         self.recording = self._source.recording
         """The recording that it reads; ``None`` for a run on another machine."""
+        self.name_sender: Callable[[], str | None] = lambda: None
+        """Who sends a command through a snapshot, where it gives no reason: asked within that call."""
         self.ending: Ending | None = None
         """How the run ended; ``None`` until then."""
         self._demand = Demand.of(events or ()) if demand is None else demand
@@ -196,21 +198,25 @@ class Subscriber:
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
-    def send_command(self, name: str, *arguments: Argument, decided_at: int | None = None) -> bool:
-        """Sends a command to the trainer, without waiting; ``decided_at`` is the batch that it was decided at. Returns
-        whether there was anybody to send it to: a run that has ended takes none. :attr:`outcomes` tells what became of
-        it.
+    def send_command(
+        self, name: str, *arguments: Argument, decided_at: int | None = None, reason: str | None = None
+    ) -> bool:
+        """Sends a command to the trainer, without waiting; ``decided_at`` is the batch that it was decided at,
+        ``reason`` says why it was sent. Returns whether there was anybody to send it to: a run that has ended takes
+        none. :attr:`outcomes` tells what became of it.
 
         Raises :class:`bus.errors.ConfigurationError` when there is no such command."""
-        command = check_command(name, arguments)._replace(id=new_command_id(), decided_at=decided_at)
+        command = check_command(name, arguments, reason)._replace(id=new_command_id(), decided_at=decided_at)
         if self._over or self.ending is not None:
             return False
         self._commands.send(command, self._link)
         return True
 
-    def command(self, name: str, *arguments: Argument, wait: float = ANSWERED_SECONDS) -> Outcome:
+    def command(
+        self, name: str, *arguments: Argument, wait: float = ANSWERED_SECONDS, reason: str | None = None
+    ) -> Outcome:
         """Sends a command over a connection of its own and waits up to ``wait`` seconds until it takes effect; may be
-        called from any thread, while another one iterates.
+        called from any thread, while another one iterates. ``reason`` says why it was sent.
 
         Raises:
             ConfigurationError: there is no such command, or the run is not live.
@@ -223,7 +229,9 @@ class Subscriber:
                 f"run {self.run_name!r} takes no command: it is not live; 'bus runs' lists the runs"
             )
         security = self._given_security or client_security_for(place.door)
-        return send_command_through(place.door, self.run_name, name, *arguments, wait=wait, security=security)
+        return send_command_through(
+            place.door, self.run_name, name, *arguments, wait=wait, security=security, reason=reason
+        )
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -235,11 +243,13 @@ class Subscriber:
         be called from another thread."""
         return tuple(self._order.outcomes)
 
-    def _send_from(self, snapshot: Snapshot, name: str, arguments: tuple[Any, ...]) -> None:
-        if name == "stop" and self._commands.has("stop"):
+    def _send_from(self, snapshot: Snapshot, command: Command) -> None:
+        if command.name == "stop" and self._commands.has("stop"):
             # Callbacks ask again at every event until the training has ended.
             return
-        self.send_command(name, *arguments, decided_at=int(snapshot.timestamp.batch))
+        reason = command.reason or self.name_sender()
+        batch = int(snapshot.timestamp.batch)
+        self.send_command(command.name, *command.arguments, decided_at=batch, reason=reason)
 
     def _fetch_tensors(self, reference: Mapping[str, Any]) -> bytearray:
         """Tensors in the memory of another machine, through the broker there."""

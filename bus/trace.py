@@ -153,8 +153,8 @@ class TraceWriter:
         if ending is not None and self._ranks:
             last = max(rank.now for rank in self._ranks.values())
             self._trace.end_all(last)
-            error = {"error": ending.error} if ending.error else None
-            self._trace.instant(min(self._ranks), _EVENTS, f"run {ending.status}", last, error)
+            why = {name: text for name in ("error", "reason") if (text := getattr(ending, name))}
+            self._trace.instant(min(self._ranks), _EVENTS, f"run {ending.status}", last, why or None)
         self._closed = True
         try:
             self._target.write(self._trace.take_end())

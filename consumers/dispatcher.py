@@ -81,6 +81,9 @@ class Dispatcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._waiting = False
+        self._running: Member | None = None
+        if hasattr(stream, "name_sender"):
+            stream.name_sender = self._name_sender
 
     @property
     def ending(self) -> Ending | None:
@@ -213,6 +216,7 @@ class Dispatcher:
             seen = view_for(member.demand, snapshot)
             if seen is None:
                 continue
+            self._running = member
             try:
                 result = member.callback.run_event(event, seen, logger)
                 if result is not None and inspect.isawaitable(result):
@@ -226,6 +230,9 @@ class Dispatcher:
         snapshot.release()
         self.handled += 1
         self._waiting = True
+
+    def _name_sender(self) -> str | None:
+        return None if self._running is None else f"callback {self._running.name}"
 
     async def _end(self, member: Member, method: str, *arguments: Any) -> bool:
         try:

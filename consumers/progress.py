@@ -9,7 +9,7 @@ or sends a message by itself does that again for the events after the last commi
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple, Protocol
 
 import msgpack
@@ -97,7 +97,7 @@ class Committed:
                 ],
                 "destinations": [[name, _packed("logger", name, state)] for name, state in self.destinations],
                 "gaps": self.gaps,
-                "ending": None if self.ending is None else [self.ending.status, self.ending.error],
+                "ending": None if self.ending is None else list(astuple(self.ending)),
                 "damage": self.damage,
                 "lanes": [
                     [dict(lane.positions), name, errors, disabled, _packed("callback", name, state)]

@@ -163,7 +163,7 @@ class Watched:
 
     def __iter__(self) -> Iterator[Snapshot]:
         for snapshot in self._recording.snapshots([Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END]):
-            snapshot.bind(lambda state, name, arguments: self.asked.append((state.event, int(state.timestamp.batch))))
+            snapshot.bind(lambda state, _: self.asked.append((state.event, int(state.timestamp.batch))))
             yield snapshot
             epoch, batch = int(snapshot.timestamp.epoch), int(snapshot.timestamp.batch)
             self.rows.append([snapshot.event.name, snapshot.dataloader_label, epoch, batch, *kept(self._stopper)])

@@ -220,7 +220,7 @@ def test_a_signal_to_the_workers_as_well_ends_the_training_with_a_checkpoint(
     said = run_in_group(
         fit_until_all_are_signalled, tmp_path / "stderr", tmp_path / "saved", number, event, batch, early
     ).splitlines()
-    assert said[-1] == "KeyboardInterrupt"
+    assert said[-1] == f"KeyboardInterrupt: signal {name}"
     assert [line for line in said if line.startswith("SIG")] == [
         f"{name}: stopping after this batch, with a checkpoint; again to stop at once"
     ]

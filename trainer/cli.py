@@ -303,7 +303,7 @@ def _terminated_like_interrupted() -> Iterator[None]:
     """SIGTERM ends the training as Ctrl-C does: stopped, with a whole record, and every consumer told."""
 
     def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt("signal SIGTERM")
 
     before = signal.getsignal(signal.SIGTERM)
     if before is signal.SIG_IGN:

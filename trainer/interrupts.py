@@ -22,6 +22,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.came = False
+        self.reason = "a signal to another rank"
 
     def explains(self, error: RuntimeError) -> bool:
         """Whether an error is how torch says that worker processes of a dataloader are gone, after a signal to end:
@@ -55,6 +56,8 @@ def finishing_the_batch(state: State, with_checkpoint: bool = True) -> Iterator[
                 os.kill(os.getpid(), number)
             return
         is_second, interruption.came = interruption.came, True
+        name = signal.Signals(number).name
+        interruption.reason = f"signal {name}"
         _restore(before, ask)  # noqa: F821
         if is_second:
             os.kill(os.getpid(), number)
@@ -62,10 +65,9 @@ def finishing_the_batch(state: State, with_checkpoint: bool = True) -> Iterator[
         # torch raises, wherever the program is, when a worker has died: but the batch at hand has to be finished.
         before_children[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _do_nothing)
         # Not stop_training(): the batch at hand has to end as if the training went on.
-        state.request_stop()
+        state.request_stop(interruption.reason)
         if state.rank > 0:
             return  # the first rank speaks for all
-        name = signal.Signals(number).name
         stopping = f"stopping after this batch{', with a checkpoint' if with_checkpoint else ''}"
         print(f"{name}: {stopping}; again to stop at once", file=sys.stderr, flush=True)
 

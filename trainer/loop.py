@@ -116,7 +116,8 @@ class TrainingLoop:
             state.gather_checkpoint = None
             self._control.checkpoint = None
             # What came too late for this training is not meant for the next one.
-            state.fitting = state.stop_requested = False
+            state.fitting = False
+            state.withdraw_stop()
             self._control.refuse_rest()
 
     def _run(self, interruption: Interruption | None) -> None:
@@ -304,7 +305,7 @@ class TrainingLoop:
         else:
             stop = state.stop_requested
         if stop:
-            state.stop_now()
+            self._stop()
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.advance_batch(samples, tokens, elapsed)
         self._batch_began = microseconds
@@ -324,9 +325,16 @@ class TrainingLoop:
         if self._ranks is not None:
             _, stop, has_commands = self._ranks.agree(0, stop, has_commands)
         if stop:
-            self._state.stop_now()
+            self._stop()
         if has_commands:
             self._obey(event)
+
+    def _stop(self) -> None:
+        """Ends the training, on all ranks for the reason of the first one that has asked."""
+        reason = self._state.requested_reason
+        if self._ranks is not None:
+            reason = next((one.decode() for one in self._ranks.collect((reason or "").encode()) if one), None)
+        self._state.stop_now(reason)
 
     def _obey(self, event: Event) -> None:
         """Applies commands; training time stands still meanwhile."""

@@ -144,7 +144,7 @@ class RemoteControl:
         self._answer(command, event, error)
 
     def _answer(self, command: Command, event: Event, error: str | None) -> None:
-        self._say(str(Outcome(command, event.value, self._state.timestamp.values[2], error)))
+        self._say(Outcome(command, event.value, self._state.timestamp.values[2], error).with_reason)
         publisher = None if self._publisher is None else self._publisher()
         if publisher is not None and self._state.rank == 0:
             publisher.answer(command, event, self._state.timestamp.values, error)
@@ -154,7 +154,7 @@ class RemoteControl:
             if not self._state.fitting:
                 raise ConfigurationError("the training has come to its end")
             self._paused = False
-            self._state.stop_now()
+            self._state.stop_now(command.reason or "command 'stop'")
         elif command.name == "pause":
             if self._paused:
                 raise ConfigurationError("the training stands still already")

@@ -72,14 +72,14 @@ class RunStream:
             ).publish
         return Engine(state, logger, publisher.wanted, publish)
 
-    def close(self, status: str, error: str | None) -> None:
+    def close(self, status: str, error: str | None, reason: str | None) -> None:
         """Ends the run: sends what is left and waits, for a limited time, until callbacks and loggers have handled
         everything."""
         try:
             if self.sharing is not None and status == "finished":
                 self.sharing.drain()
             if self._publisher is not None:
-                self._publisher.close(status, error)
+                self._publisher.close(status, error, reason)
         finally:
             if self.sharing is not None:
                 self.sharing.close()

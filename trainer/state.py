@@ -50,7 +50,9 @@ class State:
         evaluate_now: within ``fit()``, between two batches: evaluates, whatever the interval.
         fitting: whether there is a training that can be stopped: from ``FIT_START`` on, before ``FIT_END``.
         stopped: whether the training was ended by :meth:`stop_training`.
+        stop_reason: why it was ended, as far as somebody has said it; ``None`` otherwise.
         stop_requested: whether the training is to be stopped when the batch at hand has been trained on.
+        requested_reason: why that is.
     """
 
     recompute_gradients: Callable[[], torch.Tensor]
@@ -105,7 +107,9 @@ class State:
         self.gather_checkpoint: Callable[[], dict[str, Any]] | None = None
         self.fitting = False
         self.stopped = False
+        self.stop_reason: str | None = None
         self.stop_requested = False
+        self.requested_reason: str | None = None
 
         self.context_changed = True
         self._data: DataSpec | None = None
@@ -224,28 +228,36 @@ class State:
         elapsed: Time = self.timestamp.get(self._max_duration.unit) / self._max_duration
         return elapsed
 
-    def stop_training(self) -> None:
+    def stop_training(self, reason: str | None = None) -> None:
         """Ends the training after the batch at hand; evaluations that are due still run. Does nothing from ``FIT_END``
-        on, when the training has come to its end.
+        on, when the training has come to its end. ``reason`` says why in a few words, such as ``loss above 100``: the
+        training's output, ``bus info`` and dashboards show it.
 
         ``max_duration`` becomes the present training time, in its own unit, or in batches where it was in epochs.
 
         With several ranks it is enough that one of them asks. They agree when a batch has been trained on, after an
         evaluation and at the end of an epoch; what is asked for at ``BATCH_END`` takes effect after the next batch."""
         if self.world_size > 1:
-            self.request_stop()
+            self.request_stop(reason)
         else:
-            self.stop_now()
+            self.stop_now(reason)
 
-    def request_stop(self) -> None:
+    def request_stop(self, reason: str | None = None) -> None:
         """Ends the training when the batch at hand has been trained on: for requests from outside the loop."""
         self.stop_requested = True
+        self.requested_reason = self.requested_reason or reason
 
-    def stop_now(self) -> None:
+    def stop_now(self, reason: str | None = None) -> None:
         """Ends the training after the batch at hand, on this rank: for the training loop."""
         if self.fitting:
+            # The first who asked has ended it.
+            self.stop_reason = self.stop_reason or reason or self.requested_reason
             unit = TimeUnit.EPOCH if self._max_duration is None else self._max_duration.unit
             # Epochs end too late: the one that has begun would be finished first.
             self._end_at(self.timestamp.get(TimeUnit.BATCH if unit is TimeUnit.EPOCH else unit))
             self.stopped = True
-        self.stop_requested = False
+        self.withdraw_stop()
+
+    def withdraw_stop(self) -> None:
+        """Forgets that somebody has asked for the training to end."""
+        self.stop_requested, self.requested_reason = False, None

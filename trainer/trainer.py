@@ -453,7 +453,7 @@ class Trainer:
         if evaluators is not None:
             use_evaluators(self.state, evaluators)
         self._eval_interval = interval
-        self.state.stopped = False
+        self.state.stopped, self.state.stop_reason = False, None
         self.state.max_duration = max_duration
         self._use_train_data()
         self._optimization.compile_schedulers(self.state)
@@ -486,7 +486,7 @@ class Trainer:
                 with finishing_the_batch(self.state, with_checkpoint=bool(saver.watched)) as interruption:
                     loop.run(interruption)
                 if interruption.came:
-                    raise KeyboardInterrupt
+                    raise KeyboardInterrupt(interruption.reason)
             else:
                 loop.run()
             self._progress.finish()
@@ -620,7 +620,7 @@ class Trainer:
     def close(self) -> None:
         """Ends the run: sends what is left and waits, for a limited time, until callbacks and loggers have handled
         everything. Can be called more than once."""
-        self._end("stopped" if self.state.stopped else "finished", None)
+        self._end("stopped" if self.state.stopped else "finished", None, self.state.stop_reason)
 
     def _end_on(self, error: BaseException) -> None:
         if self._ranks is not None:
@@ -629,12 +629,14 @@ class Trainer:
             self._ranks.leave(None if isinstance(error, RankError) else f"{type(error).__name__}: {error}")
         self._end(*ending_for(error))
 
-    def _end(self, status: str, error: str | None) -> None:
+    def _end(self, status: str, error: str | None, reason: str | None) -> None:
         if self._closed:
             return
         self._closed = True
+        if status == "stopped" and reason is not None:
+            self._progress.note(f"run {self.run_name} was stopped: {reason}")
         self._progress.close()
-        self._stream.close(status, error)
+        self._stream.close(status, error, reason)
 
     def __enter__(self) -> "Trainer":
         return self

@@ -7,6 +7,7 @@ from bus.errors import ConfigurationError
 from bus.snapshot import Snapshot
 from bus.time import Time, Timestamp, TimeUnit
 from consumers.callbacks.stopper import Comparison, Stopper, in_precision_of
+from consumers.loggers.console import format_value
 
 __all__ = ["EarlyStopper"]
 
@@ -72,6 +73,15 @@ class EarlyStopper(Stopper):
             self.best, self.best_occurred = value, now
         unit = self.patience.unit
         return now.get(unit) - self.best_occurred.get(unit) > self.patience
+
+    def reason(self, value: float, state: Snapshot) -> str:
+        """The best value, and for how long there was no better one."""
+        assert self.best is not None  # it has judged a value
+        assert self.best_occurred is not None
+        unit = self.patience.unit
+        count = (state.timestamp.get(unit) - self.best_occurred.get(unit)).value
+        units = ("epoch", "epochs") if unit is TimeUnit.EPOCH else ("batch", "batches")
+        return f"early-stop: {self.monitor} not better than {format_value(self.best)} for {count} {units[count != 1]}"
 
     def _is_better(self, value: float, best: float) -> bool:
         if math.isnan(best):

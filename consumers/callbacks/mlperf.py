@@ -181,7 +181,7 @@ class MLPerfCallback(Callback):
         self._write(results)
         self._success |= reached
         if reached and self._exit_at_target:
-            state.stop_training()
+            state.stop_training(f"mlperf: accuracy {accuracy:.4g} is above the target {self._target:g}")
         self._upload_results(state, logger)
 
     def post_close(self) -> None:

@@ -96,7 +96,7 @@ class NaNMonitor(Callback):
         if self._in_episode and self._keeps_inputs and not self._has_inputs:
             self._save_inputs(state, logger)
         if self._in_episode and self._action == "stop":
-            state.stop_training()
+            state.stop_training(f"nan: {' and '.join(_what(state, bad_loss, bad_gradients))}")
 
     def _gradients(self, state: Snapshot) -> dict[str, float]:
         if state.fields.get("precision") == "amp_fp16":
@@ -108,11 +108,7 @@ class NaNMonitor(Callback):
         return {}
 
     def _tell(self, state: Snapshot, bad_loss: bool, bad_gradients: list[str]) -> None:
-        what = [f"the loss is {state.loss}"] if bad_loss else []
-        if bad_gradients:
-            some = "" if bad_gradients == ["all"] else f" of {', '.join(bad_gradients[:3])}"
-            more = f" and {len(bad_gradients) - 3} more" if len(bad_gradients) > 3 else ""
-            what.append(f"the gradients{some}{more} are not finite")
+        what = _what(state, bad_loss, bad_gradients)
         rates = ", ".join(f"{name} {' '.join(f'{rate:g}' for rate in rates)}" for name, rates in state.lr.items())
         then = "; the training is asked to stop" if self._action == "stop" else ""
         where = f"run {state.run_name}, batch {state.timestamp.batch.value}"
@@ -144,3 +140,13 @@ class NaNMonitor(Callback):
 def _text(value: float | None) -> float | str | None:
     """A number as JSON has it, which knows no NaN and no infinity: those as text."""
     return value if value is None or math.isfinite(value) else str(value)
+
+
+def _what(state: Snapshot, bad_loss: bool, bad_gradients: list[str]) -> list[str]:
+    """What is wrong with a batch, in words."""
+    what = [f"the loss is {state.loss}"] if bad_loss else []
+    if bad_gradients:
+        some = "" if bad_gradients == ["all"] else f" of {', '.join(bad_gradients[:3])}"
+        more = f" and {len(bad_gradients) - 3} more" if len(bad_gradients) > 3 else ""
+        what.append(f"the gradients{some}{more} are not finite")
+    return what

@@ -71,6 +71,10 @@ class Stopper(Callback, ABC):
     def judge(self, value: float, state: Snapshot) -> bool:
         """Takes in the metric's value at an event; whether the training is to end."""
 
+    @abstractmethod
+    def reason(self, value: float, state: Snapshot) -> str:
+        """Why the training is to end, now that the metric has that value."""
+
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
         """Raises :class:`bus.errors.ConfigurationError` if the training says that it has no such evaluator."""
         labels = state.fields.get("evaluators")
@@ -101,7 +105,7 @@ class Stopper(Callback, ABC):
         value = metrics.get(self.monitor)
         if isinstance(value, int | float):
             if self.judge(value, state):
-                state.stop_training()
+                state.stop_training(self.reason(value, state))
         elif self.monitor in metrics:
             kind = type(value).__name__
             self._complain(f"metric {self.monitor!r} of {self.dataloader_label!r} is a {kind}, not a number")

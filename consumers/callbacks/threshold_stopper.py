@@ -2,6 +2,7 @@
 
 from bus.snapshot import Snapshot
 from consumers.callbacks.stopper import Comparison, Stopper, in_precision_of
+from consumers.loggers.console import format_value
 
 __all__ = ["ThresholdStopper"]
 
@@ -40,3 +41,7 @@ class ThresholdStopper(Stopper):
     def judge(self, value: float, state: Snapshot) -> bool:
         """Whether the value has passed the threshold."""
         return bool(self.comp_func(value, in_precision_of(value, self.threshold)))
+
+    def reason(self, value: float, state: Snapshot) -> str:
+        """The value and the threshold that it has passed."""
+        return f"threshold-stop: {self.monitor} is {format_value(value)}, the threshold is {self.threshold:g}"

@@ -68,6 +68,8 @@ class RunView:
         """Grows with everything that comes."""
         self.error: str | None = None
         """The text of the failure, when the run ended with one."""
+        self.reason: str | None = None
+        """Why the run was stopped, and by whom."""
         self._status = "waiting"
         self._lock = threading.RLock()
         self._metrics = Metrics(self._lock)
@@ -154,7 +156,7 @@ class RunView:
                 # Whoever sent it may have stopped waiting before it was answered.
                 self._known_outcomes.append(identity)
             answered = self._time if outcome.time_ns is None else outcome.time_ns / 1e9
-            self._log.add(answered, 0, "command", str(outcome))
+            self._log.add(answered, 0, "command", outcome.with_reason)
             if outcome.error is None and outcome.event is not None and self._status in ("waiting", "live", "paused"):
                 if outcome.command.name == "pause":
                     self._status, self._paused_at = "paused", outcome.batch
@@ -174,7 +176,7 @@ class RunView:
             self._take_outcomes()
             if ending is None:
                 return
-            self._status, self.error = ending.status, ending.error
+            self._status, self.error, self.reason = ending.status, ending.error, ending.reason
             self._log.add(self._time, 0, "end", f"the run {'was ' if ending.status == 'lost' else ''}{ending}")
 
     @property

@@ -7,6 +7,7 @@ import time
 from typing import ClassVar, get_args
 
 from bus.errors import OffloopError
+from bus.sender import sent_by
 from consumers.dashboard.run_view import Axis, RunView
 from consumers.dashboard.top_frame import Shown, frame, log_length, log_rows
 from consumers.dashboard.top_screen import TerminalScreen
@@ -170,7 +171,7 @@ class Display:
 
         def send() -> None:
             try:
-                outcome = command(name)
+                outcome = command(name, reason=sent_by("top"))
             except OffloopError as error:
                 self._view.note("command", f"'{name}' was not sent: {error}")
                 self._say(f"'{name}' was not sent: {error}")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from bus.commands import Outcome
 from bus.errors import OffloopError
+from bus.sender import sent_by
 from consumers.dashboard.run_view import RunView
 
 __all__ = ["WatchedRun", "WatchedRuns", "labels_of"]
@@ -33,7 +34,7 @@ class WatchedRun:
         """
         if self.command is None or not self.can_command:
             raise OffloopError(f"run {self.view.run_name} takes no commands: it is {self.view.status}")
-        return self.command(name)
+        return self.command(name, reason=sent_by("the web page"))
 
 
 class WatchedRuns:

@@ -1,13 +1,13 @@
 """The runner of tests, and what it logs to."""
 
 import contextlib
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bus.commands import Command
 from bus.errors import OffloopError
 from bus.event import Event
-from bus.snapshot import Snapshot
+from bus.snapshot import CommandSender, Snapshot
 from consumers.callback import Callback
 from consumers.logger import LoggerDestination
 from consumers.members import Member, wanted_events
@@ -68,15 +68,15 @@ class Harness:
         self.check()
         return self.logged
 
-    def keep_command(self, state: Snapshot, name: str, arguments: tuple[Any, ...]) -> None:
+    def keep_command(self, state: Snapshot, command: Command) -> None:
         """Takes a command that a callback sends."""
-        self.logged.commands.append(Command(name, arguments, decided_at=int(state.timestamp.batch)))
+        self.logged.commands.append(command._replace(decided_at=int(state.timestamp.batch)))
 
 
 class _CommandsKept:
     """A stream that cannot be commanded, made to hand the commands that its snapshots send to ``keep``."""
 
-    def __init__(self, source: Iterable[Snapshot], keep: Callable[[Snapshot, str, tuple[Any, ...]], None]) -> None:
+    def __init__(self, source: Iterable[Snapshot], keep: CommandSender) -> None:
         self._source = source
         self._keep = keep
 

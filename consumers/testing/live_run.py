@@ -227,7 +227,7 @@ class LiveRun:
             time.sleep(_POLL)
         if found is None:
             return Ending("lost")
-        return Ending(found.last.status, found.last.error)
+        return Ending(found.last.status, found.last.error, found.last.reason)
 
     def wait_to_begin(self, timeout: float = SECONDS) -> None:
         """Waits until the run is there.
