@@ -211,6 +211,11 @@ class Snapshot:
         return length
 
     @property
+    def losses(self) -> Mapping[str, float]:
+        """What the training loss of the last batch is made of, beside its total, by name; empty for a single number."""
+        return self._map("losses")
+
+    @property
     def train_metrics(self) -> Mapping[str, Any]:
         """Training metrics by name."""
         return self._map("train_metrics")

@@ -18,8 +18,7 @@ _INSTEAD = {
     "batch": _BATCH,
     "batch_get_item": _BATCH,
     "device": "its name is state.device_name",
-    "loss": "here it is that of a microbatch; the whole batch's comes with batch_end, and the parts of this one are "
-    "a field on demand (losses)",
+    "loss": "here it is that of a microbatch; the whole batch's comes with batch_end, and its parts with it as losses",
     "model": "its weights and the norms of weights and gradients are fields on demand (weights, parameter_norm, "
     "gradient_norm)",
     "optimizers": _RATES,

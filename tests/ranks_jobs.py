@@ -50,16 +50,26 @@ def make_model() -> Classifier:
     return Classifier(GoldMLP().net, train_metrics={"Accuracy": Accuracy(), "CrossEntropy": CrossEntropy()})
 
 
+class TwoLosses(Classifier):
+    """A loss that is made of two."""
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        """The network's own, and one of the outputs alone."""
+        return {"classes": super().loss(outputs, batch), "outputs": outputs.square().mean()}
+
+
 def train(model: Classifier | None = None, **arguments: Any) -> dict[str, Any]:
     """What a training comes to: losses, weights, metrics and counts."""
     model = make_model() if model is None else model
     losses: list[float] = []
+    parts: list[dict[str, float]] = []
     metrics: list[dict[str, float]] = []
     norms: list[float] = []
 
     def note(event: Event, state: State, _logger: object) -> None:
         if event is Event.BATCH_END:
             losses.append(float(state.total_loss or 0))
+            parts.append({name: float(part) for name, part in state.batch_losses.items()})
             metrics.append(state.train_metric_values or {n: float(m.compute()) for n, m in state.train_metrics.items()})
         else:
             norms.append(float(nn.utils.get_total_norm(p.grad for p in model.parameters() if p.grad is not None)))
@@ -83,6 +93,7 @@ def train(model: Classifier | None = None, **arguments: Any) -> dict[str, Any]:
     state = trainer.state
     return {
         "losses": losses,
+        "parts": parts,
         "train_metrics": metrics,
         "gradient_norms": norms,
         "weights": [value.flatten().tolist() for value in model.state_dict().values()],
@@ -103,6 +114,9 @@ def same_result() -> dict[str, Any]:
     """Trainings whose results do not depend on the number of ranks."""
     return {
         "plain": train(),
+        "parts": train(
+            TwoLosses(GoldMLP().net, train_metrics={"Accuracy": Accuracy(), "CrossEntropy": CrossEntropy()})
+        ),
         "microbatches": train(device_train_microbatch_size=2),
         "optimizers": train(optimizers=two_optimizers, schedulers=CosineAnnealingWithWarmupScheduler("4ba")),
         "clipping": train(algorithms=[GradientClipping(clipping_type="norm", clipping_threshold=0.2)]),

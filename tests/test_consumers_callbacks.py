@@ -283,6 +283,16 @@ def test_trainer_metrics_logs_the_loss_of_a_loop_that_only_publishes_losses() ->
     assert (step, metrics) == (3, {"loss/train/total": 0.5})
 
 
+def test_trainer_metrics_logs_each_part_of_the_loss() -> None:
+    parts = {"classes": 0.3, "boxes": 0.2}
+    snapshot = Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=3), loss=0.5, losses=parts)
+    [_, [step, _, metrics]] = calls_of(TrainerMetrics(), [snapshot])
+    assert (step, metrics) == (
+        3,
+        {"loss/train/total": 0.5, "loss/train/classes": 0.3, "loss/train/boxes": 0.2},
+    )
+
+
 # -- together ---------------------------------------------------------------------------------------------------------
 
 

@@ -236,23 +236,29 @@ class SeveralLosses(GoldMLP):
         return self._make(super().loss(outputs, batch))
 
 
+@pytest.mark.parametrize("microbatch_size", [None, 3])
 @pytest.mark.parametrize(
     ("make", "shares"),
     [
         (lambda loss: {"a": loss, "b": loss * 2}, {"a": 1 / 3, "b": 2 / 3}),
-        (lambda loss: {"total": loss, "part": loss * 0.5}, {"total": 1, "part": 0.5}),
-        (lambda loss: [loss, loss * 3], {"0": 1 / 4, "1": 3 / 4}),
-        (lambda loss: loss, {"total": 1}),
+        (lambda loss: {"total": loss, "part": loss * 0.5, "rows": torch.ones(4)}, {"part": 0.5}),
+        (lambda loss: [loss, loss * 3], {"loss0": 1 / 4, "loss1": 3 / 4}),
     ],
-    ids=["map", "with total", "list", "one"],
+    ids=["map", "with total", "list"],
 )
-def test_losses_by_name(monkeypatch: pytest.MonkeyPatch, make: Any, shares: dict[str, float]) -> None:
-    stream = Stream(Demand({BATCH_END: Want(1, {"losses": 1}), AFTER_TRAIN_BATCH: Want(1, {"losses": 1})}))
-    train(monkeypatch, stream, 5, model=SeveralLosses(make))
-    totals = values_of(stream, "loss")
-    for event in (BATCH_END, AFTER_TRAIN_BATCH):
-        for found, total in zip(values_of(stream, "losses", event), totals, strict=True):
-            assert found == pytest.approx({name: share * total for name, share in shares.items()})
+def test_the_parts_of_a_loss_are_published_for_the_whole_batch(
+    monkeypatch: pytest.MonkeyPatch, make: Any, shares: dict[str, float], microbatch_size: int | None
+) -> None:
+    stream = Stream()
+    train(monkeypatch, stream, 5, model=SeveralLosses(make), device_train_microbatch_size=microbatch_size)
+    for found, total in zip(values_of(stream, "losses"), values_of(stream, "loss"), strict=True):
+        assert found == pytest.approx({name: share * total for name, share in shares.items()})
+
+
+def test_a_loss_that_is_one_number_has_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream()
+    train(monkeypatch, stream, 2)
+    assert all("losses" not in fields for _, _, fields in stream.sent)
 
 
 def test_the_model_s_summary_counts_each_parameter_once() -> None:
@@ -532,9 +538,9 @@ def test_values_that_are_no_numbers_travel_as_they_are(monkeypatch: pytest.Monke
         def loss(self, outputs: Tensor, batch: Any) -> Tensor:
             return super().loss(outputs, batch) * float("inf")
 
-    stream = Stream(everywhere(["gradient_norm", "gradient_norms", "losses"]))
+    stream = Stream(everywhere(["gradient_norm", "gradient_norms"]))
     train(monkeypatch, stream, 2, model=Exploding())
-    assert values_of(stream, "losses")[0] == {"total": float("inf")}
+    assert values_of(stream, "loss")[0] == float("inf")
     assert str(values_of(stream, "gradient_norm")[0]) == "nan"
     assert str(values_of(stream, "gradient_norms")[1]["net.0.bias"]) == "nan"
 

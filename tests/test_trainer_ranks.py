@@ -76,7 +76,7 @@ def alone() -> dict[str, Any]:
     return same_result()
 
 
-@pytest.mark.parametrize("kind", ["plain", "microbatches", "optimizers", "clipping"])
+@pytest.mark.parametrize("kind", ["plain", "parts", "microbatches", "optimizers", "clipping"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_training_comes_to_the_same_as_on_one_rank(
     agreed: list[dict[str, Any]], alone: dict[str, Any], kind: str, rank: int
@@ -85,6 +85,7 @@ def test_a_training_comes_to_the_same_as_on_one_rank(
     assert expected["counts"] == [3, 15, 81, 0]
     assert len(expected["losses"]) == len(expected["train_metrics"]) == 15
     assert set(expected["eval_metrics"]["eval_a"]) == {"MulticlassAccuracy", "CrossEntropy"}
+    assert set(expected["parts"][-1]) == ({"classes", "outputs"} if kind == "parts" else set())
     assert found == close_to(expected)
 
 

@@ -1,12 +1,11 @@
-"""What the model is, what its loss is made of, and what it takes of the GPU."""
+"""What the model is, and what it takes of the GPU."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from bus.errors import ConfigurationError
-from trainer.field import BATCH_RESULTS, Field, NeverThereError
+from trainer.field import Field, NeverThereError
 from trainer.state import State
 
 __all__ = ["MAX_MODULES", "MODEL_FIELDS"]
@@ -15,21 +14,6 @@ MAX_MODULES = 1000
 """How many modules a summary lists."""
 
 _COLUMNS = ["name", "class", "parameters", "trainable"]
-
-
-def losses(state: State) -> dict[str, Any]:
-    """What the loss is made of, on this rank, in the last microbatch: by name where the model's loss is a map, by
-    number for a list. A single tensor is called ``total``, and is that of the whole batch.
-
-    Raises :class:`bus.errors.ConfigurationError` before the first batch."""
-    loss = state.loss
-    if loss is None:
-        raise ConfigurationError("no loss has been computed yet")
-    if isinstance(loss, Mapping):
-        return dict(loss)
-    if isinstance(loss, list | tuple):
-        return {str(index): part for index, part in enumerate(loss)}
-    return {"total": loss if state.batch_loss is None else state.batch_loss}
 
 
 def model_summary(state: State) -> dict[str, Any]:
@@ -76,13 +60,6 @@ def _require_gpu(state: State, what: str) -> None:
 
 
 MODEL_FIELDS: dict[str, Field] = {
-    "losses": Field(
-        losses,
-        BATCH_RESULTS,
-        shape="map of name to number",
-        on_device=True,
-        description="each part of a loss that has several, of the last microbatch",
-    ),
     "model_summary": Field(
         model_summary,
         unit="parameters",

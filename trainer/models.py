@@ -30,7 +30,8 @@ class Model(Protocol):
         """The model's outputs for a batch."""
 
     def loss(self, outputs: Any, batch: Any) -> Any:
-        """What to minimise."""
+        """What to minimise: a tensor with one element, or a dict or list of such, whose sum it then is, or whose
+        ``total`` where a dict has that. The parts are published as ``losses`` and logged as ``loss/train/NAME``."""
 
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
         """Outputs to measure by the metrics; ``outputs``, when given, are those of :meth:`forward` for this batch."""

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns, thread_time_ns, time_ns
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from bus.demand import BASE_EVENTS, Demand, batch_number
 from bus.event import Event
 from bus.intervals import MICROBATCH_EVENTS, Moment
@@ -132,6 +134,7 @@ class StatePublisher:
         self._named_optimizers: list[tuple[str, Any]] = []
         self._loss: Any = None
         self._loss_value: Any = None
+        self._losses: Any = None
         self._context = b""
         self._with_more = _WITH_FACTS | _WITH_EVAL_METRICS | (_WITH_TRAIN_METRICS if state.train_metrics else set())
         if hasattr(state.model, "flops_per_batch"):
@@ -157,6 +160,7 @@ class StatePublisher:
         if loss is not self._loss:
             self._loss = loss
             self._loss_value = self._read_later(loss)
+            self._losses = self._read_losses() if state.batch_losses else None
         fields = {
             "loss": self._loss_value,
             "lr": {
@@ -168,6 +172,8 @@ class StatePublisher:
             },
             "batch_size": state.batch_size,
         }
+        if self._losses is not None and event in _WITH_TRAIN_METRICS:
+            fields["losses"] = self._losses
         if event in self._with_more or (self._logged and event in BASE_EVENTS):
             fields.update(self._more(event))
         if more is not _NOTHING_MORE:
@@ -353,6 +359,13 @@ class StatePublisher:
         if self._logged and event in BASE_EVENTS:
             more["logged"] = self._logger.take()
         return more
+
+    def _read_losses(self) -> Any:
+        losses = {
+            name: self._read_later(part) if isinstance(part, torch.Tensor) else part
+            for name, part in self._state.batch_losses.items()
+        }
+        return DeferredMap(losses) if self._defers else losses
 
     def _read_train_metrics(self) -> Any:
         metrics = self._state.train_metrics

@@ -31,6 +31,8 @@ class State:
         batch_size: samples in it.
         outputs, loss: of the last microbatch, on the device.
         batch_loss: of the last batch, on the device: the sum over microbatches of loss x (rows / batch rows).
+        batch_losses: what that loss is made of, where the model's loss is a map or a list: name to a number on the
+            device, summed up in the same way; empty otherwise. The total is ``batch_loss`` alone.
         train_metrics: metric objects of the training by name.
         train_metric_values: with several ranks, what they say of the last batch over all ranks; ``None`` otherwise.
         eval_metrics: metric objects by evaluator label and name.
@@ -99,6 +101,7 @@ class State:
         self.outputs: Any = None
         self.loss: Any = None
         self.batch_loss: torch.Tensor | None = None
+        self.batch_losses: dict[str, Any] = {}
         self.train_metrics: dict[str, Any] = {}
         self.train_metric_values: dict[str, Any] | None = None
         self.eval_metrics: dict[str, dict[str, Any]] = {}

@@ -49,6 +49,7 @@ class TrainStep:
         self._ranks = ranks
         self._accumulating = contextlib.nullcontext if parallel is None else parallel.accumulating
         self._rows = 0
+        self._losses: dict[str, Any] = {}
         self._fire = engine.run_event
         self._autocast = autocast_of(state.precision, state.device)
         optimized = {id(one) for optimizer in state.optimizers for one in _parameters_of(optimizer)}
@@ -61,7 +62,9 @@ class TrainStep:
         state = self._state
         self._fire(BEFORE_TRAIN_BATCH)
         self._rows = state.batch_size or 0
+        self._losses = {}
         state.batch_loss = self._compute_gradients()
+        state.batch_losses = self._losses
         if self._ranks is not None:
             self._join_results(self._ranks)
         if state.scaler is None:
@@ -97,6 +100,10 @@ class TrainStep:
         state = self._state
         assert state.batch_loss is not None  # just computed
         state.batch_loss = ranks.add(state.batch_loss.detach() / ranks.world_size)
+        if state.batch_losses:
+            parts = [torch.as_tensor(part, device=state.batch_loss.device) for part in state.batch_losses.values()]
+            sums = ranks.add(torch.stack(parts) / ranks.world_size)
+            state.batch_losses = dict(zip(state.batch_losses, sums, strict=True))
         if state.train_metrics:
             state.train_metric_values = read_metrics(state.train_metrics)
 
@@ -153,6 +160,8 @@ class TrainStep:
             share *= self._rows * self._ranks.world_size / self._ranks.end_count()[0]
         if share != 1.0:
             loss = loss * share
+        if state.loss is not loss and not isinstance(state.loss, torch.Tensor):
+            self._add_parts(state.loss, share)
         try:
             if state.scaler is None:
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -208,6 +217,14 @@ class TrainStep:
             raise self._refused(loss)
         return total
 
+    def _add_parts(self, loss: Any, share: float) -> None:
+        """Adds what the loss of a microbatch is made of to what that of the batch is."""
+        if self._fire != self._engine.run_event:
+            return
+        for name, part in _parts_of(loss):
+            value = part.detach().reshape(()) if isinstance(part, torch.Tensor) else part
+            self._losses[name] = self._losses.get(name, 0.0) + value * share
+
     def _refused(self, loss: Any) -> ConfigurationError:
         what = described(loss)
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
@@ -216,6 +233,14 @@ class TrainStep:
             f"the loss of model {type(self._state.model).__name__} is {what}: return a tensor with one element from "
             "loss(outputs, batch), computed from the outputs without detach(), or a list or dict of such tensors"
         )
+
+
+def _parts_of(loss: Any) -> Iterator[tuple[str, Any]]:
+    """The numbers that a loss is made of beside its total: by name for a map, ``loss0``, ``loss1`` for a list."""
+    named = loss.items() if isinstance(loss, Mapping) else ((f"loss{index}", part) for index, part in enumerate(loss))
+    for name, part in named:
+        if name != "total" and (part.numel() == 1 if isinstance(part, torch.Tensor) else isinstance(part, float | int)):
+            yield str(name), part
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

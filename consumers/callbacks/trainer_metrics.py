@@ -20,7 +20,8 @@ class TrainerMetrics(Callback):
 
     - ``time/epoch`` at ``EPOCH_START``;
     - ``time/batch``, ``time/sample``, ``time/batch_in_epoch``, ``time/sample_in_epoch`` (and ``time/token``,
-      ``time/token_in_epoch`` where tokens are counted), ``loss/train/total`` and ``metrics/train/NAME`` of each batch,
+      ``time/token_in_epoch`` where tokens are counted), ``loss/train/total``, ``loss/train/PART`` for each part of a
+      loss that is a map or a list, and ``metrics/train/NAME`` of each batch,
       for the step at which it began: the first batch is step 0;
     - ``metrics/train/NAME`` once more at ``EPOCH_END``, for the number of batches trained;
     - ``metrics/LABEL/NAME`` at ``EVAL_END``;
@@ -54,7 +55,8 @@ class TrainerMetrics(Callback):
         step = began.values[2]
         logger.log_metrics(_times(began, counts_tokens=state.timestamp.token > 0), step)
         if state.loss is not None:
-            logger.log_metrics({"loss/train/total": state.loss}, step)
+            losses = {"total": state.loss, **state.losses}
+            logger.log_metrics({f"loss/train/{name}": value for name, value in losses.items()}, step)
         _log_metrics_of("train", state.train_metrics, step, logger)
 
     def epoch_end(self, state: Snapshot, logger: Logger) -> None:

@@ -79,6 +79,8 @@ class Metrics:
                     series.append_step(batch)
             except (KeyError, TypeError, ValueError):
                 self._take_rates(optimizer, rates, batch)
+        if "losses" in fields:
+            self._take("loss/train/", fields["losses"], step)
         if "train_metrics" in fields:
             self._take("metrics/train/", fields["train_metrics"], step)
         self._last = body
