@@ -125,12 +125,12 @@ class Door:
             "path": str(run.directory.path),
             "recording": run.journal.path.name,
             "demand": run.demand.to_wire(),
+            "consumers": run.standings.told(rank.rank),
             "acknowledged": rank.acknowledged,
         }
         self._reply(request, "welcome", welcome)
         if run.trouble is not None:
             self._answer(identity, "trouble", {"reason": run.trouble})
-        self._answer(identity, "consumers", {"consumers": run.standings.told(rank.rank), "all": True})
 
     def turn_away(self, identity: bytes) -> None:
         """Tells a publisher that we do not know, at most once a second: it may have known a broker that listened here
@@ -174,36 +174,35 @@ class Door:
         is_news = run.standings.renew(identity, want, time.monotonic())
         self._reply(request, "leased", {"seconds": LEASE_SECONDS})
         if is_news:
-            # Whoever waits for this consumer goes on as soon as it is known, and is to know then what it asks for.
+            # Someone may wait for this consumer.
             self.push_demand(run)
-            self._push_standings(run, [identity])
+            self._push_standing(run, identity)
 
     def _note_handled(self, request: _Request, content: dict[str, Any]) -> None:
         run = self._runs.find(text(content, "run"))
         run.standings.note_handled(request.identity, content.get("handled"))
-        self._push_standings(run, [request.identity])
+        self._push_standing(run, request.identity)
 
-    def _push_standings(self, run: LiveRun, only: list[bytes] | None = None) -> None:
-        """Tells a run's publishers how far some of its consumers are, or all of them."""
-        for rank in run.ranks.values():
-            if rank.identity is not None and not rank.ended:
-                told = run.standings.told(rank.rank, only)
-                if told or only is None:
-                    self._answer(rank.identity, "consumers", {"consumers": told, "all": only is None})
+    def _push_standing(self, run: LiveRun, consumer: bytes) -> None:
+        """Reports to a run's publishers how far a consumer is."""
+        for rank in run.publishers():
+            told = run.standings.told(rank.rank, [consumer])
+            if told and rank.identity is not None:
+                self._answer(rank.identity, "consumers", {"consumers": told})
 
     def push_demand(self, run: LiveRun) -> None:
-        """Tells a run's publishers what its consumers want, and who they are, when that has changed."""
+        """Reports to a run's publishers what its consumers want, and who they are, when that has changed: in one
+        message, because a publisher that waits for a consumer, or lends it memory, has to know both."""
         now = time.monotonic()
         run.standings.forget_ended(now, lambda consumer: self._answer(consumer, "beat", {}))
-        if run.standings.version != run.standings_told:
-            run.standings_told = run.standings.version
-            # Before the demand: memory is lent to those who are known.
-            self._push_standings(run)
         demand = run.leases.merged(now)
-        if demand != run.demand:
-            run.demand = demand
-            for identity in run.connections():
-                self._answer(identity, "demand", {"demand": demand.to_wire()})
+        if demand == run.demand and run.standings.version == run.standings_told:
+            return
+        run.demand, run.standings_told = demand, run.standings.version
+        for rank in run.publishers():
+            if rank.identity is not None:
+                told = {"demand": demand.to_wire(), "consumers": run.standings.told(rank.rank)}
+                self._answer(rank.identity, "demand", told)
 
     def _list_runs(self, request: _Request, content: dict[str, Any]) -> None:
         live = {run.name: {"attempt": run.attempt, "stream": self._runs.stream} for run in self._runs}

@@ -117,6 +117,10 @@ class LiveRun:
         """Notes how something of the run ended: of several endings the worst is the run's."""
         self.ending = worst_of([self.ending, ending])
 
+    def publishers(self) -> list[LiveRank]:
+        """Those that have not ended and are connected."""
+        return [rank for rank in self.ranks.values() if rank.identity is not None and not rank.ended]
+
     def connections(self) -> list[bytes]:
         """Of the publishers that have one."""
         return [rank.identity for rank in self.ranks.values() if rank.identity is not None]

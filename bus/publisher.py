@@ -338,10 +338,11 @@ class Publisher:
 
     def _take_news(self) -> None:
         uplink = self._uplink
-        while uplink.demands:
-            self._take_demand(uplink.demands.pop(0))
-        while uplink.standings:
-            self._take_standings(uplink.standings.pop(0))
+        while uplink.news:
+            news = uplink.news.pop(0)
+            self._take_standings(news)
+            if "demand" in news:
+                self._take_demand(news["demand"])
         while uplink.commands:
             content = uplink.commands.pop(0)
             try:
@@ -373,14 +374,13 @@ class Publisher:
     def _take_standings(self, told: dict[str, Any]) -> None:
         rank = self._topic.rank
         try:
-            standings = {key: Standing.from_wire(one, rank) for key, one in told["consumers"].items()}
-        except (ProtocolError, KeyError, AttributeError) as error:
+            standings = {key: Standing.from_wire(one, rank) for key, one in told.get("consumers", {}).items()}
+        except (ProtocolError, AttributeError) as error:
             _log.warning("run %s: what the broker says of consumers makes no sense: %s", self.run_name, error)
             return
-        if told.get("all"):
-            self._standings = standings
-        else:
-            self._standings.update(standings)
+        if "demand" in told:
+            self._standings = {}
+        self._standings.update(standings)
 
     def is_handled(self, seq: int, field: str) -> bool:
         """Whether every consumer that asks for a field is through with an event, by its number; for whoever lends them

@@ -82,6 +82,7 @@ class Subscriber:
         RunNotFoundError: there is no such run.
         RecordingError: its recording cannot be read.
         BrokerError: no broker answers at that address.
+        ConfigurationError: ``decides`` has an event that is not among ``events``.
     """
 
     def __init__(
@@ -97,6 +98,14 @@ class Subscriber:
         broker: str | None = None,
         security: ClientSecurity | None = None,
     ) -> None:
+        self._decides = frozenset(Event(event) for event in decides)
+        if events is not None:
+            events = frozenset(events)
+            if unhandled := sorted(event.value for event in self._decides - events):
+                raise ConfigurationError(
+                    f"decides has {', '.join(unhandled)}, which is not among the events that are asked for: a training "
+                    "that waits there would wait in vain"
+                )
         self._source: RunSource
         if security is None and broker is not None:
             security = client_security_for(broker)
@@ -116,7 +125,6 @@ class Subscriber:
         """How the run ended; ``None`` until then."""
         self._demand = Demand.of(events or ()) if demand is None else demand
         self._order = StreamOrder(self.run_name, self.attempt, events, after, self._demand)
-        self._decides = frozenset(Event(event) for event in decides)
         self._wanted = {
             "name": name,
             "demand": self._demand.to_wire(),

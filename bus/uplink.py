@@ -41,13 +41,11 @@ class Uplink:
         self.restarts = 0
         """How often the broker was lost and a new one had to be found or started."""
         self.lost = False
-        self.demands: list[Any] = [link.welcome.get("demand")]
-        """What the broker has said consumers want, in the form of the wire; whoever reads it empties it."""
+        self.news: list[dict[str, Any]] = [link.welcome]
+        """What the broker has reported of consumers, in order, in the form of the wire: ``demand`` and all
+        ``consumers``, or only those of them that have come further. The reader empties it."""
         self.commands: list[Any] = []
         """Commands that have come, in the form of the wire; whoever reads them empties it."""
-        self.standings: list[dict[str, Any]] = []
-        """What the broker has said of consumers that decide something or are lent memory, in the form of the wire;
-        whoever reads it empties it."""
         self._link = link
         self._heard = time.monotonic()
         self._probed = self._asked = 0.0
@@ -68,12 +66,10 @@ class Uplink:
         # Kinds that are not known come from a newer broker: they are skipped.
         if kind == "ack":
             self._note_acknowledged(content.get("seq"))
-        elif kind == "demand":
-            self.demands.append(content.get("demand"))
+        elif kind in ("demand", "consumers"):
+            self.news.append(content)
         elif kind == "command":
             self.commands.append(content)
-        elif kind == "consumers":
-            self.standings.append(content)
         elif kind == "resend":
             self._send_again(content.get("after"))
         elif kind == "ended":
@@ -85,7 +81,7 @@ class Uplink:
                 self._give_up("took this trainer for lost while it could not be reached, and ended the record")
                 return
             self._note_acknowledged(content.get("acknowledged"))
-            self.demands.append(content.get("demand"))
+            self.news.append(content)
             self._send_again(self.acknowledged)
             self.outbox.paused = False
         elif kind == "refused":

@@ -30,8 +30,21 @@ def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
 
 
 def decides_of(callbacks: Iterable[Callback]) -> set[Event]:
-    """The events at which one of the callbacks may decide to stop the training."""
-    return {Event(event) for callback in callbacks for event in callback.decides}
+    """The events at which one of the callbacks may decide to stop the training.
+
+    Raises:
+        ConfigurationError: one of them does not handle an event at which it decides.
+    """
+    events: set[Event] = set()
+    for callback in callbacks:
+        decides = {Event(event) for event in callback.decides}
+        if unhandled := sorted(event.value for event in decides - callback.wanted_events()):
+            raise ConfigurationError(
+                f"callback {type(callback).__name__} decides at {', '.join(unhandled)}, which it does not handle: add "
+                "the method, or correct 'decides'"
+            )
+        events |= decides
+    return events
 
 
 def divided(callbacks: Sequence[Callback]) -> tuple[list[tuple[str, Callback]], list[tuple[str, Callback]]]:

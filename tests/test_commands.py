@@ -18,8 +18,11 @@ from training import Act, gold_evaluators, gold_trainer
 
 from bus import Event, Publisher, Recording, Subscriber, find_run
 from bus.commands import COMMANDS, Command, Outcome, check_command
+from bus.demand import Demand, Want
 from bus.errors import BrokerError, ConfigurationError, ProtocolError
 from bus.sender import send_command
+from consumers import Callback, NaNMonitor
+from consumers.members import decides_of
 from trainer import Evaluator
 
 EVALUATORS = {"eval_a": {"n": 12, "batch_size": 5}}
@@ -367,6 +370,107 @@ def test_a_trainer_waits_for_nobody_longer_than_it_was_told(runs_dir, consumer, 
         trainer.fit()
     assert trainer.state.timestamp.values[2] == 8
     assert caplog.text.count("has not decided at batch_end within 2 s") == 1
+
+
+def one_message_at_a_time(publisher):
+    """Has a publisher read one message of its broker each time that it looks."""
+    link, has_read = publisher._uplink._link, [False]
+    receive = link.receive
+
+    def read_one():
+        message = None if has_read[0] else receive()
+        has_read[0] = message is not None
+        return message
+
+    link.receive = read_one
+
+
+def test_a_publisher_learns_at_once_who_is_there_and_what_is_asked_for(runs_dir):
+    demand = Demand({Event.BATCH_END: Want(1, {"gradient_norm": 1}), Event.AFTER_LOSS: Want()})
+    with Publisher("r", max_delay=0) as publisher:
+        one_message_at_a_time(publisher)
+        seen = set()
+
+        def is_consistent():
+            publisher.poll()
+            seen.add((len(publisher.consumers), len(publisher.demand.fields), Event.AFTER_LOSS in publisher.wanted))
+            return publisher.consumers
+
+        with Subscriber("r", demand=demand, events=demand.events, name="judge", decides=[Event.BATCH_END]) as stream:
+            watching = threading.Thread(target=lambda: list(stream))
+            watching.start()
+            wait_for(is_consistent, "the consumer")
+            publisher.close()
+            watching.join()
+    assert seen == {(0, 0, False), (1, 1, True)}
+
+
+FIELDS = """
+import sys
+from bus import Event, Subscriber
+from bus.demand import Demand, Want
+demand = Demand({Event.BATCH_END: Want(1, {"gradient_norm": 1})})
+with Subscriber("r", events=[Event.BATCH_END], demand=demand, name="judge", decides=[Event.BATCH_END]) as stream:
+    list(stream)
+"""
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_what_a_consumer_that_is_waited_for_asks_for_comes_from_the_first_batch_on(runs_dir, tmp_path, resumed):
+    options = {}
+    if resumed:
+        with gold_trainer(24, 6, max_duration="2ba") as first:
+            first.fit()
+            options["load_path"] = first.save_checkpoint(tmp_path / "first.safetensors")
+    process = []
+
+    def begin(_event, state, logger):
+        process.append(subprocess.Popen([sys.executable, "-c", FIELDS]))
+
+    with gold_trainer(
+        24, 6, publish=True, run_name="r", wait_for="judge", algorithms=[Act(begin, Event.INIT)], **options
+    ) as trainer:
+        one_message_at_a_time(trainer._publisher)
+        trainer.fit()
+    process[0].wait(60)
+    ends = [one for one in Recording(find_run("r").recording) if one.event is Event.BATCH_END]
+    assert len(ends) == (6 if resumed else 8)
+    assert all("gradient_norm" in one.on_demand for one in ends)
+
+
+class Mute(Callback):
+    def batch_end(self, state, logger):
+        pass
+
+
+class Elsewhere(Callback):
+    decides = (Event.EVAL_END,)
+
+    def batch_end(self, state, logger):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"callbacks": Mute(), "wait_for": "callbacks"}, "none of the trainer's callbacks decides anything"),
+        ({"wait_for": "callbacks"}, "none of the trainer's callbacks decides anything"),
+        ({"callbacks": Elsewhere(), "wait_for": "all"}, "Elsewhere decides at eval_end, which it does not handle"),
+        ({"callbacks": [NaNMonitor()], "wait_for": "callbacks"}, "none of the trainer's callbacks decides anything"),
+    ],
+)
+def test_callbacks_that_cannot_be_waited_for_are_refused(runs_dir, arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        gold_trainer(24, 6, publish=True, **arguments)
+    assert not list(runs_dir.iterdir())
+
+
+def test_a_consumer_that_decides_at_what_it_is_not_sent_is_refused(runs_dir):
+    with Publisher("r"):
+        with pytest.raises(ConfigurationError, match="decides has eval_end, which is not among the events"):
+            Subscriber("r", events=[Event.BATCH_END], decides=[Event.EVAL_END])
+        with pytest.raises(ConfigurationError, match="Elsewhere decides at eval_end, which it does not handle"):
+            decides_of([Elsewhere()])
 
 
 def test_a_consumer_that_never_comes_is_named(runs_dir, caplog):

@@ -171,10 +171,11 @@ class Watched:
 
 @pytest.mark.parametrize("run", STOPPERS)
 def test_a_training_that_waits_stops_where_the_reference_does_and_its_recording_says_the_same(
-    run: str, runs_dir: Path
+    run: str, runs_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with training_of(run, callbacks=STOPPERS[run](), wait_for="callbacks") as trainer:
         trainer.fit()
+    assert "has not decided" not in caplog.text
     assert str(trainer.state.max_duration) == RUNS[run]["final_max_duration"]
     stopper = STOPPERS[run]()
     watched = Watched(Recording(runs_dir / run), stopper)

@@ -2,12 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.publisher import Publisher
+from trainer.publishing import StatePublisher
 from trainer.ranks import Ranks
 from trainer.remote_control import RemoteControl
 
@@ -33,14 +34,14 @@ class Decisions:
 
     def __init__(
         self,
-        publish: Callable[[Event], None],
+        published: StatePublisher,
         publisher: Publisher,
         control: RemoteControl,
         names: Collection[str],
         seconds: float,
         ranks: Ranks | None = None,
     ) -> None:
-        self._publish = publish
+        self._published = published
         self._publisher = publisher
         self._control = control
         self._names = None if ALL in names else frozenset(names)
@@ -54,9 +55,11 @@ class Decisions:
 
     def publish(self, event: Event) -> None:
         """Publishes an event, and waits if something may be decided at it."""
-        self._publish(event)
+        self._published.publish(event)
         if event is Event.FIT_START and self._is_first:
             self._await_presence(self._expected)
+            # What they ask for comes from the first batch on.
+            self._published.take_up_demand()
         elif event in _EVENTS:
             if self._is_first:
                 self._await_decisions(event)
@@ -83,6 +86,9 @@ class Decisions:
         known &= late
         if late - known:
             late = self._publisher.wait_until_handled(event, late - known, self._seconds, self._leave)
+            if self._leave():
+                # A stop has come, so there is no more to wait for: nobody is late.
+                return
             for name in sorted(late):
                 _log.warning(
                     "run %s: consumer %s has not decided at %s within %g s: the training goes on, and waits for it "
@@ -92,8 +98,8 @@ class Decisions:
             known |= late
 
 
-def check_wait_for(names: Any, seconds: Any, publish: bool) -> frozenset[str]:
-    """The names of the consumers to wait for; empty for none.
+def check_wait_for(names: Any, seconds: Any, publish: bool, callbacks: Iterable[Any] = ()) -> frozenset[str]:
+    """The names of the consumers to wait for; empty for none. ``callbacks`` are the trainer's own.
 
     Raises :class:`bus.errors.ConfigurationError` for anything that is not allowed."""
     given = [names] if isinstance(names, str) else [] if names is None else names
@@ -105,4 +111,23 @@ def check_wait_for(names: Any, seconds: Any, publish: bool) -> frozenset[str]:
         raise ConfigurationError("wait_for waits for consumers of the stream: leave out publish=False, or wait_for")
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
         raise ConfigurationError(f"wait_seconds is {seconds!r}: use a number of seconds above 0")
+    decided = {event for callback in callbacks for event in _decided(callback)}
+    if OWN_CALLBACKS in given and not decided & _EVENTS:
+        raise ConfigurationError(
+            f"wait_for names {OWN_CALLBACKS!r}, and none of the trainer's callbacks decides anything: give one whose "
+            f"'decides' has {', '.join(sorted(event.value for event in _EVENTS))}, or leave {OWN_CALLBACKS!r} out"
+        )
     return frozenset(given)
+
+
+def _decided(callback: Any) -> set[Event]:
+    """The events at which a callback may decide to stop.
+
+    Raises :class:`bus.errors.ConfigurationError` for one that it does not handle."""
+    decides = {Event(event) for event in getattr(callback, "decides", ())}
+    if unhandled := sorted(event.value for event in decides - {Event(event) for event in callback.wanted_events()}):
+        raise ConfigurationError(
+            f"callback {type(callback).__name__} decides at {', '.join(unhandled)}, which it does not handle: add the "
+            "method, or correct 'decides'"
+        )
+    return decides

@@ -196,6 +196,12 @@ class StatePublisher:
             self._fields.use(Demand.merge([self._demand, self._stream.demand]))
             self._watch_phases()
 
+    def take_up_demand(self) -> None:
+        """Meets what consumers want by now from the next event on: between two batches, when they were waited for."""
+        if self._stream.demand_version != self._version:
+            self._use_demand()
+            self._stream.demand_in_effect(self._state.timestamp.values)
+
     def _publish_in_phases(self, event: Event, phases: PhaseWatch) -> None:
         """Publishes an event while somebody wants to know how long what lies between the events takes."""
         if self._stream.demand_version != self._heard_version:

@@ -63,12 +63,11 @@ class RunStream:
         if publisher is None:
             return Engine(state, logger)
         self.sharing = share_tensors(state, publisher)
-        publish = StatePublisher(
-            state, logger, publisher, options.always, options.fields, self.sharing, self._clock
-        ).publish
+        published = StatePublisher(state, logger, publisher, options.always, options.fields, self.sharing, self._clock)
+        publish = published.publish
         if options.waits_for:
             publish = Decisions(
-                publish, publisher, control, options.waits_for, options.wait_seconds, self._ranks
+                published, publisher, control, options.waits_for, options.wait_seconds, self._ranks
             ).publish
         return Engine(state, logger, publisher.wanted, publish)
 

@@ -78,7 +78,7 @@ def check_stream_options(
         check_fields(fields),
         callbacks,
         loggers,
-        check_wait_for(wait_for, wait_seconds, publish),
+        check_wait_for(wait_for, wait_seconds, publish, callbacks),
         wait_seconds,
     )
 

@@ -59,6 +59,8 @@ class NaNMonitor(Callback):
         if keep_inputs and save_folder is None:
             raise ConfigurationError("keep_inputs needs a place to keep them: give save_folder as well")
         self._action = action
+        if action != "stop":
+            self.decides = ()  # type: ignore[assignment, misc]  # nothing to wait for
         self._folder = None if save_folder is None else Path(save_folder)
         self._keeps_inputs = keep_inputs
         gradients = _GRADIENTS[1 if per_parameter else 0]

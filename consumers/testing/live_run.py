@@ -175,7 +175,9 @@ class LiveRun:
         demand, events = demand_of(made), wanted_events(made)
         # A training that was told to wait for somebody waits for those who may decide something.
         decides = {Event.BATCH_END, *decides_of(made)}
-        with Subscriber(self.path, events=events, demand=demand, name=name, decides=decides) as stream:
+        with Subscriber(
+            self.path, events=events | {Event.BATCH_END}, demand=demand, name=name, decides=decides
+        ) as stream:
             harness = Harness(stream, made, loggers, on_error)
             too_late = threading.Timer(max(0.0, deadline - time.monotonic()), harness.runner.leave)
             too_late.start()
