@@ -19,6 +19,7 @@ from bus.commands import COMMANDS, Outcome
 from bus.describe import describe_recording, describe_remote_run, describe_run, lasted, lines, when
 from bus.errors import ConfigurationError
 from bus.keys import PUBLIC_SUFFIX, load_public_key, make_keys
+from bus.printing import say
 from bus.recovery import recover, recovered_path
 from bus.registry import installed
 from bus.run_source import list_remote_runs
@@ -57,7 +58,7 @@ class _Commands(click.Group):
         """The names of all of them; says on standard error which packages' could not be read."""
         points, problems = installed(COMMANDS_GROUP)
         for problem in problems:
-            click.echo(f"left out: {problem}; install it again, or remove it", err=True)
+            say(f"left out: {problem}; install it again, or remove it", err=True)
         return sorted({*super().list_commands(ctx), *(point.name for point in points)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -124,7 +125,7 @@ def runs(
         return
     if not listed:
         where = f"at {broker}" if broker else f"in {_where(runs_dir)}; 'trainer digits' makes one"
-        click.echo(f"no {'live ' if live else ''}runs {where}")
+        say(f"no {'live ' if live else ''}runs {where}")
         return
     rows = [("RUN", "STATUS", "STARTED", "LASTED", "" if broker else "RECORDING")]
     for run in listed:
@@ -133,7 +134,7 @@ def runs(
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
         cells = [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]
-        click.echo("  ".join(cells).rstrip())
+        say("  ".join(cells).rstrip())
 
 
 @bus.command(short_help="Describe one run, or a recording.")
@@ -161,7 +162,7 @@ def info(
     told = list(lines(described))
     width = max(len(label) for label, _ in told)
     for label, text in told:
-        click.echo(f"{label:<{width}}  {text}")
+        say(f"{label:<{width}}  {text}")
 
 
 @bus.command(name="recover", short_help="Write a clean recording from a damaged one.")
@@ -180,17 +181,17 @@ def recover_recording(context: click.Context, run: str, output: str | None, runs
     """
     path = Path(run) if Path(run).is_file() else find_run(run, runs_dir).recording
     recovery = recover(path, Path(output) if output else recovered_path(path))
-    click.echo(f"kept {recovery.records} records of {path} in {recovery.path}")
+    say(f"kept {recovery.records} records of {path} in {recovery.path}")
     for line in recovery.damage:
-        click.echo(line)
+        say(line)
     for rank, first, last in recovery.gaps:
-        click.echo(f"missing: events {first} to {last} of rank {rank}, which nobody has")
+        say(f"missing: events {first} to {last} of rank {rank}, which nobody has")
     if not recovery.ended:
-        click.echo("it does not tell how the run ended: what may have come after it was never recorded")
+        say("it does not tell how the run ended: what may have come after it was never recorded")
     if recovery.lost:
-        click.echo("something of the recording was lost")
+        say("something of the recording was lost")
         context.exit(3)
-    click.echo("nothing of the recording was lost")
+    say("nothing of the recording was lost")
 
 
 _reason_option = click.option(
@@ -241,7 +242,7 @@ def send(
     name, *value = arguments or ("",)
     told = (name, *map(_plain_value, value)) if arguments else ()
     outcome = _send(run, command, told, sent_by("bus send", reason), wait, runs_dir, broker, key, broker_key)
-    click.echo(f"run {run}: {outcome}", err=outcome.error is not None)
+    say(f"run {run}: {outcome}", err=outcome.error is not None)
     return EXIT_TROUBLE if outcome.error else 0 if outcome.event else EXIT_PENDING
 
 
@@ -262,7 +263,7 @@ def stop(
 ) -> int:
     """Ask a live RUN to end after the batch at hand: the same as 'bus send RUN stop'."""
     outcome = _send(run, "stop", (), sent_by("bus stop", reason), wait, runs_dir, broker, key, broker_key)
-    click.echo(f"run {run}: {outcome}", err=outcome.error is not None)
+    say(f"run {run}: {outcome}", err=outcome.error is not None)
     return EXIT_TROUBLE if outcome.error else 0 if outcome.event else EXIT_PENDING
 
 
@@ -310,9 +311,9 @@ def broker(listen: str, key: str | None, allow_list: str | None, runs_dir: str |
     serving = Broker(listen, stream, _where(runs_dir), security=security)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: serving.stop())
-    click.echo(f"serving at {serving.door}, runs in {_where(runs_dir)}; start trainers with --broker {serving.door}")
+    say(f"serving at {serving.door}, runs in {_where(runs_dir)}; start trainers with --broker {serving.door}")
     serving.serve()
-    click.echo(f"stopped after {serving.statistics().collected} events")
+    say(f"stopped after {serving.statistics().collected} events")
 
 
 @bus.command(short_help="Make a key pair.")
@@ -321,10 +322,10 @@ def broker(listen: str, key: str | None, allow_list: str | None, runs_dir: str |
 def keygen(name: str, where: str | None) -> None:
     """Make a key pair: NAME.key to give away, NAME.key_secret to keep."""
     public, secret = make_keys(name, where)
-    click.echo(f"secret key: {secret}; give it to nobody, and to programs with '--key' or OFFLOOP_KEY")
-    click.echo(f"public key: {public}; give it to whom this key is to meet:")
-    click.echo(f"  a trainer's or consumer's to the broker's machine: bus allow {public.name} --role {'|'.join(ROLES)}")
-    click.echo("  a broker's to trainers and consumers, as '--broker-key' or OFFLOOP_BROKER_KEY")
+    say(f"secret key: {secret}; give it to nobody, and to programs with '--key' or OFFLOOP_KEY")
+    say(f"public key: {public}; give it to whom this key is to meet:")
+    say(f"  a trainer's or consumer's to the broker's machine: bus allow {public.name} --role {'|'.join(ROLES)}")
+    say("  a broker's to trainers and consumers, as '--broker-key' or OFFLOOP_BROKER_KEY")
 
 
 @bus.command(name="allow", short_help="Admit a key to publish, view or command.")
@@ -340,10 +341,10 @@ def allow_key(keyfile: str | None, roles: tuple[str, ...], allow_list: str | Non
     if keyfile:
         name = Path(keyfile).name.removesuffix(PUBLIC_SUFFIX)
         new = allow(path, load_public_key(keyfile), name, roles)
-        click.echo(f"{path}: {name} may {', '.join(new)}" if new else f"{path}: {name} was allowed that already")
+        say(f"{path}: {name} may {', '.join(new)}" if new else f"{path}: {name} was allowed that already")
     if show:
         for grant in AllowList.read(path).grants:
-            click.echo(f"{grant.role:<8} {grant.key} {grant.name}")
+            say(f"{grant.role:<8} {grant.key} {grant.name}")
 
 
 for _command in (cut_recording, diff_recordings, export_recording, merge_recordings, replay):

@@ -15,6 +15,7 @@ from bus.event import Event
 from bus.export import FORMATS, export, exported_path
 from bus.export_rows import plain
 from bus.merge import merge, merged_path
+from bus.printing import say
 from bus.replay_moments import Moment
 from bus.replay_options import moment_given
 from bus.runs import find_run
@@ -89,7 +90,7 @@ def export_recording(
     path = _recording(file, runs_dir)
     target = Path(output) if output else exported_path(path, to)
     done = export(path, target, to, events=_events(events), ranks=ranks or None, force=force)
-    click.echo(f"exported {done.events} events of {path} to {done.path}")
+    say(f"exported {done.events} events of {path} to {done.path}")
     _tell(done.damage, done.gaps, done.ending, done.left_out)
     _finish(context, done.lost)
 
@@ -125,7 +126,7 @@ def cut_recording(
     path = _recording(file, runs_dir)
     target = Path(output) if output else cut_path(path)
     done = cut(path, target, start, until, events=_events(events), ranks=ranks or None, force=force)
-    click.echo(f"kept {done.events} events of {path} in {done.path}, left out {done.left_out}")
+    say(f"kept {done.events} events of {path} in {done.path}, left out {done.left_out}")
     _tell(done.damage, done.gaps, done.ending)
     _finish(context, done.lost)
 
@@ -148,7 +149,7 @@ def merge_recordings(
     paths = [_recording(file, runs_dir) for file in files]
     done = merge(paths, Path(output) if output else merged_path(paths[0]), force=force)
     twice = f", {done.duplicates} that came more than once are in it once" if done.duplicates else ""
-    click.echo(f"merged {len(paths)} recordings into {done.path}: {done.events} events{twice}")
+    say(f"merged {len(paths)} recordings into {done.path}: {done.events} events{twice}")
     _tell(done.damage, done.gaps, done.ending, done.left_out)
     _finish(context, done.lost)
 
@@ -185,7 +186,7 @@ def diff_recordings(a: str, b: str, tolerance: float, times: bool, as_json: bool
         click.echo(json.dumps(plain({"same": found.same, **asdict(found)}), indent=2))
     else:
         for line in _diff_lines(found):
-            click.echo(line)
+            say(line)
     if found.same and found.incomplete:
         return EXIT_TROUBLE
     return EXIT_SAME if found.same else EXIT_DIFFERENT
@@ -250,21 +251,21 @@ def _short(value: Any) -> str:
 def _tell(damage: Iterable[str], gaps: Iterable[Gap], ending: Ending | None, left_out: Iterable[Gap] = ()) -> None:
     """Says what is missing."""
     for line in damage:
-        click.echo(line)
+        say(line)
     for rank, first, last in gaps:
-        click.echo(f"missing: events {first} to {last} of rank {rank}, which nobody has")
+        say(f"missing: events {first} to {last} of rank {rank}, which nobody has")
     left_out = list(left_out)
     for rank, first, last in left_out[:_LISTED]:
-        click.echo(f"left out by a cut: events {first} to {last} of rank {rank}")
+        say(f"left out by a cut: events {first} to {last} of rank {rank}")
     if len(left_out) > _LISTED:
-        click.echo(f"left out by a cut: {len(left_out) - _LISTED} more ranges of events")
+        say(f"left out by a cut: {len(left_out) - _LISTED} more ranges of events")
     if ending is None:
-        click.echo("it does not tell how the run ended")
+        say("it does not tell how the run ended")
 
 
 def _finish(context: click.Context, lost: bool) -> None:
     if lost:
-        click.echo("something of the recording was lost")
+        say("something of the recording was lost")
         context.exit(EXIT_LOST)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from bus.errors import ConfigurationError
+from bus.printing import say
 from bus.recording import Recording
 from bus.replay_moments import Moment
 from bus.replay_options import ReplayChoice, moment_given, rate_given
@@ -92,7 +93,7 @@ def replay(
     where = f" --broker {broker}" if broker else f" --runs-dir {runs_dir}" if runs_dir else ""
 
     def say_start() -> None:
-        click.echo(
+        say(
             f"replaying {recording.path} (run {recording.run_name}, attempt {recording.attempt}) as run {served_name}; "
             f"attach with: consumer --run {served_name}{where}"
         )
@@ -100,10 +101,10 @@ def replay(
     with _stopped_by_signals(server):
         served = server.serve(say_start)
         while loop and served.events and not server.stopped:
-            served = server.serve(lambda: click.echo(f"again from the start, as the next attempt of {served_name}"))
+            served = server.serve(lambda: say(f"again from the start, as the next attempt of {served_name}"))
     if not served.events and not server.stopped:
         bounds = ReplayChoice(rate, start, until, loop, paused=False).bounds
-        click.echo(f"run {served_name} is empty: no event is {bounds}; 'bus info' tells how long a run was", err=True)
+        say(f"run {served_name} is empty: no event is {bounds}; 'bus info' tells how long a run was", err=True)
         return EXIT_TROUBLE
     return _report(served)
 
@@ -118,9 +119,9 @@ def _check_name(name: str, where: str | None) -> None:
 
 
 def _report(served: ServedReplay) -> int:
-    click.echo(f"run {served.run_name} {served.ending}: {served.events} events served")
+    say(f"run {served.run_name} {served.ending}: {served.events} events served")
     if served.damage:
-        click.echo(f"{served.damage}; all else was served", err=True)
+        say(f"{served.damage}; all else was served", err=True)
         return EXIT_TROUBLE
     return 0
 

@@ -21,6 +21,8 @@
 Messages name the value, what is allowed and what to do next, in one line: the commands print them as they are.
 """
 
+from bus.printing import one_line
+
 __all__ = [
     "BrokerError",
     "CheckpointError",
@@ -43,7 +45,11 @@ __all__ = [
 
 
 class OffloopError(Exception):
-    """Base of all errors raised by offloop."""
+    """Base of all errors raised by offloop. Its text is one line, without control characters: it may quote what came
+    from a peer or a file."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class InvalidTimeError(OffloopError, ValueError):

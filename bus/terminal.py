@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import click
 
 from bus.errors import OffloopError
+from bus.printing import one_line, say
 
 __all__ = ["HELP", "left_on_request", "run_command", "told_of_system"]
 
@@ -36,7 +37,7 @@ def run_command(command: click.Command) -> NoReturn:
     except OffloopError as error:
         _fail(str(error), 1)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
+        say("interrupted", err=True)
         sys.exit(130)
     except OSError as error:
         _fail(told_of_system(error), 1)
@@ -53,7 +54,7 @@ def left_on_request(words: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(words, err=True)
+        say(words, err=True)
         sys.exit(0)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -67,6 +68,5 @@ def told_of_system(error: OSError) -> str:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    one_line = " ".join(message.split())
-    click.echo(f"error: {one_line}", err=True)
+    say(f"error: {one_line(message)}", err=True)
     sys.exit(code)

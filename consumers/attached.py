@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from bus.errors import ConfigurationError, OffloopError
+from bus.printing import say
 from bus.security import ClientSecurity, client_security
 from bus.subscriber import Subscriber
 from consumers.callback import Callback, demand_of
@@ -63,9 +64,9 @@ def run_attached(
 
     _, statistics = run_session(open_stream, made, list(loggers) or [ConsoleLogger()])
     for line in told_outcomes(statistics):
-        print(line, file=sys.stderr)
+        say(line, err=True)
     for problem in statistics.problems:
-        print(problem, file=sys.stderr)
+        say(problem, err=True)
     return 1 if statistics.problems else 0
 
 
@@ -103,7 +104,7 @@ def main() -> None:
         security = None if broker is None else client_security(order.get("key"), order.get("broker_key"))
         code = run_attached(order["run"], order["callbacks"], order["loggers"], broker, security)
     except OffloopError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", err=True)
         code = 1
     except BrokenPipeError:
         # Whoever read our output is gone; nothing may be flushed to it at exit either.

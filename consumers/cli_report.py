@@ -2,8 +2,7 @@
 
 from collections.abc import Collection
 
-import click
-
+from bus import printing
 from bus.recording import Recording
 from bus.replay import Replay
 from bus.runs import RUN_FILE, read_run
@@ -21,7 +20,7 @@ EXIT_LOST = 4
 
 def say(message: str) -> None:
     """Says a line that is no output of callbacks or loggers."""
-    click.echo(message, err=True)
+    printing.say(message, err=True)
 
 
 def say_start(stream: Stream, committed: Committed | None, name: str | None) -> None:

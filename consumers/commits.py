@@ -1,11 +1,11 @@
 """Commits how far a runner is, and takes up what one before it committed."""
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bus.errors import ConfigurationError, RunDirectoryError
+from bus.printing import say
 from bus.stream import Ending
 from consumers.callback import Callback
 from consumers.delivery import Delivery
@@ -105,7 +105,7 @@ class Commits:
             self.problem = None
         except RunDirectoryError as error:
             if self.problem is None:
-                print(f"{error}; it goes on, and tries again to keep it", file=sys.stderr, flush=True)
+                say(f"{error}; it goes on, and tries again to keep it", err=True)
             self.problem = str(error)
 
     def store(self, ending: Ending | None = None) -> None:

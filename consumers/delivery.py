@@ -1,6 +1,5 @@
 """Hands what was logged to every destination that still works."""
 
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from typing import Any
 import bus
 import consumers
 from bus.errors import OffloopError
+from bus.printing import say
 from bus.snapshot import Snapshot
 from consumers.logger import Logger, LoggerDestination, RunPlace
 
@@ -138,11 +138,13 @@ def show_failure(headline: str, error: BaseException) -> None:
     if isinstance(error, OffloopError):
         frames = [one for one in traceback.extract_tb(error.__traceback__) if not _is_ours(one.filename)]
         where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-        print(f"{headline}: {error}{where}", file=sys.stderr, flush=True)
+        say(f"{headline}: {error}{where}", err=True)
         return
     own = error.__traceback__
     lines = traceback.format_exception(type(error), error, own and own.tb_next)
-    print(f"{headline}:\n{''.join(lines)}", end="", file=sys.stderr, flush=True)
+    say(f"{headline}:", err=True)
+    for line in "".join(lines).removesuffix("\n").split("\n"):
+        say(line, err=True)
 
 
 def _is_ours(filename: str) -> bool:

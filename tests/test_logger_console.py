@@ -31,7 +31,7 @@ def test_images_tables_and_texts_are_a_short_line_each(capsys: pytest.CaptureFix
         "step      7  inputs: 3 of 9x8, with truth",
         "step      7  scores: 2 rows of name, score",
     ]
-    assert lines[3].startswith("step      7  answer: first line second line [2Jxxx")
+    assert lines[3].startswith("step      7  answer: first line second line\\x1b[2Jxxx")
     assert lines[3].endswith("x...")
     assert (len(lines), len(lines[3])) == (4, 81)
 
@@ -47,7 +47,7 @@ def test_of_many_texts_the_latest_of_each_name_is_shown(capsys: pytest.CaptureFi
 
 def test_texts_of_a_run_cannot_break_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     log(ConsoleLogger(), batch_end(1, rows=[[1, {"a\nb": "c\x1b[2Jd"}]], hyperparameters={"e": "f\r\ng"}))
-    assert capsys.readouterr().out.splitlines() == ["e=f g", "step      1  epoch   0  a b c [2Jd"]
+    assert capsys.readouterr().out.splitlines() == ["e=f g", "step      1  epoch   0  a b    c\\x1b[2Jd"]
 
 
 def test_lines_stay_aligned_and_numbers_are_right(capsys: pytest.CaptureFixture[str]) -> None:

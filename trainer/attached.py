@@ -13,6 +13,7 @@ from bus.broker_start import python_path
 from bus.demand import Demand
 from bus.errors import ConfigurationError
 from bus.event import Event
+from bus.printing import say
 from bus.publisher import Publisher
 from bus.runs import RUN_FILE
 
@@ -108,4 +109,4 @@ def check_picklable(objects: Iterable[Any], argument: str) -> None:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    say(line, err=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bus import printing
 from bus.errors import CheckpointError, ConfigurationError, InvalidRunNameError, InvalidTimeError, OffloopError
 from bus.runs import new_run_name
 from bus.terminal import run_command
@@ -211,7 +212,7 @@ def run_task(task: Task, values: Mapping[str, Any]) -> None:
         arguments = _arguments(task, values, ranks)
         _check_arguments(task, arguments, inspect.signature(Trainer).parameters)
     # One rank speaks for all of them.
-    say = click.echo if ranks is None or ranks.rank == 0 else _say_nothing
+    say = printing.say if ranks is None or ranks.rank == 0 else _say_nothing
     with _terminated_like_interrupted():
         with _refusing():
             made = Trainer(**arguments)

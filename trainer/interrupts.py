@@ -3,12 +3,12 @@
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from bus.printing import say
 from trainer.state import State
 
 __all__ = ["Interruption", "finishing_the_batch"]
@@ -69,7 +69,7 @@ def finishing_the_batch(state: State, with_checkpoint: bool = True) -> Iterator[
         if state.rank > 0:
             return  # the first rank speaks for all
         stopping = f"stopping after this batch{', with a checkpoint' if with_checkpoint else ''}"
-        print(f"{name}: {stopping}; again to stop at once", file=sys.stderr, flush=True)
+        say(f"{name}: {stopping}; again to stop at once", err=True)
 
     try:
         for number in before:

@@ -1,12 +1,12 @@
 """How large the parts are that a batch is computed in."""
 
-import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 
 from bus.errors import ConfigurationError
+from bus.printing import say
 from trainer.data import DataSpec
 from trainer.sampling import own_sampler
 from trainer.state import State
@@ -96,9 +96,7 @@ class Microbatching:
         if state.device.name == "gpu":
             torch.cuda.empty_cache()
         batch = state.timestamp.values[2]
-        print(
-            f"out of memory in batch {batch}: microbatches of {size} samples from now on", file=sys.stderr, flush=True
-        )
+        say(f"out of memory in batch {batch}: microbatches of {size} samples from now on", err=True)
         return size
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TextIO
 
+from bus.printing import escape
 from bus.time import TimeUnit
 from trainer.device import DeferredScalar
 from trainer.state import State
@@ -106,7 +107,7 @@ class ProgressLines(Progress):
         self._write_line(_joined(parts))
 
     def _write_line(self, line: str) -> None:
-        self._stream.write(f"{line}\n")
+        self._stream.write(f"{escape(line)}\n")
         self._stream.flush()
 
     def _position(self) -> list[str]:
@@ -163,7 +164,7 @@ class ProgressBar(ProgressLines):
     def _show(self, parts: list[str]) -> None:
         filled = round(self._share() * _BAR_WIDTH)
         bar = "=" * filled + "." * (_BAR_WIDTH - filled)
-        self._stream.write(f"\r\x1b[K{_fitted([f'[{bar}]', *parts])}")
+        self._stream.write(f"\r\x1b[K{_fitted([f'[{bar}]', *map(escape, parts)])}")
         self._stream.flush()
         self._drawn = True
 

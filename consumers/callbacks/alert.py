@@ -1,6 +1,5 @@
 """Tells people when something that a run says is not as it should be."""
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -8,6 +7,7 @@ from bus.demand import BASE_EVENTS, Demand, Want
 from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.options import close_matches
+from bus.printing import say
 from bus.snapshot import Snapshot
 from consumers.callback import Callback
 from consumers.callbacks.alert_actions import Action, Command, Notice, Webhook, show
@@ -225,7 +225,7 @@ def _told_names(rule: Rule, names: Sequence[str]) -> str:
 
 
 def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    say(message, err=True)
 
 
 def _notice(status: Any, identity: str, rule: Rule, name: str, value: float, state: Snapshot) -> Notice:

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from bus.errors import ConfigurationError
+from bus.printing import say
 
 __all__ = ["Action", "Command", "Notice", "Webhook", "show"]
 
@@ -59,7 +59,7 @@ Action: TypeAlias = Callable[[Notice], None]
 
 def show(notice: Notice) -> None:
     """Writes a line on standard error."""
-    print(notice, file=sys.stderr, flush=True)
+    say(str(notice), err=True)
 
 
 class Webhook:
@@ -155,6 +155,4 @@ class Command:
 
 
 def _say_failure(name: str, notice: Notice, problem: str) -> None:
-    print(
-        f"{name} did not take the notice of {notice.rule!r} ({notice.status}): {problem}", file=sys.stderr, flush=True
-    )
+    say(f"{name} did not take the notice of {notice.rule!r} ({notice.status}): {problem}", err=True)

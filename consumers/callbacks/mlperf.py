@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO, ClassVar, Literal, get_args
 
 from bus.errors import ConfigurationError
 from bus.event import Event
+from bus.printing import say
 from bus.snapshot import Snapshot
 from consumers.callback import Callback
 from consumers.logger import Logger
@@ -396,7 +396,7 @@ def _run(command: str) -> bool:
         problem = f"exit code {code}" if code else ""
     if problem:
         said = f"cache_clear_cmd {command!r} failed: {problem}; the results do not say that caches were cleared"
-        print(said, file=sys.stderr, flush=True)
+        say(said, err=True)
     return not problem
 
 

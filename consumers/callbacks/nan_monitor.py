@@ -2,13 +2,13 @@
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from bus.errors import ConfigurationError
 from bus.event import Event
+from bus.printing import say
 from bus.snapshot import Snapshot
 from consumers.callback import Callback
 from consumers.logger import Logger
@@ -114,7 +114,7 @@ class NaNMonitor(Callback):
         rates = ", ".join(f"{name} {' '.join(f'{rate:g}' for rate in rates)}" for name, rates in state.lr.items())
         then = "; the training is asked to stop" if self._action == "stop" else ""
         where = f"run {state.run_name}, batch {state.timestamp.batch.value}"
-        print(f"{where}: {' and '.join(what)}; learning rates {rates}{then}", file=sys.stderr, flush=True)
+        say(f"{where}: {' and '.join(what)}; learning rates {rates}{then}", err=True)
 
     def _keep(self, state: Snapshot, gradients: Mapping[str, float], logger: Logger) -> None:
         rows: list[list[Any]] = [["batch", state.timestamp.batch.value], ["loss", _text(state.loss)]]

@@ -1,9 +1,9 @@
 """How long a run will still take."""
 
-import sys
 from typing import Any, Literal, TypeAlias
 
 from bus.errors import ConfigurationError
+from bus.printing import say
 from bus.snapshot import Snapshot
 from bus.time import Time, Timestamp, TimeUnit
 from consumers.callback import Callback
@@ -110,10 +110,9 @@ class RuntimeEstimator(Callback):
         part = self._elapsed_part(timestamp, state.max_duration)
         if part is None:
             self._disabled = True
-            print(
+            say(
                 "the remaining time cannot be estimated: the run does not say how long it is to go on (max_duration)",
-                file=sys.stderr,
-                flush=True,
+                err=True,
             )
             return
         self._start_ns, self._start_part = time_ns, part

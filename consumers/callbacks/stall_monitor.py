@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from bus.commands import Outcome
 from bus.demand import BASE_EVENTS
 from bus.errors import ConfigurationError, RunDirectoryError
 from bus.event import Event
+from bus.printing import say
 from bus.replay_origin import Origin
 from bus.runs import read_run
 from bus.snapshot import Snapshot
@@ -254,4 +254,4 @@ def _phase(event: Event, state: Snapshot) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    say(text, err=True)

@@ -3,11 +3,11 @@
 import contextlib
 import importlib
 import socket
-import sys
 import time
 from typing import Any
 
 from bus.errors import ConfigurationError
+from bus.printing import say
 from bus.snapshot import Snapshot
 from consumers.callback import Callback
 from consumers.logger import Logger
@@ -234,4 +234,4 @@ def _import(module: str, package: str | None = None) -> Any:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    say(text, err=True)

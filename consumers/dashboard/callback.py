@@ -1,10 +1,10 @@
 """The callback ``dashboard``: a page in the browser that shows the run as it goes on."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bus.printing import say
 from bus.stream import Ending
 from consumers.dashboard.access import Listening
 from consumers.dashboard.run_view import RunView
@@ -81,7 +81,7 @@ class Dashboard(RunFeed):
         """Keeps the page until Ctrl-C."""
         if self._server is None:
             return
-        print(f"the dashboard stays at {self.url} until Ctrl-C", file=sys.stderr, flush=True)
+        say(f"the dashboard stays at {self.url} until Ctrl-C", err=True)
         try:
             while self._server.wait(0.5):
                 pass

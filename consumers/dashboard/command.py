@@ -1,9 +1,11 @@
 """The command ``bus dashboard``."""
 
+from functools import partial
 from pathlib import Path
 
 import click
 
+from bus.printing import say
 from bus.terminal import HELP
 from consumers.dashboard.access import Listening
 from consumers.dashboard.server import serve_runs
@@ -56,4 +58,4 @@ def dashboard(
     or else the newest one. Every attempt of a run has lines of its own.
     """
     listening = Listening(host, port, tokens, certificate, certificate_key, open_browser, as_flags=True)
-    serve_runs(runs, listening, runs_dir, wait, every, lambda text: click.echo(text, err=True))
+    serve_runs(runs, listening, runs_dir, wait, every, partial(say, err=True))

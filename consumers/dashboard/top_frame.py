@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bus.printing import one_line
 from consumers.dashboard.run_view import PHASES, Axis, LogEntry, RankView, RunView
 from consumers.dashboard.top_draw import chart, duration, has_logarithm, number, sparkline, stacked_bar
 from consumers.dashboard.view_ranks import straggler
-from consumers.loggers.console import one_line
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -4,12 +4,12 @@ import contextlib
 import errno
 import importlib.util
 import socket
-import sys
 import threading
 import webbrowser
 from typing import TYPE_CHECKING
 
 from bus.errors import ConfigurationError
+from bus.printing import say
 from consumers.dashboard.access import ROLE, Gate, Listening, Role, Tokens
 from consumers.dashboard.web_runs import WatchedRuns
 
@@ -76,7 +76,7 @@ class DashboardServer:
         self.url = self._listening.url(port)
         self._thread = threading.Thread(target=self._serve, args=(listener, port), name="offloop-web", daemon=True)
         self._thread.start()
-        print(f"dashboard: {self.url}{self._note()}", file=sys.stderr, flush=True)
+        say(f"dashboard: {self.url}{self._note()}", err=True)
         if self._listening.open_browser:
             token = "" if self._tokens is None else f"?token={self._tokens.command}"
             webbrowser.open(self.url + token)
@@ -128,7 +128,7 @@ class DashboardServer:
             self._server.run(sockets=[listener])
         except Exception as error:  # noqa: BLE001  whatever it is, the waiting thread raises it
             self._failure = error
-            print(f"dashboard: it has ended, {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            say(f"dashboard: it has ended, {type(error).__name__}: {error}", err=True)
         finally:
             listener.close()
             self._running.release()

@@ -9,6 +9,7 @@ from typing import Any
 
 from bus.errors import ConfigurationError
 from bus.event import Event
+from bus.printing import one_line, say
 from bus.snapshot import Snapshot
 from consumers.logger import Images, LoggerDestination, LogValue, Row, Table, Text
 
@@ -101,7 +102,7 @@ class ConsoleLogger(LoggerDestination):
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
         """Prints them on a line of their own."""
-        print(one_line(_GAP.join(f"{name}={value}" for name, value in hyperparameters.items())), flush=True)
+        say(one_line(_GAP.join(f"{name}={value}" for name, value in hyperparameters.items())))
 
     def close(self) -> None:
         """Prints what has not been printed yet."""
@@ -162,9 +163,10 @@ class ConsoleLogger(LoggerDestination):
             cells += (one_line(f"{name} {format_value(self._metrics[name]):>{_VALUE_WIDTH}}") for name in kept)
             if left_out := len(named) - len(kept):
                 cells.append(f"... and {left_out} more")
-            print(_wrapped(cells) if sys.stdout.isatty() else _GAP.join(cells), flush=True)
+            for line in _wrapped(cells) if sys.stdout.isatty() else [_GAP.join(cells)]:
+                say(line)
         for note in self._notes.values():
-            print(note, flush=True)
+            say(note)
         self._metrics, self._notes = {}, {}
 
 
@@ -185,14 +187,7 @@ def format_value(value: LogValue) -> str:
     return f"{value:.4g}"
 
 
-def one_line(text: str) -> str:
-    """The text with a blank in the place of line breaks, and of what else a terminal would obey."""
-    if text.isprintable():
-        return text
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-
-
-def _wrapped(cells: list[str]) -> str:
+def _wrapped(cells: list[str]) -> list[str]:
     width = shutil.get_terminal_size().columns
     lines = [cells[0]]
     for cell in cells[1:]:
@@ -200,4 +195,4 @@ def _wrapped(cells: list[str]) -> str:
             lines[-1] += _GAP + cell
         else:
             lines.append(_INDENT + cell)
-    return "\n".join(lines)
+    return lines

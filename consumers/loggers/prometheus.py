@@ -1,12 +1,12 @@
 """The latest values, for Prometheus to fetch."""
 
 import re
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import ClosedError, ConfigurationError
+from bus.printing import say
 from bus.snapshot import Snapshot
 from consumers.logger import LoggerDestination, Row, RunPlace
 
@@ -88,7 +88,7 @@ class PrometheusLogger(LoggerDestination):
                 f"prometheus cannot listen on {self._address} port {self._port}: {error.strerror}; choose another with "
                 "'-o prometheus.port=PORT' (0 takes a free one) or '-o prometheus.address=ADDRESS'"
             ) from None
-        print(f"metrics for Prometheus are at {self.url}", file=sys.stderr, flush=True)
+        say(f"metrics for Prometheus are at {self.url}", err=True)
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Takes their numbers in."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import ConfigurationError
+from bus.printing import say
 from bus.snapshot import Snapshot
 from consumers.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
 from consumers.loggers.spool_file import Place, SpoolDirectory
@@ -388,7 +388,7 @@ class Spool(LoggerDestination):
     def _say(self, message: str) -> None:
         # A terminal that is gone must not end the sending.
         with contextlib.suppress(OSError, ValueError):
-            print(f"logger {self.shown_as}: {message}", file=sys.stderr, flush=True)
+            say(f"logger {self.shown_as}: {message}", err=True)
 
 
 def _with_text_keys(value: Any) -> Any:
