@@ -60,7 +60,7 @@ class Stream:
     def demand_in_effect(self, timestamp: tuple[int, ...]) -> None:
         self.in_effect.append((len(self.sent), timestamp[2]))
 
-    def close(self, status: str, error: str | None) -> None:
+    def close(self, status: str, error: str | None, reason: str | None) -> None:
         assert error is None
 
     def batches_with(self, name: str, event: Event = BATCH_END) -> list[int]:

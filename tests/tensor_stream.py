@@ -79,7 +79,7 @@ class TensorStream(Stream):
             self.on_upload(upload)
         self.after_event(snapshot)
 
-    def close(self, status: str, error: str | None) -> None:
+    def close(self, status: str, error: str | None, reason: str | None) -> None:
         for callback in self.callbacks:
             callback.close(self.snapshots[-1], self.logger)
             callback.post_close()
