@@ -9,9 +9,12 @@ import time
 from pathlib import Path
 
 from bus import errors
-from bus.errors import BrokerError, OffloopError
+from bus.errors import BrokerError, OffloopError, RunDirectoryError, RunIsLiveError
 
-__all__ = ["BrokerProcess", "named_error", "python_path"]
+__all__ = ["TEMPORARY", "BrokerProcess", "named_error", "python_path"]
+
+TEMPORARY = (RunDirectoryError, RunIsLiveError)
+"""Why a broker may not take up a run now and may later: a disk that takes nothing, a lock that somebody still holds."""
 
 START_PATIENCE = 20.0
 EXIT_PATIENCE = 3.0
@@ -88,8 +91,8 @@ class BrokerProcess:
             return None
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
-    def refusal(self) -> str | None:
-        """Why it will not serve the run again, if one that was started again has said so before it ended."""
+    def refusal(self) -> OffloopError | None:
+        """Why it does not serve the run again, if one that was started again has said so before it ended."""
         out = self._process.stdout
         if self._process.poll() is None or out is None or out.closed:
             return None
@@ -97,8 +100,7 @@ class BrokerProcess:
         line = out.readline()
         try:
             answer = json.loads(line)
-            # A disk that takes nothing may take something later.
-            return None if answer["error"] == "RunDirectoryError" else str(answer["message"])
+            return named_error(answer["error"], str(answer["message"]))
         except (ValueError, KeyError, TypeError):
             return None
 

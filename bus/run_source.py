@@ -11,7 +11,8 @@ import zmq
 
 from bus.errors import BrokerError, ProtocolError, RunDirectoryError, RunNotFoundError
 from bus.journal import JournalReader
-from bus.runs import LOCK_FILE, RunInfo, is_held, read_run
+from bus.run_lock import is_held
+from bus.runs import LOCK_FILE, RunInfo, read_run
 from bus.security import ClientSecurity, client_security_for
 from bus.stream_link import connected
 from bus.wire import Control, check_run_name, decode_control, encode_control, split_frame

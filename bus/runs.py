@@ -1,7 +1,6 @@
 """Run directories: where runs live, what is in them, which are live. The layout is in ``docs/protocol.md``."""
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -15,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bus import processes
+from bus import processes, run_lock
 from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError, RunNotFoundError
 from bus.stream import Ending
 from bus.wire import check_run_name
@@ -29,7 +28,6 @@ BROKER_FILE = "broker.json"
 LOCK_FILE = "broker.lock"
 SOCKET_FILES = ("broker.sock", "stream.sock")
 
-_LOCK_PATIENCE = 0.3
 _SOCKET_PATH_LIMIT = 107
 
 
@@ -232,19 +230,9 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        return is_held(descriptor)
+        return run_lock.is_held(descriptor)
     finally:
         os.close(descriptor)
-
-
-def is_held(descriptor: int) -> bool:
-    """Whether a broker holds the lock of that open file, which may have been deleted since it was opened."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return False
 
 
 class RunDirectory:
@@ -263,7 +251,10 @@ class RunDirectory:
             _make_private(self.path)
             self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self._acquire()
+            if not run_lock.take(self._lock):
+                raise RunIsLiveError(
+                    f"run {name!r} in {root} is live already: choose another run name, or wait until it ends"
+                )
             # The directory's name is the run's, also after somebody has moved it.
             self._record = {"attempts": [], **_read_json(self.path / RUN_FILE), "name": name}
             # What a broker that was killed left behind would send consumers to nobody.
@@ -271,22 +262,6 @@ class RunDirectory:
         except BaseException:
             os.close(self._lock)
             raise
-
-    def _acquire(self) -> None:
-        # Whoever asks "is it live?" holds the lock for an instant, hence more than one try.
-        deadline = time.monotonic() + _LOCK_PATIENCE
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise RunIsLiveError(
-                        f"run {self.name!r} in {self.path.parent} is live already: "
-                        "choose another run name, or wait until it ends"
-                    ) from None
-                time.sleep(0.01)
-            else:
-                return
 
     def next_attempt(self) -> tuple[int, Path]:
         """The number of the next attempt, and where its recording goes."""

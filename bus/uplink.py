@@ -7,6 +7,7 @@ from typing import Any
 
 import zmq
 
+from bus.broker_start import TEMPORARY, named_error
 from bus.errors import OffloopError
 from bus.link import BrokerLink
 from bus.outbox import Outbox
@@ -50,6 +51,7 @@ class Uplink:
         self._heard = time.monotonic()
         self._probed = self._asked = 0.0
         self._silence_named = False
+        self._delay: str | None = None
         self._named = 0
         """Number of the last event that was named as lost."""
         self._ended = False
@@ -84,8 +86,9 @@ class Uplink:
             self.news.append(content)
             self._send_again(self.acknowledged)
             self.outbox.paused = False
+            self._delay = None
         elif kind == "refused":
-            self._take_refusal(str(content.get("reason")), content.get("error"))
+            self._take_refusal(named_error(str(content.get("error")), str(content.get("reason"))))
         elif kind == "trouble":
             self.trouble = str(content.get("reason"))
             _log.warning(
@@ -98,12 +101,19 @@ class Uplink:
         elif kind == "notice":
             _log.warning("run %s: %s", self.run_name, content.get("text"))
 
-    def _take_refusal(self, reason: str, error: Any) -> None:
+    def _take_refusal(self, why: OffloopError) -> None:
         if not self.outbox.paused:
-            _log.warning("the broker of run %s refuses a request: %s", self.run_name, reason)
-        elif error != "RunDirectoryError":
-            # A disk that takes nothing may take something later: hello is said again.
-            self._give_up(f"refuses events: {reason}")
+            _log.warning("the broker of run %s refuses a request: %s", self.run_name, why)
+        elif isinstance(why, TEMPORARY):
+            # Hello is said again.
+            self._note_delay(why)
+        else:
+            self._give_up(f"refuses events: {why}")
+
+    def _note_delay(self, why: OffloopError) -> None:
+        if str(why) != self._delay:
+            self._delay = str(why)
+            _log.warning("run %s is not recorded yet, and it is tried again: %s", self.run_name, why)
 
     def _send_again(self, after: Any) -> None:
         """Begins again with the oldest event that is kept, for a broker that has all up to ``after``; what came between
@@ -153,9 +163,12 @@ class Uplink:
         if process is None or how is None:
             return
         refusal = process.refusal()
-        if refusal is not None:
+        if refusal is not None and not isinstance(refusal, TEMPORARY):
             self._give_up(f"does not take it up again: {refusal}")
-        elif process.restart():
+            return
+        if refusal is not None:
+            self._note_delay(refusal)
+        if process.restart():
             if self.outbox.paused:
                 self._renew()
             else:

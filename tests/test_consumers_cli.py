@@ -1,7 +1,6 @@
 """The command ``consumer`` on runs that are over, on files, and on wrong input."""
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import pytest
 from consumers_stream import record_run, snapshots_of_training
 
+from bus import run_lock
 from consumers import attach, cli
 
 
@@ -119,7 +119,7 @@ def served(directory: Path) -> Iterator[None]:
     """What a broker leaves in the directory of the run that it serves."""
     (directory / "broker.json").write_text('{"attempt": 1, "door": "ipc://nowhere", "stream": "ipc://nowhere"}')
     with (directory / "broker.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert run_lock.take(lock.fileno())
         yield
 
 

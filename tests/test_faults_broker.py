@@ -4,7 +4,10 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,7 @@ from faults import (
 )
 from helpers import wait_for
 
-from bus import BrokerError, Publisher, Recording, RunIsLiveError, find_run
+from bus import BrokerError, Event, Publisher, Recording, RunIsLiveError, find_run, run_lock
 from bus.journal import JournalReader
 from bus.wire import decode_event
 
@@ -163,6 +166,93 @@ def test_a_rank_that_has_not_found_the_new_broker_yet_keeps_its_place(runs_dir: 
         of_rank = (snapshot for snapshot in snapshots if snapshot.rank == rank)
         assert list(numbers_in(of_rank)) == list(range(1, published + 1))
     assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
+
+
+ASKER = """
+import fcntl, os, signal, sys
+from pathlib import Path
+from bus.runs import is_locked
+
+def stopping(call):
+    def called(*arguments):
+        try:
+            return call(*arguments)
+        finally:
+            print("asked", flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+    return called
+
+fcntl.flock, fcntl.fcntl = stopping(fcntl.flock), stopping(fcntl.fcntl)
+is_locked(Path(sys.argv[1]))
+"""
+"""Asks whether a run is live, and stands still in the middle of it."""
+
+
+@contextlib.contextmanager
+def paused_asker(run_dir: Path) -> Iterator[None]:
+    asker = subprocess.Popen([sys.executable, "-c", ASKER, str(run_dir)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert asker.stdout is not None
+        assert asker.stdout.readline() == "asked\n"
+        yield
+    finally:
+        asker.kill()
+        asker.communicate()
+
+
+def test_somebody_who_is_paused_while_asking_whether_a_run_is_live_costs_nothing(runs_dir: Path) -> None:
+    with Training(runs_dir) as training, contextlib.ExitStack() as stack:
+        training.await_recorded(100)
+        with stopped(training.pid):
+            os.kill(training.broker_pid, signal.SIGKILL)
+            wait_for(lambda: not find_run("r").live, "the broker to be gone")
+            stack.enter_context(paused_asker(runs_dir / "r"))
+        training.await_recorded(training.published + 500)
+        told = training.finish()
+    read_recording(runs_dir / "r", told["events"])
+    assert "already" not in training.errors
+
+
+@contextlib.contextmanager
+def holding_the_lock(run_dir: Path) -> Iterator[None]:
+    descriptor = os.open(run_dir / "broker.lock", os.O_RDWR)
+    try:
+        assert run_lock.take(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def test_a_run_that_seems_live_when_its_broker_is_started_again_is_tried_again(runs_dir: Path) -> None:
+    with Training(runs_dir, restart_pauses=AT_ONCE) as training, contextlib.ExitStack() as stack:
+        training.await_recorded(100)
+        with stopped(training.pid):
+            before = training.broker_pid
+            os.kill(before, signal.SIGKILL)
+            wait_for(lambda: not find_run("r").live, "the broker to be gone")
+            stack.enter_context(holding_the_lock(runs_dir / "r"))
+        tried = {before}
+        wait_for(lambda: tried.update(training.broker_pids) or len(tried) > 2, "a second try")
+        stack.close()
+        training.await_recorded(training.published + 500)
+        told = training.finish()
+    read_recording(runs_dir / "r", told["events"])
+    assert training.errors.count("it is tried again: run 'r' in") == 1
+
+
+def test_a_run_that_seems_live_to_a_standing_broker_that_comes_back_is_tried_again(
+    runs_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with StandingBroker(runs_dir) as broker, Publisher("r", broker=broker.address) as publisher:
+        publisher.publish(Event.BATCH_END)
+        wait_for(lambda: publisher.poll() or publisher.recorded_all, "the event to be recorded")
+        broker.end(signal.SIGKILL)
+        with holding_the_lock(runs_dir / "r"):
+            broker.start()
+            publisher.publish(Event.BATCH_END)
+            wait_for(lambda: publisher.poll() or "it is tried again: run 'r' in" in caplog.text, "a refusal")
+        wait_for(lambda: publisher.poll() or publisher.recorded_all, "the events to be recorded")
+    assert [snapshot.seq for snapshot in Recording(runs_dir / "r")] == [1, 2]
 
 
 def test_event_times_never_go_back_although_clocks_do(runs_dir: Path) -> None:

@@ -1,6 +1,5 @@
 """Recovery: a damaged recording becomes a clean one with everything whole in it, and what was lost is named."""
 
-import fcntl
 import json
 import os
 import random
@@ -10,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from test_journal import TOPICS, append, crash, official, read
 
-from bus import ConfigurationError, Gap, Recording, RecordingError
+from bus import ConfigurationError, Gap, Recording, RecordingError, run_lock
 from bus.cli import bus
 from bus.journal import JournalReader, JournalWriter, Record
 from bus.recovery import recover
@@ -206,7 +205,7 @@ def test_a_recording_that_is_being_written_is_refused(tmp_path):
     written = Written(tmp_path / "recording-1.mcap", finished=False)
     descriptor = os.open(tmp_path / "broker.lock", os.O_RDWR | os.O_CREAT)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        assert run_lock.take(descriptor)
         with pytest.raises(ConfigurationError, match="live run"):
             recover(written.path, tmp_path / "b.mcap")
     finally:

@@ -1,0 +1,53 @@
+"""The lock that says that a run is live: whoever asks about it takes none, so nobody who asks is ever in its way."""
+
+import fcntl
+import os
+import struct
+import sys
+import time
+
+__all__ = ["is_held", "take"]
+
+CAN_ASK = sys.platform == "linux"
+"""Whether the system has locks of open file descriptions (``F_OFD_SETLK``), which can be asked about."""
+PATIENCE = 0.3
+
+_STRUCT_FLOCK = struct.Struct("hhqqi0q")
+_WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)
+
+
+def take(descriptor: int) -> bool:
+    """Takes the lock for as long as that open file lives, which is to be writable; whether it could be had."""
+    if CAN_ASK:
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _STRUCT_FLOCK.pack(fcntl.F_WRLCK, *_WHOLE_FILE))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+    # Whoever asks holds it for an instant.
+    deadline = time.monotonic() + PATIENCE
+    while not _takes_flock(descriptor, fcntl.LOCK_EX):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def is_held(descriptor: int) -> bool:
+    """Whether another open file has the lock of that file, which may have been deleted since it was opened."""
+    if CAN_ASK:
+        asked = _STRUCT_FLOCK.pack(fcntl.F_RDLCK, *_WHOLE_FILE)
+        kind: int = _STRUCT_FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0]
+        return kind != fcntl.F_UNLCK
+    if not _takes_flock(descriptor, fcntl.LOCK_SH):
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
+
+
+def _takes_flock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
