@@ -84,4 +84,5 @@ def _described(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:
         "ended": last.ended,
         "error": last.error,
         "reason": last.reason,
+        "reached": None if last.reached is None else last.reached._asdict(),
     }

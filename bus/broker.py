@@ -362,7 +362,9 @@ class Broker:
             # Nor may queues for slow consumers fill the memory: what is large is read from the recording by all.
             run.flush_soon = True
         self._collected += 1
-        if name == END:
+        if not name.startswith("$"):
+            rank.last = event
+        elif name == END:
             self._runs.unwatch(rank)
             run.note_end(rank, frame[:end], event, body, time.monotonic())
             if rank.identity is not None:

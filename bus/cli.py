@@ -127,13 +127,13 @@ def runs(
         where = f"at {broker}" if broker else f"in {_where(runs_dir)}; 'trainer digits' makes one"
         say(f"no {'live ' if live else ''}runs {where}")
         return
-    rows = [("RUN", "STATUS", "STARTED", "LASTED", "" if broker else "RECORDING")]
+    rows = [("RUN", "STATUS", "STARTED", "LASTED", "REACHED", "" if broker else "RECORDING")]
     for run in listed:
         took = lasted(run["started"], run["ended"], live=run["status"] == "live")
-        rows.append((run["run"], run["status"], when(run["started"]), took, run.get("recording", "")))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        rows.append((run["run"], run["status"], when(run["started"]), took, _reached(run), run.get("recording", "")))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
     for row in rows:
-        cells = [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]
+        cells = [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[5]]
         say("  ".join(cells).rstrip())
 
 
@@ -376,6 +376,15 @@ def _stream_address(listen: str) -> str:
     return f"{host}:{int(port) + 1 if port not in ('0', '*') else 0}"
 
 
+def _reached(told: dict[str, Any]) -> str:
+    """How far a run came: of one that was to go on for longer, that too."""
+    reached = told.get("reached")
+    if not isinstance(reached, dict):
+        return ""
+    planned = reached.get("planned")
+    return f"{reached.get('epoch')}ep {reached.get('batch')}ba{f' of {planned}' if planned else ''}"
+
+
 def _summary(run: RunInfo) -> dict[str, Any]:
     return {
         "run": run.name,
@@ -383,6 +392,8 @@ def _summary(run: RunInfo) -> dict[str, Any]:
         "started": run.started,
         "ended": run.last.ended,
         "attempt": run.last.number,
+        "reason": run.last.reason,
+        "reached": None if run.last.reached is None else run.last.reached._asdict(),
         "recording": str(run.recording),
         "path": str(run.path),
     }

@@ -17,8 +17,8 @@ from bus.replay_origin import Origin
 from bus.run_source import ask_broker, list_remote_runs
 from bus.runs import RunInfo
 from bus.security import ClientSecurity
-from bus.stream import Gap, StreamOrder
-from bus.wire import CUT, END, EventBody, decode_event, parse_topic
+from bus.stream import Gap, Reached, StreamOrder
+from bus.wire import CUT, EventBody, decode_event, parse_topic
 
 __all__ = ["describe_recording", "describe_remote_run", "describe_run", "duration", "lasted", "lines", "when"]
 
@@ -100,14 +100,12 @@ def describe_recording(path: Path) -> dict[str, Any]:
                 counts[record.topic] += 1
                 order.from_record(record.topic, record.body)
                 left_out += _left_out(record) if f"/{CUT}/" in record.topic else ()
-            bodies = [one.body for one in records if f"/{END}/" not in one.topic and f"/{CUT}/" not in one.topic]
+            bodies = [one.body for one in records if "/$" not in one.topic]
             last = _decoded(bodies[-1]) if bodies else last
         problems = [*reader.damage, *([reader.cut] if reader.cut else [])]
     return {
         "run": recording.run_name,
-        "reached": {"epoch": last.timestamp[1], "batch": last.timestamp[2], "sample": last.timestamp[3]}
-        if last
-        else {},
+        "reached": Reached.of(last)._asdict() if last else {},
         "events": dict(_by_event(counts).most_common()),
         "recording": str(path),
         "size": os.path.getsize(path),
@@ -190,7 +188,7 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         reached = described["reached"]
         yield (
             "reached",
-            f"{reached['epoch']}ep {reached['batch']}ba {reached['sample']}sp" if reached else "nothing yet",
+            str(Reached(**reached)) if reached else "nothing yet",
         )
         yield "events", _pairs(described["events"])
         yield "recording", described["recording"]

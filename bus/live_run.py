@@ -10,7 +10,7 @@ from bus.errors import OffloopError
 from bus.journal import JournalWriter
 from bus.runs import RunDirectory
 from bus.standings import Standings
-from bus.stream import Ending, worst_of
+from bus.stream import Ending, Reached, worst_of
 from bus.wire import EventBody
 
 __all__ = ["LiveRank", "LiveRun"]
@@ -51,6 +51,8 @@ class LiveRank:
     asked_after: int = -1
     """Behind which event it was last asked to."""
     ended: bool = False
+    last: EventBody | None = None
+    """Its last event, but for marks; ``None`` until one came to this broker."""
     end: tuple[bytes, EventBody, bytes] | None = None
     """Topic, event and body of its end."""
     died: float | None = None
@@ -124,6 +126,12 @@ class LiveRun:
     def connections(self) -> list[bytes]:
         """Of the publishers that have one."""
         return [rank.identity for rank in self.ranks.values() if rank.identity is not None]
+
+    @property
+    def reached(self) -> Reached | None:
+        """How far the training came, as its first rank says."""
+        first = self.ranks.get(0)
+        return None if first is None or first.last is None else Reached.of(first.last)
 
     @property
     def incomplete(self) -> str | None:

@@ -198,7 +198,7 @@ class LiveRuns:
         run.close_journal()
         unwritten = None
         try:
-            run.directory.end_attempt(run.ending, run.incomplete)
+            run.directory.end_attempt(run.ending, run.incomplete, run.reached)
         except RunDirectoryError as error:
             unwritten = f"it is {run.ending.status}, but that cannot be written down: {error}"
             _log.error("run %s: %s", run.name, unwritten)

@@ -16,7 +16,7 @@ from typing import Any
 
 from bus import processes, run_lock
 from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError, RunNotFoundError
-from bus.stream import Ending
+from bus.stream import Ending, Reached
 from bus.wire import check_run_name
 
 __all__ = ["Attempt", "RunDirectory", "RunInfo", "find_run", "list_runs", "new_run_name", "runs_dir"]
@@ -48,6 +48,8 @@ class Attempt:
     """What it failed with."""
     reason: str | None
     """Why it was stopped, and by whom."""
+    reached: Reached | None
+    """How far it came, once it has ended and the broker that ended it had seen an event."""
     info: dict[str, Any] = field(repr=False)
     """What the trainer told about itself: command, versions, git commit, host, config."""
     world_size: int = 1
@@ -120,6 +122,11 @@ def runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
     return Path(value or os.environ.get("OFFLOOP_RUNS_DIR") or "runs")
 
 
+def in_words(root: Path) -> str:
+    """The folder of runs as messages name it."""
+    return f"the folder {root}" if root.is_absolute() or root.parts[:1] == ("..",) else f"the folder ./{root}"
+
+
 def new_run_name(prefix: str, where: str | os.PathLike[str] | None = None) -> str:
     """A name that no run has yet: the prefix, the local time, and something random, because many a script starts
     several runs at once."""
@@ -169,7 +176,7 @@ def find_run(name: str | os.PathLike[str], where: str | os.PathLike[str] | None 
     known = [run.name for run in list_runs(root)]
     exist = f"there are {', '.join(known[:5])}{' and more' if len(known) > 5 else ''}" if known else "there is none yet"
     raise RunNotFoundError(
-        f"no run {str(name)!r} in {root}: {exist}; 'bus runs' lists them, "
+        f"no run {str(name)!r} in {in_words(root)}: {exist}; 'bus runs' lists them, "
         "'--runs-dir' or OFFLOOP_RUNS_DIR looks elsewhere"
     )
 
@@ -207,6 +214,7 @@ def _attempt(path: Path, entry: dict[str, Any], locked: bool) -> Attempt:
         status=str(status),
         error=entry.get("error"),
         reason=entry.get("reason"),
+        reached=Reached(**{name: entry["reached"][name] for name in Reached._fields}) if entry.get("reached") else None,
         info=dict(entry.get("info", {})),
         world_size=int(entry.get("world_size", 1)),
         publishers=tuple(dict(told) for told in entry.get("publishers", ())),
@@ -295,7 +303,8 @@ class RunDirectory:
         if entry is None or entry["attempt"] != number:
             raise BrokerError(f"attempt {number} of run {self.name!r} cannot go on: {self._standing()}")
         entry.update(status="running", error=None, ended=None)
-        entry.pop("reason", None)
+        for name in ("reason", "reached"):
+            entry.pop(name, None)
         self._write(RUN_FILE, self._record)
         return self.path / entry["recording"], entry.get("world_size", 1), list(entry.get("publishers", []))
 
@@ -321,10 +330,13 @@ class RunDirectory:
         """Writes down where the broker of an attempt listens: from here on it is live."""
         self._write(BROKER_FILE, {"door": door, "stream": stream, "pid": os.getpid(), "attempt": number})
 
-    def end_attempt(self, ending: Ending, trouble: str | None = None) -> None:
-        """Writes down how the attempt ended; ``trouble`` stands in the place of an error where there is none."""
+    def end_attempt(self, ending: Ending, trouble: str | None = None, reached: Reached | None = None) -> None:
+        """Writes down how the attempt ended, and how far it came; ``trouble`` stands in the place of an error where
+        there is none."""
         entry = self._record["attempts"][-1]
         entry.update(ending.to_fields(), error=ending.error or trouble, ended=time.time())
+        if reached is not None:
+            entry["reached"] = reached._asdict()
         self._write(RUN_FILE, self._record)
 
     def release(self) -> None:

@@ -12,7 +12,7 @@ from bus.snapshot import Snapshot
 from bus.time import Timestamp
 from bus.wire import BEAT, COMMAND, CUT, DEMAND, END, EventBody, Topic, decode_event, parse_topic
 
-__all__ = ["Ending", "Gap", "InEffect", "Missing", "StreamOrder", "worst_of"]
+__all__ = ["Ending", "Gap", "InEffect", "Missing", "Reached", "StreamOrder", "worst_of"]
 
 SEVERITY = ("finished", "stopped", "failed", "lost")
 """How a rank can end; of several ranks the one that comes last here tells how the run ended."""
@@ -52,6 +52,27 @@ class Ending:
         if self.error:
             return f"{self.status}: {self.error}"
         return f"{self.status} ({self.reason})" if self.reason else self.status
+
+
+class Reached(NamedTuple):
+    """How far a training came, and how far it was to come."""
+
+    epoch: int
+    batch: int
+    sample: int
+    planned: str | None
+    """``max_duration`` before a stop; ``None`` where none was published."""
+
+    @classmethod
+    def of(cls, last: EventBody) -> "Reached":
+        """By the last event of the first rank."""
+        told = {**last.context, **last.fields}
+        planned = told.get("planned_duration") or told.get("max_duration")
+        _, epoch, batch, sample, *_ = last.timestamp
+        return cls(epoch, batch, sample, None if planned is None else str(planned))
+
+    def __str__(self) -> str:
+        return f"{self.epoch}ep {self.batch}ba {self.sample}sp{f' of {self.planned}' if self.planned else ''}"
 
 
 def worst_of(endings: Iterable[Ending]) -> Ending:

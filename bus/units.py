@@ -36,7 +36,7 @@ class TimeUnit(str, Enum):  # noqa: UP042 - str() of a member is its name, as pe
 
 
 _UNITS = ", ".join(unit.value for unit in TimeUnit)
-_HOW_TO_WRITE = f"write a number and a unit ({_UNITS}) such as '10ep', or hours, minutes, seconds such as '1h30m'"
+_HOW_TO_WRITE = f"use a number and a unit, such as 2ep, 100ba, 90sec, 1h30m (units: {_UNITS})"
 _LONGEST_TEXT = 64  # texts come from other processes too, and matching takes the square of their length
 _LARGEST = 10**50
 _CLOCK_TIME = re.compile(r"(?:([0-9]+)\s*h)?\s*(?:([0-9]+)\s*m)?\s*(?:([0-9]+)\s*s)?", re.IGNORECASE)
@@ -83,7 +83,7 @@ class Time:
         if isinstance(value, datetime.timedelta):
             return cls.from_timedelta(value)
         if unit is None or not isinstance(value, _NUMBERS):
-            raise InvalidTimeError(f"{value!r} is no time: {_HOW_TO_WRITE}")
+            raise InvalidTimeError(f"invalid duration {value!r}: {_HOW_TO_WRITE}")
         return cls(value, unit)
 
     @classmethod
@@ -93,7 +93,7 @@ class Time:
 
         Raises :class:`bus.errors.InvalidTimeError`, above all for a number without a unit."""
         if len(text) > _LONGEST_TEXT:
-            raise InvalidTimeError(f"{text[:20]!r}... ({len(text)} characters) is no time: {_HOW_TO_WRITE}")
+            raise InvalidTimeError(f"invalid duration {text[:20]!r}... ({len(text)} characters): {_HOW_TO_WRITE}")
         stripped = text.strip()
         clock_time = _CLOCK_TIME.fullmatch(stripped)
         if clock_time and stripped:
@@ -101,7 +101,7 @@ class Time:
             return cls(_within(hours * 3600 + minutes * 60 + seconds, text), TimeUnit.SECOND)
         parts = _NUMBER_AND_UNIT.fullmatch(stripped)
         if not parts:
-            raise InvalidTimeError(f"{text!r} is no time: {_HOW_TO_WRITE}")
+            raise InvalidTimeError(f"invalid duration {text!r}: {_HOW_TO_WRITE}")
         unit = TimeUnit(parts[2])
         return cls(_within(_parse_number(parts[1], unit, text), text), unit)
 
@@ -140,8 +140,8 @@ class Time:
         return float(self._value)
 
     def __eq__(self, other: object) -> bool:
-        """Equal values of the same unit. A number is compared with the value alone; a string that is no time raises, so
-        that a misspelt condition does not just never hold."""
+        """Equal values of the same unit. A number is compared with the value alone; a string that is no duration
+        raises, so that a misspelt condition does not just never hold."""
         if isinstance(other, str):
             other = Time.from_timestring(other)
         if isinstance(other, Time):
@@ -206,7 +206,7 @@ class Time:
             return Time(value, self._unit)
         if not math.isfinite(value):
             raise InvalidTimeError(
-                f"{value} is no time in {self._unit.value}: it takes whole numbers, such as {self!r}"
+                f"invalid duration {value} in {self._unit.value}: it takes whole numbers, such as {self!r}"
             )
         return Time(int(value), self._unit)
 
@@ -256,7 +256,7 @@ def _checked_value(value: float, unit: TimeUnit) -> float:
 
 def _within(value: float, text: str) -> float:
     if isinstance(value, int) and abs(value) > _LARGEST:
-        raise InvalidTimeError(f"{text!r} is no time: it is more than {_LARGEST}, as far as can be counted")
+        raise InvalidTimeError(f"invalid duration {text!r}: use a number up to {_LARGEST:.0e}")
     return value
 
 
@@ -266,9 +266,9 @@ def _parse_number(number: str, unit: TimeUnit, text: str) -> float:
     try:
         value = float(number)
     except ValueError:
-        raise InvalidTimeError(f"{text!r} is no time, as {number!r} is no number: {_HOW_TO_WRITE}") from None
+        raise InvalidTimeError(f"invalid duration {text!r}: {number!r} is not a number; {_HOW_TO_WRITE}") from None
     if unit is TimeUnit.DURATION:
         return value
     if not value.is_integer():
-        raise InvalidTimeError(f"{text!r} is no time, as {unit.value} takes whole numbers: {_HOW_TO_WRITE}")
+        raise InvalidTimeError(f"invalid duration {text!r}: {unit.value} takes whole numbers; {_HOW_TO_WRITE}")
     return int(value)

@@ -26,7 +26,7 @@ GRACE_SECONDS = 5.0
 """How long a run may take to become live after the consumer of it was started: a trainer imports torch first."""
 
 _POLL = 0.2
-_LEFT = "left on request, without a run"
+_LEFT = "detached before there was a run"
 
 
 class RemoteRunInfo(NamedTuple):

@@ -49,7 +49,7 @@ def report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str]
         say(problem)
     handled, code = f"{statistics.handled} events handled", EXIT_TROUBLE if problems else 0
     if statistics.interrupted:
-        say(f"run {stream.run_name} was left on request: {handled}")
+        say(f"detached from run {stream.run_name}: {handled}")
         return code
     if isinstance(stream, Replay) and statistics.ending is None:
         say(f"run {stream.run_name} was replayed until {stream.until}: {handled}")

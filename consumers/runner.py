@@ -222,7 +222,7 @@ class Runner:
     def _note_error(self, member: Member, error: Exception, where: str) -> None:
         """Shows the first thing that a callback raises."""
         if member.errors == 1:
-            show_failure(f"callback {member.name} raised {where}; what it raises from now on is only counted", error)
+            show_failure(f"callback {member.name} raised {where}; further errors are counted, not shown", error)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

@@ -65,7 +65,7 @@ def test_the_example_that_asks_for_too_much_is_told_what_there_is_instead(runs_d
     done = consumer("--replay", run, "--callbacks", f"{name},lr")
     assert done.returncode == 1
     assert (
-        "only counted: state.model is not in the batch_end snapshot, which is all that a consumer's callback "
+        "counted, not shown: state.model is not in the batch_end snapshot, which is all that a consumer's callback "
         "has of the training: its weights and the norms of weights and gradients are fields on demand (weights, "
         "parameter_norm, gradient_norm); code that needs the model, the optimizers or the data themselves belongs into "
         "an Algorithm in the trainer" in done.stderr

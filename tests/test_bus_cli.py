@@ -41,7 +41,7 @@ def two_runs(runs_dir):
 
 def test_runs_are_listed_the_newest_first(two_runs):
     lines = invoke("runs").splitlines()
-    assert lines[0].split() == ["RUN", "STATUS", "STARTED", "LASTED", "RECORDING"]
+    assert lines[0].split() == ["RUN", "STATUS", "STARTED", "LASTED", "REACHED", "RECORDING"]
     assert [line.split()[:2] for line in lines[1:]] == [["second", "finished"], ["first", "finished"]]
     assert lines[1].endswith(str(two_runs / "second" / "recording-1.mcap"))
 
@@ -67,7 +67,7 @@ def test_info_describes_a_run_by_name_by_folder_and_by_recording(two_runs):
     assert "offloop" in described["versions"]
     file = json.loads(invoke("info", "--json", two_runs / "second" / "recording-1.mcap"))
     assert file["run"] == "second"
-    assert file["reached"] == {"epoch": 1, "batch": 5, "sample": 0}
+    assert file["reached"] == {"epoch": 1, "batch": 5, "sample": 0, "planned": None}
     assert (file["gaps"], file["damage"]) == ([], [])
     assert file["events"] == {"batch_end": 5, "fit_end": 1}
 

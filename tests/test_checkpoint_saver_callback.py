@@ -296,7 +296,7 @@ def test_several_ranks_are_told_what_to_do_instead() -> None:
         ({"filename": "same.safetensors"}, "the same for all checkpoints"),
         ({"filename": "{batches}"}, "filename '{batches}' has an unknown {batches}"),
         ({"remote_file_name": "{nothing}"}, "remote_file_name '{nothing}' has an unknown {nothing}"),
-        ({"save_interval": "2"}, "no time"),
+        ({"save_interval": "2"}, "invalid duration"),
         ({"save_interval": "-1ep"}, "no interval"),
         ({"num_checkpoints_to_keep": -2}, "keep=-2"),
         ({"folder": "s3://bucket"}, "not on a file system"),

@@ -300,7 +300,7 @@ def test_ctrl_c_ends_the_wait(consumer: Consumer, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(attach.time, "sleep", interrupted)
     result = consumer()
     assert result.code == 0
-    assert last_line(result.err) == "left on request, without a run"
+    assert last_line(result.err) == "detached before there was a run"
 
 
 def test_a_consumer_that_is_told_to_end_while_it_waits_ends_as_one_that_is_attached(runs_dir: Path) -> None:
@@ -310,7 +310,7 @@ def test_a_consumer_that_is_told_to_end_while_it_waits_ends_as_one_that_is_attac
         assert waiting.stderr.readline() == f"waiting for run next in {runs_dir} ... (Ctrl-C ends)\n"
         waiting.send_signal(signal.SIGTERM)
         _, err = waiting.communicate(timeout=60)
-    assert (waiting.returncode, err) == (0, "left on request, without a run\n")
+    assert (waiting.returncode, err) == (0, "detached before there was a run\n")
 
 
 def test_the_list_shows_callbacks_and_loggers_with_their_options(consumer: Consumer) -> None:

@@ -497,7 +497,7 @@ def test_interrupted_it_goes_on_where_it_was(command: Callable[..., list[str]], 
     wait_for(lambda: path.exists() and path.stat().st_size > 1000, "the first rows")
     process.terminate()
     _, err = process.communicate(timeout=100)
-    assert "was left on request" in err
+    assert "detached from run" in err
     assert finish(named)[0] == 0
     assert outputs(tmp_path, "left") == outputs(tmp_path, "undisturbed")
 

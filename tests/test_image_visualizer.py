@@ -329,7 +329,7 @@ def test_batches_that_could_not_be_sent_are_told_once(caplog: pytest.LogCaptureF
     [
         ({"interval": "10sp"}, "interval '10sp' is not allowed: use batches or epochs, such as 100ba or 1ep"),
         ({"interval": 0}, "interval 0 is not allowed"),
-        ({"interval": "often"}, "'often' is no time"),
+        ({"interval": "often"}, "invalid duration 'often'"),
         ({"mode": "pictures"}, "mode 'pictures' is not known: use input, segmentation"),
         ({"num_images": 0}, "1 or more, not 0"),
         ({"input_key": 2}, "input_key 2 is not allowed: 0 stands for the inputs of a batch, 1 for its targets"),

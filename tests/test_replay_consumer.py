@@ -145,7 +145,7 @@ def test_in_a_loop_each_pass_has_new_callbacks(folder: Path) -> None:
     ]
     assert done.stderr.splitlines() == [
         *("run r finished: 13 events handled", "run r finished: 13 events handled"),
-        "run r was left on request: 13 events handled",
+        "detached from run r: 13 events handled",
     ]
     assert done.returncode == 0
 
@@ -332,7 +332,7 @@ def test_it_is_left_at_once_while_it_stands_still(folder: Path, terminals: list[
     terminal.wait_for("event 1 init\n")
     terminal.press(key)
     assert terminal.ended() == 0
-    assert terminal.shown.endswith("closed\nrun r was left on request: 1 events handled\n")
+    assert terminal.shown.endswith("closed\ndetached from run r: 1 events handled\n")
     assert terminal.modes_now() == terminal.modes
 
 
@@ -364,4 +364,4 @@ def test_put_in_the_background_it_goes_on_and_leaves_the_terminal_alone(
     [job] = terminal.lines("job")
     os.kill(int(job), signal.SIGINT)
     assert terminal.ended() == 0
-    assert terminal.shown.endswith("closed\nrun r was left on request: 3 events handled\nended 0\n")
+    assert terminal.shown.endswith("closed\ndetached from run r: 3 events handled\nended 0\n")

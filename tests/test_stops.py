@@ -1,6 +1,7 @@
 """What is known of a training that was stopped: how long it was to be, how far it got, and why it ended."""
 
 import getpass
+import io
 import re
 import signal
 import socket
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from gold import gold_loader
-from training import Act, gold_trainer
+from training import Act, FakeClock, gold_trainer
 
 from bus import find_run
 from bus.event import Event
@@ -26,6 +27,14 @@ from consumers import Logger as CallbackLogger
 from consumers.callbacks.early_stopper import EarlyStopper
 from consumers.dashboard.run_view import RunView
 from trainer import Logger, State, Trainer
+from trainer.progress import make_progress
+
+
+class Terminal(io.StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def command(*words: object) -> tuple[int, str, str]:
@@ -103,7 +112,9 @@ def test_a_training_that_goes_on_after_a_stop_has_its_own_length(tmp_path: Path)
 
 def test_an_algorithm_says_why_it_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = stopped_run(tmp_path, algorithms=stopping(3, "loss above 100"), run_name="r", progress_bar=True)
-    assert capsys.readouterr().err.splitlines()[-1] == "run r was stopped: loss above 100"
+    *_, counts, why = capsys.readouterr().err.splitlines()
+    assert counts.startswith("stopped: 0 ep, 3 ba, 18 sp of 9ep in ")
+    assert why == "run r was stopped: loss above 100"
     assert trainer.recording is not None
     recording = Recording(trainer.recording)
     assert list(recording)
@@ -113,6 +124,9 @@ def test_an_algorithm_says_why_it_stops(tmp_path: Path, capsys: pytest.CaptureFi
     code, out, _ = command("bus", "info", "r", "--runs-dir", tmp_path)
     assert code == 0
     assert re.search(r"^reason +loss above 100$", out, re.MULTILINE)
+    assert re.search(r"^reached +0ep 3ba 18sp of 9ep$", out, re.MULTILINE)
+    code, out, _ = command("bus", "runs", "--runs-dir", tmp_path)
+    assert re.search(r"^r +stopped .* 0ep 3ba of 9ep  ", out, re.MULTILINE), out
     code, _, err = command("consumer", "--callbacks", "speed", "--replay", trainer.recording)
     assert re.search(r"^run r stopped \(loss above 100\): \d+ events handled$", err, re.MULTILINE), err
 
@@ -177,3 +191,11 @@ def test_a_signal_and_a_person_are_named(tmp_path: Path) -> None:
 def test_ranks_stop_for_the_reason_of_the_one_that_asked() -> None:
     ends = [Ending("stopped"), Ending("stopped", reason="why"), Ending("finished")]
     assert worst_of(ends) == Ending("stopped", reason="why")
+
+
+def test_a_bar_shows_how_much_of_what_was_planned_is_done(tmp_path: Path) -> None:
+    state = stopped_run(tmp_path, publish=False).state
+    terminal = Terminal()
+    progress = make_progress(True, state, FakeClock(0), terminal)
+    progress.draw()
+    assert "[==..................]    8%" in terminal.getvalue()

@@ -49,7 +49,7 @@ OUR_EXPRESSIONS = {
     "Timestamp(epoch=1)<'1dur'": "!TimeUnitError",
     "Timestamp(epoch='2ba')": "!TimeUnitError",
 }
-UNITS = "(iter, ep, ba, sp, tok, dur, sec)"
+UNITS = "(units: iter, ep, ba, sp, tok, dur, sec)"
 
 
 def expected_time(text):
@@ -65,7 +65,7 @@ def test_time_strings_are_read_as_in_the_reference(text):
     if expected is None:
         with pytest.raises(InvalidTimeError) as caught:
             Time.from_timestring(text)
-        for part in (repr(text), UNITS, "'10ep'"):
+        for part in (f"invalid duration {text!r}", UNITS, "such as 2ep, 100ba, 90sec"):
             assert part in str(caught.value)
         return
     value, unit = expected
@@ -121,13 +121,13 @@ def test_long_counts_are_read_exactly():
 @pytest.mark.parametrize(
     ("make", "parts"),
     [
-        (lambda: Time(5.0, "ep"), ["5.0", "in ep", "whole number", "Time(10, 'ep')", UNITS[1:-1]]),
-        (lambda: Time("1", "dur"), ["'1'", "in dur", "a number", UNITS[1:-1]]),
-        (lambda: Time(1, "epoc"), ["'epoc'", "no unit", UNITS[1:-1], "'10ep'"]),
-        (lambda: Time(1, "ep") < "3ba", ["1ep", "3ba", "different units", UNITS[1:-1], "'10ep'"]),
+        (lambda: Time(5.0, "ep"), ["5.0", "in ep", "whole number", "Time(10, 'ep')", UNITS[8:-1]]),
+        (lambda: Time("1", "dur"), ["'1'", "in dur", "a number", UNITS[8:-1]]),
+        (lambda: Time(1, "epoc"), ["'epoc'", "no unit", UNITS[8:-1], "'10ep'"]),
+        (lambda: Time(1, "ep") < "3ba", ["1ep", "3ba", "different units", UNITS[8:-1], "'10ep'"]),
         (lambda: Time(1, "ep") * math.inf, ["inf", "in ep", "whole numbers", "Time(1, TimeUnit.EPOCH)"]),
         (lambda: Time.from_timedelta("5ep"), ["'5ep'", "no duration", "'1h30m'"]),
-        (lambda: Time.from_input(5), ["5 is no time", UNITS, "'10ep'"]),
+        (lambda: Time.from_input(5), ["invalid duration 5: use a number and a unit, such as 2ep, 100ba, 90sec", UNITS]),
         (lambda: Timestamp(batch="1ep"), ["batch", "in ba", "1ep", "'10ba'"]),
         (lambda: Timestamp().get("dur"), ["'dur'", "sec", "'10ep'"]),
         (lambda: Time(1, "ep") == "1epoch", ["'1epoch'", UNITS]),

@@ -208,7 +208,7 @@ def test_it_shows_a_live_run_follows_the_terminal_and_leaves_the_run_alone(
     terminal.press("q")
     assert terminal.wait_for_end() == 0
     assert terminal.is_restored
-    assert "run fruit was left on request" in terminal.output_after()
+    assert "detached from run fruit" in terminal.output_after()
     assert loop.poll() is None
 
 
@@ -355,7 +355,7 @@ def test_signals_leave_the_run_and_give_the_terminal_back(
         terminal.process.send_signal(number)
     assert terminal.wait_for_end() == 0
     assert terminal.is_restored
-    assert "run fruit was left on request" in terminal.output_after()
+    assert "detached from run fruit" in terminal.output_after()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

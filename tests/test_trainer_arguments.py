@@ -22,7 +22,7 @@ LBFGS = torch.optim.LBFGS([torch.nn.Parameter(torch.zeros(1))])
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": torch.nn.Linear(8, 4)}, r"Linear has no loss: wrap a plain module in trainer.Classifier"),
-    ({"max_duration": "5"}, r"'5' is no time"),
+    ({"max_duration": "5"}, r"invalid duration '5'"),
     ({"max_duration": "0.5dur"}, r"max_duration '0.5dur' is not allowed"),
     ({"max_duration": "1iter"}, r"max_duration '1iter' is not allowed"),
     ({"max_duration": -1}, r"max_duration '-1ep' is not allowed"),

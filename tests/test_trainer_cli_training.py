@@ -155,7 +155,7 @@ def test_the_help_offers_the_precisions_that_there_are() -> None:
         (["--precision", "fp8"], "'fp8' is not one of 'fp32', 'amp_bf16', 'amp_fp16'"),
         (["--train-batches", "0"], "0 is not in the range x>=1"),
         (["--eval-batches", "none"], "'none' is not a valid int"),
-        (["--save-folder", "ck", "--save-interval", "5"], "Invalid value for '--save-interval': '5' is no time"),
+        (["--save-folder", "ck", "--save-interval", "5"], "Invalid value for '--save-interval': invalid duration '5'"),
         (["--save-folder", "ck", "--keep", "0"], "0 is not in the range x>=1"),
         (["--save-folder", "{rum_name}"], "unknown {rum_name}"),
         (["--save-interval", "5ba"], "--save-interval needs --save-folder"),
@@ -284,7 +284,7 @@ def test_of_several_ranks_one_speaks(run: Run, runs_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--max-duration=5"], "'5' is no time"),
+        (["--max-duration=5"], "invalid duration '5'"),
         (["--algorithms=ema", "-o", "ema.half_life=1sp"], "algorithm ema: half_life '1sp' is not allowed"),
     ],
 )

@@ -116,5 +116,5 @@ def test_an_evaluation_is_told_of_once_and_a_stop_is_named(capsys: pytest.Captur
         trainer.fit()
     *epochs, last = capsys.readouterr().err.splitlines()
     assert ["MulticlassAccuracy" in line for line in epochs] == [False, True, False]
-    assert last.startswith("stopped: 3 ep, 15 ba, 90 sp in ")
+    assert last.startswith("stopped: 3 ep, 15 ba, 90 sp of 9ep in ")
     assert "MulticlassAccuracy" in last

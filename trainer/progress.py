@@ -99,8 +99,10 @@ class ProgressLines(Progress):
         """Writes the last line."""
         _, epochs, batches, samples, *_ = self._state.timestamp.values
         seconds = (self._clock() - self._began) / _SECOND
-        counts = f"{epochs} ep, {batches} ba, {samples} sp in {seconds:.1f} s"
-        how = "stopped" if self._state.stopped else "done"
+        state = self._state
+        how = "stopped" if state.stopped else "done"
+        planned = f" of {state.planned_duration}" if state.stopped else ""
+        counts = f"{epochs} ep, {batches} ba, {samples} sp{planned} in {seconds:.1f} s"
         self._write_line(_joined([f"{how}: {counts}", *self._results()]))
 
     def _show(self, parts: list[str]) -> None:
@@ -122,14 +124,14 @@ class ProgressLines(Progress):
         return parts
 
     def _share(self) -> float:
-        state, elapsed = self._state, self._state.get_elapsed_duration()
-        if elapsed is None or state.max_duration is None:
-            return 0.0
-        share = elapsed.value
-        if state.max_duration.unit is TimeUnit.EPOCH and state.dataloader_len:
+        state, planned = self._state, self._state.planned_duration
+        if planned is None or not planned.value:
+            return 0.0 if planned is None else 1.0
+        done = float(state.timestamp.get(planned.unit).value)
+        if planned.unit is TimeUnit.EPOCH and state.dataloader_len:
             # The batches of an epoch count for nothing in training time; for people they do.
-            share += state.timestamp.values[7] / state.dataloader_len / state.max_duration.value
-        return min(1.0, share)
+            done += state.timestamp.values[7] / state.dataloader_len
+        return min(1.0, done / planned.value)
 
     def _results(self, but: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
         """The loss, and what the evaluations say, but for those that said the same before."""
