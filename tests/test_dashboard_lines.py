@@ -11,10 +11,11 @@ from bus.event import Event
 from bus.snapshot import Snapshot
 from bus.time import Timestamp
 from consumers.dashboard.page import rest_after
-from consumers.dashboard.page_lines import Chart, LineCache, Lines, Look, charts_of, plain_number
+from consumers.dashboard.page_lines import Chart, LineCache, Lines, Look, charts_of
 from consumers.dashboard.page_panels import png
 from consumers.dashboard.page_runs import facts
 from consumers.dashboard.run_view import ProgressView, PublishingView, RunView
+from consumers.dashboard.units import scale_of, value_text
 from consumers.dashboard.web_runs import WatchedRuns, labels_of
 from consumers.logger import Row
 
@@ -104,25 +105,25 @@ def test_what_is_not_finite_is_marked_and_tiny_and_huge_values_survive():
     (line,) = browser.lines.news(CHARTS, browser.runs.all(), LOOK)
     assert line["n"] == [(0.0, "NaN"), (1.0, "inf"), (2.0, "-inf")]
     assert line["y"][3:].tolist() == [1e-300, 1e300]
-    assert [plain_number(value) for value in (None, math.nan, 0.123456789)] == ["", "NaN", "0.12346"]
 
 
 @pytest.mark.parametrize(
     "told",
     [
         None,
-        {"x": "time"},
+        {"x": ["time"]},
+        {"x": "loss", "range": [0, 1]},
         {"x": "batch", "range": ["a", "b"], "visible": {"loss": "wide"}},
         {"x": "batch", "range": [2, 1], "visible": [1]},
         {"x": "batch", "range": [0, math.nan]},
     ],
 )
 def test_what_a_browser_tells_is_not_trusted(told):
-    assert Look.from_browser(told, "batch") == Look("batch")
+    assert Look.from_browser(told) == Look("batch")
 
 
 def test_a_browser_cannot_ask_for_more_than_a_screen_shows():
-    look = Look.from_browser({"x": "batch", "visible": {"loss": 10**9}}, "batch")
+    look = Look.from_browser({"x": "batch", "visible": {"loss": 10**9}})
     assert look.buckets("loss") <= 2048
 
 
@@ -161,7 +162,7 @@ def test_charts_are_grouped_by_prefix_and_phases_have_their_own():
     assert [title for title, _ in groups][:3] == ["loss/train", "metrics/eval", "lr"]
     assert groups[-1][0] == "step"
     charts = {chart.id: chart for _, members in groups for chart in members}
-    assert charts["loss/train/total"].title == "total"
+    assert charts["loss/train/total"].title == "loss/train/total"
     (phases,) = [chart for chart in charts.values() if chart.kind == "phases"]
     (line,) = Lines(LineCache()).news(charts, runs.all(), Look("batch", None, {phases.id: 300}))
     assert {name: round(float(values[0]), 6) for name, values in line["p"].items() if values[0]} == {
@@ -169,6 +170,42 @@ def test_charts_are_grouped_by_prefix_and_phases_have_their_own():
         "forward": 0.02,
         "other": 0.02,
     }
+
+
+def test_a_browser_that_goes_back_to_an_axis_is_sent_only_what_is_new_there():
+    browser = Browser()
+    browser.log(0, [1.0, 2.0, 3.0])
+    assert [browser.look(), browser.look(Look("time", None, LOOK.visible)), browser.look()] == [3, 3, 0]
+    browser.log(3, [4.0])
+    assert [browser.look(), browser.look(Look("time", None, LOOK.visible))] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("loss/train/total", 0.123456789, "0.12346"),
+        ("loss/train/total", None, ""),
+        ("loss/train/total", math.nan, "NaN"),
+        ("loss/train/total", -math.inf, "-inf"),
+        ("loss/train/total", 123456.0, "123,456"),
+        ("loss/train/total", 2_345_678.0, "2.3457M"),
+        ("lr-AdamW/group0", 4.3235e-5, "4.3235e-5"),
+        ("lr-AdamW/group0", 1e-310, "1e-310"),
+        ("system/memory_used_bytes", 17_179_869_184, "16 GiB"),
+        ("system/memory_used_bytes", 0, "0 B"),
+        ("system/disk_read_bytes_per_sec", 1_572_864, "1.5 MiB/s"),
+        ("memory/peak_allocated_mem_max", 0.0012, "1.1444 MiB"),
+        ("throughput/samples_per_sec", 9801.4, "9,801.4/s"),
+        ("throughput/flops_per_sec", 1.25e12, "1.25 TFLOP/s"),
+        ("system/cpu_percent", 12.5, "12.5 %"),
+        ("time/remaining_estimate", 1.25, "1.25 h"),
+        ("time/remaining_estimate", 0.01, "36 s"),
+        ("time/of_no_known_unit", 0.01, "0.01"),
+        ("time/phase/forward", 0.0025, "2.5 ms"),
+    ],
+)
+def test_values_are_shown_in_their_units(name, value, text):
+    assert value_text(value, scale_of(name, {"time/remaining_estimate_unit": "hours"})) == text
 
 
 def test_labels_name_attempts_only_where_there_are_several():
@@ -186,7 +223,7 @@ def test_facts_are_told_in_words():
         "publishing costs 12 µs a batch (0.05% of a step)"
     )
     told = facts(progress._replace(max_duration="8325ba"), PublishingView(None, None), "live")
-    assert told == "epoch 3 · batch 1,234 · 2:05 elapsed · about 1:01:40 left · of 8325ba"
+    assert told == "epoch 3 · batch 1,234 of 8,325 · 2:05 elapsed · about 1:01:40 left"
     assert facts(progress, PublishingView(None, None), "waiting") == "no event has come yet"
 
 

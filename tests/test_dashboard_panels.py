@@ -117,7 +117,7 @@ def test_pause_resume_and_checkpoint_say_what_became_of_them(runs_dir, tmp_path,
     train = ("--max-duration", "2000ep", "--run-name", "obedient", "--save-folder", str(tmp_path), "--no-progress")
     training = subprocess.Popen([sys.executable, "-m", "trainer", "digits", *train], stdout=subprocess.DEVNULL)
     try:
-        wait_for(lambda: (runs_dir / "obedient" / "run.json").exists(), "the run", timeout=30)
+        wait_for(lambda: (runs_dir / "obedient" / "run.json").exists(), "the run", timeout=90)
         wait_for(lambda: find_run("obedient").live, "the broker")
         dashboard = commanded(*CONSUMER, "--callbacks", "dashboard", "--run", "obedient")
         with dashboard as served, visit(browser, served.url) as there:

@@ -1,8 +1,13 @@
 // The charts of the dashboard, drawn by ECharts. The server sends lines that are thinned to what can be seen; what can
 // be seen (which charts, how wide, which part of the axis) is told to the server by the event "look".
 import { echarts } from "nicegui-echart";
+import { horizontalAxis, smoothed, usualRange, verticalAxis } from "page_scales";
+import { AXES, hashOf, MOST_SMOOTHING, settingsOf, THEMES } from "page_settings";
+import { clockText, grouped, SECONDS, secondsText, valueText } from "page_text";
 
-const ROOM = { left: 56, right: 14, top: 12, bottom: 26 };
+const ROOM = { left: 56, right: 20, top: 12, bottom: 26 };
+const LETTER_PIXELS = 6.5;
+const LABEL_ROOM = 12;
 const RUN_COLORS = 8; // --run-0 and so on in page.css
 const PHASE_COLORS = {
   data: ["#e69f00", "#f0b73a"],
@@ -18,46 +23,71 @@ const MARK = "#e5484d";
 const CUT = "cut off";
 const USUAL_SHARE = 0.9;
 const FAR_BEYOND = 4;
-const SMOOTHING_SCALE = 1000;
+const SMOOTHING_STEP = 0.1;
 const SETTLE_MS = 60;
 const PAINTED_MS = 1000;
+const SHORT_DIGITS = 5;
 const EXACT_DIGITS = 6;
+const THEME_WORDS = { auto: "as the system has it", dark: "dark", light: "light" };
+const THEME_ICONS = { auto: "brightness_auto", dark: "dark_mode", light: "light_mode" };
 
 export default {
   template: `
     <div class="board">
+      <Teleport to="#theme" defer>
+        <q-btn flat round dense class="flat-ink" :icon="themeIcon" :aria-label="'Theme: ' + themeWords" @click="nextTheme()"></q-btn>
+      </Teleport>
+      <div class="controls" role="toolbar" aria-label="How charts are drawn">
+        <div class="named" role="group" aria-label="X axis">
+          <span>x axis</span>
+          <q-btn-toggle v-model="settings.x" :options="axes" dense no-caps unelevated toggle-color="primary"></q-btn-toggle>
+        </div>
+        <div class="named">
+          <span>smoothing</span>
+          <q-slider v-model="settings.smoothing" :min="0" :max="mostSmoothing" :step="0.01" label aria-label="Smoothing"></q-slider>
+        </div>
+        <q-toggle v-model="settings.log" label="log scale"></q-toggle>
+        <q-input v-model="settings.find" ref="find" placeholder="find charts" dense outlined clearable
+                 aria-label="Find charts by name" @clear="settings.find = ''"></q-input>
+        <q-btn flat dense no-caps class="link" label="Reset zoom" @click="zoom(null)"></q-btn>
+      </div>
+      <span id="charts" tabindex="-1"></span>
+      <div class="groups">
       <p v-if="!groups.length" class="empty">{{ empty }}</p>
-      <p v-else-if="!shownGroups.length" class="empty">no chart is called '{{ filter }}'</p>
-      <section v-for="group in shownGroups" :key="group.charts[0].kind + group.title" class="group" :aria-label="group.title"
+      <p v-else-if="!shownGroups.length" class="empty">no chart is called '{{ settings.find }}'</p>
+      <section v-for="group in shownGroups" :key="group.charts[0].kind + group.title" class="group" :class="{closed: isClosed(group), whole: group.charts.some((one) => isWide(one)) && !isClosed(group)}" :aria-label="group.title"
                :style="{'--charts': Math.min(group.charts.length, 3)}">
         <h2>
-          <button type="button" class="group-title" :aria-expanded="String(!closed[group.title])"
-                  @click="closed[group.title] = !closed[group.title]">
+          <button type="button" class="group-title" :aria-expanded="String(!isClosed(group))"
+                  @click="toggle(settings.closed, group.title)">
             <span class="arrow" aria-hidden="true">▾</span>{{ group.title }}
             <span class="count">{{ group.charts.length }}</span>
           </button>
         </h2>
-        <div class="grid" v-if="!closed[group.title]">
-          <figure v-for="chart in group.charts" :key="chart.id" class="chart" :class="{wide: wide[chart.id], many: runs.length > 1}"
+        <div class="grid" v-if="!isClosed(group)">
+          <figure v-for="chart in group.charts" :key="chart.id" class="chart" :class="{wide: isWide(chart), many: runs.length > 1}"
                   :data-chart="chart.id">
             <figcaption>
               <span class="title" :title="chart.id">{{ chart.title }}</span>
               <span v-if="oddText(chart)" class="odd">{{ oddText(chart) }}</span>
-              <span v-if="cut[chart.id]" class="cut">{{ cut[chart.id] }}</span>
+              <button v-if="cut[chart.id] || all[chart.id]" type="button" class="cut" @click="showAll(chart.id)"
+                      :title="all[chart.id] ? 'Cut off what is far beyond the rest' : 'Show all values (or double click)'"
+                      >{{ all[chart.id] ? "all values" : cut[chart.id] }}</button>
               <span class="latest">
                 <span v-for="one in latestOf(chart)" :key="one.run" class="value">
                   <span v-if="runs.length > 1" class="dot" :style="{background: one.color}" aria-hidden="true"></span>{{ one.text }}
                 </span>
               </span>
-              <button type="button" class="enlarge" :aria-pressed="String(!!wide[chart.id])"
-                      :aria-label="(wide[chart.id] ? 'Make smaller: ' : 'Make larger: ') + chart.title"
-                      @click="enlarge(chart)">{{ wide[chart.id] ? "−" : "+" }}</button>
+              <button type="button" class="enlarge" :aria-pressed="String(isWide(chart))"
+                      :aria-label="(isWide(chart) ? 'Make smaller: ' : 'Make larger: ') + chart.title"
+                      @click="toggle(settings.wide, chart.id)">{{ isWide(chart) ? "−" : "+" }}</button>
             </figcaption>
             <div class="plot" role="img" tabindex="0" :aria-label="summary(chart)" :data-plot="chart.id"
                  aria-keyshortcuts="+ - ArrowLeft ArrowRight 0" @keydown="onKey($event)" v-plot="chart"></div>
           </figure>
         </div>
       </section>
+      </div>
     </div>`,
   props: { empty: String },
   directives: {
@@ -70,28 +100,59 @@ export default {
     groups: [],
     runs: [],
     hidden: {},
-    closed: {},
-    wide: {},
-    filter: "",
     latest: {},
     odd: {},
     spoken: {}, // the newest phases of a chart, in words
-    cut: {}, // which steps of a chart go beyond its upper edge, in words
-    look: { x: "batch", smoothing: 0, log: false },
+    cut: {}, // what of a chart is beyond its edges, in words
+    all: {}, // the charts that show everything: nothing is beyond their edges
+    settings: settingsOf(location.hash),
+    axes: AXES.map((axis) => ({ label: axis, value: axis })),
+    mostSmoothing: MOST_SMOOTHING,
   }),
   computed: {
     shownGroups() {
-      const wanted = this.filter.toLowerCase();
+      const wanted = this.settings.find.toLowerCase();
       return this.groups
         .map((group) => ({ ...group, charts: group.charts.filter((one) => one.id.toLowerCase().includes(wanted)) }))
         .filter((group) => group.charts.length);
+    },
+    themeIcon() {
+      return THEME_ICONS[this.settings.theme];
+    },
+    themeWords() {
+      return THEME_WORDS[this.settings.theme];
+    },
+  },
+  watch: {
+    settings: {
+      deep: true,
+      handler() {
+        history.replaceState(history.state, "", hashOf(this.settings) || location.pathname + location.search);
+      },
+    },
+    "settings.x"() {
+      this.range = null;
+      this.tell();
+      this.redraw();
+    },
+    "settings.smoothing"() {
+      this.redraw();
+    },
+    "settings.log"() {
+      this.redraw();
+    },
+    "settings.theme": {
+      immediate: true,
+      handler(theme) {
+        setDark(theme === "auto" ? null : theme === "dark");
+      },
     },
   },
   created() {
     // Kept out of Vue's sight: it would follow every number.
     this.plots = new Map(); // chart -> {element, chart, kind, drawn}
-    // Also of charts that cannot be seen: the server sends a line once, and then what is new.
-    this.lines = new Map(); // chart -> Map(run -> {x, y})
+    // Also of charts and axes that are out of sight: the server sends a line once, and then what is new.
+    this.lines = new Map(); // axis -> Map(chart -> Map(run -> {x, y}))
     this.visible = new Map(); // chart -> width in pixels
     this.range = null; // the chosen part of the axis
     this.told = "";
@@ -104,12 +165,16 @@ export default {
     this.theme.observe(document.body, { attributeFilter: ["class"] });
     this.onVisibility = () => this.tell();
     document.addEventListener("visibilitychange", this.onVisibility);
+    window.addEventListener("keydown", this.onShortcut);
+    window.addEventListener("hashchange", this.onLink);
   },
   beforeUnmount() {
     this.observer.disconnect();
     this.sizes.disconnect();
     this.theme.disconnect();
     document.removeEventListener("visibilitychange", this.onVisibility);
+    window.removeEventListener("keydown", this.onShortcut);
+    window.removeEventListener("hashchange", this.onLink);
     this.plots.forEach((plot) => plot.chart?.dispose());
   },
   methods: {
@@ -120,29 +185,18 @@ export default {
       if (update.runs) this.runs = update.runs;
       if (update.groups) this.groups = update.groups;
       if (update.hidden) this.hidden = update.hidden;
-      if (update.filter !== undefined) this.filter = update.filter;
-      if (update.look) {
-        if (update.look.x !== this.look.x) {
-          this.lines.clear();
-          this.range = null;
-        }
-        this.look = update.look;
-      }
-      if (update.whole) this.range = null;
       const touched = new Set();
       for (const line of update.lines || []) {
         this.takeLine(line);
         touched.add(line.c);
       }
       Object.assign(this.latest, update.latest || {});
-      const all = update.runs || update.hidden || update.look || update.whole;
-      if (all) this.drawAll(false);
+      if (update.runs || update.hidden || this.isStale) this.drawAll(false);
       else {
         touched.forEach((id) => this.draw(id));
         // The others keep to the same axis.
         this.visible.forEach((_, id) => this.hasOldAxis(id) && this.draw(id));
       }
-      if (all) this.tell();
       await painted();
       return [update.number, (performance.now() - began) / 1000];
     },
@@ -151,8 +205,10 @@ export default {
       return plot?.chart && plot.end !== this.extent(plot)[1];
     },
     takeLine(line) {
-      if (!this.lines.has(line.c)) this.lines.set(line.c, new Map());
-      const runs = this.lines.get(line.c);
+      if (!this.lines.has(line.o)) this.lines.set(line.o, new Map());
+      const charts = this.lines.get(line.o);
+      if (!charts.has(line.c)) charts.set(line.c, new Map());
+      const runs = charts.get(line.c);
       const old = runs.get(line.r);
       if (line.a && old) {
         const first = line.x[0];
@@ -166,8 +222,13 @@ export default {
       if (line.p) this.spoken[line.c] = latestPhases(line.p);
       this.odd[line.c] = [...runs.values()].reduce((sum, one) => sum + one.n.length, 0);
     },
+    // The runs that a chart shows, with their lines over the axis that is chosen.
+    linesOf(id) {
+      const plot = this.plots.get(id);
+      return (plot && this.lines.get(this.axisOf(plot))?.get(id)) || new Map();
+    },
     watchPlot(element, chart) {
-      this.plots.set(chart.id, { element, kind: chart.kind, chart: null });
+      this.plots.set(chart.id, { element, kind: chart.kind, scale: chart.scale, chart: null });
       this.observer.observe(element);
       this.sizes.observe(element);
     },
@@ -209,7 +270,7 @@ export default {
       clearTimeout(this.telling);
       this.telling = setTimeout(() => {
         const visible = document.hidden ? {} : Object.fromEntries(this.visible);
-        const look = { visible, range: this.range, x: this.look.x, hidden: document.hidden };
+        const look = { visible, range: this.range, x: this.settings.x, hidden: document.hidden };
         const text = JSON.stringify(look);
         if (text === this.told) return;
         this.told = text;
@@ -217,15 +278,49 @@ export default {
       }, SETTLE_MS);
     },
     axisOf(plot) {
-      return plot.kind === "phases" ? "batch" : this.look.x;
+      return plot.kind === "phases" ? "batch" : this.settings.x;
     },
     zooms(plot) {
-      return plot.kind !== "phases" || this.look.x === "batch";
+      return plot.kind !== "phases" || this.settings.x === "batch";
+    },
+    isClosed(group) {
+      return this.settings.closed.includes(group.title);
+    },
+    isWide(chart) {
+      return this.settings.wide.includes(chart.id);
+    },
+    toggle(list, name) {
+      const place = list.indexOf(name);
+      if (place < 0) list.push(name);
+      else list.splice(place, 1);
+    },
+    nextTheme() {
+      this.settings.theme = THEMES[(THEMES.indexOf(this.settings.theme) + 1) % THEMES.length];
+    },
+    // Somebody went to another link of this page. One to a place in it says nothing about settings.
+    onLink() {
+      if (location.hash === "#charts") history.replaceState(history.state, "", hashOf(this.settings) || "#");
+      else Object.assign(this.settings, settingsOf(location.hash));
+    },
+    onShortcut(event) {
+      if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea")) return;
+      const settings = this.settings;
+      const smoother = (step) => Math.min(Math.max(Number((settings.smoothing + step).toFixed(2)), 0), MOST_SMOOTHING);
+      if (event.key === "x") settings.x = AXES[(AXES.indexOf(settings.x) + 1) % AXES.length];
+      else if (event.key === "l") settings.log = !settings.log;
+      else if (event.key === "s") settings.smoothing = smoother(SMOOTHING_STEP);
+      else if (event.key === "a") settings.smoothing = smoother(-SMOOTHING_STEP);
+      else if (event.key === "d") this.nextTheme();
+      else if (event.key === "0") this.zoom(null);
+      else if (event.key === "/") this.$refs.find.focus();
+      else if (event.key === "?") this.$emit("help");
+      else return;
+      event.preventDefault();
     },
     start(id, plot) {
       plot.chart = echarts.init(plot.element, null, { renderer: "canvas" });
       plot.chart.on("datazoom", () => this.onZoom(plot));
-      plot.chart.getZr().on("dblclick", () => this.zoom(null));
+      plot.chart.getZr().on("dblclick", () => (this.range ? this.zoom(null) : this.showAll(id)));
       plot.chart.on("updateAxisPointer", (event) => this.onPointer(plot, event.axesInfo[0]?.value));
       plot.chart.on("legendselectchanged", (event) => this.onLegend(plot, event.name, event.selected[event.name]));
     },
@@ -283,16 +378,18 @@ export default {
       to = Math.min(to, high);
       if (to > from) this.zoom(from <= low && to >= high ? null : [from, to]);
     },
-    enlarge(chart) {
-      this.wide[chart.id] = !this.wide[chart.id];
+    // Everything in a chart, however far beyond the rest it is; or as usual again.
+    showAll(id) {
+      if (!this.cut[id] && !this.all[id]) return;
+      this.all[id] = !this.all[id];
+      this.redraw();
     },
     // The ends of the axis: of everything that was seen of the charts that share it.
     extent(plot) {
       const mine = this.axisOf(plot);
       let [low, high] = this.extents?.[mine] || [Infinity, -Infinity];
-      this.lines.forEach((runs, id) => {
-        const other = this.plots.get(id);
-        if (!other || this.axisOf(other) !== mine) return;
+      this.lines.get(mine)?.forEach((runs, id) => {
+        if (!this.plots.has(id)) return;
         runs.forEach((line) => {
           if (!line.x.length) return;
           low = Math.min(low, line.x[0]);
@@ -303,7 +400,14 @@ export default {
       this.extents = { ...this.extents, [mine]: [low, high] };
       return [low, high];
     },
+    // What somebody does on the page is drawn with the next picture, however much it is.
+    redraw() {
+      if (this.isStale) return;
+      this.isStale = true;
+      requestAnimationFrame(() => this.isStale && this.drawAll(false));
+    },
     drawAll(anew) {
+      this.isStale = false;
       this.extents = this.range ? this.extents : {};
       this.plots.forEach((plot, id) => {
         if (this.visible.has(id)) this.draw(id, anew);
@@ -326,7 +430,7 @@ export default {
         });
       }
     },
-    baseOption(plot, name) {
+    baseOption(id, plot) {
       const style = getComputedStyle(document.body);
       const ink = style.getPropertyValue("--ink-soft").trim();
       const line = style.getPropertyValue("--line").trim();
@@ -334,18 +438,19 @@ export default {
       plot.end = high;
       const range = this.zooms(plot) && this.range ? this.range : [low, high];
       const label = { color: ink, fontSize: 11, hideOverlap: true };
-      const isTime = plot.kind !== "phases" && this.look.x === "time";
+      const ticks = horizontalAxis(...range, this.axisOf(plot), this.visible.get(id) - ROOM.left - ROOM.right);
+      const places = { customValues: ticks.ticks };
+      const right = Math.max(ROOM.right, widthOf(ticks.text(ticks.ticks.at(-1) ?? high)) / 2 + 2);
       return {
         animation: false,
         backgroundColor: "transparent",
-        grid: ROOM,
+        grid: { ...ROOM, right },
         textStyle: { fontFamily: style.fontFamily },
         xAxis: {
-          type: "value", min: low, max: high, name, nameLocation: "middle", nameGap: 0,
-          axisLabel: { ...label, formatter: isTime ? clock : compact },
-          axisLine: { lineStyle: { color: line } }, axisTick: { lineStyle: { color: line } },
-          splitLine: { show: false }, nameTextStyle: { color: "transparent" }, minInterval: isTime ? 0 : 1,
-          axisPointer: { label: { show: false } },
+          type: "value", min: low, max: high,
+          axisLabel: { ...label, ...places, formatter: ticks.text },
+          axisLine: { lineStyle: { color: line } }, axisTick: { lineStyle: { color: line }, ...places },
+          splitLine: { show: false }, axisPointer: { label: { show: false } },
         },
         tooltip: {
           trigger: "axis", confine: true, transitionDuration: 0, appendTo: "body",
@@ -365,22 +470,54 @@ export default {
         _label: label, _line: line,
       };
     },
-    metricOption(id, plot) {
-      const { _label: label, _line: line, ...option } = this.baseOption(plot, this.look.x);
+    // The vertical axis, with room for its labels.
+    setVertical(option, axis, isLog, label, line) {
+      const places = { customValues: axis.ticks };
+      const longest = Math.max(...axis.ticks.map((one) => widthOf(axis.text(one))), 0);
+      option.grid = { ...option.grid, left: Math.max(ROOM.left, longest + LABEL_ROOM) };
+      option.yAxis = [
+        {
+          type: isLog ? "log" : "value", min: axis.min, max: axis.max,
+          axisLabel: { ...label, ...places, formatter: axis.text }, axisTick: places,
+          splitLine: { lineStyle: { color: line, opacity: 0.6 } }, minorSplitLine: { show: false },
+        },
+        { type: "value", min: 0, max: 1, show: false },
+      ];
+    },
+    // The line of each run that is shown, as it is to be drawn.
+    shownLines(id) {
       const style = getComputedStyle(document.body);
-      const card = style.getPropertyValue("--card").trim();
+      return this.runs
+        .filter((run) => this.linesOf(id).has(run.id) && !this.hidden[run.id])
+        .map((run) => {
+          const line = this.linesOf(id).get(run.id);
+          const points = line.x.map((x, place) => [x, shownValue(line.y[place], this.settings.log)]);
+          return { run, points, odd: line.n, color: style.getPropertyValue(runColor(run.color)).trim() };
+        });
+    },
+    // The least and the greatest value that an axis is made for; without outliers, but on a log scale, which has room.
+    valueEnds(id, lines) {
+      const [first, last] = this.range || [-Infinity, Infinity];
+      const isLog = this.settings.log;
+      const ends = lines.map(({ points }) => {
+        const values = points.filter(([x, y]) => y !== null && x >= first && x <= last).map(([, y]) => y);
+        const usual = this.all[id] || isLog ? null : usualRange(values);
+        return usual || values.reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [Infinity, -Infinity]);
+      });
+      const [low, high] = [Math.min(...ends.map(([one]) => one)), Math.max(...ends.map(([, one]) => one))];
+      return low <= high ? [low, high] : isLog ? [1, 10] : [0, 1];
+    },
+    metricOption(id, plot) {
+      const { _label: label, _line: line, ...option } = this.baseOption(id, plot);
+      const card = getComputedStyle(document.body).getPropertyValue("--card").trim();
+      const lines = this.shownLines(id);
+      const axis = verticalAxis(...this.valueEnds(id, lines), this.settings.log, plot.scale);
+      const mark = { type: "scatter", yAxisIndex: 1, symbol: "triangle", z: 4, clip: false };
+      const isFaint = this.settings.smoothing > 0;
       const series = [];
-      let [low, high] = [Infinity, -Infinity];
-      for (const run of this.runs) {
-        const data = this.lines.get(id)?.get(run.id);
-        if (!data || this.hidden[run.id]) continue;
-        const color = style.getPropertyValue(runColor(run.color)).trim();
-        const points = data.x.map((x, place) => [x, shownValue(data.y[place], this.look.log)]);
-        for (const [, y] of points) {
-          if (y !== null) [low, high] = [Math.min(low, y), Math.max(high, y)];
-        }
+      const outliers = [];
+      for (const { run, points, odd, color } of lines) {
         const common = { type: "line", color, showSymbol: points.length < 40, symbolSize: 5, connectNulls: false };
-        const isFaint = this.look.smoothing > 0;
         series.push({
           ...common, id: run.id, name: run.label, data: alone(points), showAllSymbol: true, z: 2,
           ...(isFaint ? { showSymbol: false } : {}),
@@ -389,74 +526,69 @@ export default {
         if (isFaint) {
           series.push({
             ...common, id: run.id + " smoothed", name: run.label, z: 3, showSymbol: false,
-            data: smoothed(points, this.look.smoothing), lineStyle: { width: 2 }, emphasis: { disabled: true },
+            data: smoothed(points, this.settings.smoothing, axis.min, axis.max), lineStyle: { width: 2 }, emphasis: { disabled: true },
           });
         }
-        if (data.n.length) {
+        if (odd.length) {
           series.push({
-            type: "scatter", id: run.id + " not finite", name: run.label, yAxisIndex: 1, symbol: "triangle", z: 4,
-            symbolSize: 11, itemStyle: { color: MARK, borderColor: card, borderWidth: 1 }, clip: false,
-            data: data.n.map(([x, text]) => ({ value: [x, text === "inf" ? 0.97 : 0.03], text, symbolRotate: text === "inf" ? 0 : 180 })),
+            ...mark, id: run.id + " not finite", name: run.label, symbolSize: 11,
+            itemStyle: { color: MARK, borderColor: card, borderWidth: 1 },
+            data: odd.map(([x, text]) => ({ value: [x, text === "inf" ? 0.97 : 0.03], text, symbolRotate: text === "inf" ? 0 : 180 })),
+          });
+        }
+        const [first, last] = this.range || [-Infinity, Infinity];
+        const beyond = points.filter(([x, y]) => y !== null && (y > axis.max || y < axis.min) && x >= first && x <= last);
+        outliers.push(...beyond.map(([, y]) => y));
+        if (beyond.length) {
+          series.push({
+            ...mark, id: run.id + " " + CUT, name: run.label, symbolSize: 9, silent: true,
+            itemStyle: { color, borderColor: card, borderWidth: 1 },
+            data: beyond.map(([x, y]) => ({ value: [x, y > axis.max ? 0.97 : 0.03], symbolRotate: y > axis.max ? 0 : 180 })),
           });
         }
       }
-      // By itself ECharts would widen a log axis to whole powers of ten.
-      const log = this.look.log && low <= high ? logAxis(low, high) : { min: null, max: null, ticks: null };
-      const digits = axisDigits(low, high);
-      option.yAxis = [
-        {
-          type: this.look.log ? "log" : "value", scale: true, min: log.min, max: log.max,
-          axisLabel: { ...label, formatter: (value) => number(value, digits), customValues: log.ticks },
-          axisTick: { customValues: log.ticks },
-          splitLine: { lineStyle: { color: line, opacity: 0.6 } }, minorSplitLine: { show: false }, splitNumber: 4,
-        },
-        { type: "value", min: 0, max: 1, show: false },
-      ];
-      option.tooltip.formatter = (shown) => this.tooltip(shown, Math.max(EXACT_DIGITS, digits));
+      this.cut[id] = outlierText(outliers, axis, plot.scale);
+      this.setVertical(option, axis, this.settings.log, label, line);
+      const digits = axis.ticks.length > 1 ? Math.log10(Math.max(Math.abs(axis.max), Math.abs(axis.min)) / (axis.ticks[1] - axis.ticks[0])) : 0;
+      option.tooltip.formatter = (shown) => this.tooltip(shown, plot.scale, Math.max(EXACT_DIGITS, Math.ceil(digits) + 2));
       option.series = series;
       return option;
     },
-    tooltip(shown, digits) {
-      const place = this.look.x === "time" ? clock : compact;
-      const drawn = shown.filter((one) => one.data);
+    tooltip(shown, scale, digits) {
+      const place = (value) => (this.settings.x === "time" ? clockText(value, 0.1) : grouped(Number(Number(value).toPrecision(8))));
+      const drawn = shown.filter((one) => one.data && !one.seriesId?.endsWith(CUT));
       const at = place(drawn[0]?.value[0] ?? shown[0]?.axisValue ?? 0);
       const rows = drawn.map((one) => {
         const isSmooth = one.seriesId?.endsWith(" smoothed");
-        const value = one.data.text || number(one.value[1], digits);
+        const value = one.data.text || valueText(one.value[1], scale, digits);
         const name = (this.runs.length > 1 ? one.seriesName : "") + (isSmooth ? " smoothed" : "");
         // Runs do not have points at the same places.
         const own = place(one.value[0]);
         const apart = own === at ? "" : `at ${own}`;
         return `<tr><td>${one.marker}${encode(name)}</td><td class="number">${encode(value)}</td><td class="at">${apart}</td></tr>`;
       });
-      return `<div class="tip"><div>${this.look.x} ${at}</div><table>${rows.join("")}</table></div>`;
+      return `<div class="tip"><div>${this.settings.x} ${at}</div><table>${rows.join("")}</table></div>`;
     },
     phasesOption(id, plot) {
-      const { _label: label, _line: line, ...option } = this.baseOption(plot, "batch");
+      const { _label: label, _line: line, ...option } = this.baseOption(id, plot);
       const shade = isDark() ? 1 : 0;
-      const data = [...(this.lines.get(id)?.values() || [])][0];
+      const data = [...this.linesOf(id).values()][0];
       option.legend = {
         bottom: 0, left: "center", type: "scroll", itemWidth: 12, itemHeight: 8, textStyle: label, icon: "roundRect",
         pageTextStyle: label,
       };
-      option.grid = { ...ROOM, bottom: 48 };
+      option.grid = { ...option.grid, bottom: 48 };
       const phases = Object.entries(data?.p || {});
       const steps = (data?.x || []).map((x, place) => [x, phases.reduce((sum, [, values]) => sum + values[place], 0)]);
       const [first, last] = this.zooms(plot) && this.range ? this.range : [-Infinity, Infinity];
       // A step reaches back to the one before.
       const shownSteps = steps.filter(([x], place) => x >= first && (place === 0 || steps[place - 1][0] < last));
-      const end = upperEdge(shownSteps.map(([, whole]) => whole));
-      const beyond = shownSteps.filter(([, whole]) => whole > end);
+      const wholes = shownSteps.map(([, whole]) => whole);
+      const end = this.all[id] ? Math.max(...wholes, 0) : upperEdge(wholes);
+      const axis = verticalAxis(0, end || 1, false, SECONDS);
+      const beyond = shownSteps.filter(([, whole]) => whole > axis.max);
       this.cut[id] = cutText(beyond);
-      option.yAxis = [
-        {
-          type: "value", max: beyond.length ? end : null, splitNumber: 4,
-          // The edge itself is no round number.
-          axisLabel: { ...label, formatter: seconds, showMaxLabel: beyond.length ? false : null },
-          splitLine: { lineStyle: { color: line, opacity: 0.6 } },
-        },
-        { type: "value", min: 0, max: 1, show: false },
-      ];
+      this.setVertical(option, axis, false, label, line);
       option.series = phases.map(([name, values]) => ({
         type: "line", id: name, name, stack: "step", showSymbol: false, step: "end", lineStyle: { width: 0 },
         areaStyle: { opacity: 0.9 }, color: PHASE_COLORS[name]?.[shade] || "#888", emphasis: { disabled: true },
@@ -474,11 +606,11 @@ export default {
         const rows = shown
           .filter((one) => one.value[1] > 0)
           .reverse()
-          .map((one) => `<tr><td>${one.marker}${encode(one.seriesName)}</td><td class="number">${seconds(one.value[1])}</td>` +
+          .map((one) => `<tr><td>${one.marker}${encode(one.seriesName)}</td><td class="number">${secondsText(one.value[1])}</td>` +
             `<td class="at">${((100 * one.value[1]) / whole).toFixed(1)} %</td></tr>`);
-        const at = shown.length ? compact(shown[0].value[0]) : "";
+        const at = shown.length ? grouped(shown[0].value[0]) : "";
         const isCut = beyond.some(([x]) => x === shown[0]?.value[0]) ? ", cut off at the edge" : "";
-        return `<div class="tip"><div>batch ${at}: ${seconds(whole)}${isCut}</div><table>${rows.join("")}</table></div>`;
+        return `<div class="tip"><div>batch ${at}: ${secondsText(whole)}${isCut}</div><table>${rows.join("")}</table></div>`;
       };
       return option;
     },
@@ -504,11 +636,12 @@ export default {
         return this.runs.length > 1 ? `${run.label}: ${one.text}` : one.text;
       });
       const odd = this.oddText(chart) ? `, ${this.oddText(chart)}` : "";
-      return `Chart of ${chart.id} over ${this.look.x}${odd}. Latest: ${values.join(", ") || "nothing yet"}.`;
+      const cut = this.cut[chart.id] && !this.all[chart.id] ? `, ${this.cut[chart.id]}` : "";
+      return `Chart of ${chart.id} over ${this.settings.x}${odd}${cut}. Latest: ${values.join(", ") || "nothing yet"}.`;
     },
     // What a test or a reader of the page can ask: the points that a chart holds.
     pointsOf(id) {
-      return [...(this.lines.get(id)?.entries() || [])].map(([run, line]) => ({ run, x: line.x, y: line.y, n: line.n }));
+      return [...this.linesOf(id).entries()].map(([run, line]) => ({ run, x: line.x, y: line.y, n: line.n }));
     },
     shownRange(id) {
       const zoom = this.plots.get(id)?.chart?.getOption()?.dataZoom?.[0];
@@ -555,60 +688,17 @@ function alone(points) {
   });
 }
 
-// An exponential moving average by distance on the axis, so that it does not depend on how many points are drawn
-// (the "time weighted" one of Weights & Biases, https://docs.wandb.ai/guides/app/features/panels/line-plot/smoothing).
-function smoothed(points, amount) {
-  const span = points.length ? points[points.length - 1][0] - points[0][0] || 1 : 1;
-  const weight = Math.min(Math.sqrt(amount), 0.999);
-  let [value, whole, before] = [0, 0, points.length ? points[0][0] : 0];
-  return points.map(([x, y]) => {
-    if (y === null) return [x, null];
-    const kept = Math.pow(weight, ((x - before) / span) * SMOOTHING_SCALE);
-    before = x;
-    value = value * kept + y;
-    whole = whole * kept + 1;
-    return [x, value / whole];
-  });
+// How wide a label is drawn, near enough.
+function widthOf(text) {
+  return LETTER_PIXELS * text.length;
 }
 
-// The ends of a log axis, a little beyond the values, and round places in between.
-function logAxis(low, high) {
-  const [from, to] = [Math.log10(low), Math.log10(high)];
-  const room = to > from ? Math.max((to - from) / 20, 1e-9) : 0.04;
-  const min = Math.max(Math.pow(10, from - room), Number.MIN_VALUE);
-  const max = Math.min(Math.pow(10, to + room), Number.MAX_VALUE);
-  const decades = to - from;
-  const ticks = [];
-  if (decades < 0.7) {
-    const rough = (max - min) / 5;
-    const power = Math.pow(10, Math.floor(Math.log10(rough)));
-    const step = power * [1, 2, 5, 10].find((one) => one * power >= rough);
-    for (let place = Math.ceil(min / step); place * step <= max; place++) ticks.push(place * step);
-  } else {
-    const stride = Math.ceil(decades / 6);
-    for (let power = Math.floor(from - room); power <= to + room; power++) {
-      if (power % stride) continue;
-      for (const one of decades < 2.5 ? [1, 2, 5] : [1]) ticks.push(one * Math.pow(10, power));
-    }
-  }
-  return { min, max, ticks: ticks.filter((one) => one >= min && one <= max) };
-}
-
-// So many digits tell the labels of an axis apart.
-function axisDigits(low, high) {
-  if (!(low < high)) return 3;
-  const size = Math.max(Math.abs(low), Math.abs(high));
-  return Math.min(Math.max(Math.ceil(Math.log10(size / (high - low))) + 2, 3), 12);
-}
-
-function number(value, digits) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-4 || size >= 1e9)) {
-    return value.toExponential(digits - 1).replace(/\.?0+e/, "e").replace("e+", "e");
-  }
-  if (digits === 3 && size >= 1e6) return Number((value / 1e6).toPrecision(3)) + "M";
-  return grouped(Number(value.toPrecision(digits)));
+function outlierText(values, axis, scale) {
+  if (!values.length) return "";
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const [least, greatest] = [low, high].map((one) => valueText(one, scale, SHORT_DIGITS));
+  if (values.length === 1) return `outlier: ${greatest}`;
+  return "outliers " + (low > axis.max ? `up to ${greatest}` : high < axis.min ? `down to ${least}` : `from ${least} to ${greatest}`);
 }
 
 // Where a chart of stacked times ends, so that one long step does not make all others invisible: steps that take more
@@ -616,12 +706,12 @@ function number(value, digits) {
 function upperEdge(wholes) {
   const ordered = [...wholes].sort((one, other) => one - other);
   const usual = ordered[Math.floor(USUAL_SHARE * (ordered.length - 1))];
-  return 1.05 * Math.max(...ordered.filter((whole) => whole <= FAR_BEYOND * usual));
+  return Math.max(...ordered.filter((whole) => whole <= FAR_BEYOND * usual), 0);
 }
 
 function cutText(steps) {
   if (!steps.length) return "";
-  const longest = seconds(Math.max(...steps.map(([, whole]) => whole)));
+  const longest = secondsText(Math.max(...steps.map(([, whole]) => whole)));
   return steps.length === 1 ? `1 step is cut off: ${longest}` : `${steps.length} steps are cut off: up to ${longest}`;
 }
 
@@ -629,29 +719,6 @@ function latestPhases(phases) {
   return Object.entries(phases)
     .map(([name, values]) => [name, values[values.length - 1]])
     .filter(([, value]) => value > 0)
-    .map(([name, value]) => `${name} ${seconds(value)}`)
+    .map(([name, value]) => `${name} ${secondsText(value)}`)
     .join(", ");
-}
-
-function compact(value) {
-  if (Math.abs(value) >= 1e6) return Number((value / 1e6).toPrecision(6)) + "M";
-  return grouped(Number(Number(value).toPrecision(8)));
-}
-
-// With separators for thousands, and all of its digits.
-function grouped(value) {
-  return value.toLocaleString("en", { maximumFractionDigits: 20 });
-}
-
-function clock(value) {
-  const whole = Math.round(value);
-  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
-  const two = (one) => String(one).padStart(2, "0");
-  return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
-}
-
-function seconds(value) {
-  if (value === 0) return "0";
-  if (value < 1e-3) return `${Number((value * 1e6).toPrecision(3))} µs`;
-  return value < 1 ? `${Number((value * 1e3).toPrecision(3))} ms` : `${grouped(Number(value.toPrecision(3)))} s`;
 }

@@ -4,15 +4,16 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from consumers.dashboard.run_view import Axis, PhaseView, Points, RunView, Series
+from consumers.dashboard.units import Scale, scale_of, value_text
 from consumers.dashboard.web_runs import WatchedRun
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["PHASES_PREFIX", "Chart", "LineCache", "Lines", "Look", "charts_of", "plain_number"]
+__all__ = ["PHASES_PREFIX", "Chart", "LineCache", "Lines", "Look", "charts_of"]
 
 PHASES_PREFIX = "time/phase"
 """What the names of the charts begin with that show where a step's time goes."""
@@ -39,6 +40,8 @@ class Chart(NamedTuple):
     kind: str
     """``metric`` or ``phases``."""
     title: str
+    scale: Scale = ()
+    """The units of its values; empty for plain numbers, and for phases."""
 
 
 @dataclass
@@ -54,17 +57,17 @@ class Look:
     """Whether nobody looks: the page is in a tab behind others, or the window is minimised."""
 
     @classmethod
-    def from_browser(cls, told: Any, x: Axis) -> "Look":
+    def from_browser(cls, told: Any) -> "Look":
         """Reads what the browser told; what is not in its form is left out."""
-        if not isinstance(told, dict) or told.get("x") != x:
-            return cls(x)
+        if not isinstance(told, dict) or told.get("x") not in get_args(Axis):
+            return cls()
         visible = told.get("visible")
         widths = {
             str(name): min(max(width, 1), 1 << 14)
             for name, width in (visible.items() if isinstance(visible, dict) else ())
             if isinstance(width, int)
         }
-        return cls(x, _range(told.get("range")), widths, told.get("hidden") is True)
+        return cls(told["x"], _range(told.get("range")), widths, told.get("hidden") is True)
 
     def buckets(self, chart: str) -> int:
         """In how many parts the axis is divided for it, each with its least and greatest value. Browsers of about the
@@ -77,10 +80,12 @@ def charts_of(runs: Sequence[WatchedRun], labels: Sequence[str]) -> list[tuple[s
     """All charts, in groups with titles: one for each metric, whoever has it, and the phases of each run."""
     groups: dict[str, dict[str, Chart]] = {}
     for run in runs:
+        hyperparameters = run.view.hyperparameters
         for prefix, names in run.view.groups().items():
             group = groups.setdefault(prefix or "other", {})
             for name in names:
-                group[name] = Chart(name, "metric", name.removeprefix(f"{prefix}/"))
+                scale = group[name].scale if name in group else scale_of(name, hyperparameters)
+                group[name] = Chart(name, "metric", name, scale)
     phases = []
     for number, run in enumerate(runs):
         ranks = [known.rank for known in run.view.ranks()[:_MAX_RANKS]]
@@ -136,7 +141,7 @@ class Lines:
 
     def __init__(self, cache: LineCache) -> None:
         self._cache = cache
-        self._sent: dict[tuple[str, int], _Sent] = {}
+        self._sent: dict[tuple[str, int, Axis], _Sent] = {}
 
     def forget(self) -> None:
         """Says that the browser has nothing, or that nobody knows what it has."""
@@ -164,8 +169,8 @@ class Lines:
 
     def _line(self, series: Series, chart: str, run: int, look: Look) -> dict[str, Any] | None:
         buckets, version = look.buckets(chart), series.version
-        shown = (look.x, look.range, buckets)
-        sent = self._sent.get((chart, run))
+        shown = (look.range, buckets)
+        sent = self._sent.get((chart, run, look.x))
         if sent is not None and sent.shown == shown:
             if sent.version == version:
                 return None
@@ -176,12 +181,12 @@ class Lines:
             tail = self._tail(series, sent, look)
             if tail is not None:
                 sent.version = version
-                return {"c": chart, "r": run, "a": 1, **_numbers(tail)}
+                return {"c": chart, "r": run, "o": look.x, "a": 1, **_numbers(tail)}
         points = self._cache.points(series, look, buckets)
         if not len(points.xs):
             return None
-        self._sent[chart, run] = _Sent(shown, version, float(points.xs[-1]), len(points.xs))
-        return {"c": chart, "r": run, "a": 0, **_numbers(points)}
+        self._sent[chart, run, look.x] = _Sent(shown, version, float(points.xs[-1]), len(points.xs))
+        return {"c": chart, "r": run, "o": look.x, "a": 0, **_numbers(points)}
 
     def _tail(self, series: Series, sent: _Sent, look: Look) -> Points | None:
         """What has come since, with the last point that the browser has; ``None`` when it is to be sent the whole line
@@ -205,22 +210,13 @@ class Lines:
         found = _phases_of(view, int(rank), look, buckets)
         shown = (look.x == "batch" and look.range, buckets)
         count, last = len(found.batches), float(found.batches[-1]) if len(found.batches) else 0.0
-        sent = self._sent.get((chart.id, int(run)))
+        sent = self._sent.get((chart.id, int(run), "batch"))
         if not count or (sent is not None and sent.shown == shown and sent.last_x == last):
             return []
-        self._sent[chart.id, int(run)] = _Sent(shown, 0, last, count)
+        self._sent[chart.id, int(run), "batch"] = _Sent(shown, 0, last, count)
         xs = _short_x(found.batches)
         seconds = {name: _short(values) for name, values in found.seconds.items()}
-        return [{"c": chart.id, "r": int(run), "a": 0, "x": xs, "y": [], "p": seconds}]
-
-
-def plain_number(value: float | None) -> str:
-    """A value for people, short: ``0.1234``, ``NaN``, ``-inf``."""
-    if value is None:
-        return ""
-    if math.isfinite(value):
-        return f"{value:.5g}"
-    return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
+        return [{"c": chart.id, "r": int(run), "o": "batch", "a": 0, "x": xs, "y": [], "p": seconds}]
 
 
 def _range(told: Any) -> tuple[float, float] | None:
@@ -242,7 +238,7 @@ def _phases_of(view: RunView, rank: int, look: Look, buckets: int) -> PhaseView:
 
 
 def _numbers(points: Points) -> dict[str, Any]:
-    odd = [(x, plain_number(y)) for x, y in points.not_finite]
+    odd = [(x, value_text(y)) for x, y in points.not_finite]
     return {"x": _short_x(points.xs), "y": _short(points.ys), "n": odd}
 
 

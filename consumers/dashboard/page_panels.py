@@ -5,8 +5,8 @@ import io
 import time
 from typing import TYPE_CHECKING, Any
 
-from consumers.dashboard.page_lines import plain_number
 from consumers.dashboard.run_view import LogEntry
+from consumers.dashboard.units import scale_of, value_text
 from consumers.dashboard.web_runs import WatchedRun
 from consumers.images import as_bytes
 from consumers.logger import Images
@@ -112,12 +112,14 @@ class Panels:
     def _update_values(self) -> None:
         runs = self._runs
         names = sorted({name for run in runs for name in run.view.names()})
+        hyperparameters = [run.view.hyperparameters for run in runs]
         rows: list[dict[str, Any]] = []
         for name in names:
             row = {"metric": name}
             for number, run in enumerate(runs):
                 try:
-                    row[str(number)] = plain_number(run.view.series(name).last)
+                    scale = scale_of(name, hyperparameters[number])
+                    row[str(number)] = value_text(run.view.series(name).last, scale)
                 except KeyError:
                     row[str(number)] = ""
             rows.append(row)

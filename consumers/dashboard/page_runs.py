@@ -40,14 +40,25 @@ def facts(progress: ProgressView, publishing: PublishingView, status: str) -> st
     """How far a run is and what watching it costs, in one line for people."""
     if status == "waiting":
         return "no event has come yet"
-    longest = None if progress.max_duration is None else Time.from_timestring(progress.max_duration)
-    in_epochs = longest is not None and longest.unit is TimeUnit.EPOCH
-    epochs = f" of {longest.value:,}" if longest is not None and in_epochs else ""
-    parts = [f"epoch {progress.epoch:,}{epochs}", f"batch {progress.batch:,}", f"{_duration(progress.elapsed)} elapsed"]
+    planned = None if progress.max_duration is None else Time.from_timestring(progress.max_duration)
+    unit = None if planned is None else planned.unit
+    counts = {
+        TimeUnit.EPOCH: progress.epoch,
+        TimeUnit.BATCH: progress.batch,
+        TimeUnit.SAMPLE: progress.sample,
+        TimeUnit.TOKEN: progress.token,
+    }
+    always = (TimeUnit.EPOCH, TimeUnit.BATCH)
+    parts = [
+        f"{one.name.lower()} {count:,}{f' of {planned.value:,}' if planned is not None and one is unit else ''}"
+        for one, count in counts.items()
+        if one is unit or one in always
+    ]
+    parts.append(f"{_duration(progress.elapsed)} elapsed")
     if progress.seconds_left is not None and status in ("live", "paused"):
         parts.append(f"about {_duration(progress.seconds_left)} left")
-    if longest is not None and not in_epochs:
-        parts.append(f"of {longest}")
+    if planned is not None and unit not in counts:
+        parts.append(f"of {planned}")
     if publishing.microseconds is not None:
         share = "" if publishing.share is None else f" ({publishing.share:.2%} of a step)"
         parts.append(f"publishing costs {publishing.microseconds:,.0f} µs a batch{share}")

@@ -1,0 +1,64 @@
+// Numbers as people read them. A scale is a list of [factor, suffix], smallest factor first, as the server sends it with
+// a chart: values of memory/used_bytes have [1, " B"], [1024, " KiB"] and so on. Without one a number is a plain one.
+
+const PLAIN = [[1, ""], [1e6, "M"]];
+const SMALLEST_PLAIN = 1e-4;
+const LARGEST_PLAIN = 1e9;
+
+export const SECONDS = [[1e-6, " µs"], [1e-3, " ms"], [1, " s"]];
+
+// In which unit values of that size are written: [factor, suffix].
+export function unitOf(size, scale) {
+  const plain = !scale?.length;
+  if (plain && size && (size < SMALLEST_PLAIN || size >= LARGEST_PLAIN)) {
+    const power = Math.floor(Math.log10(size));
+    return [Math.pow(10, power), `e${power}`];
+  }
+  const units = plain ? PLAIN : scale;
+  return units.findLast(([factor]) => factor <= size) || (size ? units[0] : units.find(([factor]) => factor >= 1) || units[0]);
+}
+
+export function valueText(value, scale, digits) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const [factor, suffix] = unitOf(Math.abs(value), scale);
+  const written = value / factor;
+  // No digit before the point is rounded away.
+  const whole = Math.ceil(Math.log10(Math.abs(written) + 1));
+  return grouped(Number(written.toPrecision(Math.max(digits, whole)))) + suffix;
+}
+
+// With separators for thousands, and all of its digits.
+export function grouped(value, decimals) {
+  const digits = decimals === undefined ? { maximumFractionDigits: 20 } : { minimumFractionDigits: decimals, maximumFractionDigits: decimals };
+  return value.toLocaleString("en", digits);
+}
+
+export function secondsText(value) {
+  return valueText(value, SECONDS, 3);
+}
+
+// A place on the axis of time, such as 1h05m or 12.5s, as exactly as places so many seconds apart need it.
+export function clockText(value, step = 1) {
+  const decimals = decimalsOf(Math.min(step, 1));
+  const rounded = Number(Math.abs(value).toFixed(decimals));
+  const [days, hours] = [Math.floor(rounded / 86400), Math.floor(rounded / 3600) % 24];
+  const [minutes, rest] = [Math.floor(rounded / 60) % 60, rounded % 60];
+  const parts = [[days, "d"], [hours, "h"], [minutes, "m"], [rest, "s"]];
+  const first = parts.findIndex(([amount]) => amount);
+  if (first < 0) return "0s";
+  const last = parts.findLastIndex(([amount]) => amount);
+  const text = parts.slice(first, last + 1).map(([amount, letter], place) => {
+    const written = letter === "s" ? amount.toFixed(decimals) : String(amount);
+    return (place ? written.padStart(letter === "s" && decimals ? 3 + decimals : 2, "0") : written) + letter;
+  });
+  return (value < 0 ? "-" : "") + text.join("");
+}
+
+// How many decimals tell numbers apart that are so far from one another.
+export function decimalsOf(step) {
+  for (let decimals = 0; decimals < 20; decimals++) {
+    const shifted = step * Math.pow(10, decimals);
+    if (Math.abs(shifted - Math.round(shifted)) < 1e-6 * shifted) return decimals;
+  }
+  return 20;
+}

@@ -1,0 +1,88 @@
+"""The units of metrics, by their names, and values as people read them."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+__all__ = ["SECONDS", "Scale", "scale_of", "value_text"]
+
+Scale: TypeAlias = tuple[tuple[float, str], ...]
+"""The units that values of a metric are written in: how much each is in that of the metric, and the text behind the
+number; the smallest first. Empty for plain numbers."""
+
+_SECONDS_IN = {"seconds": 1, "minutes": 60, "hours": 3_600, "days": 86_400}
+_BYTES = (" B", " KiB", " MiB", " GiB", " TiB")
+_BYTES_IN_GIGABYTE = 1e9
+_LARGE = ((1.0, ""), (1e6, "M"), (1e9, "G"), (1e12, "T"))
+_DIGITS = 5
+_SMALLEST_PLAIN, _MILLION, _LARGEST_PLAIN = 1e-4, 1e6, 1e9
+
+SECONDS: Scale = ((1e-6, " µs"), (1e-3, " ms"), (1.0, " s"))
+"""Of what is written in seconds however long it is."""
+
+
+def _bytes(suffix: str = "", size: float = 1.0) -> Scale:
+    return tuple((1024.0**power / size, unit + suffix) for power, unit in enumerate(_BYTES))
+
+
+def _time(unit: float) -> Scale:
+    return tuple(
+        (seconds / unit, text) for seconds, text in (*SECONDS, (60.0, " min"), (3_600.0, " h"), (86_400.0, " d"))
+    )
+
+
+_ENDINGS: tuple[tuple[str, Scale], ...] = (
+    ("_bytes_per_sec", _bytes("/s")),
+    ("_bytes", _bytes()),
+    ("_mem", _bytes(size=_BYTES_IN_GIGABYTE)),
+    ("flops_per_sec", tuple((factor, f" {prefix}FLOP/s") for factor, prefix in _LARGE)),
+    ("_per_sec", tuple((factor, f"{prefix}/s") for factor, prefix in _LARGE)),
+    ("_percent", ((1.0, " %"),)),
+    ("_seconds", _time(1.0)),
+    ("_watts", ((1.0, " W"),)),
+    ("_celsius", ((1.0, " °C"),)),
+)
+
+
+def scale_of(name: str, hyperparameters: Mapping[str, Any]) -> Scale:
+    """The units of a metric. Those of times are logged beside them, as ``time/remaining_estimate_unit``."""
+    if name.startswith("time/phase/"):
+        return SECONDS
+    if name.startswith("time/"):
+        unit = hyperparameters.get(f"{name}_unit", hyperparameters.get("time/unit"))
+        return _time(_SECONDS_IN[unit]) if isinstance(unit, str) and unit in _SECONDS_IN else ()
+    metric = name.rpartition("/")[2]
+    for of_ranks in ("_avg", "_min", "_max"):
+        metric = metric.removesuffix(of_ranks)
+    return next((scale for ending, scale in _ENDINGS if metric.endswith(ending)), ())
+
+
+def value_text(value: float | None, scale: Scale = ()) -> str:
+    """A value for people: ``0.1234``, ``1.5 GiB``, ``NaN``, ``-inf``."""
+    if value is None:
+        return ""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    size = abs(value)
+    if scale:
+        # Zero is zero of the metric's own unit, or of the one next to it.
+        fitting = [unit for unit in scale if unit[0] <= (size or 1.0)]
+        factor, suffix = fitting[-1] if fitting else scale[0]
+    elif size and not _SMALLEST_PLAIN <= size < _LARGEST_PLAIN:
+        power = math.floor(math.log10(size))
+        return f"{_plain(value / 10.0**power)}e{power}" if abs(power) < _MOST_POWER else f"{value:.{_DIGITS}g}"
+    else:
+        factor, suffix = (_MILLION, "M") if size >= _MILLION else (1.0, "")
+    return _plain(value / factor) + suffix
+
+
+_MOST_POWER = 300
+
+
+def _plain(value: float) -> str:
+    """With five significant digits, separators for thousands and no zeros at the end."""
+    if not value:
+        return "0"
+    decimals = max(_DIGITS - 1 - math.floor(math.log10(abs(value))), 0)
+    text = f"{round(value, decimals):,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
