@@ -13,18 +13,23 @@ from bus.admission import Admission, ForbiddenError
 from bus.archive import Archive
 from bus.clock import wall_clock
 from bus.connection_guard import ConnectionGuard
-from bus.door import Door
+from bus.door import MAX_REASON, Door
 from bus.errors import ProtocolError
 from bus.listening import allow_many_connections, listen
 from bus.live_run import LiveRank, LiveRun
 from bus.live_runs import LiveRuns
+from bus.numbering import base_seq_problem
 from bus.runs import RunDirectory
 from bus.security import DOOR, STREAM, Gatekeeper, ServerSecurity
-from bus.stream import Ending
+from bus.stream import SEVERITY, Ending
 from bus.time import Timestamp
 from bus.wire import (
     BUNDLE,
+    COMMAND,
+    CUT,
+    DEMAND,
     END,
+    MAX_FRAME,
     MAX_TOPIC,
     Control,
     EventBody,
@@ -62,6 +67,9 @@ MAX_UNREAD = 1 << 20
 WASTED_MESSAGES = 2000
 WASTED_BYTES = 32 << 20
 """How much of what is dropped may come from a connection at a time, before it is closed."""
+MAX_ASKED = 10
+PUBLISHED_MARKS = (END, DEMAND, COMMAND)
+"""The marks that a publisher may send; one that replays a recording may also send ``$cut``."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +238,7 @@ class Broker:
             frame = message.bytes
             if not frame.startswith(b"\0"):
                 self._admit(message, BUNDLE)
-                self._take(identity, frame)
+                self._take_event(identity, message, frame)
                 return
             control = decode_control(split_frame(frame)[1])
             self._admit(message, control.kind)
@@ -250,7 +258,7 @@ class Broker:
             self._refuse(identity, message, f"a bundle that is not a list of at most {MAX_BUNDLE} events")
             return
         for event in frames:
-            self._take_bundled(identity, message, event)
+            self._take_event(identity, message, event)
 
     def _is_for_publishers_only(self, identity: bytes, message: zmq.Frame) -> bool:
         """Whether a message from somebody who is not known as a publisher is left unread.
@@ -270,10 +278,16 @@ class Broker:
         if not is_control:
             split_frame(front)
         self._admit(message, BUNDLE)
-        # Most likely of a broker before this one, and sent again once they have said who they are.
-        self._door.turn_away(identity)
-        self._waste(identity, message)
+        self._turn_away(identity, message)
         return True
+
+    def _turn_away(self, identity: bytes, message: zmq.Frame) -> None:
+        # Most likely of a broker before this one, and sent again once the peer has said who it is.
+        if self._door.turn_away(identity):
+            self._refuse(identity, message, "it has not said hello to this broker")
+        else:
+            self._refused += 1
+            self._waste(identity, message)
 
     def _admit(self, message: zmq.Frame, kind: str) -> None:
         if self._admission is not None:
@@ -286,30 +300,34 @@ class Broker:
         ):
             self._guard.know(int(message.get(zmq.SRCFD)))
 
-    def _take_bundled(self, identity: bytes, message: zmq.Frame, frame: Any) -> None:
-        try:
-            if not isinstance(frame, bytes) or frame.startswith(b"\0"):
-                raise ProtocolError("a bundle holds something else than frames of events")
-            self._take(identity, frame)
-        except ProtocolError as error:
-            self._refuse(identity, message, str(error))
-
-    def _take(self, identity: bytes, frame: bytes) -> None:
-        end = frame.find(b"\0", 0, 257)
+    def _take_event(self, identity: bytes, message: zmq.Frame, frame: Any) -> None:
         place = self._runs.publisher(identity)
         if place is None:
             # Its run has ended in the same bundle.
-            self._door.turn_away(identity)
+            self._turn_away(identity, message)
             return
-        run, rank = place
+        try:
+            if not isinstance(frame, bytes) or frame.startswith(b"\0"):
+                raise ProtocolError("a bundle holds something else than frames of events")
+            self._take(*place, frame)
+        except ProtocolError as error:
+            if self._refuse(identity, message, str(error)):
+                self._answer(identity, "refused", {"reason": str(error)[:MAX_REASON], "error": "ProtocolError"})
+
+    def _take(self, run: LiveRun, rank: LiveRank, frame: bytes) -> None:
+        end = frame.find(b"\0", 0, 257)
         name = rank.names.get(frame[:end])
         if name is None:
-            name = self._name_topic(run, rank, frame, end)
+            try:
+                name = self._name_topic(run, rank, frame, end)
+            except ProtocolError:
+                self._pass_over(run, rank, None)
+                raise
         body = frame[end + 1 :]
         try:
             event = decode_event(body)
         except ProtocolError:
-            self._pass_over(run, rank, body)
+            self._pass_over(run, rank, sequence_number(body))
             raise
         if event.attempt != run.attempt:
             raise ProtocolError(f"an event of attempt {event.attempt} of run {run.name!r} in attempt {run.attempt}")
@@ -319,6 +337,11 @@ class Broker:
             # Something was lost on the way, or in a broker before this one.
             self._ask_again(rank)
         elif event.seq > rank.seq:
+            problem = base_seq_problem(name, event.seq, event.base_seq, (rank.base_seq_at, rank.base_seq))
+            problem = problem or (_end_problem(event) if name == END else None)
+            if problem is not None:
+                self._pass_over(run, rank, event.seq)
+                raise ProtocolError(f"rank {rank.rank} of run {run.name!r}: {problem}")
             self._accept(run, rank, name, event, frame, end)
         elif event.seq == rank.journaled + 1 and run.trouble is None:
             run.record(rank, frame[:end], event, body)
@@ -330,6 +353,14 @@ class Broker:
         topic, _ = split_frame(frame)
         if topic is None or (topic.run, topic.rank) != (run.name, rank.rank):
             raise ProtocolError(f"an event of {topic} from the publisher of {run.name}/{rank.rank}")
+        if (
+            topic.name.startswith("$")
+            and topic.name not in PUBLISHED_MARKS
+            and not (topic.name == CUT and rank.is_replay)
+        ):
+            raise ProtocolError(
+                f"publishers do not send {topic.name[:40]!r}: their marks are {', '.join(PUBLISHED_MARKS)}"
+            )
         if len(rank.names) >= MAX_TOPICS:
             raise ProtocolError(
                 f"{run.name}/{rank.rank} has sent {MAX_TOPICS} kinds of events, which is as many as may be"
@@ -337,10 +368,9 @@ class Broker:
         rank.names[frame[:end]] = topic.name
         return topic.name
 
-    def _pass_over(self, run: LiveRun, rank: LiveRank, body: bytes) -> None:
-        """An event that makes no sense is lost once it comes in its turn, by its number if it has one. One without is
-        lost when it comes again in the place of the next."""
-        number = sequence_number(body)
+    def _pass_over(self, run: LiveRun, rank: LiveRank, number: int | None) -> None:
+        """An event that is refused is lost once it comes in its turn, by its number if it has one. What has none takes
+        none, until it comes again in the place of the event that was asked for."""
         if number == rank.seq + 1 or (number is None and rank.spoiled == rank.seq + 1 and rank.asked_after == rank.seq):
             self._go_on_from(run, rank, rank.seq + 2)
         elif number is None and rank.asked_after == rank.seq:
@@ -349,7 +379,7 @@ class Broker:
     def _accept(self, run: LiveRun, rank: LiveRank, name: str, event: EventBody, frame: bytes, end: int) -> None:
         rank.seq = event.seq
         rank.time = event.time
-        rank.base_seq = event.base_seq
+        rank.base_seq, rank.base_seq_at = event.base_seq, event.seq
         body = frame[end + 1 :]
         run.record(rank, frame[:end], event, body)
         if rank.journaled < rank.seq and run.trouble is None:
@@ -376,9 +406,22 @@ class Broker:
         now = time.monotonic()
         if rank.identity is not None and now - rank.asked > ASK_AGAIN_SECONDS:
             rank.asked = now
+            rank.asked_times = rank.asked_times + 1 if rank.asked_after == rank.seq else 1
             rank.asked_after = rank.seq
             self._asked_again += 1
+            if rank.asked_times == MAX_ASKED:
+                self._name_stuck(rank)
             self._answer(rank.identity, "resend", {"after": min(rank.seq, rank.journaled)})
+
+    def _name_stuck(self, rank: LiveRank) -> None:
+        """ZeroMQ closes the connection of a message that is too large, and tells nobody."""
+        text = (
+            f"event {rank.seq + 1} of rank {rank.rank} was asked for {MAX_ASKED} times and has not come: a message of "
+            f"more than {MAX_FRAME:,} bytes closes the connection; what cannot be sent is passed over with 'resume'"
+        )
+        assert rank.identity is not None  # it was asked
+        _log.warning("%s: %s", rank.identity[:8].hex(), text)
+        self._answer(rank.identity, "notice", {"text": text})
 
     def _go_on_from(self, run: LiveRun, rank: LiveRank, first: int) -> None:
         """A rank goes on with that event: what comes before it and is not here, nobody has."""
@@ -393,13 +436,16 @@ class Broker:
             self._missing += first - rank.seq - 1
             rank.seq = first - 1
 
-    def _refuse(self, identity: bytes, message: zmq.Frame, why: str) -> None:
+    def _refuse(self, identity: bytes, message: zmq.Frame, why: str) -> bool:
+        """Counts what is dropped; returns whether it is named in the log, too."""
         self._refused += 1
         self._unnamed += 1
-        # A log that cannot be written as fast as a stranger sends would hold up everybody else.
-        if self._unnamed <= NAMED_REFUSALS:
-            _log.warning("skipped a message from %s: %s", identity[:8].hex(), why)
         self._waste(identity, message)
+        # A log that cannot be written as fast as a stranger sends would hold up everybody else.
+        if self._unnamed > NAMED_REFUSALS:
+            return False
+        _log.warning("skipped a message from %s: %s", identity[:8].hex(), why)
+        return True
 
     def _waste(self, identity: bytes, message: zmq.Frame) -> None:
         """Counts what is dropped of a connection while more waits than is taken; closes one that sends too much."""
@@ -538,3 +584,14 @@ class Broker:
         if self._admission is not None:
             self._admission.close()
         self._context.destroy()
+
+
+def _end_problem(event: EventBody) -> str | None:
+    """What is wrong with an ``$end``, which everybody has to understand alike."""
+    status = event.fields.get("status")
+    if status not in SEVERITY:
+        return f"its end has the status {str(status)[:40]!r}: use {', '.join(SEVERITY)}"
+    for name in ("error", "reason"):
+        if not isinstance(event.fields.get(name), str | None):
+            return f"its end has a value of {name!r} that is not a text"
+    return None

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from bus.errors import ProtocolError
 
-__all__ = ["container", "integer", "integer_or_none", "text", "text_or_none"]
+__all__ = ["boolean", "container", "integer", "integer_or_none", "text", "text_or_none"]
 
 Container = TypeVar("Container", list[Any], dict[str, Any])
 
@@ -49,6 +49,18 @@ def integer(content: Mapping[Any, Any], key: str, low: int = 0, high: int = MAX_
 def integer_or_none(content: Mapping[Any, Any], key: str, low: int = 0, high: int = MAX_INTEGER) -> int | None:
     """As :func:`integer`; ``None`` for nil and where the key is missing."""
     return None if content.get(key) is None else integer(content, key, low, high)
+
+
+def boolean(content: Mapping[Any, Any], key: str) -> bool:
+    """A boolean; false for nil and where the key is missing.
+
+    Raises:
+        ProtocolError: it is something else.
+    """
+    value = content.get(key)
+    if value is not None and type(value) is not bool:
+        raise ProtocolError(_refusal(content, key, "a boolean"))
+    return bool(value)
 
 
 def container(content: Mapping[Any, Any], key: str, kind: type[Container]) -> Container:

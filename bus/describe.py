@@ -102,7 +102,7 @@ def describe_recording(path: Path) -> dict[str, Any]:
                 left_out += _left_out(record) if f"/{CUT}/" in record.topic else ()
             bodies = [one.body for one in records if "/$" not in one.topic]
             last = _decoded(bodies[-1]) if bodies else last
-        problems = [*reader.damage, *([reader.cut] if reader.cut else [])]
+        problems = [*reader.damage, *([reader.cut] if reader.cut else []), *order.problems]
     return {
         "run": recording.run_name,
         "reached": Reached.of(last)._asdict() if last else {},

@@ -24,6 +24,7 @@ MAX_LISTED = 1000
 MAX_REMEMBERED = 1000
 TURN_AWAY_SECONDS = 1.0
 MAX_REASON = 1000
+MAX_OUTCOME = 1 << 16
 MAX_ID = 100
 MAX_RESUME = 1 << 53  # what is missing is added up, and has to stay a number that can be sent
 
@@ -132,21 +133,26 @@ class Door:
         if run.trouble is not None:
             self._answer(identity, "trouble", {"reason": run.trouble})
 
-    def turn_away(self, identity: bytes) -> None:
+    def turn_away(self, identity: bytes) -> bool:
         """Tells a publisher that we do not know, at most once a second: it may have known a broker that listened here
-        before."""
+        before. Returns whether it was told now."""
         now = time.monotonic()
-        if now - self._turned_away.get(identity, 0.0) > TURN_AWAY_SECONDS:
-            if len(self._turned_away) >= MAX_REMEMBERED:
-                self._turned_away.clear()
-            self._turned_away[identity] = now
-            self._answer(identity, "unknown", {})
+        if now - self._turned_away.get(identity, 0.0) <= TURN_AWAY_SECONDS:
+            return False
+        if len(self._turned_away) >= MAX_REMEMBERED:
+            self._turned_away.clear()
+        self._turned_away[identity] = now
+        self._answer(identity, "unknown", {})
+        return True
 
     def _resume(self, request: _Request, content: dict[str, Any]) -> None:
-        first = integer(content, "from", 1, MAX_RESUME)
+        first, after = integer(content, "from", 1, MAX_RESUME), integer_or_none(content, "after")
         place = self._runs.publisher(request.identity)
         if place is None:
             self.turn_away(request.identity)
+        elif after is not None and place[1].seq < after:
+            # What was sent before it was lost on the way.
+            self._ask_again(place[1])
         else:
             self._go_on_from(*place, first)
 
@@ -248,7 +254,7 @@ class Door:
             "id": command,
             "event": text_or_none(content, "event"),
             "batch": integer_or_none(content, "batch"),
-            "error": text_or_none(content, "error", MAX_REASON),
+            "error": text_or_none(content, "error", MAX_OUTCOME),
         }
         place = self._runs.publisher(request.identity)
         sender = self._senders.pop(command, None) if place is not None else None

@@ -11,6 +11,7 @@ from bus.demand import BASE_EVENTS
 from bus.errors import ConfigurationError, ProtocolError
 from bus.event import Event
 from bus.journal import JournalReader
+from bus.numbering import Numbering
 from bus.recording import Recording
 from bus.snapshot import Snapshot
 from bus.stream import Ending, Gap, StreamOrder
@@ -143,7 +144,7 @@ class Source:
         self.ranks: set[int] = set()
         """The ranks of which something is recorded."""
         self._topics: dict[str, Topic | None] = {}
-        self._numbers: dict[int, int] = {}
+        self._numbering = Numbering()
         self._order = StreamOrder(self.run, self.attempt, None)
 
     @property
@@ -168,7 +169,7 @@ class Source:
                 self.ranks.add(rank)
                 if self._wants(rank):
                     self._note_missing(rank, position.seq + 1)
-            self.damage[:0] = [*reader.damage, *([reader.cut] if reader.cut else [])]
+            self.damage[:0] = [*reader.damage, *([reader.cut] if reader.cut else []), *self._numbering.problems]
             self.lost = self.lost or reader.lost
 
     def _wants(self, rank: int) -> bool:
@@ -209,19 +210,19 @@ class Source:
     def _follow(self, record: Recorded) -> bool:
         """Whether the record is new; notes what is missing before it."""
         rank, seq = record.topic.rank, record.event.seq
-        if seq <= self._numbers.get(rank, 0):
+        if seq <= self._numbering.last(rank).seq:
             return False
         left_out = LeftOut.of(record)
         if left_out is not None:
             self.left_out.append(Gap(rank, left_out.first, left_out.last))
         self._note_missing(rank, seq if left_out is None else left_out.first)
-        self._numbers[rank] = seq
+        self._numbering.follow(rank, record.topic.name, seq, record.event.base_seq)
         if is_mark(record) and left_out is None:
             self._order.from_record("/".join(map(str, record.topic)), record.body)
         return True
 
     def _note_missing(self, rank: int, number: int) -> None:
-        expected = self._numbers.get(rank, 0) + 1
+        expected = self._numbering.last(rank).seq + 1
         if number > expected:
             self.gaps.append(Gap(rank, expected, number - 1))
 

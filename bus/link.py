@@ -132,8 +132,10 @@ def connect(
     info: dict[str, Any],
     events: Iterable[Event],
     security: ClientSecurity | None = None,
+    is_replay: bool = False,
 ) -> BrokerLink:
-    """Joins the broker at ``broker``, or starts one in the run's directory.
+    """Joins the broker at ``broker``, or starts one in the run's directory. With ``is_replay`` it is told that what
+    comes was recorded before.
 
     Raises:
         OffloopError: one of its errors that says why that did not work.
@@ -153,6 +155,7 @@ def connect(
         "incarnation": os.urandom(16).hex(),
         "info": {**describe_process(), **info},
         "events": sorted(event.value for event in events),
+        "replay": is_replay,
     }
     try:
         encode_control("hello", hello)

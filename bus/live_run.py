@@ -35,8 +35,11 @@ class LiveRank:
     pid: int | None = None
     """Its process, while that runs on this machine."""
     seq: int = 0
-    """Of the last event that was sent out."""
+    """Of the last event that was sent out, or of the last one that is known to be lost."""
     base_seq: int = 0
+    """Of the last event that was sent out."""
+    base_seq_at: int = 0
+    """``seq`` of the event that ``base_seq`` is of."""
     time: int = 0
     journaled: int = 0
     """Number of the last event in the journal, on disk or about to be."""
@@ -50,6 +53,10 @@ class LiveRank:
     """Number of the event in whose place something came that makes no sense at all."""
     asked_after: int = -1
     """Behind which event it was last asked to."""
+    asked_times: int = 0
+    """How often it was asked for the event behind that one."""
+    is_replay: bool = False
+    """Whether it sends a recording again, and so may send what a cut has left in it."""
     ended: bool = False
     last: EventBody | None = None
     """Its last event, but for marks; ``None`` until one came to this broker."""
@@ -91,7 +98,12 @@ class LiveRun:
         self._retry_at = 0.0
         for number, position in journal.positions.items():
             self.ranks[number] = LiveRank(
-                number, seq=position.seq, base_seq=position.base_seq, time=position.time, ended=position.ended
+                number,
+                seq=position.seq,
+                base_seq=position.base_seq,
+                base_seq_at=position.seq,
+                time=position.time,
+                ended=position.ended,
             )
         self._back_to_disk()
 

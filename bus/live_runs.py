@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 
 from bus import processes
-from bus.content import container, integer, integer_or_none, text, text_or_none
+from bus.content import boolean, container, integer, integer_or_none, text, text_or_none
 from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError
 from bus.journal import JournalWriter
 from bus.live_run import LiveRank, LiveRun
@@ -91,6 +91,7 @@ class LiveRuns:
         host = text_or_none(hello, "host")
         info = container(hello, "info", dict)
         container(hello, "events", list)
+        is_replay = boolean(hello, "replay")
         # It is written down as JSON, which does not take everything that travels: seen before anything is made.
         json.dumps(info, default=str)
         run = self._live.get(name)
@@ -102,7 +103,7 @@ class LiveRuns:
             run = self._begin(name, world_size, info, pid)
         rank = _rank_of(run, number, incarnation, attempt)
         self.forget_connection(rank)
-        rank.identity = identity
+        rank.identity, rank.is_replay = identity, is_replay
         self._publishers[identity] = run, rank
         # A container may have the name of its host, and processes of its own.
         if pid is not None and host == socket.gethostname() and processes.is_running(pid, started):

@@ -69,7 +69,7 @@ class Recording:
                         self.gaps = tuple(order.gaps)
                     if snapshot is not None:
                         yield snapshot
-            problems = [*reader.damage, *([reader.cut] if reader.cut else [])]
+            problems = [*reader.damage, *([reader.cut] if reader.cut else []), *order.problems]
         self.damage = "; ".join(problems) or None
         self.ending = order.ending or Ending("lost")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bus.errors import ConfigurationError, ProtocolError, RecordingError, RunDirectoryError
 from bus.journal import JournalReader, JournalWriter, Record
+from bus.numbering import Numbering
 from bus.runs import is_locked, read_run
 from bus.stream import Gap
 from bus.wire import CUT, END, Topic, decode_event, parse_topic
@@ -69,7 +70,8 @@ def recover(path: Path, output: Path) -> Recovery:
                 raise RunDirectoryError(f"{output} cannot be written: {error.strerror}") from None
             raise
         kept.note_ends(reader)
-        damage = [*reader.damage, *([reader.cut] if reader.cut else []), *kept.damage]
+        cut = [reader.cut] if reader.cut else []
+        damage = [*reader.damage, *cut, *kept.damage, *kept.numbering.problems]
         lost = reader.lost or bool(kept.damage)
     return Recovery(output, kept.count, tuple(damage), tuple(kept.gaps), lost, kept.ended)
 
@@ -82,7 +84,7 @@ class _Kept:
         self.damage: list[str] = []
         self.gaps: list[Gap] = []
         self.ended = False
-        self._numbers: dict[int, int] = {}
+        self.numbering = Numbering()
         self._topics: dict[str, tuple[bytes, Topic]] = {}
 
     def copy(self, records: list[Record], writer: JournalWriter) -> None:
@@ -98,22 +100,22 @@ class _Kept:
                 continue
             topic, parsed = place
             first = event.fields.get("first") if parsed.name == CUT else None
-            self._follow(parsed.rank, event.seq, first if type(first) is int else event.seq)
+            self._note_missing(parsed.rank, first if type(first) is int else event.seq)
+            if event.seq > self.numbering.last(parsed.rank).seq:
+                self.numbering.follow(parsed.rank, parsed.name, event.seq, event.base_seq)
             writer.append(topic, event.seq, event.base_seq, event.time, body)
             self.count += 1
             self.ended = self.ended or parsed.name == END
 
-    def _follow(self, rank: int, seq: int, first: int) -> None:
-        """Goes on to a record that stands for the numbers from ``first`` to ``seq``."""
-        last = self._numbers.get(rank, 0)
-        if first > last + 1:
-            self.gaps.append(Gap(rank, last + 1, first - 1))
-        self._numbers[rank] = max(last, seq)
+    def _note_missing(self, rank: int, number: int) -> None:
+        expected = self.numbering.last(rank).seq + 1
+        if number > expected:
+            self.gaps.append(Gap(rank, expected, number - 1))
 
     def note_ends(self, reader: JournalReader) -> None:
         """Adds what is missing at the end, as far as the marks of the recording say it."""
         for rank, position in reader.positions.items():
-            self._follow(rank, position.seq + 1, position.seq + 1)
+            self._note_missing(rank, position.seq + 1)
 
 
 def _identity(reader: JournalReader, path: Path) -> tuple[str, int]:

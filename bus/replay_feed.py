@@ -118,7 +118,8 @@ class Feed:
             parcel = self._unsent[0]
             if parcel.first != self._next:
                 # What is missing in the recording is missing here.
-                self._link.send(encode_control("resume", {"from": parcel.first}), zmq.NOBLOCK)
+                after = {"after": self._next - 1} if self._next else {}
+                self._link.send(encode_control("resume", {"from": parcel.first, **after}), zmq.NOBLOCK)
             self._link.send(parcel.message, zmq.NOBLOCK)
             self._next = parcel.last + 1
             self._sent.append(self._unsent.popleft())

@@ -10,6 +10,7 @@ from bus.errors import ProtocolError, RecordingError
 from bus.event import Event
 from bus.journal import JournalReader
 from bus.link import connect
+from bus.numbering import Numbering
 from bus.recording import Recording
 from bus.replay import recording_began
 from bus.replay_feed import Feed, reframed, wait_for_any
@@ -167,6 +168,7 @@ class ReplayServer:
                 origin.info(),
                 BASE_EVENTS,
                 self._security,
+                is_replay=True,
             )
             # The broker's own address, where one was started for the first rank.
             address = link.address
@@ -213,7 +215,7 @@ class ReplayServer:
 
     def _records(self) -> Iterator[_Recorded]:
         """The run's records in order, each once."""
-        last: dict[int, int] = {}
+        numbering = Numbering()
         with JournalReader(self._recording.path) as reader:
             for records in reader.read():
                 for record in records:
@@ -221,11 +223,12 @@ class ReplayServer:
                         topic, event = parse_topic(record.topic.encode()), decode_event(record.body)
                     except ProtocolError:
                         continue
-                    is_new = event.seq > last.get(topic.rank, 0)
+                    is_new = event.seq > numbering.last(topic.rank).seq
                     if is_new and topic.run == self._recording.run_name and event.attempt == self._recording.attempt:
-                        last[topic.rank] = event.seq
+                        numbering.follow(topic.rank, topic.name, event.seq, event.base_seq)
                         yield _Recorded(topic, event, record.body)
-            self._damage = "; ".join([*reader.damage, *([reader.cut] if reader.cut else [])]) or None
+            problems = [*reader.damage, *([reader.cut] if reader.cut else []), *numbering.problems]
+            self._damage = "; ".join(problems) or None
 
     def _wait_until(self, at: int) -> None:
         while not self._stopping and (left := self._pace.due_in(at)):
@@ -247,7 +250,7 @@ class ReplayServer:
         self._put(rank, event.seq - recorded.left_out, frame)
         rank.base_seq, rank.time = event.base_seq - recorded.base_left_out, event.time
         if recorded.topic.name == END:
-            rank.ending = _ending(event)
+            rank.ending = Ending.from_fields(event.fields)
         elif not recorded.topic.name.startswith("$"):
             self._served += 1
 
@@ -282,10 +285,6 @@ class ReplayServer:
             wait_for_any(feeds, seconds)
             for feed in feeds:
                 feed.exchange()
-
-
-def _ending(event: EventBody) -> Ending:
-    return Ending.from_fields(event.fields)
 
 
 def _world_size(recording: Recording) -> int:

@@ -8,6 +8,7 @@ from bus.commands import Command, Outcome
 from bus.demand import BASE_EVENTS, Demand
 from bus.errors import ProtocolError
 from bus.event import Event
+from bus.numbering import Numbering, Numbers
 from bus.snapshot import Snapshot
 from bus.time import Timestamp
 from bus.wire import BEAT, COMMAND, CUT, DEMAND, END, EventBody, Topic, decode_event, parse_topic
@@ -98,10 +99,10 @@ class InEffect(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """What a reader of the live stream lacks and has to take from the recording: all of a rank up to that number."""
+    """What a reader of the live stream lacks and has to take from the recording: all of a rank up to those numbers."""
 
     rank: int
-    number: int
+    numbers: Numbers
 
 
 class _Place(NamedTuple):
@@ -144,7 +145,7 @@ class StreamOrder:
         """Records that were not messages of the protocol, or of an event that this version does not know."""
         self._base_only = self.events is not None and self.events <= BASE_EVENTS
         self._places: dict[str, _Place | None] = {}
-        self._numbers: dict[int, int] = {rank: self._number(position) for rank, position in (after or {}).items()}
+        self._numbering = Numbering(after)
         self._ends: dict[int, Ending] = {}
         self._world_size = 1
         self.outcomes: list[Outcome] = []
@@ -181,7 +182,7 @@ class StreamOrder:
         place, event, number, expected = found
         if number > expected and (first := self._first_covered(place, event, number)) > expected:
             self.gaps.append(Gap(place.rank, expected, first - 1))
-        return self._accept(place, event, number)
+        return self._accept(place, event)
 
     def from_live(self, topic: str, body: bytes) -> Snapshot | Missing | None:
         """The snapshot in a live frame, if it is wanted, new and next; what is missing before it, if something is;
@@ -191,29 +192,36 @@ class StreamOrder:
             return None
         place, event, number, expected = found
         if number > expected and self._first_covered(place, event, number) > expected:
-            return Missing(place.rank, number)
-        return self._accept(place, event, number)
+            return Missing(place.rank, Numbers(event.seq, event.base_seq))
+        return self._accept(place, event)
 
     def behind(self, positions: dict[int, tuple[int, int]]) -> Missing | None:
         """Compares with the broker's positions, ``{rank: (seq, base_seq)}``; what is missing, if something is."""
         for rank, position in positions.items():
-            number = self._number(position)
-            if number > self._numbers.get(rank, 0):
-                return Missing(rank, number)
+            if self._number(position) > self._last_number(rank):
+                return Missing(rank, Numbers(*position))
         return None
 
     def lag(self, positions: dict[int, tuple[int, int]]) -> int:
         """How many events the broker's positions are ahead, of all ranks."""
-        return sum(max(0, self._number(position) - self._numbers.get(rank, 0)) for rank, position in positions.items())
+        return sum(max(0, self._number(position) - self._last_number(rank)) for rank, position in positions.items())
 
     def has(self, missing: Missing) -> bool:
         """Whether what was missing has been read."""
-        return self._numbers.get(missing.rank, 0) >= missing.number
+        return self._last_number(missing.rank) >= self._number(missing.numbers)
 
     def give_up(self, missing: Missing) -> None:
         """Takes what is missing as missing for good: a gap."""
-        self.gaps.append(Gap(missing.rank, self._numbers.get(missing.rank, 0) + 1, missing.number))
-        self._numbers[missing.rank] = missing.number
+        self.gaps.append(Gap(missing.rank, self._last_number(missing.rank) + 1, self._number(missing.numbers)))
+        self._numbering.skip_to(missing.rank, missing.numbers)
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with the numbers of the events that were read, one line for each rank."""
+        return self._numbering.problems
+
+    def _last_number(self, rank: int) -> int:
+        return self._number(self._numbering.last(rank))
 
     def _number(self, position: tuple[int, int]) -> int:
         return position[1] if self._base_only else position[0]
@@ -222,22 +230,22 @@ class StreamOrder:
         """The event in a frame with its number and the number that is next, unless it is old, or none of ours."""
         place = self._place(topic)
         event = self._decode(body) if place is not None else None
-        if place is None or event is None:
+        # By ``seq``, which every event has of its own: a wrong ``base_seq`` makes no event old.
+        if place is None or event is None or event.seq <= self._numbering.last(place.rank).seq:
             return None
         number = event.base_seq if self._base_only else event.seq
         if self._base_only and place.name == CUT and event.fields.get("base_first") == number + 1:
             # In the place of events that this reader is not given either: the number that it bears is of one before.
             return None
-        expected = self._numbers.get(place.rank, 0) + 1
-        return (place, event, number, expected) if number >= expected else None
+        return place, event, number, self._last_number(place.rank) + 1
 
     def _first_covered(self, place: _Place, event: EventBody, number: int) -> int:
         """The first of the numbers that a frame stands for: its own, or the first that was left out on purpose."""
         first = event.fields.get("base_first" if self._base_only else "first") if place.name == CUT else None
         return min(first, number) if type(first) is int else number
 
-    def _accept(self, place: _Place, event: EventBody, number: int) -> Snapshot | None:
-        self._numbers[place.rank] = number
+    def _accept(self, place: _Place, event: EventBody) -> Snapshot | None:
+        self._numbering.follow(place.rank, place.name, event.seq, event.base_seq)
         if place.event is not None:
             return Snapshot(place.event, self.run, place.rank, event) if place.wanted else None
         if place.name == END:

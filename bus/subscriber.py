@@ -197,7 +197,7 @@ class Subscriber:
     def damage(self) -> str | None:
         """What of the recording could not be read, with its offset."""
         cut = [self._reader.cut] if self._reader.cut and self._link is None else []
-        return "; ".join([*self._reader.damage, *cut]) or None
+        return "; ".join([*self._reader.damage, *cut, *self._order.problems]) or None
 
     def in_effect(self, rank: int = 0) -> InEffect | None:
         """From where on a rank publishes what was asked for beyond what is always there; ``None`` until it has said

@@ -227,7 +227,9 @@ def decode_body(body: bytes) -> list[Any]:
     # What msgpack raises for hostile bytes ranges from its own errors over ValueError to RecursionError and TypeError
     # (a map as a key); all of them mean the same to us.
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"a body of {len(body)} bytes is not MessagePack: {error}") from None
+        # Its own text for what is nested too deep is empty.
+        reason = str(error) or ("nested too deep" if isinstance(error, msgpack.StackError) else type(error).__name__)
+        raise ProtocolError(f"a body of {len(body)} bytes is not MessagePack: {reason}") from None
     if not isinstance(array, list) or not array or type(array[0]) is not int:
         raise ProtocolError("a body is not an array that begins with the protocol version")
     return array

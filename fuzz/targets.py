@@ -13,7 +13,6 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -167,13 +166,11 @@ def _order(data: bytes) -> None:
     """Input is an array of steps: a number below 4 chooses what is done with what follows it."""
     with contextlib.suppress(ProtocolError):
         steps = decode_body(data)[1:]
-        _follow(StreamOrder("r", 1, None), steps, attrgetter("seq"))
-        _follow(StreamOrder("r", 1, [Event.BATCH_START]), steps, attrgetter("seq"))
-        _follow(StreamOrder("r", 1, [Event.BATCH_END, Event.FIT_END]), steps, attrgetter("base_seq"))
+        for events in (None, [Event.BATCH_START], [Event.BATCH_END, Event.FIT_END]):
+            _follow(StreamOrder("r", 1, events), steps)
 
 
-def _follow(order: StreamOrder, steps: list[Any], number: Callable[[Snapshot], int]) -> None:
-    """``number`` is what the order counts by."""
+def _follow(order: StreamOrder, steps: list[Any]) -> None:
     numbers: dict[int, int] = {}
     for step in steps:
         for live, frame in _frames_of(step):
@@ -184,8 +181,8 @@ def _follow(order: StreamOrder, steps: list[Any], number: Callable[[Snapshot], i
                 take = order.from_live if live else order.from_record
                 given = take(f"{topic.run}/{topic.name}/{topic.rank}", body)
                 if isinstance(given, Snapshot):
-                    check(number(given) > numbers.get(given.rank, 0), "an event was given twice, or out of order")
-                    numbers[given.rank] = number(given)
+                    check(given.seq > numbers.get(given.rank, 0), "an event was given twice, or out of order")
+                    numbers[given.rank] = given.seq
                     _look_at(given)
                 elif given is not None:
                     check(not order.has(given), "what is missing is there")
@@ -195,6 +192,7 @@ def _follow(order: StreamOrder, steps: list[Any], number: Callable[[Snapshot], i
         check(gap.first <= gap.last, "a gap ends before it begins")
     check(order.ending is None or isinstance(order.ending, Ending), "an ending is none")
     str(order.ending)
+    check(all(isinstance(line, str) for line in order.problems), "a problem is no text")
     check(len(order.topics) >= 1, "nothing to subscribe to")
 
 

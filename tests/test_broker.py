@@ -514,3 +514,192 @@ def test_a_lost_run_is_taken_up_for_its_own_trainer_alone(standalone, stranger, 
     assert reply.kind == "refused"
     assert "rank 0 of run 'r' is another trainer's" in reply.content["reason"]
     assert find_run("r").status == "lost"
+
+
+class Peer:
+    """A publisher of run ``r`` that says what it likes."""
+
+    def __init__(self, socket):
+        self.socket = socket
+        self.last_sent = 0
+        self.heard = []
+        self.say("hello", HELLO)
+        self.hears("welcome")
+
+    def say(self, kind, content):
+        self.socket.send(encode_control(kind, content))
+
+    def send(self, name, seq, base_seq, fields=None):
+        encode = event_encoder(Topic("r", name, 0), 1)
+        self.last_sent = seq
+        self.socket.send(encode(seq, base_seq, 0, [0] * 14, None, fields or {}, pack_map({"world_size": 1})))
+
+    def end(self, seq, base_seq):
+        self.send("$end", seq, base_seq, {"status": "finished", "error": None})
+        wait_for(lambda: not find_run("r").live, "the end of the run")
+
+    def hears(self, kind, part=""):
+        """Waits for a message of that kind with ``part`` in it; all that come before it are kept."""
+        begin = time.monotonic()
+        while time.monotonic() - begin < 30:
+            if not self.socket.poll(500):
+                self.say("report", {"last_sent": self.last_sent})
+                continue
+            message = answer(self.socket)
+            self.heard.append(message)
+            if message.kind == kind and part in str(message.content):
+                return message.content
+        raise AssertionError(f"no {kind!r} with {part!r} has come, but {self.heard}")
+
+
+def recorded(runs_dir):
+    """The numbers of what is recorded of run ``r``, and its gaps."""
+    recording = Recording(runs_dir / "r")
+    return [snapshot.seq for snapshot in recording], [tuple(gap) for gap in recording.gaps], recording.ending.status
+
+
+def test_a_base_seq_that_cannot_be_is_refused_by_name_and_the_rest_is_recorded(stranger, runs_dir):
+    peer = Peer(stranger)
+    peer.send("epoch_start", 1, 1)
+    peer.send("batch_start", 2, 1)
+    peer.send("batch_end", 3, 3)
+    refused = peer.hears("refused")
+    assert refused["error"] == "ProtocolError"
+    assert "rank 0 of run 'r': event 3 (batch_end) has the base_seq 3, where 2 belongs" in refused["reason"]
+    peer.send("batch_end", 4, 3)
+    peer.send("batch_start", 5, 4)
+    assert "event 5 (batch_start) has the base_seq 4, where 3 belongs" in peer.hears("refused")["reason"]
+    peer.send("batch_end", 6, 4)
+    peer.end(7, 5)
+    assert recorded(runs_dir) == ([1, 2, 4, 6], [(0, 3, 3), (0, 5, 5)], "finished")
+    # A reader of base events is given the same.
+    assert [snapshot.seq for snapshot in Recording(runs_dir / "r").snapshots([Event.BATCH_END])] == [4, 6]
+
+
+def test_a_publisher_that_counts_base_events_wrongly_loses_no_event_silently(stranger, runs_dir):
+    peer = Peer(stranger)
+    for seq in range(1, 11):
+        peer.send("batch_end", seq, 1)
+    peer.hears("refused", "event 10 (batch_end) has the base_seq 1, where 2 to 10 belongs")
+    peer.end(11, 2)
+    assert recorded(runs_dir) == ([1], [(0, 2, 10)], "finished")
+
+
+@pytest.mark.parametrize("name", ["$beat", "$cut", "$mine"])
+def test_a_mark_that_publishers_do_not_send_is_refused_and_takes_no_number(stranger, runs_dir, name):
+    peer = Peer(stranger)
+    peer.send(name, 1, 1)
+    assert f"publishers do not send '{name}'" in peer.hears("refused")["reason"]
+    peer.send("batch_end", 1, 1)
+    peer.end(2, 2)
+    assert recorded(runs_dir) == ([1], [], "finished")
+
+
+def test_a_mark_that_is_refused_again_in_its_place_is_a_gap(stranger, runs_dir):
+    peer = Peer(stranger)
+
+    def send_all():
+        peer.send("$mine", 1, 1)
+        peer.send("batch_end", 2, 2)
+
+    send_all()
+    for _ in range(2):
+        peer.hears("resend")
+        send_all()
+    peer.end(3, 3)
+    assert recorded(runs_dir) == ([2], [(0, 1, 1)], "finished")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"status": "excellent"}, "its end has the status 'excellent': use finished, stopped, failed, lost"),
+        ({}, "its end has the status 'None'"),
+        ({"status": "failed", "error": 5}, "its end has a value of 'error' that is not a text"),
+    ],
+)
+def test_an_end_that_nobody_understands_is_refused(stranger, runs_dir, fields, reason):
+    peer = Peer(stranger)
+    peer.send("batch_end", 1, 1)
+    peer.send("$end", 2, 2, fields)
+    assert reason in peer.hears("refused")["reason"]
+    peer.end(3, 3)
+    assert recorded(runs_dir) == ([1], [(0, 2, 2)], "finished")
+    assert find_run("r").status == "finished"
+
+
+def test_what_cannot_be_sent_is_passed_over_with_resume_and_loses_nothing_else(stranger, runs_dir):
+    peer = Peer(stranger)
+    peer.send("batch_end", 1, 1)
+    # Event 2 was lost with a connection: what was stated behind it does not hold for it.
+    peer.say("resume", {"after": 2, "from": 4})
+    assert peer.hears("resend") == {"after": 1}
+    peer.send("batch_end", 2, 2)
+    peer.say("resume", {"after": 2, "from": 4})
+    peer.send("batch_end", 4, 4)
+    peer.end(5, 5)
+    assert recorded(runs_dir) == ([1, 2, 4], [(0, 3, 3)], "finished")
+
+
+@pytest.fixture
+def logged(runs_dir):
+    """A broker and a peer that it does not know: the peer, and what the broker says of it until both are closed."""
+    address = free_address()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bus", "broker", "--listen", address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "serving at" in process.stdout.readline()
+    context = zmq.Context()
+    peer = context.socket(zmq.DEALER)
+    peer.connect(address)
+
+    def log():
+        context.destroy(linger=0)
+        process.send_signal(signal.SIGINT)
+        return process.communicate(timeout=100)[1]
+
+    yield peer, log
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (b"", "a frame of 0 bytes has no topic"),
+        (b"no topic", "a frame of 8 bytes has no topic"),
+        (b"r/batch_end\0\x90", "is not a topic of the form RUN/EVENT/RANK"),
+        (b"r/batch_end/0\0\x90", "it has not said hello to this broker"),
+        (b"\0" + b"\x91" * 1_000_000, "is not MessagePack: nested too deep"),
+        (b"\0\xc1", "is not MessagePack: "),
+    ],
+)
+def test_whatever_is_dropped_is_named_in_the_log_with_a_reason(logged, frame, reason):
+    peer, log = logged
+    peer.send(frame)
+    peer.send(encode_control("statistics", {"run": "r"}))
+    assert wait_for(lambda: answer(peer).kind == "refused", "an answer")
+    said = log()
+    assert reason in said
+    assert all(not line.rstrip().endswith(":") for line in said.splitlines())
+
+
+def test_an_event_that_is_too_large_for_the_connection_is_named(stranger, runs_dir, monkeypatch):
+    peer = Peer(stranger)
+    peer.send("batch_end", 1, 1)
+    begin = time.monotonic()
+    while not any(message.kind == "notice" for message in peer.heard):
+        assert time.monotonic() - begin < 60
+        peer.send("batch_end", 3, 3)
+        if stranger.poll(100):
+            peer.heard.append(answer(stranger))
+    (text,) = (message.content["text"] for message in peer.heard if message.kind == "notice")
+    assert "event 2 of rank 0 was asked for 10 times and has not come" in text
+    assert "16,777,216 bytes" in text
+    peer.say("resume", {"after": 1, "from": 3})
+    peer.send("batch_end", 3, 3)
+    peer.end(4, 4)
+    assert recorded(runs_dir) == ([1, 3], [(0, 2, 2)], "finished")

@@ -87,7 +87,7 @@ def test_positions_of_the_broker_show_what_a_quiet_stream_lost():
     order = StreamOrder("r", 1, {Event.BATCH_END})
     order.from_live(*frame("batch_end", 0, 1, 2, 1))
     assert order.behind({0: (9, 1)}) is None
-    assert order.behind({0: (9, 2)}) == Missing(0, 2)
+    assert order.behind({0: (9, 2)}) == Missing(0, (9, 2))
 
 
 def test_another_attempt_another_run_and_unknown_events_are_left_out():

@@ -13,6 +13,7 @@ import pytest
 from helpers import wait_for
 
 from bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
+from bus.numbering import Numbers
 from bus.stream import Missing
 from bus.stream_link import StreamLink
 
@@ -230,7 +231,7 @@ def test_what_the_broker_wrote_last_is_read_also_when_it_ends_between_two_looks(
     publisher.publish(Event.EPOCH_START)
     following = iter(subscriber)
     assert next(following).seq == 1
-    subscriber._fall_back(Missing(0, 2))
+    subscriber._fall_back(Missing(0, Numbers(2, 2)))
     still_live = subscriber._is_live
 
     def end_just_now():

@@ -115,8 +115,9 @@ def test_deep_nesting_is_refused():
         deep = [deep]
     with pytest.raises(ProtocolError):
         decode_event(msgpack.packb([1, 1, 1, 1, 0, [0] * 14, None, {"x": deep}, {}]))
-    with pytest.raises(ProtocolError):
-        decode_body(b"\x91" * 100_000)
+    for depth in (1_000, 100_000, 1_000_000):
+        with pytest.raises(ProtocolError, match=r"is not MessagePack: \S"):
+            decode_body(b"\x91" * depth)
 
 
 def test_a_frame_over_the_limit_is_refused_with_both_sizes():
