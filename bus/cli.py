@@ -26,6 +26,7 @@ from bus.run_source import list_remote_runs
 from bus.runs import RunInfo, find_run, list_runs, runs_dir
 from bus.security import check_listen_address, client_security, server_security
 from bus.sender import WAIT_SECONDS, send_command, send_command_through, sent_by
+from bus.strict_json import plain
 from bus.terminal import HELP, run_command
 
 __all__ = ["main"]
@@ -121,7 +122,7 @@ def runs(
         listed = [_summary(run) for run in list_runs(runs_dir)]
     listed = [run for run in listed if run["status"] == "live" or not live]
     if as_json:
-        click.echo(json.dumps(listed, indent=2))
+        click.echo(json.dumps(plain(listed), indent=2))
         return
     if not listed:
         where = f"at {broker}" if broker else f"in {_where(runs_dir)}; 'trainer digits' makes one"
@@ -157,7 +158,7 @@ def info(
     else:
         described = describe_run(find_run(run, runs_dir))
     if as_json:
-        click.echo(json.dumps(described, indent=2, default=str))
+        click.echo(json.dumps(plain(described), indent=2))
         return
     told = list(lines(described))
     width = max(len(label) for label, _ in told)

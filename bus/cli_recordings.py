@@ -13,13 +13,13 @@ from bus.diff import Diff, EventDifference, MetricDifference, diff
 from bus.errors import ConfigurationError, OffloopError
 from bus.event import Event
 from bus.export import FORMATS, export, exported_path
-from bus.export_rows import plain
 from bus.merge import merge, merged_path
 from bus.printing import say
 from bus.replay_moments import Moment
 from bus.replay_options import moment_given
 from bus.runs import find_run
 from bus.stream import Ending, Gap
+from bus.strict_json import plain
 from bus.terminal import HELP, told_of_system
 
 __all__ = ["cut_recording", "diff_recordings", "export_recording", "merge_recordings"]

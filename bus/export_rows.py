@@ -1,16 +1,15 @@
 """Recorded events as rows: names and values that tables and JSON can hold."""
 
-import base64
 import json
-import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from bus.export_source import Recorded
+from bus.strict_json import plain
 from bus.wire import END
 
-__all__ = ["COUNTERS", "DURATIONS", "FIXED", "as_row", "clock", "flattened", "json_text", "plain"]
+__all__ = ["COUNTERS", "DURATIONS", "FIXED", "as_row", "clock", "flattened", "json_text"]
 
 COUNTERS = (
     "iteration",
@@ -110,16 +109,3 @@ def json_text(value: Any) -> str:
         return _EXACT.encode(value)
     except (TypeError, ValueError):
         return _EXACT.encode(plain(value))
-
-
-def plain(value: Any) -> Any:
-    """The same in nothing but what JSON has, see :func:`json_text`."""
-    if isinstance(value, dict):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value if value is None or isinstance(value, str | int | float) else str(value)

@@ -17,6 +17,7 @@ from typing import Any
 from bus import processes, run_lock
 from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError, RunNotFoundError
 from bus.stream import Ending, Reached
+from bus.strict_json import plain
 from bus.wire import check_run_name
 
 __all__ = ["Attempt", "RunDirectory", "RunInfo", "find_run", "list_runs", "new_run_name", "runs_dir"]
@@ -355,7 +356,7 @@ class RunDirectory:
     def _write(self, name: str, value: dict[str, Any]) -> None:
         temporary = self.path / f".{name}.new"
         with _explained(self.path):
-            temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
+            temporary.write_text(json.dumps(plain(value), indent=2) + "\n")
             temporary.replace(self.path / name)
 
 

@@ -703,3 +703,25 @@ def test_an_event_that_is_too_large_for_the_connection_is_named(stranger, runs_d
     peer.send("batch_end", 3, 3)
     peer.end(4, 4)
     assert recorded(runs_dir) == ([1, 3], [(0, 2, 2)], "finished")
+
+
+def strictly(text):
+    """JSON as programs other than Python's read it: without NaN and infinities."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_what_is_no_number_never_makes_json_that_is_none(stranger, runs_dir):
+    stranger.send(encode_control("hello", {**HELLO, "info": {"config": {"lr": math.nan, "most": [math.inf]}}}))
+    assert answer(stranger).kind == "welcome"
+    attempt = strictly((runs_dir / "r" / "run.json").read_text())["attempts"][0]
+    assert attempt["info"]["config"] == {"lr": "NaN", "most": ["Infinity"]}
+    stranger.send(encode_control("report", {"lag": math.nan, "published": 2}))
+    for command in (["info", "r"], ["runs"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "bus", *command, "--json"], capture_output=True, text=True, timeout=100, check=True
+        )
+        strictly(done.stdout)

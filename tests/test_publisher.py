@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from helpers import wait_for
+from training import Act, gold_trainer
 
 from bus import (
     BASE_EVENTS,
@@ -467,3 +468,20 @@ def test_a_ring_that_holds_nothing_is_refused(runs_dir, size):
     with pytest.raises(ConfigurationError, match="65,536 or more; 67,108,864 is the default"):
         Publisher("r", backlog_bytes=size)
     assert not (runs_dir / "r").exists()
+
+
+def test_an_event_of_a_training_that_is_too_large_goes_without_its_fields_and_ends_nothing(runs_dir, caplog):
+    def log(event, state, logger):
+        if state.timestamp.values[2] == 2:
+            logger.log_metrics({"text": "x" * (17 << 20)})
+
+    with gold_trainer(publish=True, run_name="large", algorithms=Act(log, Event.BATCH_START)) as trainer:
+        trainer.fit()
+    recording = Recording(runs_dir / "large")
+    batches = [snapshot for snapshot in recording if snapshot.event is Event.BATCH_END]
+    assert [snapshot.timestamp.batch.value for snapshot in batches] == list(range(1, 9))
+    assert (recording.gaps, recording.ending.status) == ((), "finished")
+    too_large = [snapshot.timestamp.batch.value for snapshot in batches if "not_sent" in snapshot.fields]
+    assert too_large == [3]
+    assert "16,777,216 are allowed" in batches[2].not_sent
+    assert "batch_end is published without its fields: an event of 17," in caplog.text

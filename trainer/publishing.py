@@ -1,5 +1,6 @@
 """Turns the state at an event into what is published of it."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns, thread_time_ns, time_ns
 from typing import Any, NamedTuple, Protocol
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from bus.demand import BASE_EVENTS, Demand, batch_number
+from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.intervals import MICROBATCH_EVENTS, Moment
 from bus.publisher import Publisher
@@ -22,6 +24,8 @@ from trainer.state import State
 from trainer.tensor_sharing import TensorSharing
 
 __all__ = ["StatePublisher", "StreamPublisher", "optimizer_names"]
+
+_log = logging.getLogger("offloop")
 
 _AFTER_EVALUATION = {Event.EVAL_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END}
 _PAUSES = {Event.EPOCH_END, Event.EPOCH_CHECKPOINT, Event.ITERATION_END, Event.ITERATION_CHECKPOINT, Event.FIT_END}
@@ -181,14 +185,13 @@ class StatePublisher:
             if len(self._fields.never) > self._never:
                 self._prepare()
         previous = state.previous_timestamp
-        self._send(
-            event,
-            state.timestamp.values,
-            None if previous is None else previous.values,
-            fields,
-            self._context,
-            self._defers,
-        )
+        times = state.timestamp.values, None if previous is None else previous.values
+        try:
+            self._send(event, *times, fields, self._context, self._defers)
+        except ConfigurationError as error:
+            # What is too large to be sent ends no training.
+            _log.warning("%s is published without its fields: %s", event.value, error)
+            self._send(event, *times, {"not_sent": str(error)}, self._context, False)
         if self._stream.demand_version != self._version:
             self._changed_in = self._batch(event)
             self._plain = frozenset()

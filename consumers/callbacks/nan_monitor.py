@@ -119,7 +119,9 @@ class NaNMonitor(Callback):
     def _keep(self, state: Snapshot, gradients: Mapping[str, float], logger: Logger) -> None:
         rows: list[list[Any]] = [["batch", state.timestamp.batch.value], ["loss", _text(state.loss)]]
         rows += [
-            [f"lr/{name}/group{group}", rate] for name, rates in state.lr.items() for group, rate in enumerate(rates)
+            [f"lr/{name}/group{group}", _text(rate)]
+            for name, rates in state.lr.items()
+            for group, rate in enumerate(rates)
         ]
         rows += [[f"gradient_norm/{name}", _text(norm)] for name, norm in gradients.items()]
         logger.log_table(["what", "value"], rows, name="nan/first_bad_batch")
