@@ -16,7 +16,7 @@ from bus.stream import Ending
 from bus.time import Timestamp
 from consumers.dashboard.run_view import RunView
 from consumers.dashboard.series import Points
-from consumers.dashboard.top_draw import chart, duration, number, sparkline, stacked_bar
+from consumers.dashboard.top_draw import chart, duration, number, smoothed, sparkline, stacked_bar
 from consumers.dashboard.top_frame import Shown, frame, log_length, log_rows
 from consumers.logger import Row
 
@@ -32,9 +32,8 @@ def batch_end(batch: int, rank: int = 0, data: float = 0.25, **fields: Any) -> S
         rank=rank,
         time_ns=batch * SECOND,
         timestamp=Timestamp(batch=batch, batch_in_epoch=batch),
-        max_duration="100ba",
         phases={"began": (batch - 1) * SECOND, "spans": spans, "device": False},
-        **({"loss": 1 / batch, "lr": {"SGD": [0.1]}} | fields),
+        **({"loss": 1 / batch, "lr": {"SGD": [0.1]}, "max_duration": "100ba"} | fields),
     )
 
 
@@ -96,7 +95,7 @@ def test_how_a_run_ended_stands_first(ending: str, begins: str) -> None:
     view.end(Ending(ending, "ValueError: \x1b[31m no" if ending == "failed" else None))
     line = drawn(view)[0]
     assert line.startswith(f"{begins} {ending}  digits-3")
-    assert ("ValueError: [31m no" in line) == (ending == "failed")
+    assert (r"ValueError: \x1b[31m no" in line) == (ending == "failed")
     assert "left" not in drawn(view)[1]
 
 
@@ -257,3 +256,94 @@ def test_history_without_phases_leaves_their_place_to_the_rest() -> None:
     for snapshot in snapshots_of_training():
         view.see(snapshot)
     assert "step" not in "\n".join(drawn(view))
+
+
+def test_what_people_look_at_first_comes_first_and_norms_last() -> None:
+    view = trained()
+    names = ["l2_norm/grad/global", "throughput/batches_per_sec", "metrics/eval/Accuracy", "mine", "loss/train/a"]
+    view.take_rows([Row(1, 0.0, dict.fromkeys(names, 1.0))])
+    assert [name for group in view.groups().values() for name in group] == [
+        "loss/train/total",
+        "loss/train/a",
+        "metrics/eval/Accuracy",
+        "lr-SGD/group0",
+        "throughput/batches_per_sec",
+        "mine",
+        "l2_norm/grad/global",
+    ]
+    assert any("▸total" in line for line in drawn(view)), "the loss is what the chart shows"
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 10), (60, 14)])
+def test_metrics_that_do_not_fit_are_counted(width: int, height: int) -> None:
+    names = RUNNING.names()
+    for place in (0, len(names) // 2, len(names) - 1):
+        shown = [name for group in RUNNING.groups().values() for name in group]
+        lines = drawn(RUNNING, Shown(metric=shown[place]), width, height)
+        told = sum(int(line.split()[1]) for line in lines if line.startswith("… "))
+        rows = sum(line[:2] in ("  ", " ▸") and bool(line.strip()) and "│" not in line for line in lines)
+        assert 0 < told < len(names)
+        assert told + rows >= len(names)
+        assert sum("▸" in line for line in lines) == 1
+
+
+def test_metrics_are_found_by_a_part_of_their_name() -> None:
+    text = "\n".join(drawn(RUNNING, Shown(find="METRIC4"), height=60))
+    assert "11 of 52 metrics with 'METRIC4': Escape shows all" in text
+    assert "metric40" in text
+    assert "▸total" not in text
+    assert "no metric is called 'nothing'" in "\n".join(drawn(RUNNING, Shown(find="nothing")))
+
+
+def test_several_charts_are_kept_side_by_side_as_far_as_there_is_room() -> None:
+    view = trained()
+    view.take_rows([Row(1, 0.0, {f"group/metric{number}": number for number in range(20)})])
+    kept = ("lr-SGD/group0", "group/metric1", "group/metric2", "gone")
+    for height, charts in ((24, 2), (60, 4), (12, 0)):
+        lines = drawn(view, Shown(kept=kept, metric="loss/train/total"), height=height)
+        titles = [line for line in lines if line.startswith("── ") and "over batch" in line]
+        assert len(titles) == charts
+        assert all(title.startswith("── loss/train/total") for title in titles[-1:])
+    text = "\n".join(drawn(view, Shown(kept=kept), height=60))
+    assert "• lr-SGD/group0" in text
+
+
+def test_smoothing_is_an_average_over_the_axis_that_leaves_what_is_constant() -> None:
+    line = points(*[1.0] * 50)
+    assert smoothed(line, 0.9).ys.tolist() == line.ys.tolist()
+    jumping = points(*[0.0, 1.0] * 50)
+    ys = smoothed(jumping, 0.5).ys.tolist()
+    assert all(0.3 < value < 0.7 for value in ys[20:])
+    assert smoothed(jumping, 0.0) is jumping
+    odd = smoothed(points(1.0, math.nan, 1.0), 0.5).ys.tolist()
+    assert (odd[0], math.isnan(odd[1]), odd[2]) == (1.0, True, 1.0)
+    assert any("smoothed 0.5 over batch" in text for text in drawn(trained(), Shown(smoothing=0.5)))
+
+
+def test_that_an_evaluation_began_is_told_only_while_it_goes_on() -> None:
+    view = trained()
+    evaluation = {"dataloader_label": "eval", "timestamp": Timestamp(batch=40), "time_ns": 41 * SECOND}
+    for _ in range(3):
+        view.see(Snapshot.build(Event.EVAL_START, **evaluation))
+        assert drawn(view)[-2].endswith("evaluation 'eval' begins")
+        view.see(Snapshot.build(Event.EVAL_END, **evaluation, eval_metrics={"eval": {"Accuracy": 0.5}}))
+    assert not any("begins" in line for line in drawn(view, Shown(page="log")))
+    assert sum("evaluation 'eval': Accuracy 0.5" in line for line in drawn(view, Shown(page="log"))) == 3
+    assert log_length(view.log(), 80) == 3
+
+
+def test_a_stopped_run_says_why_and_how_much_of_what_was_planned_it_reached() -> None:
+    view = trained()
+    view.see(batch_end(41, planned_duration="400ba", max_duration="41ba"))
+    view.end(Ending("stopped", reason="early-stop: Accuracy not better than 0.5 for 2 epochs"))
+    first, second, *_ = drawn(view)
+    assert first.startswith("■ stopped  digits-3  early-stop: Accuracy not better than 0.5 for 2 epochs")
+    assert second.endswith(" batch 41,  10% of 400ba")
+
+
+def test_help_that_does_not_fit_is_scrolled() -> None:
+    lines = drawn(RUNNING, Shown(page="help"), 60, 10)
+    assert "more lines below: ↓" in lines[2]
+    last = drawn(RUNNING, Shown(page="help", scroll=100), 60, 10)
+    assert any("NaN or infinite" in line for line in last)
+    assert "below" not in last[2]

@@ -86,7 +86,7 @@ class Panels:
         for entry, label in sorted(new, key=lambda one: one[0].time)[-LOG_LINES:]:
             at = time.strftime("%H:%M:%S", time.localtime(entry.time))
             rank = f" rank {entry.rank}" if entry.rank else ""
-            kind = "" if entry.kind in ("event", "text") else f"{entry.kind}: "
+            kind = "" if entry.kind in ("event", "begin", "text") else f"{entry.kind}: "
             self._log.push(f"{at}  {label}{rank}{'  ' if label else ''}{kind}{entry.text}", classes=entry.kind)
 
     def _update_ranks(self) -> None:

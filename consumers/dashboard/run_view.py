@@ -42,6 +42,8 @@ __all__ = [
 MAX_IMAGES = 16
 """Of so many names the latest images are kept."""
 
+_FIRST_GROUPS = {"loss": 0, "metrics": 1, "lr": 2, "throughput": 3}
+_LAST_GROUP = len(_FIRST_GROUPS) + 1
 _KNOWN_OUTCOMES = 1000
 _BATCH_END = Event.BATCH_END
 _BATCH_WCT = 13
@@ -205,12 +207,13 @@ class RunView:
             return sorted(self._metrics.series)
 
     def groups(self) -> dict[str, list[str]]:
-        """The metrics by what comes before the last ``/`` in their names; learning rates are all in ``lr``."""
+        """The metrics by what comes before the last ``/`` in their names; learning rates are all in ``lr``. In the
+        order in which people look at them: losses with the total first, metrics, rates, throughput, all else, norms."""
         groups: dict[str, list[str]] = {}
-        for name in self.names():
+        for name in sorted(self.names(), key=lambda name: (not name.endswith("/total"), name)):
             prefix = "lr" if name.startswith("lr-") else name.rpartition("/")[0]
             groups.setdefault(prefix, []).append(name)
-        return dict(sorted(groups.items()))
+        return dict(sorted(groups.items(), key=lambda group: (_group_place(group[0]), group[0])))
 
     def series(self, name: str) -> Series:
         """The values of a metric. Raises ``KeyError`` when there is none of that name."""
@@ -267,7 +270,7 @@ class RunView:
         self._metrics.event(state, seconds)
         text = event_text(state)
         if text is not None:
-            self._log.add(state.time, state.rank, "event", text)
+            self._log.add(state.time, state.rank, "begin" if event is Event.EVAL_START else "event", text)
 
     def _see_phases(self, state: Snapshot) -> None:
         body = state._body
@@ -286,3 +289,10 @@ class RunView:
         for outcome in outcomes[self._outcomes_read :]:
             self.take_outcome(outcome)
         self._outcomes_read = len(outcomes)
+
+
+def _group_place(prefix: str) -> int:
+    """Where a group of metrics stands among the others."""
+    if "norm" in prefix:
+        return _LAST_GROUP
+    return _FIRST_GROUPS.get(prefix.partition("/")[0], len(_FIRST_GROUPS))

@@ -9,7 +9,7 @@ from typing import ClassVar, get_args
 from bus.errors import OffloopError
 from bus.sender import sent_by
 from consumers.dashboard.run_view import Axis, RunView
-from consumers.dashboard.top_frame import Shown, frame, log_length, log_rows
+from consumers.dashboard.top_frame import HELP, Shown, frame, log_length, log_rows, metric_groups
 from consumers.dashboard.top_screen import TerminalScreen
 from consumers.logger import RunPlace
 
@@ -28,7 +28,12 @@ _MOVES = {
     "home": (-_FAR, 0),
     "end": (_FAR, 0),
 }
-_QUESTION = "stop the training of {}? y stops it, any other key does not"
+_QUESTIONS = {
+    "stop": "stop the training of {}? y stops it, any other key does not",
+    "pause": "pause the training of {}? y pauses it, any other key does not",
+}
+_SMOOTHING_STEP = 0.1
+_MOST_SMOOTHING = 0.99
 
 
 class Display:
@@ -56,7 +61,7 @@ class Display:
         self._seen: object = None
         self._changed = True
         self._message_until = 0.0
-        self._asks_to_stop = False
+        self._asks_for: str | None = None
         self._leaves_at_once = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="offloop-top", daemon=True)
@@ -98,7 +103,7 @@ class Display:
             self._leave()
 
     def _draw(self) -> None:
-        if self._shown.message is not None and not self._asks_to_stop and time.monotonic() > self._message_until:
+        if self._shown.message is not None and self._asks_for is None and time.monotonic() > self._message_until:
             self._shown.message, self._changed = None, True
         width, height = self._screen.size
         # The state is asked for first: it may be a command that changed something.
@@ -115,19 +120,32 @@ class Display:
             self._closing.set()
             self._leave()
             return
-        if self._asks_to_stop:
-            self._asks_to_stop, shown.message = False, None
+        if self._asks_for is not None:
+            command, self._asks_for, shown.message = self._asks_for, None, None
             if key in ("y", "Y"):
-                self._command("stop")
+                self._command(command)
+            return
+        if shown.is_typing:
+            self._type(key)
             return
         if key == "q":
             self._leave()
         elif key == "?":
-            shown.page = "run" if shown.page == "help" else "help"
+            shown.page, shown.scroll = "run" if shown.page == "help" else "help", 0
         elif key == "e":
             shown.page, shown.scroll = "run" if shown.page == "log" else "log", 0
+        elif key == "enter" and shown.page == "run":
+            self._keep_chart()
         elif key in ("escape", "enter"):
+            if shown.page == "run":
+                shown.find = ""
             shown.page, shown.message = "run", None
+        elif key == "/":
+            shown.page = "run"
+            shown.is_typing = self._screen.is_typing = True
+        elif key in ("s", "a"):
+            step = _SMOOTHING_STEP if key == "s" else -_SMOOTHING_STEP
+            shown.smoothing = min(max(round(shown.smoothing + step, 1), 0.0), _MOST_SMOOTHING)
         elif key == "redraw":
             self._screen.redraw()
         elif key == "x":
@@ -140,6 +158,30 @@ class Display:
         elif key in _MOVES:
             self._move(_MOVES[key])
 
+    def _type(self, key: str) -> None:
+        """Takes a key while the name of a metric is typed."""
+        shown = self._shown
+        if key == "backspace":
+            shown.find = shown.find[:-1]
+        elif key in ("enter", "escape"):
+            shown.find = "" if key == "escape" else shown.find
+            shown.is_typing = self._screen.is_typing = False
+        elif len(key) == 1 and key.isprintable():
+            shown.find += key
+
+    def _metrics(self) -> list[str]:
+        return [name for group in metric_groups(self._view, self._shown).values() for name in group]
+
+    def _keep_chart(self) -> None:
+        shown, names = self._shown, self._metrics()
+        if not names:
+            return
+        chosen = shown.metric if shown.metric in names else names[0]
+        if chosen in shown.kept:
+            shown.kept = tuple(name for name in shown.kept if name != chosen)
+        else:
+            shown.kept = (*shown.kept, chosen)
+
     def _move(self, move: tuple[int, int]) -> None:
         """Moves by so many lines and pages: in the log, else through the metrics."""
         shown, (lines, pages) = self._shown, move
@@ -148,7 +190,10 @@ class Display:
             rows, length = log_rows(height), log_length(self._view.log(), width)
             shown.scroll = _within(shown.scroll - lines - pages * rows, length - rows)
             return
-        names = [name for group in self._view.groups().values() for name in group]
+        if shown.page == "help":
+            shown.scroll = _within(shown.scroll + lines + pages * _PAGE, len(HELP))
+            return
+        names = self._metrics()
         if names:
             place = names.index(shown.metric) if shown.metric in names else 0
             shown.metric = names[_within(place + lines + pages * _PAGE, len(names) - 1)]
@@ -156,13 +201,14 @@ class Display:
     def _ask(self, key: str) -> None:
         if not self._shown.commands:
             self._say("this is a recording: it takes no commands")
-        elif key == "S":
-            self._asks_to_stop = True
-            self._shown.message = _QUESTION.format(self._view.run_name)
-        elif key == "c":
-            self._command("checkpoint")
+            return
+        paused = self._view.status == "paused"
+        command = {"S": "stop", "c": "checkpoint", "p": "resume" if paused else "pause"}[key]
+        if command in _QUESTIONS:
+            self._asks_for = command
+            self._shown.message = _QUESTIONS[command].format(self._view.run_name)
         else:
-            self._command("resume" if self._view.status == "paused" else "pause")
+            self._command(command)
 
     def _command(self, name: str) -> None:
         command = None if self._place is None else self._place.command

@@ -9,13 +9,14 @@ if TYPE_CHECKING:
 
     from consumers.dashboard.series import Points
 
-__all__ = ["chart", "duration", "has_logarithm", "number", "sparkline", "stacked_bar"]
+__all__ = ["chart", "duration", "has_logarithm", "number", "smoothed", "sparkline", "stacked_bar"]
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ODD = "!"
 # The dots of a Braille character, from the top, in its left and its right half.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BRAILLE = 0x2800
+_WIDEST_SMOOTHING = 0.25
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -64,6 +65,30 @@ def sparkline(points: "Points", width: int) -> "Text":
             shown = max(values, key=lambda value: abs(value - middle))
             line.append(_LEVELS[_level(shown, low, high, len(_LEVELS))])
     return line
+
+
+def smoothed(points: "Points", amount: float) -> "Points":
+    """The exponential moving average of a curve by distance on the axis, as on the web page: the distance after which a
+    value weighs 1/e is up to a quarter of the axis. What is NaN or infinite stays, and has no part in it."""
+    import numpy as np
+
+    xs, ys = points.xs.tolist(), points.ys.tolist()
+    if not xs or not amount:
+        return points
+    reach = ((xs[-1] - xs[0]) or 1.0) * max(_WIDEST_SMOOTHING * amount * amount, 2 * amount / max(len(xs) - 1, 1))
+    mean = weights = 0.0
+    before = xs[0]
+    averages = []
+    for x, y in zip(xs, ys, strict=True):
+        if math.isfinite(y):
+            weights = weights * math.exp((before - x) / reach) + 1
+            before = x
+            # By the difference: the average of what is constant is the very same number.
+            mean += (y - mean) / weights
+            averages.append(mean)
+        else:
+            averages.append(y)
+    return points._replace(ys=np.array(averages))
 
 
 def has_logarithm(points: "Points") -> bool:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from bus.printing import one_line
 from consumers.dashboard.run_view import PHASES, Axis, LogEntry, RankView, RunView
-from consumers.dashboard.top_draw import chart, duration, has_logarithm, number, sparkline, stacked_bar
+from consumers.dashboard.top_draw import chart, duration, has_logarithm, number, smoothed, sparkline, stacked_bar
+from consumers.dashboard.view_log import folded
 from consumers.dashboard.view_ranks import straggler
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["Shown", "frame", "log_length", "log_rows"]
+__all__ = ["HELP", "Shown", "frame", "log_length", "log_rows", "metric_groups"]
 
 _WIDE = 110
 _RIGHT_SHARE = 0.42
@@ -21,6 +22,8 @@ _GAP = 2
 _LEAST_SPARKLINE = 8
 _LEAST_ABOVE = 4
 _LEAST_WITH_CHART = 8
+_LEAST_CHART = 4
+_LEAST_WITH_MORE = 3
 _ENOUGH_ABOVE = 28
 _PHASE_LINES = 3
 _VALUE_WIDTH = 10
@@ -44,14 +47,17 @@ _LETTERS = {name: name[0] if name != "other" else "." for name in PHASES}
 _KIND_STYLES = {"command": "bold yellow", "end": "bold", "text": "cyan", "output": "dim", "event": ""}
 
 HELP = (
-    ("↑ ↓  k j", "choose a metric, which the chart shows; in the log: scroll"),
+    ("↑ ↓  k j", "choose a metric, which the chart shows; in the log and here: scroll"),
     ("PgUp PgDn", "a page up or down"),
     ("Home End", "the first or the last"),
+    ("Enter", "keep the metric's chart beside those of others, or no longer"),
+    ("/", "find metrics by name; Escape shows all again"),
+    ("s a", "more or less smoothing"),
     ("x", "chart over batches, samples, epochs, or time"),
     ("l", "chart with a logarithmic scale, and back"),
     ("e", "the log of events alone, with the whole of its lines, and back"),
     ("S", "stop the training, after the batch at hand (asks first)"),
-    ("p", "pause the training, or let it go on"),
+    ("p", "pause the training (asks first), or let it go on"),
     ("c", "write a checkpoint"),
     ("q", "quit; the training goes on"),
     ("Ctrl-L", "draw everything anew"),
@@ -66,11 +72,18 @@ class Shown:
     page: str = "run"
     """``run``, ``log`` or ``help``."""
     metric: str | None = None
-    """The metric that the chart shows."""
+    """The metric that is chosen: a chart shows it."""
+    kept: tuple[str, ...] = ()
+    """Further metrics that have charts, as far as there is room."""
+    find: str = ""
+    """What the names of metrics have to contain, in any case."""
+    is_typing: bool = False
+    """Whether :attr:`find` is being typed."""
+    smoothing: float = 0.0
     axis: Axis = "batch"
     logarithmic: bool = False
     scroll: int = 0
-    """Of the log alone: how many lines it is above its end."""
+    """Of the log alone: how many lines it is above its end. Of the help: how many lines are above the first."""
     colors: bool = True
     commands: bool = False
     """Whether the training can be commanded."""
@@ -84,9 +97,9 @@ def frame(view: RunView, shown: Shown, width: int, height: int) -> "list[Text]":
     lines = [_header(view, shown, width), _progress(view, width)]
     room = max(height - len(lines) - 1, 0)
     if shown.page == "help":
-        body = _help(width)
+        body = _help(width, shown.scroll, room)
     elif shown.page == "log":
-        body = [_rule("log", width), *_whole_log(view.log(), shown.scroll, width, room - 1)]
+        body = [_rule("log", width), *_whole_log(folded(view.log()), shown.scroll, width, room - 1)]
     elif width >= _WIDE:
         right = int(width * _RIGHT_SHARE)
         body = _beside(_left(view, shown, width - right - _GAP, room), _right(view, shown, right, room), width - right)
@@ -106,7 +119,14 @@ def log_rows(height: int) -> int:
 
 def log_length(entries: Sequence[LogEntry], width: int) -> int:
     """How many lines the log has on its own page."""
-    return sum(len(_parts(entry, width)) for entry in entries)
+    return sum(len(_parts(entry, width)) for entry in folded(entries))
+
+
+def metric_groups(view: RunView, shown: Shown) -> dict[str, list[str]]:
+    """The metrics that are looked for, by group, in the order in which they are shown."""
+    wanted = shown.find.lower()
+    found = {group: [name for name in names if wanted in name.lower()] for group, names in view.groups().items()}
+    return {group: names for group, names in found.items() if names}
 
 
 def _text(text: str = "", style: str = "") -> "Text":
@@ -125,8 +145,8 @@ def _header(view: RunView, shown: Shown, width: int) -> "Text":
     line.append(f"  {one_line(view.run_name)}", "bold")
     if view.attempt > 1:
         line.append(f"  attempt {view.attempt}", "dim")
-    if view.error:
-        line.append(f"  {one_line(view.error)}", "red")
+    if view.error or view.reason:
+        line.append(f"  {one_line(view.error or view.reason or '')}", "red" if view.error else "yellow")
         line.truncate(width, overflow="ellipsis")
         return line
     progress = view.progress()
@@ -141,7 +161,9 @@ def _progress(view: RunView, width: int) -> "Text":
         return _text(f"{progress.sample} samples, {rest}", "dim")
     goes_on = view.status in ("live", "paused") and progress.seconds_left
     left = f"  {duration(progress.seconds_left)} left" if goes_on else ""
-    told = f" {progress.fraction:4.0%} of {progress.max_duration}{left}"
+    # The state's line has no room for it beside a reason.
+    batch = f" batch {progress.batch}," if view.error or view.reason else ""
+    told = f"{batch} {progress.fraction:4.0%} of {progress.max_duration}{left}"
     bar = max(width - len(told), 0)
     full = int(progress.fraction * bar)
     line = _text()
@@ -156,7 +178,7 @@ def _stacked(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]"
     below = _phases(view, shown, width) + _ranks(view.ranks(), width, 4)
     if room < len(below) + _LEAST_ABOVE:
         below = below[:_PHASE_LINES] if room >= _PHASE_LINES + _LEAST_ABOVE else []
-    entries = view.log()
+    entries = folded(view.log())
     # A chart need not become any higher than it is in a usual terminal; a log is the better the more it shows.
     log_room = min(max((room - len(below)) // 4, room - len(below) - _ENOUGH_ABOVE), len(entries))
     log = [_rule("log", width), *_log(entries, width, log_room)] if log_room > 0 else []
@@ -165,26 +187,43 @@ def _stacked(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]"
 
 def _left(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
     """The chart, and below it as many metrics as there is room for, but at least as much as the chart has."""
-    groups = view.groups()
+    groups = metric_groups(view, shown)
     names = [name for group in groups.values() for name in group]
     if not names:
-        return [_rule("metrics", width), _text("nothing has been logged yet", "dim"), *[_text()] * max(room - 2, 0)]
+        empty = f"no metric is called '{shown.find}'" if shown.find else "nothing has been logged yet"
+        return [_rule("metrics", width), _text(empty, "dim"), *[_text()] * max(room - 2, 0)]
     chosen = shown.metric if shown.metric in names else names[0]
-    rows = len(names) + len(groups)
+    rows = len(names) + len(groups) + bool(shown.find)
     chart_height = max(room - rows, room // 2) if room >= _LEAST_WITH_CHART else 0
-    lines = _chart(view, chosen, shown, width, chart_height) if chart_height else []
-    lines += _metrics(view, groups, chosen, width, room - len(lines))
+    lines = _charts(view, chosen, shown, width, chart_height) if chart_height else []
+    if shown.find and room - len(lines) > 1:
+        found = f"{len(names)} of {len(view.names())} metrics with '{shown.find}': Escape shows all"
+        lines.append(_text(found, "yellow"))
+    lines += _metrics(view, groups, chosen, shown.kept, width, room - len(lines))
     return lines + [_text()] * (room - len(lines))
+
+
+def _charts(view: RunView, chosen: str, shown: Shown, width: int, height: int) -> "list[Text]":
+    """The chosen metric's chart below those that are kept, as many as there is room for."""
+    known = set(view.names())
+    kept = [name for name in shown.kept if name in known and name != chosen]
+    kept = kept[: max(height // _LEAST_CHART - 1, 0)]
+    lines: list[Text] = []
+    for place, name in enumerate([*kept, chosen]):
+        # What does not divide evenly goes to the chosen one, which comes last.
+        left = len(kept) + 1 - place
+        lines += _chart(view, name, shown, width, (height - len(lines)) // left)
+    return lines
 
 
 def _right(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
     above = _phases(view, shown, width) + _ranks(view.ranks(), width, max(room // 3, 3))
-    return [*above, _rule("log", width), *_log(view.log(), width, room - len(above) - 1)]
+    return [*above, _rule("log", width), *_log(folded(view.log()), width, room - len(above) - 1)]
 
 
 def _chart(view: RunView, name: str, shown: Shown, width: int, height: int) -> "list[Text]":
     series = view.series(name)
-    points = series.points(shown.axis, width=2 * width)
+    points = smoothed(series.points(shown.axis, width=2 * width), shown.smoothing)
     title = f"{name}  {number(series.last)}"
     if points.not_finite:
         x, value = points.not_finite[0]
@@ -193,13 +232,18 @@ def _chart(view: RunView, name: str, shown: Shown, width: int, height: int) -> "
         title += f"  {number(value)} at {place} {number(x)}"
     scale = f"over {shown.axis}"
     logarithmic = shown.logarithmic and has_logarithm(points)
+    if shown.smoothing:
+        scale = f"smoothed {shown.smoothing:g} {scale}"
     if shown.logarithmic:
         scale = f"log scale {scale}" if logarithmic else f"no logarithm of 0 and less, {scale}"
     return [_rule(title, width, scale), *chart(points, width, height - 1, logarithmic)]
 
 
-def _metrics(view: RunView, groups: dict[str, list[str]], chosen: str, width: int, room: int) -> "list[Text]":
-    """A line for each metric, under a line for its group; those around the chosen one."""
+def _metrics(
+    view: RunView, groups: dict[str, list[str]], chosen: str, kept: Sequence[str], width: int, room: int
+) -> "list[Text]":
+    """A line for each metric, under a line for its group; those around the chosen one. Where there are more above or
+    below, a line says how many."""
     from rich.text import Text
 
     rows: list[tuple[str, str | None]] = []
@@ -207,19 +251,24 @@ def _metrics(view: RunView, groups: dict[str, list[str]], chosen: str, width: in
         rows.append((group or "metrics", None))
         rows += [(name if group in ("", "lr") else name.rpartition("/")[2], name) for name in names]
     place = next(place for place, (_, name) in enumerate(rows) if name == chosen)
+    if room == _LEAST_WITH_MORE - 1 and len(rows) > room:
+        # No room for both directions.
+        others = rows[:place] + rows[place + 1 :]
+        return [*_metrics(view, groups, chosen, kept, width, 1), _more(others, "↑ ↓")]
     begin = min(max(place - room // 2, 0), max(len(rows) - room, 0))
     if begin == place and rows[place - 1][1] is None and room > 1:
         begin = max(place - 1, 0)
     label_width = min(max(len(label) for label, name in rows if name) + 1, max(width // 3, 8))
     curve = width - label_width - _VALUE_WIDTH - 4
     lines = []
+    above, rest = rows[:begin], rows[begin + max(room, 0) :]
     for label, name in rows[begin : begin + max(room, 0)]:
         if name is None:
             lines.append(_text(label, "dim"))
             continue
         series, line = view.series(name), Text()
         is_chosen = name == chosen
-        line.append(" ▸" if is_chosen else "  ", "bold cyan")
+        line.append(f"{'•' if name in kept else ' '}{'▸' if is_chosen else ' '}", "bold cyan")
         line.append(_fitted(label, label_width), "bold" if is_chosen else "")
         value = series.last
         odd = value is not None and value - value != 0
@@ -227,7 +276,18 @@ def _metrics(view: RunView, groups: dict[str, list[str]], chosen: str, width: in
         if curve >= _LEAST_SPARKLINE:
             line.append_text(sparkline(series.points(width=curve), curve))
         lines.append(line)
+    if room >= _LEAST_WITH_MORE:
+        # The line in whose place it stands counts too.
+        if above:
+            lines[0] = _more(rows[: begin + 1], "above: ↑")
+        if rest:
+            lines[-1] = _more(rows[begin + room - 1 :], "below: ↓")
     return lines
+
+
+def _more(rows: "Sequence[tuple[str, str | None]]", where: str) -> "Text":
+    count = sum(name is not None for _, name in rows)
+    return _text(f"… {count} more {where}, / finds", "dim")
 
 
 def _phases(view: RunView, shown: Shown, width: int) -> "list[Text]":
@@ -310,22 +370,27 @@ def _log_line(entry: LogEntry, text: str, is_first: bool) -> "Text":
     return line
 
 
-def _help(width: int) -> "list[Text]":
-    lines = [_rule("keys", width)]
+def _help(width: int, scroll: int, room: int) -> "list[Text]":
+    lines = []
     for keys, meaning in HELP:
         line = _text()
         line.append(f" {keys:<11}", "bold")
         line.append(meaning)
         lines.append(line)
-    return [*lines, _text(), _text("! in a curve: a value there is NaN or infinite", "dim")]
+    lines += [_text(), _text("! in a curve: a value there is NaN or infinite", "dim")]
+    most = max(len(lines) - max(room - 1, 0), 0)
+    first = min(scroll, most)
+    more = f"{most - first} more lines below: ↓" if most > first else "" if not most else "↑"
+    return [_rule("keys", width, more), *lines[first:]]
 
 
 def _footer(view: RunView, shown: Shown, width: int) -> "Text":
-    if shown.message is not None:
-        message = _text(shown.message, "reverse")
+    if shown.is_typing or shown.message is not None:
+        asked = f"find: {shown.find}▏ Enter keeps it, Escape shows all" if shown.is_typing else shown.message
+        message = _text(asked or "", "reverse")
         message.truncate(width, overflow="ellipsis")
         return message
-    keys = ["q quit", "? help", "↑↓ metric", "e log"]
+    keys = ["q quit", "? help", "↑↓ metric", "/ find", "e log"]
     if shown.commands and view.status in ("waiting", "live", "paused"):
         keys += ["S stop", "p pause", "c checkpoint"]
     line = _text()

@@ -33,6 +33,8 @@ _KEYS = {
     **dict.fromkeys(("\x1b[F", "\x1b[4~", "\x1bOF"), "end"),
     "\x1b": "escape",
     "\x0c": "redraw",
+    "\x7f": "backspace",
+    "\x08": "backspace",
     "\r": "enter",
     "\n": "enter",
 }
@@ -70,6 +72,8 @@ class TerminalScreen:
 
     def __init__(self, on_output: Callable[[str], object]) -> None:
         self._on_output = on_output
+        self.is_typing = False
+        """Whether letters that move are taken as letters."""
         self._is_open = False
         self._lock = threading.RLock()
         self._before: list[Any] = []
@@ -179,7 +183,7 @@ class TerminalScreen:
         while text:
             sequence = _first_sequence(text)
             text = text[len(sequence) :]
-            yield _KEYS.get(sequence, sequence)
+            yield sequence if self.is_typing and sequence.isprintable() else _KEYS.get(sequence, sequence)
 
     def take(self, stream: TextIO, text: str) -> None:
         """Takes what was to be printed."""

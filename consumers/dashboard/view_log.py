@@ -1,9 +1,10 @@
 """What happened in a run, as lines for people."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["LogEntry", "RunLog"]
+__all__ = ["LogEntry", "RunLog", "folded"]
 
 
 class LogEntry(NamedTuple):
@@ -15,7 +16,8 @@ class LogEntry(NamedTuple):
     """When it happened: seconds since 1970, UTC."""
     rank: int
     kind: str
-    """``event``, ``command``, ``text``, ``end`` or ``note``."""
+    """``event``, ``begin`` (of an evaluation, whose end follows as an event), ``command``, ``text``, ``end``, ``note``
+    or ``output``."""
     text: str
 
 
@@ -37,3 +39,9 @@ class RunLog:
         """The lines with higher numbers."""
         new = min(self._count - number, len(self._entries))
         return [self._entries[place] for place in range(-new, 0)] if new > 0 else []
+
+
+def folded(entries: Sequence[LogEntry]) -> list[LogEntry]:
+    """The lines without those that an evaluation begins, but for one that is going on."""
+    last = max((place for place, entry in enumerate(entries) if entry.kind in ("event", "end")), default=-1)
+    return [entry for place, entry in enumerate(entries) if entry.kind != "begin" or place > last]
