@@ -15,7 +15,7 @@ from bus.journal import JournalReader, Record
 from bus.recording import Recording
 from bus.replay_origin import Origin
 from bus.run_source import ask_broker, list_remote_runs
-from bus.runs import RunInfo
+from bus.runs import RunInfo, changed_in_words
 from bus.security import ClientSecurity
 from bus.stream import Gap, Reached, StreamOrder
 from bus.wire import CUT, EventBody, decode_event, parse_topic
@@ -36,6 +36,7 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
         "reason": last.reason,
         "attempt": last.number,
         "attempts": [attempt.number for attempt in run.attempts],
+        "changed": run.changed,
         "started": last.started,
         "ended": last.ended,
         "command": [str(word) for word in told.get("command", [])],
@@ -172,6 +173,7 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "error", described["error"]
         yield "reason", described.get("reason")
         yield "attempt", f"{described['attempt']} of {len(described['attempts'])}"
+        yield "changed", changed_in_words(described.get("changed", {}))
         yield "started", when(described["started"])
         yield "lasted", lasted(described["started"], described["ended"], live=described["status"] == "live")
     if described.get("paused"):

@@ -40,6 +40,8 @@ class Exported:
     """The file that was written."""
     events: int
     """Events in it."""
+    marks: int
+    """Rows in it that are no events: commands, and how the run ended. A timeline has none."""
     ending: Ending | None
     """How the run ended; ``None`` when the recording does not say it."""
     damage: tuple[str, ...]
@@ -94,6 +96,7 @@ def export(
     return Exported(
         output,
         chosen.events,
+        0 if write is None else chosen.marks,
         source.ending,
         tuple(source.damage),
         tuple(source.gaps),
@@ -116,14 +119,16 @@ class _Chosen:
         self._names = None if events is None else frozenset(event.value for event in events)
         self._limit: int | None = None
         self.events = 0
+        self.marks = 0
 
     def __iter__(self) -> Iterator[Recorded]:
-        count = self.events = 0
+        count = self.events = self.marks = 0
         for record in self.source:
             # To its end in any case: what is missing is known only then.
             if self._is_chosen(record) and (self._limit is None or count < self._limit):
                 count += 1
                 self.events += not is_mark(record)
+                self.marks += is_mark(record)
                 yield record
         self._limit = count
 

@@ -8,7 +8,7 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +20,16 @@ from bus.stream import Ending, Reached
 from bus.strict_json import plain
 from bus.wire import check_run_name
 
-__all__ = ["Attempt", "RunDirectory", "RunInfo", "find_run", "list_runs", "new_run_name", "runs_dir"]
+__all__ = [
+    "Attempt",
+    "RunDirectory",
+    "RunInfo",
+    "changed_in_words",
+    "find_run",
+    "list_runs",
+    "new_run_name",
+    "runs_dir",
+]
 
 _log = logging.getLogger("offloop")
 
@@ -95,6 +104,15 @@ class RunInfo:
         return self.attempts[-1]
 
     @property
+    def changed(self) -> dict[str, tuple[Any, Any]]:
+        """What the newest attempt trains and the one before did not: of task, model and number of parameters those that
+        differ, before and now."""
+        if len(self.attempts) < 2:
+            return {}
+        before, now = map(_trained, self.attempts[-2:])
+        return {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
+
+    @property
     def recording(self) -> Path:
         """The newest attempt's recording."""
         return self.last.recording
@@ -116,6 +134,17 @@ class RunInfo:
         if self.last.status == "running" or self.away:
             return "live"
         return self.last.status
+
+
+def changed_in_words(changed: Mapping[str, Sequence[Any]]) -> str:
+    """:attr:`RunInfo.changed` for people."""
+    return ", ".join(f"{name} {now} (before: {before})" for name, (before, now) in changed.items())
+
+
+def _trained(attempt: Attempt) -> dict[str, Any]:
+    config = attempt.info.get("config")
+    told = {**attempt.info, "task": config.get("task") if isinstance(config, dict) else None}
+    return {name: told[name] for name in ("task", "model", "parameters") if told.get(name) is not None}
 
 
 def runs_dir(value: str | os.PathLike[str] | None = None) -> Path:

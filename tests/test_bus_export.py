@@ -386,6 +386,18 @@ def test_of_a_damaged_recording_everything_whole_is_exported(tmp_path, to):
     assert result.output.endswith("something of the recording was lost\n")
 
 
+@pytest.mark.parametrize(("to", "marks"), [("jsonl", " and 2 rows for commands and the end"), ("trace", "")])
+def test_the_numbers_that_are_told_add_up_to_the_rows_of_the_file(tmp_path, to, marks):
+    path, output = tmp_path / "recording-1.mcap", tmp_path / "out"
+    command = Entry("$command", 0, 3, {"command": "pause", "arguments": [], "id": "1", "event": "batch_end"})
+    end = Entry("$end", fields={"status": "finished"})
+    write_recording(path, [*(Entry(batch=batch) for batch in (1, 2, 3)), command, end])
+    said = run(path, "--to", to, "-o", output).output
+    assert said.splitlines()[0] == f"exported 3 events{marks} of {path} to {output}"
+    if marks:
+        assert len(output.read_text().splitlines()) == 5
+
+
 def test_of_a_recording_that_was_cut_off_nothing_is_lost(tmp_path):
     path = tmp_path / "recording-1.mcap"
     write_recording(path, [Entry(batch=batch) for batch in range(1, 8)], footer=False)

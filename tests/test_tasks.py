@@ -31,6 +31,17 @@ def test_the_list_says_what_the_function_says(name: str) -> None:
     assert all(option.help for option in task.options)
 
 
+def test_the_rate_of_digits_stays_one_that_learns_in_a_long_training() -> None:
+    arguments = find_task("digits").arguments(lr=0.1)
+    rates = []
+    for _ in range(200):
+        rates += arguments["schedulers"].get_last_lr()
+        arguments["optimizers"].step()
+        arguments["schedulers"].step()
+    assert rates[:3] == pytest.approx([0.1, 0.08, 0.064])
+    assert rates[-1] == pytest.approx(0.005)
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_digits_gets_more_than_97_percent_of_the_held_out_images_right(seed: int) -> None:
     made = train("digits", seed)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from trainer_command import SMALL, Run, command_in
 
+from bus.describe import describe_run, lines
 from bus.runs import find_run, list_runs
 from trainer.checkpoint_file import read_weights
 from trainer.cli_options import COMMON_OPTIONS
@@ -263,6 +264,20 @@ def test_killed_and_started_again_digits_ends_with_the_same_weights(run: Run, tm
     assert len(list((runs_dir / "r").glob("recording-*.mcap"))) == 2
     assert run(*arguments, "--save-folder=whole", f"--runs-dir={runs_dir / 'other'}").code == 0
     assert same(weights(tmp_path / "ck"), weights(tmp_path / "whole"))
+
+
+def test_an_attempt_that_trains_something_else_is_warned_about(
+    run: Run, runs_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = ["-d2ba", "--run-name=r", "--eval-batches=1"]
+    for _ in range(2):
+        run("digits", *arguments)
+    assert "trains something else" not in caplog.text
+    run("chars", *arguments)
+    changed = re.search("attempt 3 of run r trains something else than attempt 2: (.*);", caplog.text)
+    assert changed is not None
+    assert re.fullmatch(r"task chars \(before: digits\), .*parameters \d+ \(before: \d+\)", changed[1])
+    assert ("changed", changed[1]) in lines(describe_run(find_run("r")))
 
 
 def torchrun(*arguments: str) -> "subprocess.CompletedProcess[str]":

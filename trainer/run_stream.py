@@ -1,9 +1,11 @@
 """The stream of a training, from its start to its end, with what hangs on it."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from bus.publisher import Publisher
+from bus.runs import RunInfo, changed_in_words, read_run
 from bus.time import Time
 from trainer.attached import AttachedConsumers, run_place
 from trainer.decisions import Decisions
@@ -17,6 +19,8 @@ from trainer.stream_options import StreamOptions
 from trainer.tensor_sharing import TensorSharing, share_tensors
 
 __all__ = ["RunStream"]
+
+_log = logging.getLogger("offloop")
 
 
 class RunStream:
@@ -51,6 +55,8 @@ class RunStream:
         options = self._options
         if options.publish:
             self._publisher = publisher = self._start_publisher(control, max_duration)
+            if self._state.rank == 0 and options.broker is None:
+                _warn_of_another_training(read_run(publisher.run_dir))
             if (options.callbacks or options.loggers) and self._state.rank == 0:
                 where = run_place(publisher, options.key, options.broker_key)
                 self._attached = AttachedConsumers(options.callbacks, options.loggers, where)
@@ -105,6 +111,14 @@ class RunStream:
             )
 
         return start(options.broker) if self._ranks is None else first_rank_first(self._ranks, start, options.broker)
+
+
+def _warn_of_another_training(run: RunInfo) -> None:
+    if run.changed:
+        _log.warning(
+            "attempt %d of run %s trains something else than attempt %d: %s; give another training another run name",
+            *(run.last.number, run.name, run.attempts[-2].number, changed_in_words(run.changed)),
+        )
 
 
 def _described(state: State, max_duration: Time | None) -> dict[str, Any]:
