@@ -8,6 +8,7 @@ from typing import Any
 
 from bus.content import integer, integer_or_none, text
 from bus.errors import RecordingError
+from bus.run_files import open_directory, open_file
 from bus.runs import RUN_FILE, RunInfo, list_runs, read_run
 from bus.wire import check_run_name
 
@@ -57,9 +58,14 @@ class Archive:
         offset = integer(wanted, "offset", 0, MAX_OFFSET)
         size = min(integer_or_none(wanted, "size") or MAX_RANGE, MAX_RANGE)
         try:
-            descriptor = os.open(self._root / name / f"recording-{attempt}.mcap", os.O_RDONLY | os.O_CLOEXEC)
+            # Whoever asks is to be given nothing to which a link leads that somebody has put there.
+            directory = open_directory(self._root / name)
             try:
-                data = os.pread(descriptor, size, offset)
+                descriptor = open_file(f"recording-{attempt}.mcap", dir_fd=directory)
+            finally:
+                os.close(directory)
+            try:
+                data = os.pread(descriptor, max(0, size), offset)
             finally:
                 os.close(descriptor)
         except OSError as error:

@@ -10,10 +10,12 @@ import logging
 import os
 import signal
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 
 from bus.broker import Broker
 from bus.errors import BrokerError, OffloopError
+from bus.run_files import open_file
 from bus.runs import RUN_FILE, SOCKET_FILES, RunDirectory, socket_address
 
 
@@ -50,6 +52,9 @@ def _log_to(path: Path) -> None:
 
 class _LogFile(logging.FileHandler):
     """A log that cannot be written is no reason to end: the broker has nobody else to tell."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(open_file(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a")
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):

@@ -3,7 +3,6 @@ damaged."""
 
 import contextlib
 import os
-import stat
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import NamedTuple, Protocol
 from bus import mcap_records as records
 from bus.errors import RecordingError
 from bus.mcap_records import MAGIC, PROFILE, Chunk, ChunkHead, DamageError, Mark, Position
+from bus.run_files import NotAFileError, open_file
 
 __all__ = ["FileSource", "JournalReader", "Record", "Source"]
 
@@ -64,14 +64,13 @@ class FileSource:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = open_file(path, follow=True)
         except FileNotFoundError:
             raise RecordingError(f"there is no recording {path}; 'bus runs' lists the runs") from None
+        except NotAFileError:
+            raise RecordingError(f"{path} is not a recording: it is not a file") from None
         except OSError as error:
             raise RecordingError(f"the recording {path} cannot be opened: {error.strerror}") from None
-        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-            self.close()
-            raise RecordingError(f"{path} is not a recording: it is not a file")
 
     def read_at(self, offset: int, size: int) -> bytes:
         """The bytes from ``offset`` on, at most ``size``; fewer where the file ends.

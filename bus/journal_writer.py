@@ -16,6 +16,7 @@ from bus import mcap_records as records
 from bus.errors import ProtocolError, RecordingError, RunDirectoryError
 from bus.journal_scan import Scan, scan
 from bus.mcap_records import MAGIC, PROFILE, Mark, Position
+from bus.run_files import open_file
 from bus.wire import END, PROTOCOL_VERSION, parse_topic
 
 __all__ = ["JournalWriter"]
@@ -70,7 +71,7 @@ class JournalWriter:
         writer = cls.__new__(cls)
         writer._prepare(path, run, attempt)
         try:
-            writer._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            writer._descriptor = open_file(path, os.O_RDWR)
         except OSError as error:
             raise RunDirectoryError(f"the recording {path} cannot be opened: {error.strerror}") from None
         try:

@@ -11,6 +11,7 @@ import zmq
 
 from bus.errors import BrokerError, ProtocolError, RunDirectoryError, RunNotFoundError
 from bus.journal import JournalReader
+from bus.run_files import open_file
 from bus.run_lock import is_held
 from bus.runs import LOCK_FILE, RunInfo, read_run
 from bus.security import ClientSecurity, client_security_for
@@ -102,7 +103,7 @@ class LocalRun:
         self._standing = self._found(info)
         self._lock = -1
         with contextlib.suppress(OSError):
-            self._lock = os.open(info.path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+            self._lock = open_file(info.path / LOCK_FILE)
         self._look_at = time.monotonic() + LOOK_SECONDS
 
     def look(self) -> Standing:

@@ -16,6 +16,7 @@ from typing import Any
 
 from bus import processes, run_lock
 from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError, RunNotFoundError
+from bus.run_files import check_owner, open_directory, open_file, plain_name, replace_file
 from bus.stream import Ending, Reached
 from bus.strict_json import plain
 from bus.wire import check_run_name
@@ -217,9 +218,19 @@ def read_run(path: Path) -> RunInfo:
     Raises:
         RunDirectoryError: its ``run.json`` is missing, cannot be read or is damaged.
     """
-    locked = is_locked(path)
-    record = _read_json(path / RUN_FILE)
-    broker = _read_json(path / BROKER_FILE) if locked else {}
+    try:
+        directory = open_directory(path)
+    except FileNotFoundError:
+        locked, record, broker = False, {}, {}
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from None
+    else:
+        try:
+            locked = _is_locked_in(directory)
+            record = _read_json(path, RUN_FILE, directory)
+            broker = _read_json(path, BROKER_FILE, directory) if locked else {}
+        finally:
+            os.close(directory)
     try:
         attempts = tuple(_attempt(path, entry, locked) for entry in record["attempts"])
         # A broker that is just about to begin the next attempt does not serve the one before.
@@ -238,7 +249,7 @@ def _attempt(path: Path, entry: dict[str, Any], locked: bool) -> Attempt:
         status = "lost"
     return Attempt(
         number=int(entry["attempt"]),
-        recording=path / entry["recording"],
+        recording=path / plain_name(entry["recording"]),
         started=float(entry["started"]),
         ended=None if entry.get("ended") is None else float(entry["ended"]),
         status=str(status),
@@ -251,20 +262,34 @@ def _attempt(path: Path, entry: dict[str, Any], locked: bool) -> Attempt:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, name: str, directory: int) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
+        with open(open_file(name, dir_fd=directory)) as file:
+            value = json.load(file)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise RunDirectoryError(f"{path / name} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise RunDirectoryError(f"{path / name} cannot be read: {error}") from None
     return value if isinstance(value, dict) else {}
 
 
 def is_locked(path: Path) -> bool:
     """Whether a broker holds the run's lock, which ends with the broker's process however that ends."""
     try:
-        descriptor = os.open(path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        directory = open_directory(path)
+    except OSError:
+        return False
+    try:
+        return _is_locked_in(directory)
+    finally:
+        os.close(directory)
+
+
+def _is_locked_in(directory: int) -> bool:
+    try:
+        descriptor = open_file(LOCK_FILE, dir_fd=directory)
     except OSError:
         return False
     try:
@@ -284,28 +309,31 @@ class RunDirectory:
     def __init__(self, root: Path, name: str) -> None:
         self.path = root / check_run_name(name)
         self.name = name
-        with _explained(self.path):
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _make_private(self.path)
-            self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = self._directory = -1
         try:
+            with _explained(self.path):
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._directory = open_directory(self.path)
+                check_owner(self._directory)
+                _make_private(self._directory)
+                self._lock = open_file(LOCK_FILE, os.O_RDWR | os.O_CREAT, dir_fd=self._directory)
             if not run_lock.take(self._lock):
                 raise RunIsLiveError(
                     f"run {name!r} in {root} is live already: choose another run name, or wait until it ends"
                 )
             # The directory's name is the run's, also after somebody has moved it.
-            self._record = {"attempts": [], **_read_json(self.path / RUN_FILE), "name": name}
+            self._record = {"attempts": [], **_read_json(self.path, RUN_FILE, self._directory), "name": name}
             # What a broker that was killed left behind would send consumers to nobody.
             self._remove_traces()
         except BaseException:
-            os.close(self._lock)
+            self._close()
             raise
 
     def next_attempt(self) -> tuple[int, Path]:
         """The number of the next attempt, and where its recording goes."""
         number = 1 + max((entry["attempt"] for entry in self._record["attempts"]), default=0)
         # A broker that was killed in its first moment leaves a recording of which nothing else tells.
-        while (recording := self.path / f"recording-{number}.mcap").exists():
+        while os.path.lexists(recording := self.path / f"recording-{number}.mcap"):
             number += 1
         return number, recording
 
@@ -332,11 +360,15 @@ class RunDirectory:
         entry = self.resumable()
         if entry is None or entry["attempt"] != number:
             raise BrokerError(f"attempt {number} of run {self.name!r} cannot go on: {self._standing()}")
+        try:
+            recording = self.path / plain_name(entry["recording"])
+        except ValueError as error:
+            raise BrokerError(f"attempt {number} of run {self.name!r} cannot go on: {error}") from None
         entry.update(status="running", error=None, ended=None)
         for name in ("reason", "reached"):
             entry.pop(name, None)
         self._write(RUN_FILE, self._record)
-        return self.path / entry["recording"], entry.get("world_size", 1), list(entry.get("publishers", []))
+        return recording, entry.get("world_size", 1), list(entry.get("publishers", []))
 
     def resumable(self) -> dict[str, Any] | None:
         """What ``run.json`` has of the newest attempt, if that is one whose broker ended before it."""
@@ -374,25 +406,28 @@ class RunDirectory:
         if self._lock < 0:
             return
         self._remove_traces()
-        os.close(self._lock)
-        self._lock = -1
+        self._close()
+
+    def _close(self) -> None:
+        for descriptor in (self._lock, self._directory):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._lock = self._directory = -1
 
     def _remove_traces(self) -> None:
         for name in (BROKER_FILE, *SOCKET_FILES):
             with contextlib.suppress(OSError):
-                (self.path / name).unlink()
+                os.unlink(name, dir_fd=self._directory)
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
-        temporary = self.path / f".{name}.new"
         with _explained(self.path):
-            temporary.write_text(json.dumps(plain(value), indent=2) + "\n")
-            temporary.replace(self.path / name)
+            replace_file(self._directory, name, json.dumps(plain(value), indent=2) + "\n")
 
 
-def _make_private(path: Path) -> None:
+def _make_private(directory: int) -> None:
     """Shuts everybody else out of a directory that was there before; nothing to do for one that we have just made."""
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        path.chmod(0o700)
+    if stat.S_IMODE(os.fstat(directory).st_mode) & 0o077:
+        os.fchmod(directory, 0o700)
 
 
 def socket_address(path: Path) -> str:

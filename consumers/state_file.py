@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from bus.errors import ConfigurationError, InvalidRunNameError, RecordingError, RunDirectoryError
+from bus.run_files import open_file
 from bus.wire import check_run_name
 from consumers.progress import MAX_BYTES, Committed
 
@@ -43,7 +44,7 @@ class StateFile:
         self._run = (run_name, attempt)
         with self._explained():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(directory / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = open_file(directory / f"{name}.lock", os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -92,7 +93,7 @@ class StateFile:
         packed = committed.pack()
         temporary = self.path.with_name(f".{self.path.name}.new")
         with self._explained():
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             with open(descriptor, "wb") as file:
                 file.write(packed)
                 file.flush()
@@ -117,7 +118,7 @@ class StateFile:
     def _read(self) -> bytes | None:
         with self._explained():
             try:
-                with self.path.open("rb") as file:
+                with open(open_file(self.path), "rb") as file:
                     return file.read(MAX_BYTES + 1)
             except FileNotFoundError:
                 return None
