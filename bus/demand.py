@@ -1,6 +1,7 @@
 """What is published: the base set always, further events and fields while a consumer wants them and as often as it
 does."""
 
+import logging
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -21,6 +22,8 @@ __all__ = [
     "Want",
     "batch_number",
 ]
+
+_log = logging.getLogger("offloop.broker")
 
 LEASE_SECONDS = 5.0
 RENEW_SECONDS = 1.0
@@ -309,13 +312,13 @@ class Leases:
     is merged can be sent on, whatever consumers send."""
 
     def __init__(self) -> None:
-        self._leases: dict[bytes, _Lease] = {}
+        self._leases: dict[bytes | int, _Lease] = {}
         self._merged = Demand()
         self._is_stale = False
 
     def renew(
         self,
-        consumer: bytes,
+        consumer: bytes | int,
         demand: Demand,
         now: float,
         name: object = None,
@@ -342,6 +345,15 @@ class Leases:
         kept = name[:_MAX_NAME] if isinstance(name, str) else None
         self._leases[consumer] = _Lease(now + LEASE_SECONDS, demand, kept, report or {})
 
+    def hold(self, rank: int, demand: Demand, now: float) -> None:
+        """Keeps what a rank publishes already for :data:`LEASE_SECONDS`, because a broker before this one reported it:
+        within that time the consumers that want it come again. It is left out where it does not fit beside what they
+        want."""
+        try:
+            self.renew(rank, demand, now)
+        except BrokerError as error:
+            _log.warning("what rank %d publishes for consumers is not kept until they come again: %s", rank, error)
+
     def merged(self, now: float) -> Demand:
         """Everything that somebody wants; leases that have run out are forgotten."""
         self._forget_ended(now)
@@ -356,7 +368,8 @@ class Leases:
         self._forget_ended(now)
         return [
             {"name": lease.name, "events": sorted(event.value for event in lease.demand.events), **lease.report}
-            for lease in self._leases.values()
+            for consumer, lease in self._leases.items()
+            if isinstance(consumer, bytes)
         ]
 
     def _forget_ended(self, now: float) -> None:

@@ -120,6 +120,7 @@ class Door:
     def _welcome(self, request: _Request, hello: dict[str, Any]) -> None:
         identity = request.identity
         run, rank = self._runs.greet(identity, hello)
+        self.push_demand(run)
         welcome = {
             "attempt": run.attempt,
             "stream": self._runs.stream,

@@ -88,12 +88,14 @@ class BrokerLink:
             f"or name none to have one started{_keys_hint(self._security, self.address)}"
         )
 
-    def renew(self) -> None:
-        """Connects anew and says that the attempt at hand goes on; the ``welcome`` comes by :meth:`receive`."""
+    def renew(self, demand: Any = None) -> None:
+        """Connects anew and says that the attempt at hand goes on, with the ``demand`` that the last broker reported;
+        the ``welcome`` comes by :meth:`receive`."""
         # What waits in the socket is for a broker that has forgotten us.
         self.socket.close(linger=0)
         self.socket = self._connect()
-        self.send(encode_control("hello", {**self._hello, "attempt": self.welcome["attempt"]}), zmq.NOBLOCK)
+        again = {**self._hello, "attempt": self.welcome["attempt"], "demand": demand}
+        self.send(encode_control("hello", again), zmq.NOBLOCK)
 
     def send(self, message: bytes, flags: int) -> None:
         """Hands a message to the socket; raises :class:`zmq.Again` when its queue is full."""

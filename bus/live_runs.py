@@ -14,6 +14,7 @@ import zmq
 
 from bus import processes
 from bus.content import boolean, container, integer, integer_or_none, text, text_or_none
+from bus.demand import Demand
 from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError
 from bus.journal import JournalWriter
 from bus.live_run import LiveRank, LiveRun
@@ -92,6 +93,7 @@ class LiveRuns:
         info = container(hello, "info", dict)
         container(hello, "events", list)
         is_replay = boolean(hello, "replay")
+        held = Demand.from_wire(hello["demand"]) if attempt is not None and hello.get("demand") else None
         # It is written down as JSON, which does not take everything that travels: seen before anything is made.
         json.dumps(info, default=str)
         run = self._live.get(name)
@@ -105,6 +107,8 @@ class LiveRuns:
         self.forget_connection(rank)
         rank.identity, rank.is_replay = identity, is_replay
         self._publishers[identity] = run, rank
+        if held is not None:
+            run.leases.hold(number, held, time.monotonic())
         # A container may have the name of its host, and processes of its own.
         if pid is not None and host == socket.gethostname() and processes.is_running(pid, started):
             rank.process, rank.pid = self._watch(pid), pid

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgpack
 import zmq
 
+from bus.broker_start import TEMPORARY, named_error
 from bus.errors import BrokerError
 from bus.link import BrokerLink
 from bus.outbox import BUNDLE_BYTES, BUNDLE_FRAMES
@@ -163,7 +164,12 @@ class Feed:
                 self._asks = not self.is_taken
             elif kind == "refused":
                 if self._away:
-                    raise BrokerError(f"the broker does not take the replay up again: {content.get('reason')}")
+                    why = named_error(str(content.get("error")), str(content.get("reason")))
+                    if isinstance(why, TEMPORARY):
+                        # Hello is said again.
+                        self._trouble = str(why)
+                        continue
+                    raise BrokerError(f"the broker does not take the replay up again: {why}")
                 # A key that may not view is refused an answer, and that is one too.
                 self.is_taken = True
             elif kind == "trouble":
@@ -200,7 +206,7 @@ class Feed:
         elif now - self._died > LAST_WORDS_SECONDS:
             # Nothing comes any more of what it said before, which may have been that all is over.
             refusal = process.refusal()
-            if refusal is not None:
+            if refusal is not None and not isinstance(refusal, TEMPORARY):
                 raise BrokerError(f"the broker of run {self._link.run_name!r} ended, and does not go on: {refusal}")
             if process.restart():
                 self._find_again()

@@ -48,6 +48,7 @@ class Uplink:
         self.commands: list[Any] = []
         """Commands that have come, in the form of the wire; whoever reads them empties it."""
         self._link = link
+        self._demand = link.welcome.get("demand")
         self._heard = time.monotonic()
         self._probed = self._asked = 0.0
         self._silence_named = False
@@ -69,6 +70,7 @@ class Uplink:
         if kind == "ack":
             self._note_acknowledged(content.get("seq"))
         elif kind in ("demand", "consumers"):
+            self._demand = content.get("demand", self._demand)
             self.news.append(content)
         elif kind == "command":
             self.commands.append(content)
@@ -83,6 +85,7 @@ class Uplink:
                 self._give_up("took this trainer for lost while it could not be reached, and ended the record")
                 return
             self._note_acknowledged(content.get("acknowledged"))
+            self._demand = content.get("demand", self._demand)
             self.news.append(content)
             self._send_again(self.acknowledged)
             self.outbox.paused = False
@@ -153,7 +156,7 @@ class Uplink:
     def _renew(self) -> None:
         self._asked = time.monotonic()
         try:
-            self._link.renew()
+            self._link.renew(self._demand)
         except (OffloopError, zmq.ZMQError) as error:
             self._give_up(f"cannot be reached again: {error}")
 

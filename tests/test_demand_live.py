@@ -1,13 +1,19 @@
 """What consumers ask for, through a real trainer, broker and consumer processes."""
 
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
+import zmq
+from faults import StandingBroker
+from helpers import wait_for
 from training import Act, gold_trainer
 
-from bus import Event, Recording, find_run
+from bus import Event, Publisher, Recording, find_run
+from bus.demand import Demand, Want
+from bus.wire import encode_control
 
 WATCHER = """
 import sys
@@ -146,3 +152,28 @@ def test_two_consumers_cause_what_either_asks_for(runs_dir, watch):
         out, _ = process.communicate(timeout=100)
         seen = {int(line.split()[0]) for line in out.splitlines()}
         assert {number for number in both if number % every == 0} <= seen
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_what_consumers_ask_for_is_published_on_through_a_restart_of_the_broker(runs_dir, how):
+    def lease(address):
+        context = zmq.Context()
+        consumer = context.socket(zmq.DEALER)
+        consumer.connect(address)
+        demand = Demand({Event.BATCH_END: Want(1, {"counted": 1})})
+        consumer.send(encode_control("want", {"run": "r", "demand": demand.to_wire()}))
+        wait_for(lambda: publisher.poll() or publisher.demand.events, "the demand")
+        context.destroy(linger=0)
+
+    with StandingBroker(runs_dir) as broker, Publisher("r", broker=broker.address) as publisher:
+        lease(broker.address)
+        version = publisher.demand_version
+        broker.end(how)
+        broker.start()
+        publisher.publish(Event.BATCH_END)
+        # The consumer has not come to the new broker yet.
+        wait_for(lambda: publisher.poll() or publisher.recorded_all, "the new broker")
+        assert publisher.demand_version == version
+        assert publisher.statistics().broker_restarts == 1
+        # It never does.
+        wait_for(lambda: publisher.poll() or not publisher.demand.events, "the end of the lease")
