@@ -300,7 +300,8 @@ def test_a_broker_of_its_own_is_started_again(runs_dir, caplog):
             publisher.publish(Event.EPOCH_END)
         publish_until_recorded(publisher, 12 + 11 * round)
     assert publisher.statistics().broker_restarts == 3
-    assert publisher.statistics().resent >= 10
+    # At least the first event after each death is sent to nobody: the death is looked for after it.
+    assert publisher.statistics().resent >= 3
     publisher.close()
     recording = Recording(runs_dir / "r")
     assert [snapshot.seq for snapshot in recording] == list(range(1, 35))
