@@ -184,14 +184,14 @@ class StatePublisher:
             fields.update(self._on_demand(more))
             if len(self._fields.never) > self._never:
                 self._prepare()
-        previous = state.previous_timestamp
-        times = state.timestamp.values, None if previous is None else previous.values
+        values, previous = state.timestamp.values, state.previous_timestamp
+        before = None if previous is None else previous.values
         try:
-            self._send(event, *times, fields, self._context, self._defers)
+            self._send(event, values, before, fields, self._context, self._defers)
         except ConfigurationError as error:
             # What is too large to be sent ends no training.
             _log.warning("%s is published without its fields: %s", event.value, error)
-            self._send(event, *times, {"not_sent": str(error)}, self._context, False)
+            self._send(event, values, before, {"not_sent": str(error)}, self._context, False)
         if self._stream.demand_version != self._version:
             self._changed_in = self._batch(event)
             self._plain = frozenset()
