@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import chromium, commanded, visit
+from browser import chromium, commanded, dashboard_of, visit
 from helpers import wait_for
 from playwright.sync_api import Browser, Page
 
@@ -131,6 +131,9 @@ def test_pause_resume_and_checkpoint_say_what_became_of_them(runs_dir, tmp_path,
             wait_for(lambda: any(path.is_file() for path in tmp_path.rglob("*")), "a checkpoint")
             press("pause")
             there.page.locator(".status-paused").wait_for()
+            with dashboard_of("obedient") as later, visit(browser, later.url) as other:
+                other.page.locator(".status-paused").wait_for()
+                assert other.page.get_by_role("button", name="resume", exact=True).is_visible()
             before = there.points("loss/train/total")[-1][0]
             press("resume")
             there.page.locator(".status-live").wait_for()

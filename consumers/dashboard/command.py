@@ -6,9 +6,10 @@ from pathlib import Path
 import click
 
 from bus.printing import say
+from bus.security import client_security
 from bus.terminal import HELP
 from consumers.dashboard.access import Listening
-from consumers.dashboard.server import serve_runs
+from consumers.dashboard.server import BrokerElsewhere, serve_runs
 from consumers.dashboard.web_server import FIRST_PORT
 
 __all__ = ["dashboard"]
@@ -21,6 +22,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
 )
+@click.option(
+    "--broker", metavar="ADDRESS", help="Shows runs of the broker there, such as tcp://10.0.0.1:5570, through it alone."
+)
+@click.option("--key", metavar="FILE", help="Your secret key for that broker. Default: $OFFLOOP_KEY.")
+@click.option("--broker-key", metavar="FILE", help="That broker's public key. Default: $OFFLOOP_BROKER_KEY.")
 @click.option("--wait", is_flag=True, help="Waits for runs that do not exist yet.")
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen at; others take --tokens and TLS."
@@ -43,6 +49,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 def dashboard(
     runs: tuple[str, ...],
     runs_dir: str | None,
+    broker: str | None,
+    key: str | None,
+    broker_key: str | None,
     wait: bool,
     host: str,
     port: int | None,
@@ -55,7 +64,13 @@ def dashboard(
     """Show runs on a page in the browser, over one another, until Ctrl-C.
 
     Each RUN is a name, a run's folder, or a recording; live ones are followed. Without any it is those that are live,
-    or else the newest one. Every attempt of a run has lines of its own.
+    or else the newest one. Every attempt of a run has lines of its own; at a broker elsewhere, the newest one and those
+    that begin later.
     """
+    if broker and runs_dir:
+        raise click.UsageError("--broker reads everything through it: it does not go with --runs-dir")
+    if (key or broker_key) and not broker:
+        raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
+    elsewhere = None if broker is None else BrokerElsewhere(broker, client_security(key, broker_key))
     listening = Listening(host, port, tokens, certificate, certificate_key, open_browser, as_flags=True)
-    serve_runs(runs, listening, runs_dir, wait, every, partial(say, err=True))
+    serve_runs(runs, listening, elsewhere or runs_dir, wait, every, partial(say, err=True))

@@ -5,12 +5,15 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 from bus.errors import OffloopError, RunNotFoundError
 from bus.recording import Recording
+from bus.run_source import list_remote_runs
 from bus.runs import Attempt, RunInfo, find_run, list_runs, runs_dir
+from bus.security import ClientSecurity
 from bus.subscriber import Subscriber
-from consumers.attach import Stream, attach
+from consumers.attach import RemoteRunInfo, Stream, attach, find_remote
 from consumers.callback import demand_of
 from consumers.dashboard.access import Listening
 from consumers.dashboard.run_view import RunView
@@ -19,16 +22,30 @@ from consumers.dashboard.web_runs import WatchedRun, WatchedRuns
 from consumers.dashboard.web_server import DashboardServer
 from consumers.runner import Runner, wanted_events
 
-__all__ = ["serve_runs"]
+__all__ = ["BrokerElsewhere", "serve_runs"]
 
 _LOOK_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0
 
 
+class BrokerElsewhere(NamedTuple):
+    """A broker whose runs are read through it alone."""
+
+    address: str
+    security: ClientSecurity | None = None
+
+    def __str__(self) -> str:
+        return self.address
+
+
+Where: TypeAlias = str | os.PathLike[str] | BrokerElsewhere | None
+"""A directory of runs, by default the usual one, or a broker."""
+
+
 def serve_runs(
     names: Sequence[str],
     listening: Listening,
-    where: str | os.PathLike[str] | None = None,
+    where: Where = None,
     wait: bool = False,
     every: int = 10,
     say: Callable[[str], None] = print,
@@ -42,13 +59,14 @@ def serve_runs(
     Raises:
         RunNotFoundError: there is no such run, and ``wait`` is false.
         RecordingError: a recording cannot be read.
+        BrokerError: no broker answers at that address.
         ConfigurationError: the page cannot be served.
     """
     followed = _Followed(where, every)
     chosen = list(dict.fromkeys(names or _default_names(where, wait)))
     waiting = [name for name in chosen if not followed.add(name, wait)]
     if waiting:
-        say(f"waiting for {', '.join(waiting)} in {runs_dir(where)} ... (Ctrl-C ends)")
+        say(f"waiting for {', '.join(waiting)} {_place(where)} ... (Ctrl-C ends)")
     server = DashboardServer(followed.runs, listening)
     server.start()
     try:
@@ -60,7 +78,14 @@ def serve_runs(
         server.stop()
 
 
-def _default_names(where: str | os.PathLike[str] | None, wait: bool) -> list[str]:
+def _place(where: Where) -> str:
+    return f"at {where}" if isinstance(where, BrokerElsewhere) else f"in {runs_dir(where)}"
+
+
+def _default_names(where: Where, wait: bool) -> list[str]:
+    if isinstance(where, BrokerElsewhere):
+        there = list_remote_runs(where.address, where.security)
+        return [run["run"] for run in there if run["live"]] or [_find_remote(where, None).name]
     known = list_runs(where)
     if not known:
         raise RunNotFoundError(
@@ -70,14 +95,19 @@ def _default_names(where: str | os.PathLike[str] | None, wait: bool) -> list[str
     return [run.name for run in known if run.live or run.away] or [known[0].name]
 
 
+def _find_remote(where: BrokerElsewhere, name: str | None) -> RemoteRunInfo:
+    return find_remote(where.address, name, where.security, wait=False, say=lambda text: None)
+
+
 class _Followed:
     """The runs that are followed, and the threads that do it."""
 
-    def __init__(self, where: str | os.PathLike[str] | None, every: int) -> None:
+    def __init__(self, where: Where, every: int) -> None:
         self.runs = WatchedRuns()
         self._where = where
         self._every = every
-        self._known: dict[Path, set[int]] = {}
+        self._known: dict[str, set[int]] = {}
+        """Of each run, by its path or by its name at a broker, the attempts that are followed."""
         self._followers: list[_Follower] = []
         self._started = False
         self._placeholders: dict[str, WatchedRun] = {}
@@ -88,32 +118,45 @@ class _Followed:
         Raises:
             RunNotFoundError: it is not, and ``wait`` is false.
             RecordingError: it is a recording that cannot be read.
+            BrokerError: no broker answers.
         """
-        if Path(name).is_file():
+        if not isinstance(self._where, BrokerElsewhere) and Path(name).is_file():
             recording = Recording(name)
             self._follow(lambda feed: recording, recording.run_name, recording.attempt)
             return True
         try:
-            run = find_run(name, self._where)
+            key, run = self._find(name)
         except RunNotFoundError:
             if not wait:
                 raise
             if name not in self._placeholders:
                 self._placeholders[name] = self.runs.add(RunView(Path(name).name))
             return False
-        self._known[run.path] = set()
-        self._add_attempts(run, name)
+        self._known[key] = set()
+        self._add_attempts(key, run, name)
         return True
+
+    def _find(self, name: str) -> tuple[str, RunInfo | RemoteRunInfo]:
+        if isinstance(self._where, BrokerElsewhere):
+            return name, _find_remote(self._where, name)
+        run = find_run(name, self._where)
+        return str(run.path), run
 
     def look(self) -> None:
         """Takes in the attempts that have begun since."""
-        for path in self._known:
-            # A run whose directory is in the middle of a change is read the next time.
+        for key in self._known:
+            # A run whose directory is in the middle of a change, or whose broker is away, is read the next time.
             with contextlib.suppress(OffloopError):
-                self._add_attempts(find_run(path), str(path))
+                elsewhere = self._where if isinstance(self._where, BrokerElsewhere) else None
+                self._add_attempts(key, find_run(key) if elsewhere is None else _find_remote(elsewhere, key), key)
 
-    def _add_attempts(self, run: RunInfo, name: str) -> None:
-        known = self._known[run.path]
+    def _add_attempts(self, key: str, run: RunInfo | RemoteRunInfo, name: str) -> None:
+        known = self._known[key]
+        if isinstance(run, RemoteRunInfo):
+            if run.attempt not in known:
+                known.add(run.attempt)
+                self._follow(self._opening(run), run.name, run.attempt, name)
+            return
         for attempt in run.attempts:
             if attempt.number in known:
                 continue
@@ -121,12 +164,11 @@ class _Followed:
             if is_last and not (run.live or run.away) and attempt.status == "running":
                 return  # Its broker is about to serve it.
             known.add(attempt.number)
-            self._follow(self._opening(run, attempt, is_last), run.name, attempt.number, name)
+            opening = self._opening(run) if is_last else _reading(attempt)
+            self._follow(opening, run.name, attempt.number, name)
 
-    def _opening(self, run: RunInfo, attempt: Attempt, is_last: bool) -> "Callable[[RunFeed], Stream]":
-        if is_last:
-            return lambda feed: attach(run, wanted_events([feed]), demand_of([feed]))
-        return lambda feed: Recording(attempt.recording)
+    def _opening(self, run: RunInfo | RemoteRunInfo) -> "Callable[[RunFeed], Stream]":
+        return lambda feed: attach(run, wanted_events([feed]), demand_of([feed]))
 
     def _follow(self, open_stream: "Callable[[RunFeed], Stream]", run_name: str, attempt: int, name: str = "") -> None:
         run = self._placeholders.pop(name, None) or self.runs.add(RunView(run_name, attempt))
@@ -145,6 +187,10 @@ class _Followed:
             follower.leave()
         for follower in self._followers:
             follower.join(_LEAVE_SECONDS)
+
+
+def _reading(attempt: Attempt) -> "Callable[[RunFeed], Stream]":
+    return lambda feed: Recording(attempt.recording)
 
 
 class _Follower(threading.Thread):
