@@ -41,8 +41,13 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest $(PYTEST)
 
-test-all: $(READY)
+test-all: $(READY) examples/node/node_modules
 	$(BIN)/python -m pytest --all-tools $(PYTEST)
+
+# No package of these needs a script of its own: ZeroMQ for Node comes built.
+examples/node/node_modules: examples/node/package-lock.json
+	npm ci --ignore-scripts --no-audit --no-fund --prefix examples/node
+	@touch $@
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -24,8 +24,15 @@ settings.load_profile("ci")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-TOOLS = {"chromium": "chromium fonts-dejavu-core", "openssl": "openssl"}
-"""The programs that ``@pytest.mark.needs`` may name, and the Debian packages that bring them."""
+TOOLS = {
+    "chromium": "apt-get install chromium fonts-dejavu-core",
+    "node": "apt-get install nodejs npm",
+    "node_modules": "npm ci --ignore-scripts --prefix examples/node",
+    "openssl": "apt-get install openssl",
+}
+"""What ``@pytest.mark.needs`` may name, and what installs it on Debian: programs, and the packages of
+``examples/node``."""
+NODE_MODULES = Path(__file__).parents[1] / "examples" / "node" / "node_modules"
 
 _left_out = pytest.StashKey[str]()
 
@@ -39,15 +46,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*programs): left out where one of these programs is not installed")
 
 
+def _is_installed(name: str) -> bool:
+    """A variable such as CHROMIUM names another program than the one of that name on the path."""
+    return NODE_MODULES.is_dir() if name == "node_modules" else bool(shutil.which(os.environ.get(name.upper(), name)))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A variable such as CHROMIUM names another program than the one of that name on the path."""
     needs = [{name for marker in item.iter_markers("needs") for name in marker.args} for item in items]
-    missing = sorted(name for name in set().union(*needs) if not shutil.which(os.environ.get(name.upper(), name)))
+    missing = sorted(name for name in set().union(*needs) if not _is_installed(name))
     left_out = [item for item, needed in zip(items, needs, strict=True) if needed.intersection(missing)]
     if not left_out:
         return
-    install = f"{' and '.join(missing)} not found: apt-get install {' '.join(TOOLS[name] for name in missing)}"
+    install = f"{' and '.join(missing)} not found: {'; '.join(TOOLS[name] for name in missing)}"
     if config.getoption("all_tools"):
         raise pytest.UsageError(f"{len(left_out)} tests cannot run, {install}")
     config.stash[_left_out] = f"{len(left_out)} tests left out, {install}"

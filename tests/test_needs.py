@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-LEFT_OUT = "chromium and openssl not found: apt-get install chromium fonts-dejavu-core openssl"
+LEFT_OUT = "chromium and openssl not found: apt-get install chromium fonts-dejavu-core; apt-get install openssl"
 
 
 def collect(*arguments: str) -> "subprocess.CompletedProcess[str]":
