@@ -232,6 +232,7 @@ class Broker:
                 self._refuse(identity, frame, "a message of several frames")
 
     def _take_message(self, identity: bytes, message: zmq.Frame) -> None:
+        request: dict[str, Any] = {}
         try:
             if self._runs.publisher(identity) is None and self._is_for_publishers_only(identity, message):
                 return
@@ -241,6 +242,7 @@ class Broker:
                 self._take_event(identity, message, frame)
                 return
             control = decode_control(split_frame(frame)[1])
+            request = {name: value for name, value in control.content.items() if name == "id" and type(value) is str}
             self._admit(message, control.kind)
             if control.kind != BUNDLE:
                 self._door.take(identity, control)
@@ -252,7 +254,7 @@ class Broker:
             return
         except ForbiddenError as error:
             self._refuse(identity, message, str(error))
-            self._answer(identity, "refused", {"reason": str(error), "error": "BrokerError"})
+            self._answer(identity, "refused", {"reason": str(error), "error": "BrokerError", **request})
             return
         if not isinstance(frames, list) or len(frames) > MAX_BUNDLE:
             self._refuse(identity, message, f"a bundle that is not a list of at most {MAX_BUNDLE} events")
