@@ -44,15 +44,19 @@ class Admission:
             ForbiddenError: it may not; the text tells the sender what would let it.
         """
         role = ROLE_NEEDED.get(kind, "publish")
+        if not self.may(message, role):
+            raise ForbiddenError(
+                f"{self._gatekeeper.name_of(str(message.get('User-Id')))} may not {role} here: "
+                f"on the broker's machine 'bus allow KEYFILE --role {role}' would let it"
+            )
+
+    def may(self, message: zmq.Frame, role: str) -> bool:
+        """Whether the key that a message came with has a role."""
         key = str(message.get("User-Id"))
         granted = self._granted.get((key, role))
         if granted is None:
             granted = self._granted[key, role] = self._gatekeeper.may(key, role)
-        if not granted:
-            raise ForbiddenError(
-                f"{self._gatekeeper.name_of(key)} may not {role} here: "
-                f"on the broker's machine 'bus allow KEYFILE --role {role}' would let it"
-            )
+        return granted
 
     def refresh(self) -> None:
         """Sums up in the log who was not let in, and asks about every key again: the list may have changed."""

@@ -245,7 +245,7 @@ class Broker:
             request = {name: value for name, value in control.content.items() if name == "id" and type(value) is str}
             self._admit(message, control.kind)
             if control.kind != BUNDLE:
-                self._door.take(identity, control)
+                self._door.take(identity, control, self._may_command(message))
                 self._note_who_it_is(identity, message, control)
                 return
             frames = control.content.get("frames")
@@ -294,6 +294,9 @@ class Broker:
     def _admit(self, message: zmq.Frame, kind: str) -> None:
         if self._admission is not None:
             self._admission.check(message, kind)
+
+    def _may_command(self, message: zmq.Frame) -> bool:
+        return self._admission is None or self._admission.may(message, "command")
 
     def _note_who_it_is(self, identity: bytes, message: zmq.Frame, control: Control) -> None:
         """Connections of publishers and consumers stay when descriptors are short."""

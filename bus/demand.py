@@ -185,6 +185,11 @@ class Demand:
             return ()
         return tuple(name for name, intervals in wanted.fields.items() if intervals.are_due(number, moment))
 
+    def is_due_itself(self, event: Event, number: int, moment: Moment | None = None) -> bool:
+        """Whether an event is wanted, judged as by :meth:`is_due`, whatever fields come with it."""
+        wanted = self._wanted.get(event)
+        return wanted is not None and wanted.own.are_due(number, moment)
+
     def has_field(self, event: Event, name: str) -> bool:
         """Whether a field is wanted of an event at all."""
         wanted = self._wanted.get(event)
@@ -302,6 +307,7 @@ class _Lease(NamedTuple):
     demand: Demand
     name: str | None
     report: Mapping[str, float]
+    may_command: bool
 
 
 class Leases:
@@ -315,6 +321,7 @@ class Leases:
         self._leases: dict[bytes | int, _Lease] = {}
         self._merged = Demand()
         self._is_stale = False
+        self._unlimited: Demand | None = None
 
     def renew(
         self,
@@ -323,9 +330,11 @@ class Leases:
         now: float,
         name: object = None,
         report: Mapping[str, float] | None = None,
+        may_command: bool = True,
     ) -> None:
-        """Notes what ``consumer`` wants from now on for :data:`LEASE_SECONDS`, and what it says of itself in numbers.
-        Its name, as it came from the wire, is kept if it is text, cut to 100 characters.
+        """Notes what ``consumer`` wants from now on for :data:`LEASE_SECONDS`, what it says of itself in numbers, and
+        whether it may command the training or only view it. Its name, as it came from the wire, is kept if it is text,
+        cut to 100 characters.
 
         Raises :class:`bus.errors.BrokerError` when there are too many leases, or too much is wanted by all of them
         together; what this consumer had leased before goes on then until it ends."""
@@ -343,7 +352,9 @@ class Leases:
             _check_size(merged)
             self._merged, self._is_stale = merged, False
         kept = name[:_MAX_NAME] if isinstance(name, str) else None
-        self._leases[consumer] = _Lease(now + LEASE_SECONDS, demand, kept, report or {})
+        self._leases[consumer] = _Lease(now + LEASE_SECONDS, demand, kept, report or {}, may_command)
+        if lease is None or (lease.demand, lease.may_command) != (demand, may_command):
+            self._split()
 
     def hold(self, rank: int, demand: Demand, now: float) -> None:
         """Keeps what a rank publishes already for :data:`LEASE_SECONDS`, because a broker before this one reported it:
@@ -362,6 +373,15 @@ class Leases:
             self._is_stale = False
         return self._merged
 
+    def unlimited(self, now: float) -> Demand | None:
+        """What those want who may command; ``None`` while all of them may."""
+        self._forget_ended(now)
+        return self._unlimited
+
+    def _split(self) -> None:
+        commanding = [lease.demand for lease in self._leases.values() if lease.may_command]
+        self._unlimited = None if len(commanding) == len(self._leases) else Demand.merge(commanding)
+
     def told(self, now: float) -> list[dict[str, Any]]:
         """The ``name`` of each consumer whose lease runs, ``None`` for one without, the ``events`` that it wants, and
         what it last said of itself: plain values, for people to read."""
@@ -376,6 +396,8 @@ class Leases:
         for consumer in [key for key, lease in self._leases.items() if lease.until <= now]:
             del self._leases[consumer]
             self._is_stale = True
+        if self._is_stale:
+            self._split()
 
 
 def _check_size(demand: Demand) -> None:

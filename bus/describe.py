@@ -221,6 +221,7 @@ def _publisher(told: dict[str, Any]) -> str:
         f"{told.get('nanoseconds_per_event', 0) / 1000:.1f} us each for the training",
     ]
     named = {"dropped": "dropped", "resent": "sent again", "broker_restarts": "broker restarts"}
+    named["fields_left_out"] = "fields left out for who may only view"
     parts += [f"{told[key]:,} {text}" for key, text in named.items() if told.get(key)]
     return ", ".join(parts)
 

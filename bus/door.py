@@ -41,6 +41,7 @@ class _Request(NamedTuple):
 
     identity: bytes
     id: str | None = None
+    may_command: bool = True
 
 
 class Door:
@@ -80,16 +81,16 @@ class Door:
             "statistics": self._tell_statistics,
         }
 
-    def take(self, identity: bytes, message: Control) -> None:
+    def take(self, identity: bytes, message: Control, may_command: bool = True) -> None:
         """Does what a message asks for, and answers; a request that cannot be met is refused with the reason. An answer
-        carries the ``id`` of its request.
+        carries the ``id`` of its request. ``may_command`` is whether its sender may command, or only view.
 
         Raises:
             ProtocolError: it is not a message of this protocol; its sender has been told.
         """
         request = _Request(identity)
         try:
-            request = _Request(identity, text_or_none(message.content, "id", MAX_ID))
+            request = _Request(identity, text_or_none(message.content, "id", MAX_ID), may_command)
             self._act(request, message)
         except (ProtocolError, KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
             reason = f"{message.kind[:40]} is malformed: {error or type(error).__name__}"[:MAX_REASON]
@@ -126,8 +127,7 @@ class Door:
             "stream": self._runs.stream,
             "path": str(run.directory.path),
             "recording": run.journal.path.name,
-            "demand": run.demand.to_wire(),
-            "consumers": run.standings.told(rank.rank),
+            **self._news(run, rank),
             "acknowledged": rank.acknowledged,
         }
         self._reply(request, "welcome", welcome)
@@ -177,7 +177,7 @@ class Door:
         run = self._runs.find(text(want, "run"))
         name, told = text_or_none(want, "name"), _report(want.get("report", {}))
         demand = Demand.from_wire(want["demand"])
-        run.leases.renew(identity, demand, time.monotonic(), name, told)
+        run.leases.renew(identity, demand, time.monotonic(), name, told, request.may_command)
         is_news = run.standings.renew(identity, want, time.monotonic())
         self._reply(request, "leased", {"seconds": LEASE_SECONDS})
         if is_news:
@@ -202,14 +202,21 @@ class Door:
         message, because a publisher that waits for a consumer, or lends it memory, has to know both."""
         now = time.monotonic()
         run.standings.forget_ended(now, lambda consumer: self._answer(consumer, "beat", {}))
-        demand = run.leases.merged(now)
-        if demand == run.demand and run.standings.version == run.standings_told:
+        demand, unlimited = run.leases.merged(now), run.leases.unlimited(now)
+        if (demand, unlimited, run.standings.version) == (run.demand, run.unlimited, run.standings_told):
             return
-        run.demand, run.standings_told = demand, run.standings.version
+        run.demand, run.unlimited, run.standings_told = demand, unlimited, run.standings.version
         for rank in run.publishers():
             if rank.identity is not None:
-                told = {"demand": demand.to_wire(), "consumers": run.standings.told(rank.rank)}
-                self._answer(rank.identity, "demand", told)
+                self._answer(rank.identity, "demand", self._news(run, rank))
+
+    def _news(self, run: LiveRun, rank: LiveRank) -> dict[str, Any]:
+        """What a publisher has to know of its run's consumers."""
+        return {
+            "demand": run.demand.to_wire(),
+            "unlimited": None if run.unlimited is None else run.unlimited.to_wire(),
+            "consumers": run.standings.told(rank.rank),
+        }
 
     def _list_runs(self, request: _Request, content: dict[str, Any]) -> None:
         live = {run.name: {"attempt": run.attempt, "stream": self._runs.stream} for run in self._runs}

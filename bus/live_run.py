@@ -84,6 +84,8 @@ class LiveRun:
         self.ranks: dict[int, LiveRank] = {}
         self.leases = Leases()
         self.demand = Demand()
+        self.unlimited: Demand | None = None
+        """What of it consumers want that may command; ``None`` while all of them may."""
         self.standings = Standings(world_size)
         self.standings_told = 0
         """Of which version of them the publishers were told."""

@@ -73,6 +73,8 @@ class PublisherStatistics:
     """The largest size that was ever kept."""
     broker_restarts: int
     """How often the broker was lost and found or started again."""
+    fields_left_out: int
+    """How often a field was left out because consumers that may only view had asked for too much."""
     nanoseconds_per_event: float
     """Processor time that publishing costs the thread that trains: the mean of encoding (measured at one event in 64)
     and of sending and listening (measured always). Without what the caller does before it publishes."""
@@ -143,8 +145,12 @@ class Publisher:
         """The events to publish now. It is changed in place, so that a loop can keep it at hand."""
         self.demand = Demand()
         """What consumers want beyond the events that are published in any case."""
+        self.unlimited_demand: Demand | None = None
+        """What of it consumers want that may command the training; ``None`` while all of them may."""
         self.demand_version = 0
-        """A number that changes whenever :attr:`demand` does."""
+        """A number that changes whenever one of these does."""
+        self.fields_left_out = 0
+        """How often a field was left out because those who may only view had asked for too much."""
         link = connect(run_name, runs_dir, broker, rank, world_size, info or {}, self._always, security)
         self._closed = False
         welcome = link.welcome
@@ -342,7 +348,7 @@ class Publisher:
             news = uplink.news.pop(0)
             self._take_standings(news)
             if "demand" in news:
-                self._take_demand(news["demand"])
+                self._take_demand(news)
         while uplink.commands:
             content = uplink.commands.pop(0)
             try:
@@ -431,14 +437,15 @@ class Publisher:
             and (names is None or (one.name or UNNAMED) in names)
         }
 
-    def _take_demand(self, told: Any) -> None:
+    def _take_demand(self, told: dict[str, Any]) -> None:
         try:
-            demand = Demand.from_wire(told or {})
+            demand, limit = Demand.from_wire(told["demand"] or {}), told.get("unlimited")
+            unlimited = None if limit is None else Demand.from_wire(limit)
         except ProtocolError as error:
             _log.warning("run %s: what the broker says consumers want makes no sense: %s", self.run_name, error)
             return
-        if demand != self.demand:
-            self.demand = demand
+        if (demand, unlimited) != (self.demand, self.unlimited_demand):
+            self.demand, self.unlimited_demand = demand, unlimited
             self.demand_version += 1
             self.wanted &= self._always | demand.events
             self.wanted |= demand.events
@@ -515,6 +522,7 @@ class Publisher:
             backlog_bytes=outbox.size,
             backlog_bytes_high=outbox.size_high,
             broker_restarts=uplink.restarts,
+            fields_left_out=self.fields_left_out,
             nanoseconds_per_event=encoding + self._flushing_time / max(1, self._seq),
         )
 

@@ -8,7 +8,7 @@ from training import gold_trainer
 
 from bus.demand import BASE_EVENTS, Demand, Want
 from bus.event import Event
-from trainer import Trainer
+from trainer import Trainer, run_stream
 from trainer.run_stream import RunStream
 
 __all__ = ["Stream", "asking", "train"]
@@ -20,6 +20,8 @@ class Stream:
     """A publisher in whose place the test decides what consumers want."""
 
     run_dir = None
+    unlimited_demand: Demand | None = None
+    fields_left_out = 0
 
     def __init__(self, demand: Demand | None = None, always: Iterable[Event] = BASE_EVENTS) -> None:
         self.always = frozenset(always)
@@ -70,6 +72,8 @@ class Stream:
 
 def train(monkeypatch: pytest.MonkeyPatch, stream: Stream, batches: int = 95, **arguments: Any) -> Trainer:
     monkeypatch.setattr(RunStream, "_start_publisher", lambda *_: stream)
+    for reading in ("read_run", "_warn_of_another_training"):
+        monkeypatch.setattr(run_stream, reading, lambda _: None)
     settings = {"publish": True, "max_duration": f"{batches}ba", "n_train": 30, "batch_size": 6}
     with gold_trainer(**(settings | arguments)) as trainer:
         trainer.fit()

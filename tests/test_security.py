@@ -19,9 +19,10 @@ from brokers import free_address
 from click.testing import CliRunner, Result
 from helpers import wait_for
 
-from bus import BrokerError, ConfigurationError, Event, Publisher, Recording, find_run
+from bus import BrokerError, ConfigurationError, Event, Publisher, Recording, Subscriber, find_run
 from bus.allow_list import AllowList, allow
 from bus.cli import bus
+from bus.demand import Demand, Want
 from bus.keys import load_public_key, load_secret_key, make_keys
 from bus.run_source import ask_broker
 from bus.security import (
@@ -435,12 +436,15 @@ def test_without_a_gatekeeper_nobody_is_admitted(keys: Path) -> None:
 # -- a real broker with keys ------------------------------------------------------------------------------------------
 
 
+OWNER = ("owner", ["view", "command"])
+
+
 @pytest.fixture
 def guarded(runs_dir: Path, keys: Path) -> Iterator[str]:
     """``bus broker`` that admits a trainer, a viewer and a boss: its address."""
     make_keys("broker")
     make_keys("stranger")
-    for name, roles in (("trainer", ["publish"]), ("viewer", ["view"]), ("boss", ["command"])):
+    for name, roles in (("trainer", ["publish"]), ("viewer", ["view"]), ("boss", ["command"]), OWNER):
         allow(keys / "allowed", load_public_key(make_keys(name)[0]), name, roles)
     port = free_address().rpartition(":")[2]
     command = [sys.executable, "-m", "bus", "broker", "--listen", f"tcp://0.0.0.0:{port}"]
@@ -482,6 +486,34 @@ def test_a_real_broker_grants_each_key_its_role_and_a_stranger_nothing(guarded: 
         stream = f"tcp://127.0.0.1:{int(guarded.rpartition(':')[2]) + 1}"
         assert heard([guarded, stream], keys / "stranger.key_secret", keys / "broker.key") == [None, None]
         assert heard([guarded, stream], None, None) == [None, None]
+
+
+def test_a_training_is_told_what_those_ask_for_who_may_command(guarded: str, keys: Path) -> None:
+    def security(name: str) -> ClientSecurity:
+        return client_security(keys / f"{name}.key_secret", keys / "broker.key")
+
+    stream = f"tcp://127.0.0.1:{int(guarded.rpartition(':')[2]) + 1}"
+    for key in (keys / "stranger.key_secret", keys / "broker.key"), (None, None):
+        # The broker's log is looked at for them.
+        assert heard([guarded, stream], *key) == [None, None]
+    norms, sizes = (Demand({Event.BATCH_END: Want(1, {name: 1})}) for name in ("gradient_norm", "batch_bytes"))
+    with (
+        Publisher("r", broker=guarded, security=security("trainer")) as publisher,
+        Subscriber("r", broker=guarded, security=security("viewer"), demand=norms, name="viewer") as viewer,
+    ):
+        watching = [threading.Thread(target=list, args=(viewer,))]
+        watching[0].start()
+        wait_for(lambda: publisher.poll() or publisher.demand.fields, "the viewer's demand")
+        assert publisher.demand.fields == {"gradient_norm"}
+        assert publisher.unlimited_demand == Demand()
+        with Subscriber("r", broker=guarded, security=security("owner"), demand=sizes, name="owner") as owner:
+            watching.append(threading.Thread(target=list, args=(owner,)))
+            watching[1].start()
+            wait_for(lambda: publisher.poll() or len(publisher.demand.fields) == 2, "the owner's demand")
+            assert publisher.unlimited_demand == sizes
+            publisher.close()
+            for thread in watching:
+                thread.join()
 
 
 # -- what a run leaves on the disk ------------------------------------------------------------------------------------

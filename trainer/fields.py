@@ -3,7 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -144,13 +144,20 @@ def check_fields(given: Any) -> FieldRegistry:
     return registry
 
 
+MayCompute: TypeAlias = Callable[[Event, str, int, Moment], bool]
+"""Whether a field that is due at an event, of the batch with that number, is going to be computed."""
+
+
 class _Schedule:
     """When one field is asked for."""
 
-    def __init__(self, state: State, name: str, events: Collection[Event], demand: Demand) -> None:
+    def __init__(
+        self, state: State, name: str, events: Collection[Event], demand: Demand, may_compute: MayCompute
+    ) -> None:
         self._state = state
         self._name = name
         self._events = events
+        self._may_compute = may_compute
         self.demand = demand
 
     def is_due(self) -> bool:
@@ -168,7 +175,7 @@ class _Schedule:
                 dataloader_len=state.dataloader_len,
             )
             if self._name in self.demand.due_fields(event, number, moment):
-                return True
+                return self._may_compute(event, self._name, number, moment)
         return False
 
 
@@ -195,9 +202,9 @@ class FieldsOnDemand:
         self.never: dict[str, str] = {}
         """Fields that this training will never have, and why."""
 
-    def use(self, demand: Demand) -> None:
+    def use(self, demand: Demand, may_compute: MayCompute = lambda *_: True) -> None:
         """Says what is asked for from here on: begins to watch for fields that take it, and ends where nobody asks any
-        more."""
+        more. ``may_compute`` says of one that is due whether it will be computed."""
         for name, field in self._fields.items():
             if field.watch is None:
                 continue
@@ -207,7 +214,7 @@ class FieldsOnDemand:
             elif is_wanted and name in self._watches:
                 self._watches[name][1].demand = demand
             elif is_wanted:
-                schedule = _Schedule(self._state, name, field.events, demand)
+                schedule = _Schedule(self._state, name, field.events, demand, may_compute)
                 self._watches[name] = (field.watch(self._state, schedule.is_due), schedule)
 
     def reserving(self, demand: Demand) -> set[str]:

@@ -14,6 +14,7 @@ from bus.intervals import MICROBATCH_EVENTS, Moment
 from bus.publisher import Publisher
 from bus.time import Timestamp
 from trainer.device import DeferredMap
+from trainer.field_budget import BYTES_PER_SECOND, TIME_SHARE, FieldBudget, wire_size
 from trainer.field_phases import PhaseWatch
 from trainer.fields import BUILT_IN, Field, FieldsOnDemand
 from trainer.logger import Logger
@@ -36,6 +37,10 @@ _WITH_FACTS = {Event.INIT, Event.FIT_START}
 
 _MAX_LATE = 8
 
+_OVER_BUDGET = "left out here, because consumers that may only view ask for more than they may take"
+
+_log = logging.getLogger("offloop")
+
 _Values = tuple[int, ...]
 
 
@@ -44,6 +49,10 @@ class StreamPublisher(Protocol):
 
     demand: Demand
     """What consumers want."""
+    unlimited_demand: Demand | None
+    """What of it those want who may command; ``None`` while all of them may."""
+    fields_left_out: int
+    """How often a field was left out because those who may only view had asked for too much."""
     wanted: set[Event]
     """The events that are handed to whoever publishes."""
     demand_version: int
@@ -75,6 +84,10 @@ class _Due(NamedTuple):
     fields: Sequence[str] = ()
     late: Mapping[str, Sequence[Moment]] = {}
     """Fields that could not be had when they were due, and when they were."""
+    limited: Sequence[str] = ()
+    """Those of the fields that only consumers want who may not command."""
+    left_out: Sequence[str] = ()
+    """Those that these would have, but for their budget."""
 
 
 _NOTHING_MORE = _Due(Moment(Event.INIT, ()))
@@ -114,6 +127,8 @@ class StatePublisher:
         self._clock = clock
         self._fields = FieldsOnDemand(state, fields, None if sharing is None else sharing.share)
         self._late: dict[str, list[Moment]] = {}
+        self._budget = FieldBudget()
+        self._said_over_budget = False
         # The fields that memory is to be got for when there are all of their tensors, and those that it was got for.
         self._to_reserve: set[str] = set()
         self._reserved: set[str] = set()
@@ -196,7 +211,7 @@ class StatePublisher:
             self._changed_in = self._batch(event)
             self._plain = frozenset()
             # What takes watching for begins at once, so that it is there when the demand is met.
-            self._fields.use(Demand.merge([self._demand, self._stream.demand]))
+            self._fields.use(Demand.merge([self._demand, self._stream.demand]), self._budget.may_compute)
             self._watch_phases()
 
     def take_up_demand(self) -> None:
@@ -255,15 +270,34 @@ class StatePublisher:
         moment = self._moment(event) if event in self._timed else None
         names = demand.due_fields(event, number, moment)
         late = self._late and {name: moments for name, moments in self._late.items() if demand.has_field(event, name)}
-        if names or late or (moment and moment.microbatch and demand.is_due(event, number, moment)):
-            return _Due(moment or self._moment(event), names, late)
+        limited: Sequence[str] = ()
+        left_out: Sequence[str] = ()
+        if self._budget.unlimited is not None and (names or late):
+            limited = self._budget.limited(event, names, late, number, moment)
+            if limited and not self._budget.allows(self._batch(event) if number else None):
+                left_out = [name for name in limited if name in names]
+                names = tuple(name for name in names if name not in limited)
+                late = {name: moments for name, moments in late.items() if name not in limited}
+                limited = ()
+                if not (names or late or demand.is_due_itself(event, number, moment)):
+                    self._leave_out(left_out)
+                    return None
+        if names or late or left_out or (moment and moment.microbatch and demand.is_due(event, number, moment)):
+            return _Due(moment or self._moment(event), names, late, limited, left_out)
         # A demand that is not in effect yet brings its events here already.
         return _NOTHING_MORE if demand.is_due(event, number, moment) else None
 
     def _on_demand(self, due: _Due) -> dict[str, Any]:
         """The fields that are due, as they are sent."""
         names = dict.fromkeys((*due.fields, *due.late))
-        values = self._fields.compute(due.moment.event, names) if names else {}
+        free = [name for name in names if name not in due.limited]
+        values = self._fields.compute(due.moment.event, free) if free else {}
+        if due.limited:
+            self._add_limited(values, due)
+        if due.left_out:
+            self._leave_out(due.left_out)
+            reasons = [f"{name}: {_OVER_BUDGET}" for name in due.left_out]
+            values["not_sent"] = "; ".join([*filter(None, [values.get("not_sent")]), *reasons])
         if self._sharing is not None:
             waiting = self._sharing.take_waiting()
             for name in names:
@@ -277,11 +311,36 @@ class StatePublisher:
             values.update(how, on_demand=[*values.get("on_demand", ()), *how])
         return values
 
+    def _add_limited(self, values: dict[str, Any], due: _Due) -> None:
+        """Computes fields at the expense of those who may only view."""
+        began = thread_time_ns()
+        found = self._fields.compute(due.moment.event, due.limited)
+        self._budget.charge(thread_time_ns() - began, wire_size(found))
+        names = [*values.get("on_demand", ()), *found.get("on_demand", ())]
+        reasons = [one["not_sent"] for one in (values, found) if "not_sent" in one]
+        values.update(found)
+        if names:
+            values["on_demand"] = names
+        if reasons:
+            values["not_sent"] = "; ".join(reasons)
+
+    def _leave_out(self, names: Sequence[str]) -> None:
+        self._stream.fields_left_out += len(names)
+        if not self._said_over_budget:
+            self._said_over_budget = True
+            _log.warning(
+                "run %s: consumers that may only view ask for more than %g %% of the training's time or %d KiB a "
+                "second: %s, and maybe other fields, are computed less often for them; 'bus info' shows how often",
+                *(self._state.run_name, TIME_SHARE * 100, BYTES_PER_SECOND // 1024, ", ".join(names)),
+            )
+
     def _use_demand(self) -> None:
         stream = self._stream
         self._demand, self._version = Demand.merge([self._always, stream.demand]), stream.demand_version
+        unlimited = stream.unlimited_demand
+        self._budget.unlimited = None if unlimited is None else Demand.merge([self._always, unlimited])
         self._changed_in = None
-        self._fields.use(self._demand)
+        self._fields.use(self._demand, self._budget.may_compute)
         self._watch_phases()
         wanted = set() if self._sharing is None else self._fields.reserving(self._demand)
         self._reserved &= wanted

@@ -66,7 +66,8 @@ class TensorSharing:
         if layout.size <= INLINE_BYTES:
             image = torch.empty(layout.size, dtype=torch.uint8, pin_memory=on_gpu)
             _fill(image, layout, out.tensors)
-            value = _SharedLater(lambda: _told(layout, image=image.numpy().tobytes()), _copied() if on_gpu else None)
+            copied = _copied() if on_gpu else None
+            value = _SharedLater(lambda: _told(layout, image=image.numpy().tobytes()), copied, layout.size)
             return value if on_gpu else value.value()
         segment = self._pool.reserve(layout.size, name)
         if segment is None and out.policy == "wait" and self._may_wait():
@@ -132,7 +133,11 @@ class TensorSharing:
 class _SharedLater:
     """An image that a GPU is still copying, or that is there."""
 
-    def __init__(self, tell: Callable[[], dict[str, Any]], copied: "torch.cuda.Event | None") -> None:
+    def __init__(
+        self, tell: Callable[[], dict[str, Any]], copied: "torch.cuda.Event | None", size: int | None = None
+    ) -> None:
+        self.size = size
+        """How much of it goes into the event; ``None`` for what is in shared memory."""
         self._tell = tell
         self._copied = copied
 
