@@ -90,7 +90,7 @@ def export_recording(
     path = _recording(file, runs_dir)
     target = Path(output) if output else exported_path(path, to)
     done = export(path, target, to, events=_events(events), ranks=ranks or None, force=force)
-    marks = f" and {done.marks} rows for commands and the end" if done.marks else ""
+    marks = f" and {done.marks} row{'s' * (done.marks > 1)} for commands and the end" if done.marks else ""
     say(f"exported {done.events} events{marks} of {path} to {done.path}")
     _tell(done.damage, done.gaps, done.ending, done.left_out)
     _finish(context, done.lost)

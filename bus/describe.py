@@ -218,7 +218,7 @@ def _statistics_lines(told: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
 def _publisher(told: dict[str, Any]) -> str:
     parts = [
         f"{told.get('published', 0):,} events, {told.get('lag', 0):,} of them not on disk yet",
-        f"{told.get('nanoseconds_per_event', 0) / 1000:.1f} us each for the training",
+        f"{told.get('nanoseconds_per_event', 0) / 1000:.1f} us each of the training thread's own time",
     ]
     named = {"dropped": "dropped", "resent": "sent again", "broker_restarts": "broker restarts"}
     named["fields_left_out"] = "fields left out for who may only view"

@@ -277,7 +277,7 @@ def test_info_of_a_live_run_says_how_everybody_is_doing(runs_dir):
         assert statistics["broker"]["collected"] > 100
         assert [consumer["name"] for consumer in statistics["consumers"]] == ["watcher"]
         text = invoke("info", "r")
-        assert "us each for the training" in text
+        assert "us each of the training thread's own time" in text
         assert "watcher" in text
 
 
