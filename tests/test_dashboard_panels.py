@@ -1,5 +1,6 @@
 """What the page shows beside lines: ranks, phases, images and texts, in whatever form they come; and the buttons."""
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -139,7 +140,15 @@ def test_pause_resume_and_checkpoint_say_what_became_of_them(runs_dir, tmp_path,
             there.page.locator(".status-live").wait_for()
             there.waits_for(lambda: there.points("loss/train/total")[-1][0] > before + 5, "batches after the pause")
             for name in ("checkpoint", "pause", "resume"):
-                there.page.locator(".log .command", has_text=f"'{name}' took effect").first.wait_for()
+                there.page.locator(
+                    ".log .command", has_text=re.compile(f"'{name}' .*web page.* took effect")
+                ).first.wait_for()
+            there.page.get_by_role("button", name="stop", exact=True).click()
+            there.page.get_by_role("button", name="Stop", exact=True).last.click()
+            there.page.locator(".status-stopped").wait_for()
+            # What was planned is not what was reached.
+            assert re.match(r"epoch \d+ of 2,000 · batch [\d,]+ · ", there.page.locator(".run-facts").inner_text())
+            assert float(there.page.get_by_role("progressbar").get_attribute("aria-valuenow") or 100) < 50
     finally:
         training.terminate()
         training.wait(30)
