@@ -8,7 +8,7 @@ from training import gold_trainer
 
 from bus.demand import BASE_EVENTS, Demand, Want
 from bus.event import Event
-from trainer import Trainer, run_stream
+from trainer import Trainer
 from trainer.run_stream import RunStream
 
 __all__ = ["Stream", "asking", "train"]
@@ -72,8 +72,6 @@ class Stream:
 
 def train(monkeypatch: pytest.MonkeyPatch, stream: Stream, batches: int = 95, **arguments: Any) -> Trainer:
     monkeypatch.setattr(RunStream, "_start_publisher", lambda *_: stream)
-    for reading in ("read_run", "_warn_of_another_training"):
-        monkeypatch.setattr(run_stream, reading, lambda _: None)
     settings = {"publish": True, "max_duration": f"{batches}ba", "n_train": 30, "batch_size": 6}
     with gold_trainer(**(settings | arguments)) as trainer:
         trainer.fit()

@@ -55,8 +55,6 @@ class RunStream:
         options = self._options
         if options.publish:
             self._publisher = publisher = self._start_publisher(control, max_duration)
-            if self._state.rank == 0 and options.broker is None:
-                _warn_of_another_training(read_run(publisher.run_dir))
             if (options.callbacks or options.loggers) and self._state.rank == 0:
                 where = run_place(publisher, options.key, options.broker_key)
                 self._attached = AttachedConsumers(options.callbacks, options.loggers, where)
@@ -110,7 +108,12 @@ class RunStream:
                 on_command=control.take,
             )
 
-        return start(options.broker) if self._ranks is None else first_rank_first(self._ranks, start, options.broker)
+        publisher = (
+            start(options.broker) if self._ranks is None else first_rank_first(self._ranks, start, options.broker)
+        )
+        if state.rank == 0 and options.broker is None:
+            _warn_of_another_training(read_run(publisher.run_dir))
+        return publisher
 
 
 def _warn_of_another_training(run: RunInfo) -> None:
