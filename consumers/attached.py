@@ -25,7 +25,7 @@ from consumers.logger import LoggerDestination
 from consumers.loggers import ConsoleLogger
 from consumers.members import decides_of
 from consumers.runner import wanted_events
-from consumers.session import run_session, told_outcomes
+from consumers.session import run_session, told_outcomes, told_places
 
 __all__ = ["NAME", "main", "run_attached"]
 
@@ -65,8 +65,8 @@ def run_attached(
     _, statistics = run_session(open_stream, made, list(loggers) or [ConsoleLogger()])
     for line in told_outcomes(statistics):
         say(line, err=True)
-    for problem in statistics.problems:
-        say(problem, err=True)
+    for line in (*statistics.problems, *told_places(statistics)):
+        say(line, err=True)
     return 1 if statistics.problems else 0
 
 

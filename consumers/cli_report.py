@@ -10,7 +10,7 @@ from bus.subscriber import Subscriber
 from consumers.attach import Stream
 from consumers.progress import Committed
 from consumers.runner import RunnerStatistics
-from consumers.session import told_outcomes
+from consumers.session import told_outcomes, told_places
 
 __all__ = ["EXIT_LOST", "EXIT_TROUBLE", "report", "say", "say_start"]
 
@@ -47,6 +47,8 @@ def report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str]
     problems = [*statistics.problems, *missing]
     for problem in problems:
         say(problem)
+    for line in told_places(statistics):
+        say(line)
     handled, code = f"{statistics.handled} events handled", EXIT_TROUBLE if problems else 0
     if statistics.interrupted:
         say(f"detached from run {stream.run_name}: {handled}")

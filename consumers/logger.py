@@ -163,6 +163,12 @@ class LoggerDestination:
         has everything."""
         return None
 
+    @property
+    def where(self) -> str | None:
+        """Where to look at what it was given, in words that follow its name: a path, an address, or a command to type.
+        Known once it was opened; ``None`` where there is nothing to look at later. The consumer shows it at its end."""
+        return None
+
     def companions(self) -> "Sequence[Callback]":
         """Callbacks to be run for this destination's sake: one that shows more than what is logged sees the events
         through them."""

@@ -102,6 +102,11 @@ class Runner:
             },
             uncommitted=self._commits.problem,
             outcomes=tuple(outcome for one in dispatchers for outcome in one.outcomes),
+            written={
+                name: where
+                for name, destination in self._destinations.items()
+                if (where := destination.where) is not None
+            },
         )
 
     def run_beside(

@@ -38,6 +38,8 @@ class RunnerStatistics:
     """What each destination lacks that could not be sent to it until it was closed, in words that follow its name."""
     uncommitted: str | None = None
     """Why the last attempt to commit the progress failed; ``None`` when it did not."""
+    written: Mapping[str, str] = field(default_factory=dict)
+    """Where to look at what each destination was given, in words that follow its name."""
 
     @property
     def problems(self) -> list[str]:

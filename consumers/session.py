@@ -12,7 +12,7 @@ from consumers.members import divided
 from consumers.progress import Committed, Progress
 from consumers.runner import COMMIT_EVENTS, OnError, Runner, RunnerStatistics
 
-__all__ = ["OpenStream", "run_session", "told_outcomes"]
+__all__ = ["OpenStream", "run_session", "told_outcomes", "told_places"]
 
 
 OpenStream: TypeAlias = Callable[[Sequence[Callback], Mapping[int, tuple[int, int]] | None], Stream]
@@ -29,6 +29,11 @@ def told_outcomes(statistics: RunnerStatistics) -> list[str]:
         for outcome in statistics.outcomes
         if outcome.error is None
     ]
+
+
+def told_places(statistics: RunnerStatistics) -> list[str]:
+    """A line for people about each destination that has something to look at."""
+    return [f"{name}: {where}" for name, where in statistics.written.items()]
 
 
 def run_session(

@@ -64,13 +64,13 @@ def test_a_terminal_gets_a_bar_that_is_redrawn_in_place_and_wiped() -> None:
     assert progress.next_draw == 100_000_000
     state.timestamp = state.timestamp.advance_batch(6, 0, 10)
     progress.draw()
-    assert terminal.getvalue() == "\r\x1b[K[=====...............]   25%  epoch 0  batch 1  0s left  loss 1.25"
+    assert terminal.getvalue() == "[=====...............]   25%  epoch 0  batch 1  0s left  loss 1.25"
     clock.seconds = 2
     progress.draw()
     assert progress.next_draw == 2_100_000_000
     progress.close()
     progress.close()
-    assert terminal.getvalue().endswith("loss 1.25\r\x1b[K")
+    assert terminal.getvalue().endswith("loss 1.25\r\x1b[J")
     assert "\n" not in terminal.getvalue()
 
 
@@ -79,7 +79,9 @@ def test_the_bar_makes_room_for_the_line_of_an_epoch() -> None:
     progress = make_progress(True, make_state(), FakeClock(0), terminal)
     progress.draw()
     progress.epoch_end()
-    assert terminal.getvalue().endswith("\r\x1b[Kepoch   0  loss 1.25\n")
+    assert terminal.getvalue().endswith(
+        "\r\x1b[Jepoch   0  loss 1.25\n[....................]    0%  epoch 0  batch 0  loss 1.25"
+    )
 
 
 def test_what_does_not_fit_on_the_terminal_is_left_out_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +90,7 @@ def test_what_does_not_fit_on_the_terminal_is_left_out_whole(monkeypatch: pytest
         monkeypatch.setenv("COLUMNS", str(columns))
         terminal = Terminal()
         make_progress(True, make_state(), FakeClock(0), terminal).draw()
-        shown[columns] = terminal.getvalue().removeprefix("\r\x1b[K")
+        shown[columns] = terminal.getvalue()
         assert len(shown[columns]) < columns
     assert shown[30] == "[....................]    0%"
     assert shown[40] == "[....................]    0%  epoch 0"

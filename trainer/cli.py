@@ -206,6 +206,7 @@ def run_task(task: Task, values: Mapping[str, Any]) -> None:
     with _refusing():
         with _explaining_what_is_missing():
             from trainer.device import is_gpu
+            from trainer.introduction import short_path
             from trainer.ranks import join_ranks
             from trainer.trainer import Trainer
         ranks = join_ranks(on_gpu=is_gpu(values["device"] or "auto"))
@@ -216,11 +217,10 @@ def run_task(task: Task, values: Mapping[str, Any]) -> None:
     with _terminated_like_interrupted():
         with _refusing():
             made = Trainer(**arguments)
-        recording = None if made.recording is None else _short(made.recording)
+        recording = None if made.recording is None else short_path(made.recording)
         try:
             with _refusing(ConfigurationError), made:
-                where = _where_to_watch(recording, arguments.get("runs_dir"), arguments.get("broker"), made.run_name)
-                say(f"run {made.run_name}{_which_attempt(made)}: {where}")
+                say(made.introduce())
                 made.fit()
         finally:
             if recording:
@@ -329,28 +329,3 @@ def _check_arguments(task: Task, arguments: Mapping[str, Any], allowed: Mapping[
         raise ConfigurationError(
             f"task {task.name!r} does not say how long to train: add --max-duration 5ep or the like"
         )
-
-
-def _which_attempt(made: "Trainer") -> str:
-    """What tells a run that was begun before from a new one."""
-    if made.resumed_from is not None:
-        begin = f"going on from {made.resumed_from.name}"
-    elif made.attempt is not None and made.attempt > 1:
-        begin = "from the beginning"
-    else:
-        return ""
-    return f", attempt {made.attempt}, {begin}" if made.attempt is not None else f", {begin}"
-
-
-def _where_to_watch(recording: str | None, runs_dir: Path | None, broker: str | None, run: str) -> str:
-    if recording is None:
-        return "no stream, so there is nothing to watch or record"
-    if broker:
-        watch = f"consumer --broker {broker} --run {run} --callbacks speed,lr"
-        return f"recorded by the broker at {broker}, there in {recording}; watch it with: {watch}"
-    where = f" --runs-dir {shlex.quote(str(runs_dir))}" if runs_dir else ""
-    return f"recording to {recording}; watch it with: consumer --callbacks speed,lr{where}"
-
-
-def _short(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

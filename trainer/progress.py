@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, TextIO
 
 from bus.printing import escape
+from bus.screen import Screen
 from bus.time import TimeUnit
 from trainer.device import DeferredScalar
 from trainer.state import State
@@ -62,7 +63,6 @@ class ProgressLines(Progress):
         self._began = clock()
         self._share_before = 0.0
         self._told: Mapping[str, Any] = {}
-        self._drawn = False
         self._loss: float | None = None
         self._next_loss: float | DeferredScalar | None = None
         self.next_draw = self._began + self._every
@@ -85,8 +85,8 @@ class ProgressLines(Progress):
         self._show([*self._position(), *self._results()])
 
     def note(self, line: str) -> None:
-        """Writes the line."""
-        self._write_line(line)
+        """Writes the line, whole."""
+        self._leave(line)
 
     def epoch_end(self) -> None:
         """Writes the line of the epoch."""
@@ -109,6 +109,9 @@ class ProgressLines(Progress):
         self._write_line(_joined(parts))
 
     def _write_line(self, line: str) -> None:
+        self._leave(line)
+
+    def _leave(self, line: str) -> None:
         self._stream.write(f"{escape(line)}\n")
         self._stream.flush()
 
@@ -159,27 +162,38 @@ class ProgressLines(Progress):
 
 
 class ProgressBar(ProgressLines):
-    """A bar that is redrawn at most ten times a second, below the lines of the epochs."""
+    """A bar that is redrawn at most ten times a second, below the lines of the epochs and whatever else this process
+    prints meanwhile."""
 
     _every = _BAR_EVERY
+    _screen: Screen | None = None
 
     def _show(self, parts: list[str]) -> None:
         filled = round(self._share() * _BAR_WIDTH)
         bar = "=" * filled + "." * (_BAR_WIDTH - filled)
-        self._stream.write(f"\r\x1b[K{_fitted([f'[{bar}]', *map(escape, parts)])}")
-        self._stream.flush()
-        self._drawn = True
+        if self._screen is None:
+            self._screen = Screen(self._stream)
+        self._screen.draw([_fitted([f"[{bar}]", *map(escape, parts)])])
 
     def _write_line(self, line: str) -> None:
-        self.close()
         super()._write_line(_fitted(line.split(_GAP)))
+
+    def _leave(self, line: str) -> None:
+        if self._screen is None:
+            super()._leave(line)
+        else:
+            self._screen.leave([escape(line)])
+
+    def finish(self) -> None:
+        """Wipes the bar and writes the last line."""
+        self.close()
+        super().finish()
 
     def close(self) -> None:
         """Wipes the bar."""
-        if self._drawn:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-            self._drawn = False
+        if self._screen is not None:
+            self._screen.close()
+            self._screen = None
 
 
 def make_progress(enabled: bool, state: State, clock: Callable[[], int], stream: TextIO | None = None) -> Progress:

@@ -45,6 +45,7 @@ from trainer.evaluator import Evaluator, as_evaluators
 from trainer.fields import FieldFunction
 from trainer.forward_pass import ForwardPass
 from trainer.interrupts import finishing_the_batch
+from trainer.introduction import introduction
 from trainer.logger import Logger
 from trainer.loop import TrainingLoop
 from trainer.microbatches import Microbatching, MicrobatchSize, check_microbatch_size
@@ -119,7 +120,8 @@ class Trainer:
         broker: the address of a broker that stands alone; by default one is started.
         key, broker_key: files with one's own secret key and with that broker's public one, where it takes keys; by
             default those that ``$OFFLOOP_KEY`` and ``$OFFLOOP_BROKER_KEY`` name.
-        progress_bar: whether to show progress on standard error.
+        progress_bar: whether to show on standard error, on the first rank, which run this is, where it is recorded and
+            how to watch it, how far it is, and why it was stopped.
         record: events to record beside the base set, or ``"all"``; others are recorded while a consumer wants them.
         max_delay: seconds by which the events of batches may be late in a fast loop, see :class:`bus.Publisher`.
         backlog_bytes: bound of the memory for events that the broker does not have on disk yet, 64 MiB by default.
@@ -318,7 +320,8 @@ class Trainer:
         add_train_metrics(self.state)
         add_eval_metrics(self.state, evaluators)
 
-        self._closed = self._is_fitting = False
+        self._closed = self._is_fitting = self._is_introduced = False
+        self._place = options.runs_dir, options.broker
         self._progress = make_progress(progress_bar and rank == 0, self.state, self._clock)
         self.logger = Logger(self.state)
         self.settings = make_settings(self._progress, own_settings)
@@ -411,6 +414,16 @@ class Trainer:
         """The file that the stream is recorded in; ``None`` without a stream."""
         return None if self._publisher is None else self._publisher.recording
 
+    def introduce(self) -> str:
+        """Which run this is, where it is recorded and how to watch it, as one line for people. The first :meth:`fit`,
+        :meth:`eval` or :meth:`predict` shows it, unless it was asked for before."""
+        self._is_introduced = True
+        return introduction(self, *self._place)
+
+    def _show_introduction(self) -> None:
+        if self._publisher is not None and not self._is_introduced:
+            self._progress.note(self.introduce())
+
     def fit(
         self,
         duration: TimeInput | None = None,
@@ -459,6 +472,7 @@ class Trainer:
         self._optimization.compile_schedulers(self.state)
         self._checkpoints.load_schedulers()
         self._is_fitting = True
+        self._show_introduction()
         with self._ending_on_error():
             if self._ranks is not None:
                 check_parts(data, self.state.dataloader_len, self._ranks)
@@ -561,6 +575,7 @@ class Trainer:
             check_model(self.state.model, evaluated=True)
             self._check_shards(None, evaluators)
             others = evaluating_on_others(self.state, evaluators)
+        self._show_introduction()
         with others:
             with self._ending_on_error():
                 self._evaluation.run_standalone(evaluators, subset_num_batches)
@@ -586,6 +601,7 @@ class Trainer:
         spec = as_data_spec(dataloader, "dataloader")
         if on_outputs is not None:
             check_function(on_outputs, "on_outputs", "(batch, outputs)")
+        self._show_introduction()
         with self._ending_on_error():
             return predict(
                 self.state,

@@ -164,6 +164,11 @@ class FileDestination(LoggerDestination):
         return f"{self.name} was given rows while its file was not open: call open() first"
 
     @property
+    def where(self) -> str | None:
+        """The file."""
+        return None if self._path is None else str(self._path)
+
+    @property
     def opened_path(self) -> Path:
         """Where the open file is.
 

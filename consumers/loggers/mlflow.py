@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -69,6 +70,7 @@ class MLFlowLogger(LoggerDestination):
         self._experiment_name = experiment_name
         self._run_name = run_name
         self._tracking_uri = tracking_uri
+        self._where: str | None = None
         self._artifact_location = artifact_location
         self.drain_seconds = drain_seconds
         self.finish_seconds = finish_seconds
@@ -93,6 +95,11 @@ class MLFlowLogger(LoggerDestination):
                 "logging to MLflow needs a package of its own: pip install 'offloop[mlflow]'"
             ) from None
 
+    @property
+    def where(self) -> str | None:
+        """The server, or how to start one that shows the database."""
+        return self._where
+
     def open(self, place: RunPlace) -> None:
         """Finds the run there; if there is none, it is created when something is logged."""
         from mlflow import MlflowClient
@@ -100,6 +107,9 @@ class MLFlowLogger(LoggerDestination):
         for name, value in _ONE_ATTEMPT.items():
             os.environ.setdefault(name, value)
         self._client = MlflowClient(self._tracking_uri)
+        uri = self._client.tracking_uri
+        is_server = uri.startswith(("http://", "https://"))
+        self._where = uri if is_server else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
         self._experiment_id = self._experiment()
         self._place = place
         self._run_id, self._last_time = None, None

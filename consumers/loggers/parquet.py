@@ -53,6 +53,7 @@ class ParquetLogger(LoggerDestination):
         self._flush_interval = flush_interval
         self._overwrite = overwrite
         self._directory: Path | None = None
+        self._where: str | None = None
         self._lock: int | None = None
         self._columns: dict[str, str] = dict(_FIXED)
         self._full = 0
@@ -78,6 +79,7 @@ class ParquetLogger(LoggerDestination):
             was given and the stream has no directory; or what this consumer wrote is gone or was changed.
         """
         self._directory = self._chosen or _default_path(place)
+        self._where = str(self._directory)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -95,6 +97,11 @@ class ParquetLogger(LoggerDestination):
             self._release()
             raise
         self._committed = None
+
+    @property
+    def where(self) -> str | None:
+        """The directory of the table."""
+        return self._where
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Takes them in, and writes what is due."""

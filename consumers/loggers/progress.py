@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Protocol, TextIO
 from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.printing import one_line
+from bus.screen import Screen
 from bus.snapshot import Snapshot
 from bus.time import Timestamp, TimeUnit
 from consumers.callback import Callback
 from consumers.logger import Logger, LoggerDestination, RunPlace
 from consumers.loggers.console import format_value, shown_epoch
-from consumers.loggers.screen import Screen
 
 __all__ = ["ProgressLogger", "ProgressWatcher"]
 

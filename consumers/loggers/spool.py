@@ -174,6 +174,11 @@ class Spool(LoggerDestination):
         return self._problem
 
     @property
+    def where(self) -> str | None:
+        """Where to look at what was sent."""
+        return self._destination.where
+
+    @property
     def shown_as(self) -> str:
         """What people know it as: the destination."""
         return getattr(self._destination, "name", "") or type(self._destination).__name__

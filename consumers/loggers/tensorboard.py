@@ -3,6 +3,7 @@
 import colorsys
 import io
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,11 @@ class TensorboardLogger(FileDestination):
             super().open(place)
         except ConfigurationError as error:
             raise ConfigurationError(str(error).replace("path=FILE", "log_dir=DIR")) from None
+
+    @property
+    def where(self) -> str | None:
+        """How to show its directory."""
+        return None if self._path is None else f"tensorboard --logdir {shlex.quote(str(self._path.parent))}"
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Writes a record for each."""

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -73,6 +74,7 @@ class WandBLogger(LoggerDestination):
         self._tags = list(tags)
         self._mode: str = mode or os.environ.get("WANDB_MODE") or "online"
         self._dir = dir
+        self._where: str | None = None
         self._run_id = run_id
         self.drain_seconds = drain_seconds
         self.finish_seconds = finish_seconds
@@ -102,6 +104,11 @@ class WandBLogger(LoggerDestination):
                 "wandb has no account to log to: 'wandb login' or $WANDB_API_KEY gives it one, "
                 "'-o wandb.mode=offline' does without"
             )
+
+    @property
+    def where(self) -> str | None:
+        """The run's page, or offline the command that sends it."""
+        return self._where
 
     def open(self, place: RunPlace) -> None:
         """Begins the run there, or goes on with it."""
@@ -144,6 +151,9 @@ class WandBLogger(LoggerDestination):
             self._left_out_to = int(self._run.summary.get(_STEP, -1))
         if self._mode == "offline":
             self._unfinished = str(Path(self._run.dir).parent)
+            self._where = f"wandb sync {shlex.quote(self._unfinished)}"
+        else:
+            self._where = self._run.url
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Logs each as a row of its own."""

@@ -1,10 +1,13 @@
 """Lines at the bottom of a terminal that are drawn again and again, and everything else above them."""
 
+import logging
 import os
 import sys
 import threading
 from collections.abc import Sequence
 from typing import Any, TextIO, cast
+
+from bus.printing import LOGGERS
 
 __all__ = ["Screen"]
 
@@ -17,7 +20,8 @@ class Screen:
     """The lower lines of the terminal behind ``stream``.
 
     While it is open, what this process prints on a terminal through ``sys.stdout`` and ``sys.stderr`` appears above
-    them. The cursor is never hidden and no mode is changed, so a process that is killed leaves a terminal that works.
+    them, and so do the records of this project's loggers, wherever a handler writes them. The cursor is never hidden
+    and no mode is changed, so a process that is killed leaves a terminal that works.
     For several threads.
     """
 
@@ -27,6 +31,9 @@ class Screen:
         self._lines: list[str] = []
         self._drawn = 0
         self._at_line_start = True
+        self._process = os.getpid()
+        for name in LOGGERS:
+            logging.getLogger(name).addFilter(self._make_way)
         self._replaced = {name: getattr(sys, name) for name in ("stdout", "stderr") if getattr(sys, name).isatty()}
         for name, original in self._replaced.items():
             setattr(sys, name, cast(TextIO, _Above(original, self)))
@@ -50,6 +57,9 @@ class Screen:
 
     def write(self, stream: TextIO, text: str) -> int:
         """Prints a text that stays on one of the terminal's streams; the lines come back with its next line break."""
+        if os.getpid() != self._process:
+            # A forked child has a copy of the lines, and perhaps of a lock that is held.
+            return stream.write(text)
         with self._lock:
             if self._drawn:
                 self._put(self._erased())
@@ -70,6 +80,16 @@ class Screen:
                 if isinstance(current, _Above) and current.screen is self:
                     setattr(sys, name, original)
             self._replaced = {}
+            for name in LOGGERS:
+                logging.getLogger(name).removeFilter(self._make_way)
+
+    def _make_way(self, _record: logging.LogRecord) -> bool:
+        """Erases the lines before a record that a handler may write past the streams; the next drawing brings them
+        back."""
+        if os.getpid() == self._process:
+            with self._lock:
+                self._put(self._erased())
+        return True
 
     def _erased(self) -> str:
         if not self._drawn:
