@@ -10,6 +10,7 @@ from PIL import Image
 from bus.event import Event
 from bus.snapshot import Snapshot
 from bus.time import Timestamp
+from consumers.callbacks import SpeedMonitor
 from consumers.dashboard.page import rest_after
 from consumers.dashboard.page_lines import Chart, LineCache, Lines, Look, charts_of
 from consumers.dashboard.page_panels import png
@@ -18,6 +19,7 @@ from consumers.dashboard.run_view import ProgressView, PublishingView, RunView
 from consumers.dashboard.units import scale_of, value_text
 from consumers.dashboard.web_runs import WatchedRuns, labels_of
 from consumers.logger import Row
+from consumers.testing import MemoryStream
 
 CHARTS = {"loss": Chart("loss", "metric", "loss")}
 LOOK = Look("batch", None, {"loss": 400})
@@ -200,12 +202,20 @@ def test_a_browser_that_goes_back_to_an_axis_is_sent_only_what_is_new_there():
         ("system/cpu_percent", 12.5, "12.5 %"),
         ("time/remaining_estimate", 1.25, "1.25 h"),
         ("time/remaining_estimate", 0.01, "36 s"),
+        ("time/total", 1.5, "1.5 h"),
         ("time/of_no_known_unit", 0.01, "0.01"),
         ("time/phase/forward", 0.0025, "2.5 ms"),
     ],
 )
 def test_values_are_shown_in_their_units(name, value, text):
     assert value_text(value, scale_of(name, {"time/remaining_estimate_unit": "hours"})) == text
+
+
+def test_times_are_shown_in_the_unit_that_the_speed_monitor_logs():
+    stream = MemoryStream(max_duration="2ba")
+    with stream.attach(SpeedMonitor(time_unit="minutes")) as logged:
+        stream.train()
+    assert value_text(90.0, scale_of("time/train", logged.hyperparameters)) == "1.5 h"
 
 
 def test_labels_name_attempts_only_where_there_are_several():

@@ -26,7 +26,8 @@ class SpeedMonitor(Callback):
     - ``throughput/flops_per_sec`` when the snapshot has ``flops_per_batch`` (FLOPs of one batch over all ranks), and
       ``throughput/device/mfu``, the share of the device's peak;
     - each of them as ``throughput/device/...`` too, divided by the number of ranks;
-    - ``time/train``, ``time/val``, ``time/total`` in ``time_unit``.
+    - ``time/train``, ``time/val``, ``time/total`` in ``time_unit``, logged as the hyperparameter ``time/unit``
+      where it is not hours.
 
     ``gpu_flops_available`` is the device's peak in FLOPs per second; without it the published figure of the device is
     taken, if it is known. Reference: ``composer/callbacks/speed_monitor.py``.
@@ -43,6 +44,7 @@ class SpeedMonitor(Callback):
         if time_unit not in _SECONDS_IN:
             raise ConfigurationError(f"time_unit {time_unit!r} is not known: use {', '.join(_SECONDS_IN)}")
         self._gpu_flops_available = gpu_flops_available
+        self._time_unit = time_unit
         self._divider = _SECONDS_IN[time_unit]
         self._samples: deque[int] = deque(maxlen=window_size + 1)
         self._tokens: deque[int] = deque(maxlen=window_size + 1)
@@ -68,7 +70,10 @@ class SpeedMonitor(Callback):
             self._window[name].extend(values)
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
-        """Takes up the time that a training which goes on from a checkpoint has spent evaluating before."""
+        """Takes up the time that a training which goes on from a checkpoint has spent evaluating before, and logs the
+        unit of times."""
+        if self._time_unit != "hours":
+            logger.log_hyperparameters({"time/unit": self._time_unit})
         microseconds = state.fields.get("total_eval_wct")
         if microseconds is not None:
             self._eval_seconds = microseconds / 1e6

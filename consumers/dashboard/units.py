@@ -31,6 +31,9 @@ def _time(unit: float) -> Scale:
     )
 
 
+_IN_HOURS = ("time/train", "time/val", "time/total")
+"""What :class:`~consumers.callbacks.SpeedMonitor` logs in hours, unless ``time/unit`` says otherwise."""
+
 _ENDINGS: tuple[tuple[str, Scale], ...] = (
     ("_bytes_per_sec", _bytes("/s")),
     ("_bytes", _bytes()),
@@ -49,7 +52,8 @@ def scale_of(name: str, hyperparameters: Mapping[str, Any]) -> Scale:
     if name.startswith("time/phase/"):
         return SECONDS
     if name.startswith("time/"):
-        unit = hyperparameters.get(f"{name}_unit", hyperparameters.get("time/unit"))
+        usual = hyperparameters.get("time/unit", "hours") if name in _IN_HOURS else None
+        unit = hyperparameters.get(f"{name}_unit", usual)
         return _time(_SECONDS_IN[unit]) if isinstance(unit, str) and unit in _SECONDS_IN else ()
     metric = name.rpartition("/")[2]
     for of_ranks in ("_avg", "_min", "_max"):
