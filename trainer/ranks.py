@@ -129,9 +129,10 @@ class Ranks:
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         with naming_lost_ranks(self.rank):
             dist.all_gather(lengths, length, group=self._hosts)
-            longest = max(int(one) for one in lengths)
+            # All of them may have given nothing.
+            longest = max(1, *(int(one) for one in lengths))
             padded = torch.zeros(longest, dtype=torch.uint8)
-            padded[: len(content)].copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+            padded[: len(content)] = torch.tensor([*content], dtype=torch.uint8)
             parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
             dist.all_gather(parts, padded, group=self._hosts)
         return [bytes(part[: int(one)].tolist()) for part, one in zip(parts, lengths, strict=True)]
