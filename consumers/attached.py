@@ -1,7 +1,8 @@
 """The process in which callbacks given to a trainer run: ``python -m consumers.attached``.
 
 On standard input it is told what to do: one line of JSON, ``{"sys_path": [...], "run": "..."}``, with ``broker``,
-``key`` and ``broker_key`` where the run's directory is on another machine, then a pickle of
+``key`` and ``broker_key`` where the run's directory is on another machine, and ``shows``, whether to say at the end
+where loggers wrote, then a pickle of
 ``{"callbacks": [...], "loggers": [...]}``. The line comes first because unpickling imports the user's modules, for
 which the trainer's ``sys.path`` has to be in place. The pickle comes from the parent process through a pipe of its own;
 nothing else is ever unpickled.
@@ -39,6 +40,7 @@ def run_attached(
     loggers: Sequence[LoggerDestination],
     broker: str | None = None,
     security: ClientSecurity | None = None,
+    shows: bool = False,
 ) -> int:
     """Runs a trainer's callbacks until its run ends; returns the exit code, 1 if one of them or a logger failed.
 
@@ -65,7 +67,7 @@ def run_attached(
     _, statistics = run_session(open_stream, made, list(loggers) or [ConsoleLogger()])
     for line in told_outcomes(statistics):
         say(line, err=True)
-    for line in (*statistics.problems, *told_places(statistics)):
+    for line in (*statistics.problems, *(told_places(statistics) if shows else ())):
         say(line, err=True)
     return 1 if statistics.problems else 0
 
@@ -102,7 +104,9 @@ def main() -> None:
         order = read_order(sys.stdin.buffer)
         broker = order.get("broker")
         security = None if broker is None else client_security(order.get("key"), order.get("broker_key"))
-        code = run_attached(order["run"], order["callbacks"], order["loggers"], broker, security)
+        code = run_attached(
+            order["run"], order["callbacks"], order["loggers"], broker, security, order.get("shows", False)
+        )
     except OffloopError as error:
         say(f"error: {error}", err=True)
         code = 1

@@ -37,7 +37,7 @@ class AttachedConsumers:
         self,
         callbacks: Sequence[Any],
         loggers: Sequence[Any],
-        where: Mapping[str, str | None],
+        where: Mapping[str, str | bool | None],
         command: Sequence[str] = _COMMAND,
     ) -> None:
         # The line comes first because unpickling imports the user's modules, which needs the path.

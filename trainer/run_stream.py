@@ -32,10 +32,16 @@ class RunStream:
         state: what is published.
         clock: nanoseconds since 1970.
         ranks: the others, if there are any.
+        shows: whether the process of callbacks says at its end where loggers wrote.
     """
 
     def __init__(
-        self, options: StreamOptions, state: State, clock: Callable[[], int], ranks: Ranks | None = None
+        self,
+        options: StreamOptions,
+        state: State,
+        clock: Callable[[], int],
+        ranks: Ranks | None = None,
+        shows: bool = True,
     ) -> None:
         self.sharing: TensorSharing | None = None
         """How tensors get to consumers that ask for them; ``None`` without a stream."""
@@ -45,6 +51,7 @@ class RunStream:
         self._state = state
         self._clock = clock
         self._ranks = ranks
+        self._shows = shows
 
     def start(self, control: RemoteControl, max_duration: Time | None) -> Publisher | None:
         """Starts the run, on every rank, and the process of callbacks and loggers; ``control`` takes the commands.
@@ -56,7 +63,7 @@ class RunStream:
         if options.publish:
             self._publisher = publisher = self._start_publisher(control, max_duration)
             if (options.callbacks or options.loggers) and self._state.rank == 0:
-                where = run_place(publisher, options.key, options.broker_key)
+                where = {**run_place(publisher, options.key, options.broker_key), "shows": self._shows}
                 self._attached = AttachedConsumers(options.callbacks, options.loggers, where)
         control.answer_through(self._publisher)
         return self._publisher

@@ -329,7 +329,7 @@ class Trainer:
         self.fields = options.fields
         """What consumers can ask for; more can be registered, see :class:`trainer.fields.FieldRegistry`."""
         self._control = RemoteControl(self.state, self.settings, self._ranks, script, self._progress.note)
-        self._stream = RunStream(options, self.state, self._clock, self._ranks)
+        self._stream = RunStream(options, self.state, self._clock, self._ranks, shows=progress_bar)
         with self._ending_on_error():
             self._publisher = self._stream.start(self._control, self._max_duration)
             self.engine = self._stream.make_engine(self.logger, self._control)
