@@ -163,6 +163,7 @@ class OnlineRun:
     """What wandb gives for a run that has rows already."""
 
     dir = ""
+    url = "https://wandb.example/team/project/runs/r-1"
 
     def __init__(self, rows: int, last_step: int) -> None:
         self.starting_step = rows
