@@ -457,7 +457,17 @@ class Broker:
         messages, size = self._wasted.get(identity, (0, 0))
         self._wasted[identity] = messages + 1, size + len(message)
         if self._has_wasted_too_much(identity):
-            self._guard.close_connection(int(message.get(zmq.SRCFD)))
+            self._guard.close_connection(int(message.get(zmq.SRCFD)), lambda: self._is_connected(identity))
+
+    def _is_connected(self, identity: bytes) -> bool:
+        """Whether a peer is known to be connected at this very moment."""
+        # Asked for its events, the socket takes what its connections have to say at once.
+        self._door_socket.getsockopt(zmq.EVENTS)
+        try:
+            self._door_socket.send_multipart([identity, encode_control("beat", {})], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
 
     def _has_wasted_too_much(self, identity: bytes) -> bool:
         wasted = self._wasted.get(identity)

@@ -17,7 +17,7 @@ import struct
 import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 __all__ = ["ConnectionGuard"]
@@ -78,11 +78,16 @@ class ConnectionGuard(threading.Thread):
         with contextlib.suppress(OSError):
             self._known[descriptor] = os.fstat(descriptor).st_ino
 
-    def close_connection(self, descriptor: int) -> None:
-        """Closes a connection, if it is one of the broker's; its peer may connect again."""
+    def close_connection(self, descriptor: int, is_still_its: Callable[[], bool]) -> bool:
+        """Closes a connection of the broker's; its peer may connect again. libzmq may have closed it meanwhile, and its
+        descriptor may be another connection's: ``is_still_its`` is asked when that cannot happen any more. Returns
+        whether it was closed."""
         with self._borrowed(descriptor) as connection:
-            if connection is not None and self._is_door(connection) is not None:
-                _shut(connection)
+            if connection is None or self._is_door(connection) is None or not is_still_its():
+                return False
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            return True
 
     def close(self) -> None:
         """Ends the thread."""
@@ -141,14 +146,14 @@ class ConnectionGuard(threading.Thread):
         else:
             closed = [one for one in connections if self._is_stuck(one)]
         for one in closed:
-            self.close_connection(one.descriptor)
+            self._close(one)
         self._received = {one.inode: size for one, size in received.items()}
         if closed:
             _log.warning("closed %d connections: the broker had grown by %d MiB", len(closed), grown)
 
     def _mind_descriptors(self, now: float) -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if _descriptors(limit) <= limit // 2:
+        if limit < 0 or _descriptors(limit) <= limit // 2:
             self._first_seen.clear()
             return
         connections = list(self._connections())
@@ -165,7 +170,7 @@ class ConnectionGuard(threading.Thread):
         unknown.sort(key=lambda one: (not one.is_door, self._first_seen[one.inode]))
         closed = unknown[: excess + limit // 4]
         for one in closed:
-            self.close_connection(one.descriptor)
+            self._close(one)
         if closed:
             _log.warning(
                 "closed %d connections that had not said who they are: the broker had %d of %d descriptors left",
@@ -204,6 +209,12 @@ class ConnectionGuard(threading.Thread):
         """Bytes of memory that this process takes up; 0 where the system does not tell."""
         return 0 if self._statistics is None else int(os.pread(self._statistics, 100, 0).split()[1]) * _PAGE
 
+    def _close(self, one: _Connection) -> None:
+        with self._borrowed(one.descriptor) as connection:
+            if connection is not None and os.fstat(connection.fileno()).st_ino == one.inode:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
     def _is_known(self, one: _Connection) -> bool:
         return self._known.get(one.descriptor) == one.inode
 
@@ -233,13 +244,10 @@ class ConnectionGuard(threading.Thread):
                 return False
             if connection.family == socket.AF_UNIX:
                 return True
-            waiting = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4))
-            return int(struct.unpack("=i", waiting)[0]) > STUCK_BYTES
-
-
-def _shut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):
+                waiting = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4))
+                return int(struct.unpack("=i", waiting)[0]) > STUCK_BYTES
+            return False
 
 
 def _place(address: str) -> str:

@@ -240,12 +240,18 @@ BIG = {
     "nesting": b"\0" + b"\x91" * 1_000_000,
 }
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
+READY = b"\x04\x29\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
+PING = b"\x04\x0e\x04PING\x00\x01context"
 RAW = (
     b"GET / HTTP/1.1\r\n\r\n",
     b"\xff" * 64,
     GREETING[:20],
     GREETING,
-    GREETING + b"\x04\x26\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00",
+    GREETING + READY,
+    GREETING + READY + PING * 100,
+    GREETING + READY + (b"\x00\x01x" * 500 + PING) * 10,
+    GREETING + READY + b"\x04\x05\x04PING",
+    GREETING + READY + b"\x02" + (MAX_FRAME - 1).to_bytes(8, "big") + bytes(100_000),
     GREETING + b"\x04\xff",
     GREETING + b"\x06" + b"\x7f" + b"\xff" * 7 + b"\x05READY",
     GREETING + b"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x05DEALE" + b"\x02" + b"\x40" + bytes(7) + b"x" * 1000,

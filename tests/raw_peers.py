@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bus.wire import Topic, encode_bundle, encode_control, event_encoder, pack_map
 
-__all__ = ["FLOODS", "connect", "frame", "hello", "large_frame", "ping", "reset"]
+__all__ = ["FLOODS", "connect", "frame", "hello", "large_frame", "open_connection", "ping", "reset", "shake_hands"]
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(16) + b"\0" + bytes(31)
 
@@ -26,8 +26,19 @@ def _command(name: bytes, data: bytes) -> bytes:
 
 def connect(address: str, kind: bytes = b"DEALER") -> socket.socket:
     """A connection that has shaken hands, as a socket of that kind."""
+    made = open_connection(address)
+    shake_hands(made, kind)
+    return made
+
+
+def open_connection(address: str) -> socket.socket:
+    """A connection on which nothing was said."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    made = socket.create_connection((host, int(port)), timeout=60)
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def shake_hands(made: socket.socket, kind: bytes = b"DEALER") -> None:
+    """Says what ZMTP begins with, and hears it."""
     made.sendall(GREETING)
     properties = b"\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind + b"\x08Identity" + bytes(4)
     made.sendall(_command(b"READY", properties))
@@ -36,7 +47,6 @@ def connect(address: str, kind: bytes = b"DEALER") -> socket.socket:
         piece = made.recv(4096)
         assert piece, "the broker closed the connection"
         received += piece
-    return made
 
 
 def frame(data: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """A standing broker without keys, and peers that send as much as they can: its memory and its runs."""
 
 import contextlib
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from brokers import free_address, start_broker
 from helpers import wait_for
 
 from bus import Event, Publisher, Recording
+from bus.run_source import ask_broker
 
 MEBIBYTE = 1 << 20
 BUDGET = 256 * MEBIBYTE
@@ -134,3 +136,20 @@ def test_heartbeats_behind_a_flood_whose_connection_is_reset_do_no_harm(broker, 
             raw_peers.reset(stream)
         events = publish_while(publisher, broker, 1)
     assert_recorded(runs_dir, events)
+
+
+def test_who_connects_while_a_flood_is_dropped_stays_connected(broker):
+    junk = raw_peers.frame(b"x") * 30_000
+    for _ in range(5):
+        hostile = raw_peers.connect(broker.address)
+        broker.process.send_signal(signal.SIGSTOP)
+        hostile.sendall(junk)
+        hostile.close()
+        broker.process.send_signal(signal.SIGCONT)
+        # One of these is given the descriptor that the hostile connection has had.
+        honest = [raw_peers.open_connection(broker.address) for _ in range(200)]
+        ask_broker(broker.address, "runs", {"run": None})
+        for one in honest:
+            # Fails if the broker has closed it.
+            raw_peers.shake_hands(one)
+            one.close()
