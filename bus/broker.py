@@ -210,6 +210,7 @@ class Broker:
 
     def _collect(self) -> None:
         receive = self._door_socket.recv
+        gone: dict[bytes, bool] = {}
         until = time.monotonic() + COLLECT_SECONDS
         # Whatever comes in, what is due by the clock is done in between.
         while time.monotonic() < until:
@@ -226,6 +227,11 @@ class Broker:
                 frame = self._door_socket.recv(zmq.NOBLOCK, copy=False)
             if self._has_wasted_too_much(identity):
                 continue
+            if self._guard.is_overrun:
+                if identity not in gone:
+                    gone[identity] = not self._is_connected(identity)
+                if gone[identity]:
+                    continue
             if is_whole:
                 self._take_message(identity, frame)
             else:

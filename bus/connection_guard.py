@@ -14,6 +14,7 @@ import os
 import resource
 import socket
 import struct
+import sys
 import termios
 import threading
 import time
@@ -25,6 +26,7 @@ __all__ = ["ConnectionGuard"]
 _log = logging.getLogger("offloop.broker")
 
 LOOK_SECONDS = 0.05
+SWITCH_SECONDS = 1e-4
 MEMORY_BUDGET = 256 << 20
 """How many bytes a broker may grow by within a short time before connections are closed."""
 FORGIVEN_A_SECOND = 1 << 20
@@ -55,6 +57,8 @@ class ConnectionGuard(threading.Thread):
 
     def __init__(self, door: str, stream: str) -> None:
         super().__init__(name="connection guard", daemon=True)
+        self.is_overrun = False
+        """Whether more has come in than is to be kept: what peers sent that are gone is to be dropped unread."""
         self._places = {_place(door): True, _place(stream): False}
         self._known: dict[int, int] = {}
         self._done = threading.Event()
@@ -102,6 +106,9 @@ class ConnectionGuard(threading.Thread):
 
     def run(self) -> None:
         """Looks at memory and descriptors again and again."""
+        # To look at a connection takes several system calls, and after each the broker's own thread, which is
+        # busy then, has to let go of the interpreter.
+        sys.setswitchinterval(SWITCH_SECONDS)
         while not self._done.wait(LOOK_SECONDS):
             now = time.monotonic()
             self._mind_memory(now)
@@ -118,6 +125,7 @@ class ConnectionGuard(threading.Thread):
             self._trimmed = now
             resident = self._resident()
         is_growing, self._before = resident > self._before + (1 << 20), resident
+        self.is_overrun = resident - self._calm > (MEMORY_BUDGET // 2 if self.is_overrun else MEMORY_BUDGET)
         if resident - self._calm < MEMORY_BUDGET // 2:
             self._received.clear()
         elif not self._received:
