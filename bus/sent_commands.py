@@ -54,7 +54,7 @@ class SentCommands:
     def hear(self, message: Control) -> None:
         """Takes what the door says."""
         name = message.content.get("id")
-        if name not in self._unconfirmed:
+        if not isinstance(name, str) or name not in self._unconfirmed:
             return
         if message.kind == "refused":
             self._refused[name] = Outcome(self._sent[name], None, None, str(message.content.get("reason")))

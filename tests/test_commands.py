@@ -21,6 +21,8 @@ from bus.commands import COMMANDS, Command, Outcome, check_command
 from bus.demand import Demand, Want
 from bus.errors import BrokerError, ConfigurationError, ProtocolError
 from bus.sender import send_command
+from bus.sent_commands import SentCommands
+from bus.wire import Control
 from consumers import Callback, NaNMonitor
 from consumers.members import decides_of
 from trainer import Evaluator
@@ -624,3 +626,14 @@ def test_what_a_script_says_is_applied_in_every_fit(runs_dir):
     second.fit(f"{outcome.batch + 2}ba")
     assert second.state.optimizers[0].param_groups[0]["lr"] == 0.025
     second.close()
+
+
+@pytest.mark.parametrize("name", [[], {}, 5, None])
+def test_an_answer_of_a_broker_whose_id_is_no_text_is_nobodys(name):
+    sent, command = SentCommands(), Command("stop", (), "mine")
+    sent.send(command, None)
+    for kind in ("refused", "told"):
+        sent.hear(Control(kind, {"id": name, "ranks": 1, "reason": "none"}))
+    assert sent.outcomes(()) == (Outcome(command, None, None),)
+    sent.hear(Control("refused", {"id": "mine", "reason": "busy"}))
+    assert sent.outcomes(()) == (Outcome(command, None, None, "busy"),)
