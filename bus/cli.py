@@ -13,7 +13,7 @@ import click
 
 from bus.allow_list import ROLES, AllowList, allow, default_allow_list
 from bus.broker import Broker
-from bus.cli_recordings import cut_recording, diff_recordings, export_recording, merge_recordings
+from bus.cli_recordings import cut_recording, diff_recordings, export_recording, merge_recordings, say_missing
 from bus.cli_replay import replay
 from bus.commands import COMMANDS, Outcome
 from bus.describe import describe_recording, describe_remote_run, describe_run, lasted, lines, when
@@ -185,8 +185,7 @@ def recover_recording(context: click.Context, run: str, output: str | None, runs
     say(f"kept {recovery.records} records of {path} in {recovery.path}")
     for line in recovery.damage:
         say(line)
-    for rank, first, last in recovery.gaps:
-        say(f"missing: events {first} to {last} of rank {rank}, which nobody has")
+    say_missing(recovery.gaps)
     if not recovery.ended:
         say("it does not tell how the run ended: what may have come after it was never recorded")
     if recovery.lost:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from bus.cut import cut, cut_path
+from bus.damage import shortened
 from bus.diff import Diff, EventDifference, MetricDifference, diff
 from bus.errors import ConfigurationError, OffloopError
 from bus.event import Event
@@ -22,7 +23,7 @@ from bus.stream import Ending, Gap
 from bus.strict_json import plain
 from bus.terminal import HELP, told_of_system
 
-__all__ = ["cut_recording", "diff_recordings", "export_recording", "merge_recordings"]
+__all__ = ["cut_recording", "diff_recordings", "export_recording", "merge_recordings", "say_missing"]
 
 EXIT_SAME, EXIT_DIFFERENT, EXIT_TROUBLE = 0, 1, 2
 EXIT_LOST = 3
@@ -213,7 +214,8 @@ def _diff_lines(found: Diff) -> Iterator[str]:
         yield f"commands and endings that differ, or are in one alone: {found.differing_marks}"
     if found.metrics:
         yield from _metric_lines(found.metrics)
-    yield from (*found.incomplete, *found.notes)
+    yield from shortened(found.incomplete, "places like these")
+    yield from shortened(found.notes, "ranges of events")
     if found.same:
         yield f"{'no difference' if found.incomplete else 'the same'} in {found.events} events that both have"
 
@@ -249,12 +251,18 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
+def say_missing(gaps: Iterable[Gap]) -> None:
+    """Says which events are lost, or how many ranges of them if they are many."""
+    lost = (f"missing: events {first} to {last} of rank {rank}, which nobody has" for rank, first, last in gaps)
+    for line in shortened(lost, "ranges of events that nobody has"):
+        say(line)
+
+
 def _tell(damage: Iterable[str], gaps: Iterable[Gap], ending: Ending | None, left_out: Iterable[Gap] = ()) -> None:
     """Says what is missing."""
-    for line in damage:
+    for line in shortened(damage, "places like these"):
         say(line)
-    for rank, first, last in gaps:
-        say(f"missing: events {first} to {last} of rank {rank}, which nobody has")
+    say_missing(gaps)
     left_out = list(left_out)
     for rank, first, last in left_out[:_LISTED]:
         say(f"left out by a cut: events {first} to {last} of rank {rank}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bus.damage import shortened
 from bus.errors import ConfigurationError
 from bus.export_rows import COUNTERS, DURATIONS, as_row, flattened
 from bus.export_source import Recorded, Source, is_base, is_mark, ranks_in
@@ -221,8 +222,8 @@ class _Side:
     def trouble(self) -> Iterator[str]:
         for line in self.source.damage:
             yield f"{self.name}: {line}"
-        for gap in self.source.gaps:
-            yield f"{self.name} lacks {_numbers(gap)}, which nobody has"
+        lost = (f"{self.name} lacks {_numbers(gap)}, which nobody has" for gap in self.source.gaps)
+        yield from shortened(lost, f"ranges of events that {self.name} lacks", _LISTED)
 
 
 def _numbers(gap: Gap) -> str:

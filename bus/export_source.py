@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bus.commands import Outcome
+from bus.damage import Damage
 from bus.demand import BASE_EVENTS
 from bus.errors import ConfigurationError, ProtocolError
 from bus.event import Event
@@ -139,6 +140,7 @@ class Source:
         self.damage: list[str] = []
         self.gaps: list[Gap] = []
         self.left_out: list[Gap] = []
+        self._left_out_records = Damage()
         self.lost = False
         """Whether something that the file held cannot be read."""
         self.ranks: set[int] = set()
@@ -169,7 +171,8 @@ class Source:
                 self.ranks.add(rank)
                 if self._wants(rank):
                     self._note_missing(rank, position.seq + 1)
-            self.damage[:0] = [*reader.damage, *([reader.cut] if reader.cut else []), *self._numbering.problems]
+            cut = [reader.cut] if reader.cut else []
+            self.damage = [*reader.damage, *cut, *self._left_out_records.lines(), *self._numbering.problems]
             self.lost = self.lost or reader.lost
 
     def _wants(self, rank: int) -> bool:
@@ -204,7 +207,7 @@ class Source:
         return topic
 
     def _leave_out(self, name: str, reason: str) -> None:
-        self.damage.append(f"a record of {name!r} in {self.path} is left out: {reason}")
+        self._left_out_records.add(f"a record of {name!r} in {self.path} is left out: {reason}")
         self.lost = True
 
     def _follow(self, record: Recorded) -> bool:

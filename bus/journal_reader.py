@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from bus import mcap_records as records
+from bus.damage import Damage
 from bus.errors import RecordingError
 from bus.mcap_records import MAGIC, PROFILE, Chunk, ChunkHead, DamageError, Mark, Position
 from bus.run_files import NotAFileError, open_file
@@ -19,6 +20,8 @@ __all__ = ["FileSource", "JournalReader", "Record", "Source"]
 
 BLOCK_BYTES = 1 << 20
 FRONT_BYTES = 4096
+MAX_WASTED = 256 * 1024 * 1024
+WASTED_SHARE = 100
 
 # What may stand between the header and the end of the data, besides private records.
 _DATA_OPCODES = frozenset(
@@ -99,7 +102,7 @@ class FileSource:
 class _Segment:
     """What has been seen since the last mark."""
 
-    problems: list[str] = field(default_factory=list)
+    problems: Damage = field(default_factory=Damage)
     chunk_lost: bool = False
     """Whether one of the problems is a chunk, as far as can be told without the mark."""
     messages: int = 0
@@ -142,12 +145,16 @@ class JournalReader:
         self._begun = self._marked = False
         self._position = self._offset = 0
         self._total: int | None = 0
-        self._damage: list[str] = []
+        self._damage = Damage()
         self._lost = False
         self._tried_again = -1
         self._segment = _Segment()
         # Since the last mark, by offset: checksum and number of messages.
         self._given: dict[int, tuple[int, int]] = {}
+        # Since the last mark, offset and checksum of what is no chunk, or a damaged one.
+        self._bad: set[tuple[int, int]] = set()
+        self._wasted = 0
+        self._opened: tuple[tuple[int, int], Chunk] | None = None
 
     def __enter__(self) -> "JournalReader":
         return self
@@ -178,8 +185,11 @@ class JournalReader:
 
     @property
     def damage(self) -> list[str]:
-        """What is damaged so far, each with its offset."""
-        return [*self._damage, *self._segment.problems]
+        """What is damaged so far, each with its offset: the first hundred places, and how many more there are."""
+        damage = Damage()
+        damage.add_all(self._damage)
+        damage.add_all(self._segment.problems)
+        return damage.lines()
 
     @property
     def lost(self) -> bool:
@@ -254,7 +264,7 @@ class JournalReader:
     def _note(self, what: str, sound: "_Sound | None") -> None:
         """Names damage at the offset; ``sound`` is what is found there or behind."""
         segment = self._segment
-        segment.problems.append(f"{self._name} is damaged at offset {self._offset}: {what}")
+        segment.problems.add(f"{self._name} is damaged at offset {self._offset}: {what}")
         segment.whole = False
         found = sound is not None and sound.offset == self._offset
         # Behind a chunk there are only its indexes until the next mark.
@@ -328,7 +338,7 @@ class JournalReader:
         if given is not None and given[0] == head.checksum:
             self._segment.messages += given[1]
             return iter(())
-        return self._give(self._offset, head, self._messages(Chunk.decode(record).data))
+        return self._give(self._offset, head, self._messages(self._decompressed(self._offset, record)))
 
     def _give(self, offset: int, head: ChunkHead, messages: list[Record]) -> Iterator[list[Record]]:
         self._segment.messages += len(messages)
@@ -338,9 +348,33 @@ class JournalReader:
         self._given[offset] = given
         return iter([messages])
 
-    def _messages(self, data: bytes) -> list[Record]:
-        channels, found = self._channels, []
-        for channel, _, content, end in records.read_messages(data):
+    def _decompressed(self, offset: int, record: bytes) -> Chunk:
+        """The chunk at an offset. What was damaged is not decompressed again, and no more is decompressed in vain than
+        so many bytes for each byte of the recording.
+
+        Raises:
+            DamageError: it is no chunk, or a damaged one."""
+        known = offset, zlib.crc32(record)
+        if known in self._bad:
+            raise DamageError("its checksum does not hold")
+        if self._opened is not None and self._opened[0] == known:
+            return self._opened[1]
+        size = ChunkHead.decode(record).size
+        if self._wasted + size > MAX_WASTED + WASTED_SHARE * (offset + len(record)):
+            raise DamageError("too much before it is damaged for it to be tried")
+        try:
+            chunk = Chunk.decode(record)
+        except DamageError:
+            self._bad.add(known)
+            self._wasted += size
+            raise
+        self._opened = known, chunk
+        return chunk
+
+    def _messages(self, chunk: Chunk) -> list[Record]:
+        channels, data = self._channels, chunk.data
+        found: list[Record] = []
+        for channel, _, content, end in records.read_messages(chunk):
             if channel >= 0:
                 topic = channels.get(channel)
                 if topic is None:
@@ -358,12 +392,12 @@ class JournalReader:
         expected = mark.total - before
         missing = expected - segment.messages
         if missing > 0:
-            segment.problems.append(
+            segment.problems.add(
                 f"{self._name} has lost {missing} messages between offsets {self._position} and {sound.offset}"
             )
         as_written = mark.start == self._position and (not segment.whole or segment.checksum == mark.checksum)
         if (self._marked or not self._position) and not segment.problems and not as_written:
-            segment.problems.append(
+            segment.problems.add(
                 f"{self._name} is damaged between offsets {self._position} and {sound.offset}: "
                 "what stands there is not what was written, but no message is lost"
             )
@@ -378,12 +412,14 @@ class JournalReader:
     def _commit(self) -> None:
         """What was read so far is never read again."""
         segment = self._segment
-        self._damage += segment.problems
+        self._damage.add_all(segment.problems)
         self._lost |= segment.chunk_lost
         if self._total is not None:
             self._total += segment.messages
         self._segment = _Segment(whole=self._marked)
         self._given.clear()
+        self._bad.clear()
+        self._opened = None
         self._tried_again = -1
         self._position = self._offset
 
@@ -408,30 +444,41 @@ class JournalReader:
 
     def _signs(self, begin: int, end: int | None) -> Iterator[tuple[bytes, int]]:
         """The signs of marks and chunks, and where their records begin."""
-        offset = begin
+        offset, most = begin, FRONT_BYTES
         while end is None or offset < end:
-            size = BLOCK_BYTES if end is None else min(BLOCK_BYTES, end - offset)
+            size = most if end is None else min(most, end - offset)
             block = self._source.read_at(offset, size)
             for sign in records.SIGNS.finditer(block):
                 start = offset + sign.start() - records.sign_offset(sign[0])
                 if start >= begin:
                     yield sign[0], start
-            if len(block) < BLOCK_BYTES:
+            if len(block) < most:
                 return
+            most = min(2 * most, BLOCK_BYTES)
             # A sign may lie across the end of a block.
             offset += len(block) - records.SIGN_BYTES + 1
 
     def _mark_at(self, offset: int) -> "_Sound":
         size = records.MARK_FRONT + Mark.payload_size(self._source.read_at(offset, records.MARK_FRONT))
-        return _Sound(offset, size, Mark.decode(self._source.read_at(offset, size)))
+        return _Sound(offset, size, Mark.decode(self._read_candidate(offset, size)))
 
     def _chunk_at(self, offset: int) -> "_Sound":
         head = ChunkHead.decode(self._source.read_at(offset, records.CHUNK_FRONT))
         if not head.checksum:
             raise DamageError("it has no checksum to know it by")
         size = records.CHUNK_FRONT + head.data_size
-        chunk = Chunk.decode(self._source.read_at(offset, size))
-        return _Sound(offset, size, head, self._messages(chunk.data))
+        record = self._read_candidate(offset, size)
+        return _Sound(offset, size, head, self._messages(self._decompressed(offset, record)))
+
+    def _read_candidate(self, offset: int, size: int) -> bytes:
+        """What may be a record. Such places may overlap: what is read in vain counts as what is decompressed in vain,
+        except where the reader stands, for that may be a record that is being written."""
+        record = self._source.read_at(offset, size)
+        if len(record) < size and offset > self._offset:
+            self._wasted += len(record)
+        if self._wasted > MAX_WASTED + WASTED_SHARE * (offset + len(record)):
+            raise DamageError("too much before it is damaged for it to be tried")
+        return record
 
 
 class _Sound(NamedTuple):

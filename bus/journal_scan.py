@@ -171,8 +171,7 @@ class _Scanner:
         found, pending = self.result, self._pending
         for number, chunk in enumerate(pending):
             try:
-                data = Chunk.decode(self._read(chunk.offset, chunk.end - chunk.offset)).data
-                indexes = self._take_messages(data)
+                indexes = self._take_messages(Chunk.decode(self._read(chunk.offset, chunk.end - chunk.offset)))
             except DamageError:
                 found.end = chunk.offset
                 break
@@ -197,26 +196,25 @@ class _Scanner:
         if chunk.counts.keys() <= found.topics.keys():
             return True
         try:
-            data = Chunk.decode(self._read(entry.chunk_start_offset, entry.chunk_length)).data
-            self._take_channels(data)
+            self._take_channels(Chunk.decode(self._read(entry.chunk_start_offset, entry.chunk_length)))
         except DamageError:
             return False
         return chunk.counts.keys() <= found.topics.keys()
 
-    def _take_channels(self, data: bytes) -> None:
-        found = self.result
-        for channel, _, content, end in records.read_messages(data):
+    def _take_channels(self, chunk: Chunk) -> None:
+        found, data = self.result, chunk.data
+        for channel, _, content, end in records.read_messages(chunk):
             if channel < 0:
                 identity, topic = records.read_channel(data[content:end])
                 if identity not in found.topics:
                     found.topics[identity] = found.new_topics[identity] = topic
 
-    def _take_messages(self, data: bytes) -> dict[int, list[int]]:
+    def _take_messages(self, chunk: Chunk) -> dict[int, list[int]]:
         """Counts the messages of a chunk that no mark counts; returns its message indexes."""
-        found = self.result
+        found, data = self.result, chunk.data
         indexes: dict[int, list[int]] = {}
-        self._take_channels(data)
-        for channel, begin, content, end in records.read_messages(data):
+        self._take_channels(chunk)
+        for channel, begin, content, end in records.read_messages(chunk):
             if channel < 0:
                 continue
             indexes.setdefault(channel, []).extend((records.message_time(data, begin), begin))

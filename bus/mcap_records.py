@@ -7,7 +7,7 @@ import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mcap.records
 import msgpack
@@ -32,7 +32,15 @@ __all__ = [
 
 PROFILE = "offloop"
 MAGIC = b"\x89MCAP0\r\n"
-MAX_RECORD = 256 * 1024 * 1024
+MAX_RECORD = 32 * 1024 * 1024
+"""Bytes of a record, in the file and decompressed: twice a frame, so that a chunk and its indexes fit."""
+MAX_MARK = 16 * 1024 * 1024
+MAX_RANKS = MAX_TOPICS = 0xFFFF
+MAX_METADATA = 1 << 16
+MAX_NAME = 1024
+"""Bytes of a text: topics have at most 256."""
+_MESSAGES_PER_BYTE = 4
+"""Numbered messages take at least a byte each, however well they are compressed: more of them are no events."""
 
 HEAD = struct.Struct("<BQ")
 """Opcode and length, in front of every record."""
@@ -135,7 +143,7 @@ class Mark:
         if len(front) < _MARK.size:
             raise DamageError("it is too short for a mark")
         _, _, sign, _, size = _MARK.unpack(front)
-        if sign != MARK_SIGN or size > MAX_RECORD:
+        if sign != MARK_SIGN or size > MAX_MARK:
             raise DamageError("it is not a mark")
         return int(size)
 
@@ -151,7 +159,16 @@ class Mark:
         if len(payload) < size or _MARK.unpack_from(record)[3] != _mark_checksum(payload):
             raise DamageError("the mark's checksum does not hold")
         try:
-            values = msgpack.unpackb(payload, strict_map_key=False)
+            values = msgpack.unpackb(
+                payload,
+                strict_map_key=False,
+                max_array_len=MAX_NAME,
+                max_map_len=MAX_TOPICS,
+                max_str_len=MAX_NAME,
+                max_bin_len=0,
+                max_ext_len=0,
+                list_hook=_Counter(MAX_RANKS + _MARK_ELEMENTS),
+            )
             start, before, total, checksum, metadata, topics, positions = values[:_MARK_ELEMENTS]
             if not all(type(number) is int for number in (start, before, total, checksum)):
                 raise DamageError("the mark's numbers are not numbers")
@@ -170,6 +187,19 @@ class Mark:
 
 MARK_FRONT = _MARK.size
 """Bytes of a mark's record in front of its payload."""
+
+
+class _Counter:
+    """Makes ``unpackb`` stop at too many lists: an empty one takes a byte in the file and 56 in memory."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def __call__(self, container: Any) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("too many lists")
+        return container
 
 
 def read_mark(record: bytes) -> Mark:
@@ -247,8 +277,9 @@ class Chunk(NamedTuple):
         if len(packed) < head.data_size:
             raise DamageError("it ends before its messages do")
         try:
-            if zstandard.frame_content_size(packed) > MAX_RECORD:
-                raise DamageError(f"a chunk claims more than {MAX_RECORD} bytes")
+            # The library takes what a frame claims for how much memory it needs.
+            if zstandard.frame_content_size(packed) not in (head.size, -1):
+                raise DamageError("its messages are not as long as it says")
             data = _zstandard.decompress(packed, max_output_size=head.size, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise DamageError(f"its messages cannot be decompressed: {error}") from None
@@ -265,14 +296,15 @@ def encode_chunk(data: bytes | bytearray, packed: bytes, start_time: int, end_ti
     )
 
 
-def read_messages(data: bytes) -> Iterator[tuple[int, int, int, int]]:
+def read_messages(chunk: Chunk) -> Iterator[tuple[int, int, int, int]]:
     """Of each message in a chunk: its channel, the offset of its record, of its data, and of the end of both.
 
     A channel's record comes first, as channel -1.
 
     Raises:
-        DamageError: a record goes on past the chunk.
+        DamageError: a record goes on past the chunk, or there are more than so few compressed bytes can hold.
     """
+    data, left = chunk.data, _MESSAGES_PER_BYTE * chunk.head.data_size
     unpack_head, unpack_channel, head_size = HEAD.unpack_from, _U16.unpack_from, HEAD.size
     offset, end = 0, len(data)
     while offset < end:
@@ -283,6 +315,9 @@ def read_messages(data: bytes) -> Iterator[tuple[int, int, int, int]]:
         offset += head_size + length
         if offset > end:
             raise DamageError("a message goes on past its chunk")
+        left -= 1
+        if left < 0:
+            raise DamageError(f"{chunk.head.data_size} compressed bytes hold too many messages to be numbered")
         if opcode == OP_MESSAGE:
             if length < _MESSAGE_FIELDS:
                 raise DamageError("a message is too short")
@@ -408,6 +443,8 @@ def _string(content: bytes, offset: int) -> tuple[str, int]:
     end = offset + 4 + length
     if end > len(content):
         raise DamageError("a string goes on past its record")
+    if length > MAX_NAME:
+        raise DamageError(f"a string has {length} bytes, at most {MAX_NAME} are allowed")
     try:
         return content[offset + 4 : end].decode(), end
     except UnicodeDecodeError:
@@ -420,6 +457,8 @@ def _string_map(content: bytes, offset: int) -> tuple[dict[str, str], int]:
     (length,) = _U32.unpack_from(content, offset)
     offset += 4
     end, values = offset + length, {}
+    if length > MAX_METADATA:
+        raise DamageError(f"a map has {length} bytes, at most {MAX_METADATA} are allowed")
     while offset < end:
         key, offset = _string(content, offset)
         values[key], offset = _string(content, offset)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from bus.damage import shortened
 from bus.demand import BASE_EVENTS
 from bus.event import Event
 from bus.wire import COMMAND, DEMAND, END
@@ -65,9 +66,10 @@ class Numbering:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, one line for each rank."""
-        return [
+        """What is wrong, one line for each rank; of many ranks, how many more there are."""
+        lines = (
             f"rank {rank} is wrongly numbered: {first}"
             + (f"; so are {self._more[rank]:,} more events" if self._more[rank] else "")
             for rank, first in tuple(self._wrong.items())
-        ]
+        )
+        return shortened(lines, "ranks that are wrongly numbered")

@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from bus.damage import Damage
 from bus.errors import ConfigurationError, ProtocolError, RecordingError, RunDirectoryError
 from bus.journal import JournalReader, JournalWriter, Record
 from bus.numbering import Numbering
@@ -71,7 +72,7 @@ def recover(path: Path, output: Path) -> Recovery:
             raise
         kept.note_ends(reader)
         cut = [reader.cut] if reader.cut else []
-        damage = [*reader.damage, *cut, *kept.damage, *kept.numbering.problems]
+        damage = [*reader.damage, *cut, *kept.damage.lines(), *kept.numbering.problems]
         lost = reader.lost or bool(kept.damage)
     return Recovery(output, kept.count, tuple(damage), tuple(kept.gaps), lost, kept.ended)
 
@@ -81,7 +82,7 @@ class _Kept:
 
     def __init__(self) -> None:
         self.count = 0
-        self.damage: list[str] = []
+        self.damage = Damage()
         self.gaps: list[Gap] = []
         self.ended = False
         self.numbering = Numbering()
@@ -96,7 +97,7 @@ class _Kept:
                     place = self._topics[name] = (name.encode(), parse_topic(name.encode()))
                 event = decode_event(body)
             except ProtocolError as error:
-                self.damage.append(f"a record of {name!r} is left out: {error}")
+                self.damage.add(f"a record of {name!r} is left out: {error}")
                 continue
             topic, parsed = place
             first = event.fields.get("first") if parsed.name == CUT else None

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from bus import printing
+from bus.damage import shortened
 from bus.recording import Recording
 from bus.replay import Replay
 from bus.runs import RUN_FILE, read_run
@@ -41,9 +42,10 @@ def report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str]
         _say_field(field, stream, statistics)
     for line in told_outcomes(statistics):
         say(line)
-    missing = [
+    lost = (
         f"missing: events {gap.first} to {gap.last} of rank {gap.rank}, which nobody has" for gap in statistics.gaps
-    ]
+    )
+    missing = shortened(lost, "ranges of events that nobody has")
     problems = [*statistics.problems, *missing]
     for problem in problems:
         say(problem)
