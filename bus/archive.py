@@ -80,6 +80,7 @@ def _described(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:
     live = served.get("attempt") == last.number
     return {
         "run": run.name,
+        "id": run.id,
         "attempt": last.number,
         "attempts": [attempt.number for attempt in run.attempts],
         # Also while its trainer, on this machine, is about to find the broker again.

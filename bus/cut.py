@@ -73,7 +73,10 @@ def cut(
         return within and (names is None or topic.name in names) and (ranks is None or topic.rank in ranks)
 
     kept = left_out = 0
-    with placing(output, [path], force) as draft, closing(JournalWriter(draft, source.run, source.attempt)) as writer:
+    with (
+        placing(output, [path], force) as draft,
+        closing(JournalWriter(draft, source.run, source.attempt, source.run_id)) as writer,
+    ):
         marks = CutMarks(source.run, source.attempt)
         for record in source:
             stated = LeftOut.of(record)

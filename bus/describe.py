@@ -31,6 +31,7 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
     last, told = run.last, run.last.info
     described = {
         "run": run.name,
+        "id": run.id,
         "status": run.status,
         "error": last.error,
         "reason": last.reason,

@@ -132,7 +132,7 @@ class Source:
     def __init__(self, path: Path, ranks: Collection[int] | None = None) -> None:
         recording = Recording(path)
         self.path = path
-        self.run, self.attempt = recording.run_name, recording.attempt
+        self.run, self.attempt, self.run_id = recording.run_name, recording.attempt, recording.run_id
         self._ranks = ranks
         self._begin()
 

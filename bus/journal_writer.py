@@ -43,12 +43,14 @@ class JournalWriter:
     What :meth:`append` and :meth:`flush` could not write makes the writer :attr:`broken`: the frames since the last
     good flush are forgotten, and the file ends where it ended then. It goes on after :meth:`mend`.
 
+    ``run_id`` is the run's identity: see :attr:`bus.runs.RunInfo.id`.
+
     Raises:
         RunDirectoryError: the file cannot be created.
     """
 
-    def __init__(self, path: Path, run: str, attempt: int) -> None:
-        self._prepare(path, run, attempt)
+    def __init__(self, path: Path, run: str, attempt: int, run_id: str | None = None) -> None:
+        self._prepare(path, run, attempt, run_id)
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -61,7 +63,7 @@ class JournalWriter:
             raise RunDirectoryError(f"the recording {path} cannot be created: {error.strerror}") from None
 
     @classmethod
-    def resume(cls, path: Path, run: str, attempt: int) -> "JournalWriter":
+    def resume(cls, path: Path, run: str, attempt: int, run_id: str | None = None) -> "JournalWriter":
         """Goes on with the recording of an attempt: behind its last whole record, or in place of its footer.
 
         Raises:
@@ -69,7 +71,7 @@ class JournalWriter:
             RecordingError: it is not the recording of that attempt.
         """
         writer = cls.__new__(cls)
-        writer._prepare(path, run, attempt)
+        writer._prepare(path, run, attempt, run_id)
         try:
             writer._descriptor = open_file(path, os.O_RDWR)
         except OSError as error:
@@ -83,9 +85,11 @@ class JournalWriter:
             raise
         return writer
 
-    def _prepare(self, path: Path, run: str, attempt: int) -> None:
+    def _prepare(self, path: Path, run: str, attempt: int, run_id: str | None) -> None:
         self.path = path
         self._metadata = {"run": run, "attempt": str(attempt), "protocol": str(PROTOCOL_VERSION)}
+        if run_id is not None:
+            self._metadata["id"] = run_id
         self._compress = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compress
         self._trouble: str | None = None
         self._closed = False
@@ -136,6 +140,7 @@ class JournalWriter:
                 f"{self.path} holds run {belongs[0]!r}, attempt {belongs[1]}, and not run {wanted[0]!r}, "
                 f"attempt {wanted[1]}: move it away, or start the run under another name"
             )
+        self._metadata = found.metadata
         self._take_over(found)
         os.ftruncate(self._descriptor, found.end)
         self._size = found.end

@@ -123,7 +123,7 @@ class LiveRuns:
             _refuse_if_away(directory, pid)
             # The recording first: whoever finds the run live may open it at once.
             number, recording = directory.next_attempt()
-            journal = JournalWriter(recording, name, number)
+            journal = JournalWriter(recording, name, number, directory.run_id)
             try:
                 directory.begin_attempt(recording, number, info, world_size)
                 directory.announce(number, self.door, self.stream)
@@ -153,7 +153,8 @@ class LiveRuns:
         try:
             _refuse_others(directory, number, incarnation)
             recording, world_size, publishers = directory.resume_attempt(attempt)
-            run = LiveRun(directory, attempt, JournalWriter.resume(recording, name, attempt), world_size)
+            journal = JournalWriter.resume(recording, name, attempt, directory.run_id)
+            run = LiveRun(directory, attempt, journal, world_size)
             directory.announce(attempt, self.door, self.stream)
         except BaseException:
             directory.release()

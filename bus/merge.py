@@ -54,6 +54,8 @@ def merge(paths: Sequence[Path], output: Path, *, force: bool = False) -> Merged
     """
     sources = [Source(path) for path in paths]
     run, attempt = _identity(sources)
+    ids = {source.run_id for source in sources}
+    run_id = ids.pop() if len(ids) == 1 else None
     there = {path: ranks_in(path) for path in paths}
     ranks = sorted({rank for path in paths for rank in there[path]})
     without_ranks = [source for source in sources if not there[source.path]]
@@ -66,7 +68,7 @@ def merge(paths: Sequence[Path], output: Path, *, force: bool = False) -> Merged
     merged = {rank: _Rank([Source(path, [rank]) for path in paths if rank in there[path]]) for rank in ranks}
     events = 0
     reached: dict[int, int] = {}
-    with placing(output, paths, force) as draft, closing(JournalWriter(draft, run, attempt)) as writer:
+    with placing(output, paths, force) as draft, closing(JournalWriter(draft, run, attempt, run_id)) as writer:
         # In a rank the times never decrease, so that merging by time keeps its order; of equal times the lower rank is
         # first.
         for record in heapq.merge(*merged.values(), key=lambda record: record.event.time):

@@ -37,6 +37,8 @@ class Recording:
         try:
             self.run_name = metadata["run"]
             self.attempt = int(metadata["attempt"])
+            self.run_id = metadata.get("id")
+            """The run's identity: see :attr:`bus.runs.RunInfo.id`; ``None`` in a recording that does not say it."""
         except (KeyError, ValueError):
             raise RecordingError(
                 f"{self.path} is not a recording: it does not say of which run; nothing in it can be read"

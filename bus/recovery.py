@@ -57,7 +57,7 @@ def recover(path: Path, output: Path) -> Recovery:
         chunks = reader.read()
         first = next(chunks, [])
         run, attempt = _identity(reader, path)
-        writer = JournalWriter(output, run, attempt)
+        writer = JournalWriter(output, run, attempt, reader.metadata.get("id"))
         try:
             kept.copy(first, writer)
             for records in chunks:

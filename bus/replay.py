@@ -55,6 +55,7 @@ class Replay:
         self._events = None if events is None else frozenset(events)
         self._after = after
         self.run_name = recording.run_name
+        self.run_id = recording.run_id
         self.attempt = recording.attempt
         self.path = recording.path
         self.ending: Ending | None = None

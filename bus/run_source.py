@@ -61,6 +61,7 @@ class RunSource(Protocol):
     """One attempt of a run, wherever it is."""
 
     run_name: str
+    run_id: str | None
     attempt: int
     run_dir: Path | None
     """``None`` where the directory cannot be seen."""
@@ -93,6 +94,7 @@ class LocalRun:
 
     def __init__(self, info: RunInfo) -> None:
         self.run_name = info.name
+        self.run_id = info.id
         self.attempt = info.last.number
         self.run_dir: Path | None = info.path
         self._path = info.path
@@ -171,6 +173,7 @@ class RemoteRun:
             self._context.destroy(linger=0)
             raise
         self.run_name = check_run_name(told["run"])
+        self.run_id: str | None = told["id"] if isinstance(told.get("id"), str) else None
         self.attempt: int = told["attempt"]
         self._file = _RemoteFile(self._door, self.run_name, self.attempt)
         self.reader = JournalReader(self._file, f"the recording of run {self.run_name}")

@@ -98,6 +98,9 @@ class RunInfo:
     """Address of the live broker for publishers and for leases."""
     stream: str | None
     """Address of the live broker's stream."""
+    id: str | None = None
+    """What tells it from every other run of that name: random, given when its first attempt begins, in ``run.json`` and
+    in its recordings."""
 
     @property
     def last(self) -> Attempt:
@@ -235,12 +238,17 @@ def read_run(path: Path) -> RunInfo:
         attempts = tuple(_attempt(path, entry, locked) for entry in record["attempts"])
         # A broker that is just about to begin the next attempt does not serve the one before.
         live = broker.get("attempt") == attempts[-1].number
-        return RunInfo(record["name"], path, live, attempts, broker.get("door"), broker.get("stream"))
+        identity = _text(record.get("id"))
+        return RunInfo(record["name"], path, live, attempts, broker.get("door"), broker.get("stream"), identity)
     except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError):
         raise RunDirectoryError(
             f"{path / RUN_FILE} is missing or damaged; the recordings beside it can still be read: "
             f"consumer --replay {path}/recording-1.mcap"
         ) from None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _attempt(path: Path, entry: dict[str, Any], locked: bool) -> Attempt:
@@ -322,12 +330,18 @@ class RunDirectory:
                     f"run {name!r} in {root} is live already: choose another run name, or wait until it ends"
                 )
             # The directory's name is the run's, also after somebody has moved it.
-            self._record = {"attempts": [], **_read_json(self.path, RUN_FILE, self._directory), "name": name}
+            known = {"id": secrets.token_hex(8), "attempts": []} | _read_json(self.path, RUN_FILE, self._directory)
+            self._record = known | {"name": name}
             # What a broker that was killed left behind would send consumers to nobody.
             self._remove_traces()
         except BaseException:
             self._close()
             raise
+
+    @property
+    def run_id(self) -> str:
+        """The run's identity: see :attr:`RunInfo.id`."""
+        return str(self._record["id"])
 
     def next_attempt(self) -> tuple[int, Path]:
         """The number of the next attempt, and where its recording goes."""

@@ -278,4 +278,5 @@ def _place(stream: Any) -> RunPlace:
         run_dir,
         getattr(stream, "command", None),
         getattr(stream, "answered", tuple),
+        getattr(stream, "run_id", None),
     )

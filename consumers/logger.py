@@ -125,6 +125,20 @@ class RunPlace:
     answered: Callable[[], Sequence[Outcome]] = field(default=tuple, compare=False)
     """The commands that the training has answered, whoever sent them, in order, as far as the stream was read; from any
     thread."""
+    run_id: str | None = None
+    """What tells the run from every other one of that name, see :attr:`bus.runs.RunInfo.id`; ``None`` where the stream
+    does not say it."""
+
+    @property
+    def identity(self) -> str:
+        """What the run is known by where runs of several folders meet, such as on a server: its id, or its name where
+        it has none."""
+        return self.run_id or self.run_name
+
+    @property
+    def unique_name(self) -> str:
+        """The same in words for people: the name, with the beginning of the id."""
+        return self.run_name if self.run_id is None else f"{self.run_name}-{self.run_id[:6]}"
 
 
 class LoggerDestination:

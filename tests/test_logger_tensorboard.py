@@ -16,8 +16,11 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.plugins.hparams import metadata as hparams
 
 from bus.errors import ClosedError, ConfigurationError
+from bus.publisher import Publisher
+from bus.recording import Recording
+from bus.runs import find_run
 from bus.snapshot import Snapshot
-from consumers import Runner
+from consumers import Runner, TrainerMetrics
 from consumers.logger import Row, RunPlace
 from consumers.loggers.tensorboard import TensorboardLogger
 
@@ -153,6 +156,18 @@ def test_after_kill_9_no_step_is_there_twice(tmp_path: Path) -> None:
     found = read(directory / "tensorboard").Scalars("loss")
     assert [event.step for event in found] == list(range(1, 61))
     assert [event.value for event in found] == [pytest.approx(1 / batch) for batch in range(1, 61)]
+
+
+def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
+    folders = {}
+    for folder in ("here", "there", "here"):
+        with Publisher("demo", runs_dir=tmp_path / folder) as publisher:
+            publisher.publish("batch_end", batch=1, loss=0.5)
+        logger = TensorboardLogger(str(tmp_path / "logs"))
+        assert Runner(Recording(publisher.recording), [TrainerMetrics()], [logger]).run().problems == []
+        folders[folder] = find_run("demo", tmp_path / folder).id
+    written = {path.name: len(list(path.glob("events.out*"))) for path in (tmp_path / "logs").iterdir()}
+    assert written == {"demo": 2, f"demo-{folders['there'][:6]}": 1}
 
 
 def test_what_exists_is_refused_and_the_message_says_where_to_go(tmp_path: Path) -> None:

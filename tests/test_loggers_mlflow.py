@@ -22,9 +22,11 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
 from bus.errors import ConfigurationError
+from bus.publisher import Publisher
 from bus.recording import Recording
+from bus.runs import find_run
 from bus.snapshot import Snapshot
-from consumers import Callback, Logger
+from consumers import Callback, Logger, TrainerMetrics
 from consumers.logger import Row, RunPlace, Upload
 from consumers.loggers.mlflow import MLFlowLogger
 from consumers.loggers.spool import spooled
@@ -86,6 +88,21 @@ class Everything(Callback):
 def send_all(stream: Any, database: str, file: Path) -> None:
     statistics = Runner(stream, [Everything(file)], [spooled(MLFlowLogger(tracking_uri=database))]).run()
     assert statistics.problems == []
+
+
+def test_runs_of_one_name_from_two_folders_are_two_runs_and_attempts_are_one(database: str, tmp_path: Path) -> None:
+    for folder, loss in (("here", 1.0), ("there", 2.0), ("there", 3.0)):
+        with Publisher("twice", runs_dir=tmp_path / folder) as publisher:
+            publisher.publish("batch_end", batch=int(loss), loss=loss)
+        logger = MLFlowLogger(tracking_uri=database)
+        assert Runner(Recording(publisher.recording), [TrainerMetrics()], [spooled(logger)]).run().problems == []
+    client = MlflowClient(database)
+    found = {
+        run.data.tags["offloop.run_id"]: [one.value for one in history(database, run, "loss/train/total")]
+        for run in client.search_runs(["1"], "tags.`offloop.run` = 'twice'")
+    }
+    here, there = (find_run("twice", tmp_path / folder).id for folder in ("here", "there"))
+    assert found == {here: [1.0], there: [2.0, 3.0]}
 
 
 def test_everything_is_read_back_and_a_recording_sent_later_adds_nothing(database: str, tmp_path: Path) -> None:

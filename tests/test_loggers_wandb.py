@@ -15,9 +15,11 @@ import wandb
 from consumers_stream import batch_end, record_run, snapshots_of_training
 
 from bus.errors import ConfigurationError
+from bus.publisher import Publisher
 from bus.recording import Recording
+from bus.runs import find_run
 from bus.snapshot import Snapshot
-from consumers import Callback, Logger
+from consumers import Callback, Logger, TrainerMetrics
 from consumers.logger import Row, RunPlace, Upload
 from consumers.loggers.spool import spooled
 from consumers.loggers.wandb import WandBLogger
@@ -145,6 +147,19 @@ def test_a_consumer_that_is_killed_goes_on_with_no_step_twice_and_none_missing(t
     assert [row["_step"] for row in rows] == [*range(60)]
     assert run_job(recording, tmp_path / "sent") == 0
     assert history(records(tmp_path / "sent")) == rows
+
+
+def test_runs_of_one_name_from_two_folders_are_two_runs(tmp_path: Path) -> None:
+    for folder in ("here", "there"):
+        with Publisher("demo", runs_dir=tmp_path / folder) as publisher:
+            publisher.publish("batch_end", batch=1, loss=0.5)
+        logger = WandBLogger(mode="offline", dir=tmp_path)
+        assert Runner(Recording(publisher.recording), [TrainerMetrics()], [spooled(logger)]).run().problems == []
+    runs = [record["run"] for record in records(tmp_path) if record["type"] == "run"]
+    ids = [find_run("demo", tmp_path / folder).id for folder in ("here", "there")]
+    assert sorted(run["run_id"] for run in runs) == sorted(f"{one}-1" for one in ids)
+    assert {run["display_name"] for run in runs} == {"demo"}
+    assert sorted(run["run_group"] for run in runs) == sorted(f"demo-{one[:6]}" for one in ids if one)
 
 
 def test_each_attempt_is_a_run_of_the_same_group(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from consumers.logger import Images, LoggerDestination, Row, RunPlace, Table, Te
 __all__ = ["MLFlowLogger"]
 
 _TAG = "offloop.run"
+_ID_TAG = "offloop.run_id"
 _ATTEMPT_TAG = "offloop.attempt"
 _EXPERIMENT = "offloop"
 _MOST_METRICS = 1000
@@ -33,8 +34,8 @@ _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 class MLFlowLogger(LoggerDestination):
     """Logs to an MLflow server or database: ``pip install 'offloop[mlflow]'``.
 
-    A run is one run there, found by its tag ``offloop.run``, whatever its attempts and whoever logs: of a metric, no
-    step is logged that the run has.
+    A run is one run there, found by its identity in the tag ``offloop.run_id``, whatever its attempts and whoever logs:
+    of a metric, no step is logged that the run has.
 
     It begins and ends with the first and the last event that something was logged at. Metrics have the training's step
     and the event's time; those that are texts are tags. Hyperparameters are params,
@@ -115,7 +116,7 @@ class MLFlowLogger(LoggerDestination):
         self._run_id, self._last_time = None, None
         found = self._client.search_runs(
             [self._experiment_id],
-            filter_string=f"tags.`{_TAG}` = '{place.run_name}'",
+            filter_string=f"tags.`{_ID_TAG}` = '{place.identity}'",
             order_by=["attributes.start_time"],
             max_results=1,
         )
@@ -234,7 +235,7 @@ class MLFlowLogger(LoggerDestination):
         if self._run_id is None:
             assert self._place is not None  # set by open()
             name, attempt = self._place.run_name, self._place.attempt
-            tags = {_TAG: name, _ATTEMPT_TAG: str(attempt)}
+            tags = {_TAG: name, _ID_TAG: self._place.identity, _ATTEMPT_TAG: str(attempt)}
             self._go_on_with(
                 self._client.create_run(self._experiment_id, _milliseconds(time), tags, self._run_name or name)
             )

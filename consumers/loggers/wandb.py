@@ -23,10 +23,10 @@ _OFFLINE_DIRECTORY = "offline-run-"
 class WandBLogger(LoggerDestination):
     """Logs to Weights & Biases: ``pip install 'offloop[wandb]'``.
 
-    Each attempt of a run is a run there, with the id ``NAME-ATTEMPT``; attempts of one run are a group. What is logged
-    has the training's step in the column ``step``, which is the x axis of its charts, and the event's time; wandb's own
-    step counts what was logged, because it cannot go back, and a slow callback's values come later than others of
-    higher steps.
+    Each attempt of a run is a run there, with the id ``IDENTITY-ATTEMPT``; attempts of one run are a group. What is
+    logged has the training's step in the column ``step``, which is the x axis of its charts, and the event's time;
+    wandb's own step counts what was logged, because it cannot go back, and a slow callback's values come later than
+    others of higher steps.
 
     Metrics are columns, images are ``wandb.Image`` with their masks (in a table named ``NAME Table`` with
     ``use_table``), tables are ``wandb.Table``, a text is a column, files are artifacts with their extension as type,
@@ -39,12 +39,13 @@ class WandBLogger(LoggerDestination):
         project: wandb's project; by default wandb's own choice.
         entity: user or team.
         name: what the run is called there; by default ``NAME``, and ``NAME-ATTEMPT`` from the second attempt on.
-        group: what it is grouped under; by default the run's name.
+        group: what it is grouped under; by default the run's name and the beginning of its identity.
         tags: for filters.
         mode: ``online``, or ``offline`` to write files that ``wandb sync`` sends later; by default ``$WANDB_MODE``, or
             online.
         dir: where wandb keeps its files, in a folder ``wandb``; by default the run's directory.
-        run_id: the run's id there, if not ``NAME-ATTEMPT``. Two consumers that log at the same time need one each.
+        run_id: the run's id there, if not the run's identity and the attempt. Two consumers that log at the same time
+            need one each.
         drain_seconds: how long the consumer waits at its end while nothing can be sent, and wandb for its server.
         finish_seconds: how long wandb may take at the end to send what it has taken in, such as large files.
     """
@@ -121,9 +122,9 @@ class WandBLogger(LoggerDestination):
         self._run = wandb.init(
             project=self._project,
             entity=self._entity,
-            id=self._run_id or attempt_name,
+            id=self._run_id or f"{place.identity}-{place.attempt}",
             name=self._run_name or (place.run_name if place.attempt == 1 else attempt_name),
-            group=self._group or place.run_name,
+            group=self._group or place.unique_name,
             tags=self._tags or None,
             mode=cast(Any, self._mode),
             dir=None if directory is None else str(directory),
