@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from bus.demand import BASE_EVENTS
 from bus.event import Event
 from bus.journal import JournalWriter
 from bus.snapshot import Snapshot
@@ -95,15 +96,16 @@ def record_run(
     directory = runs / name
     directory.mkdir(parents=True)
     journal = JournalWriter(directory / "recording-1.mcap", name, 1)
-    seq = 0
+    seq = base_seq = 0
     for seq, snapshot in enumerate(snapshots, 1):
+        base_seq += snapshot.event in BASE_EVENTS
         if seq not in without:
-            fields = dict(snapshot.fields)
-            _append(journal, name, snapshot.event.value, seq, snapshot.time_ns, _values(snapshot), fields)
+            numbers, fields = (seq, base_seq), dict(snapshot.fields)
+            _append(journal, name, snapshot.event.value, numbers, snapshot.time_ns, _values(snapshot), fields)
         if snapshot.event is Event.EPOCH_END:
             journal.flush()
     if status is not None:
-        _append(journal, name, END, seq + 1, 0, ([0] * 14, None), {"status": status, "error": error})
+        _append(journal, name, END, (seq + 1, base_seq + 1), 0, ([0] * 14, None), {"status": status, "error": error})
     journal.close()
     attempt = {"attempt": 1, "recording": "recording-1.mcap", "started": 1.7e9, "ended": 1.7e9 + 1, "info": {}}
     attempt |= {"status": status or "running", "error": error}
@@ -117,9 +119,14 @@ def _values(snapshot: Snapshot) -> tuple[list[int], list[int] | None]:
 
 
 def _append(
-    journal: JournalWriter, run: str, name: str, seq: int, time: int, values: Any, fields: dict[str, Any]
+    journal: JournalWriter,
+    run: str,
+    name: str,
+    numbers: tuple[int, int],
+    time: int,
+    values: Any,
+    fields: dict[str, Any],
 ) -> None:
-    # Every event of these streams is a base event, so the number among those is the same.
-    frame = event_encoder(Topic(run, name, 0), 1)(seq, seq, time, *values, fields, pack_map({}))
+    frame = event_encoder(Topic(run, name, 0), 1)(*numbers, time, *values, fields, pack_map({}))
     topic, _, body = frame.partition(b"\0")
-    journal.append(topic, seq, seq, time, body)
+    journal.append(topic, *numbers, time, body)

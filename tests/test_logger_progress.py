@@ -171,7 +171,7 @@ def test_a_prediction_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 def test_texts_of_a_run_cannot_break_the_line(capsys: pytest.CaptureFixture[str]) -> None:
     state = event(Event.EVAL_START, 0, Timestamp(), dataloader_label="a\nb\x1b[2Jc")
     run([state], ProgressLogger())
-    assert capsys.readouterr().err.startswith("a b [2Jc Epoch 0 ")
+    assert capsys.readouterr().err.startswith("a b\\x1b[2Jc   Epoch ")
 
 
 def test_it_asks_for_the_batches_of_an_evaluation() -> None:

@@ -578,8 +578,8 @@ EXCEPTIONS = {
     "bus.link": {"importlib.metadata"},
     # It loads the commands that installed packages add, by the name that somebody has typed.
     "bus.cli": {"importlib.metadata"},
-    # It imports its own modules when a name of theirs is used.
-    "consumers": {"importlib.import_module"},
+    # It imports its own modules when a name of theirs is used, and asks where `bus` is.
+    "consumers": {"importlib.import_module", "importlib.util"},
     # It reads one pickle, from its parent's pipe.
     "consumers.attached": {"pickle"},
     # They ask whether an optional package is installed.
