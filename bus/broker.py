@@ -174,8 +174,14 @@ class Broker:
         """
         self._runs.resume_given()
 
-    def serve(self) -> None:
-        """Collects, journals and fans out until stopped; then closes every journal in order."""
+    @property
+    def live_runs(self) -> list[str]:
+        """The names of the runs that are served now."""
+        return sorted(run.name for run in self._runs)
+
+    def serve(self) -> list[str]:
+        """Collects, journals and fans out until stopped; then closes every journal in order. Returns the names of the
+        runs that were live when it was stopped."""
         next_flush = next_beat = 0.0
         begun = time.monotonic()
         self._guard.start()
@@ -198,6 +204,7 @@ class Broker:
                     self._beat()
                     self._miss(now)
                     self._sum_up_refusals()
+            return self.live_runs
         finally:
             self._close()
 

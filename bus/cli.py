@@ -2,9 +2,11 @@
 
 import json
 import logging
+import os
 import re
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,6 +35,7 @@ __all__ = ["main"]
 
 EXIT_TROUBLE = 1
 EXIT_PENDING = 3
+MAX_NAMED = 20
 
 COMMANDS_GROUP = "offloop.commands"
 """The entry points that add commands: of packages that this one does not know."""
@@ -303,17 +306,51 @@ def _plain_value(text: str) -> Any:
 )
 @_runs_dir_option
 def broker(listen: str, key: str | None, allow_list: str | None, runs_dir: str | None) -> None:
-    """Serve any number of runs until Ctrl-C, for trainers started with --broker."""
+    """Serve any number of runs until Ctrl-C, for trainers started with --broker.
+
+    In a terminal, the first Ctrl-C while runs are live names them, and a second one ends the broker. Their trainings
+    go on either way: they keep what comes for a broker that is started again at this address.
+    """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     security = server_security(key, allow_list)
     stream = _stream_address(listen)
     check_listen_address(listen, security)
     serving = Broker(listen, stream, _where(runs_dir), security=security)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: serving.stop())
+    signal.signal(signal.SIGTERM, lambda *_: serving.stop())
+    signal.signal(signal.SIGINT, _Interrupt(serving))
     say(f"serving at {serving.door}, runs in {_where(runs_dir)}; start trainers with --broker {serving.door}")
-    serving.serve()
-    say(f"stopped after {serving.statistics().collected} events")
+    left = serving.serve()
+    say(f"stopped after {serving.statistics().collected:,} events{_left_live(left)}")
+
+
+class _Interrupt:
+    """What Ctrl-C does to a broker: in a terminal it names the live runs first."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._named: frozenset[str] = frozenset()
+        self._asks = sys.stdin.isatty() and sys.stderr.isatty()
+
+    def __call__(self, *_: object) -> None:
+        live = self._broker.live_runs
+        if not self._asks or self._named.issuperset(live):
+            self._broker.stop()
+            return
+        self._named = frozenset(live)
+        text = f"{_are_live(live)}: Ctrl-C again stops the broker; they are recorded again when one is started here"
+        # Unbuffered: the broker may be in the middle of writing to its log.
+        os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
+
+
+def _left_live(runs: Sequence[str]) -> str:
+    if not runs:
+        return ""
+    return f"; {_are_live(runs)}: their trainings go on and keep their events for a broker that is started here again"
+
+
+def _are_live(runs: Sequence[str]) -> str:
+    more = f" and {len(runs) - MAX_NAMED} more" if len(runs) > MAX_NAMED else ""
+    return f"{len(runs)} {'run is' if len(runs) == 1 else 'runs are'} live ({', '.join(runs[:MAX_NAMED])}{more})"
 
 
 @bus.command(short_help="Make a key pair.")

@@ -17,6 +17,7 @@ import pytest
 import zmq
 from brokers import free_address, start_broker
 from helpers import wait_for
+from terminals import Terminal
 
 from bus import BrokerError, Event, Publisher, Recording, Subscriber, find_run
 from bus.wire import Topic, decode_control, encode_control, event_encoder, pack_map, split_frame
@@ -726,3 +727,45 @@ def test_what_is_no_number_never_makes_json_that_is_none(stranger, runs_dir):
             [sys.executable, "-m", "bus", *command, "--json"], capture_output=True, text=True, timeout=100, check=True
         )
         strictly(done.stdout)
+
+
+def test_ctrl_c_names_the_live_runs_and_a_second_one_ends_the_broker(runs_dir):
+    address = free_address()
+    terminal = Terminal(sys.executable, "-m", "bus", "broker", "--listen", address, columns=250)
+    context = zmq.Context()
+    peers = []
+
+    def begin(run):
+        peer = context.socket(zmq.DEALER)
+        peers.append(peer)
+        peer.connect(address)
+        peer.send(encode_control("hello", {**HELLO, "run": run}))
+        assert answer(peer).kind == "welcome"
+
+    try:
+        terminal.wait_for("serving at")
+        begin("one")
+        terminal.press("\x03")
+        terminal.wait_for("1 run is live (one): Ctrl-C again stops the broker")
+        # Again, because one of them has not been named.
+        begin("two")
+        terminal.press("\x03")
+        terminal.wait_for("2 runs are live (one, two): Ctrl-C again stops the broker")
+        assert find_run("one").live
+        terminal.press("\x03")
+        assert terminal.wait_for_end() == 0
+        assert "stopped after 0 events; 2 runs are live (one, two): their trainings go on" in terminal.text
+    finally:
+        context.destroy(linger=0)
+        terminal.close()
+
+
+def test_ctrl_c_ends_a_broker_without_live_runs(runs_dir):
+    terminal = Terminal(sys.executable, "-m", "bus", "broker", "--listen", free_address(), columns=250)
+    try:
+        terminal.wait_for("serving at")
+        terminal.press("\x03")
+        assert terminal.wait_for_end() == 0
+        assert "stopped after 0 events" in terminal.text
+    finally:
+        terminal.close()
