@@ -180,6 +180,9 @@ class Publisher:
         self._previous: tuple[int, ...] | None = None
         self._at = Timestamp().values
         self._standings: dict[str, Standing] = {}
+        self.expected_consumers: set[str] = set()
+        """Names of consumers that are waited for to come: a name is taken out when its consumer has come, also when it
+        has left since."""
         self.kept_events: frozenset[Event] = frozenset()
         """The events that stay in :attr:`wanted` when no broker will take the run any more: for ranks that do something
         together at them."""
@@ -387,6 +390,7 @@ class Publisher:
         if "demand" in told:
             self._standings = {}
         self._standings.update(standings)
+        self.expected_consumers.difference_update(one.name for one in standings.values() if one.name is not None)
 
     def is_handled(self, seq: int, field: str) -> bool:
         """Whether every consumer that asks for a field is through with an event, by its number; for whoever lends them

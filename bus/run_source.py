@@ -4,6 +4,7 @@ import contextlib
 import enum
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +16,8 @@ from bus.run_files import open_file
 from bus.run_lock import is_held
 from bus.runs import LOCK_FILE, RunInfo, read_run
 from bus.security import ClientSecurity, client_security_for
+from bus.snapshot import Snapshot
+from bus.stream import StreamOrder
 from bus.stream_link import connected
 from bus.wire import Control, check_run_name, decode_control, encode_control, split_frame
 
@@ -37,6 +40,7 @@ ANSWER_SECONDS = 2.0
 PATIENCE_SECONDS = 60.0
 SILENCE_SECONDS = 5.0
 CONNECT_SECONDS = 5.0
+FETCH_SECONDS = 0.05
 
 
 class Standing(enum.Enum):
@@ -247,6 +251,25 @@ class RemoteRun:
             self._standing = Standing.AWAY if now - self._lost_since < RETURN_SECONDS else Standing.OVER
         else:
             self._standing = Standing.OVER
+
+    def recorded(self) -> Iterator[Snapshot]:
+        """The events that are recorded at the moment.
+
+        Raises:
+            BrokerError: the broker does not answer any more.
+        """
+        order = StreamOrder(self.run_name, self.attempt, None)
+        while True:
+            for records in self.reader.read():
+                for record in records:
+                    snapshot = order.from_record(record.topic, record.body)
+                    if snapshot is not None:
+                        yield snapshot
+            if not self.pending:
+                return
+            if self.look() is Standing.UNREACHABLE:
+                raise BrokerError(f"the broker at {self._door_address} does not answer any more")
+            self.wait(FETCH_SECONDS)
 
     @property
     def pending(self) -> bool:

@@ -73,7 +73,7 @@ class Standings:
         if not (standing.decides or standing.fields):
             if before is not None:
                 self._forget(consumer)
-            return False
+            return before is not None
         if before is None and len(self._standings) >= MAX_LEASES:
             raise ValueError(f"{MAX_LEASES} consumers are there already")
         self._standings[consumer] = now + LEASE_SECONDS, standing

@@ -137,6 +137,10 @@ class StreamLink:
         """Sends something to the door, from any thread and without waiting."""
         self._lease.tell(kind, content)
 
+    def want(self, wanted: dict[str, Any]) -> None:
+        """Says at once, and from now on, that something else is wanted."""
+        self._lease.want(wanted)
+
     def close(self) -> None:
         """Ends the connection."""
         _open_links.discard(self)
@@ -166,6 +170,7 @@ class _Lease:
         self._take = take
         self._queue: deque[bytes] = deque()
         self._is_stopped = False
+        self._renew_at = 0.0
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="offloop-lease", daemon=True)
         self._thread.start()
@@ -175,15 +180,20 @@ class _Lease:
         self._queue.append(encode_control(kind, {"run": self._wanted["run"], **content}))
         self._wake.set()
 
+    def want(self, wanted: dict[str, Any]) -> None:
+        """Renews the lease with other wishes."""
+        self._wanted = {**self._wanted, **wanted}
+        self._renew_at = 0.0
+        self._wake.set()
+
     def _serve(self) -> None:
-        renew_at = 0.0
         awaited = 0.0
         while True:
             now = time.monotonic()
             try:
                 want = None
-                if now >= renew_at:
-                    renew_at = now + RENEW_SECONDS
+                if now >= self._renew_at:
+                    self._renew_at = now + RENEW_SECONDS
                     # What it says was handled must not overtake what was told before that.
                     want = encode_control("want", {**self._wanted, **self._report()})
                 while self._queue:
@@ -196,7 +206,7 @@ class _Lease:
             except zmq.Again:
                 pass  # the broker does not read now: the next renewal says the same
             self._hear()
-            self._wake.wait(ANSWER_POLL_SECONDS if now < awaited else max(0.0, renew_at - time.monotonic()))
+            self._wake.wait(ANSWER_POLL_SECONDS if now < awaited else max(0.0, self._renew_at - time.monotonic()))
             self._wake.clear()
             if self._is_stopped:
                 return

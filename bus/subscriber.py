@@ -98,6 +98,7 @@ class Subscriber:
         broker: str | None = None,
         security: ClientSecurity | None = None,
     ) -> None:
+        self._name = name
         self._decides = frozenset(Event(event) for event in decides)
         if events is not None:
             events = frozenset(events)
@@ -127,11 +128,6 @@ class Subscriber:
         """How the run ended; ``None`` until then."""
         self._demand = Demand.of(events or ()) if demand is None else demand
         self._order = StreamOrder(self.run_name, self.attempt, events, after, self._demand)
-        self._wanted = {
-            "name": name,
-            "demand": self._demand.to_wire(),
-            "decides": sorted(event.value for event in self._decides),
-        }
         # Somebody may wait for what is handled, or lend memory until then.
         self._tells_handled = bool(self._decides) or bool(self._demand.fields)
         # Somebody does: it is said at once, and not with the next renewal.
@@ -163,6 +159,21 @@ class Subscriber:
         hear = self._commands.hear
         self._link = StreamLink(place.stream, place.door, self._order, self._wanted, self._report, hear, security)
         self._commands.send_again(self._link)
+
+    @property
+    def _wanted(self) -> dict[str, Any]:
+        return {
+            "name": self._name,
+            "demand": self._demand.to_wire(),
+            "decides": sorted(event.value for event in self._decides),
+        }
+
+    def ask_for(self, demand: Demand, decides: Iterable[Event] = ()) -> None:
+        """Asks the training for less than before: ``demand`` and ``decides`` take the place of those that it was made
+        with. The events that it gives stay the same."""
+        self._demand, self._decides = demand, frozenset(decides)
+        if self._link is not None:
+            self._link.want(self._wanted)
 
     def _report(self) -> dict[str, Any]:
         told = {"report": asdict(self.statistics())}

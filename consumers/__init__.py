@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from consumers.callback import Callback
+    from consumers.callback import Callback, CannotWorkError
     from consumers.callbacks import (
         ActivationMonitor,
         Alert,
@@ -56,6 +56,7 @@ __all__ = [
     "ActivationMonitor",
     "Alert",
     "Callback",
+    "CannotWorkError",
     "CheckpointSaver",
     "ConsoleLogger",
     "CsvLogger",

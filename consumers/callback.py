@@ -11,10 +11,16 @@ from bus.snapshot import Snapshot
 from bus.stream import Ending
 from consumers.logger import Logger, LoggerDestination
 
-__all__ = ["Callback", "MaybeAwaitable", "demand_of", "view_for"]
+__all__ = ["Callback", "CannotWorkError", "MaybeAwaitable", "demand_of", "view_for"]
 
 MaybeAwaitable: TypeAlias = Awaitable[None] | None
 """What a callback's method returns: nothing, or, for an ``async`` method, what is to be awaited."""
+
+
+class CannotWorkError(ConfigurationError):
+    """Raised by a callback that finds at an event that it can never do its work in this run, such as one that watches a
+    metric that does not exist. The callback is given no more events, and nothing is asked of the training for its sake;
+    the others are not affected. A consumer of which no callback is left ends."""
 
 
 class Callback:

@@ -13,6 +13,7 @@ from bus.replay_options import ReplayChoice, moment_given, rate_given
 from bus.replay_pace import Pace
 from bus.terminal import run_command
 from consumers.callback import Callback, demand_of
+from consumers.cli_metrics import list_metrics as print_metrics
 from consumers.cli_report import EXIT_TROUBLE, report, say, say_start
 from consumers.cli_source import Source, SourceStreams, open_state
 from consumers.cli_terminal import beside_terminal, linger, replay_keys
@@ -120,6 +121,13 @@ def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[s
     metavar="N",
     help="With '--name', after how many events to keep how far it is; once a second in any case.",
 )
+@click.option(
+    "--list-metrics",
+    is_flag=False,
+    flag_value="",
+    metavar="[RUN]",
+    help="Shows what the run has logged so far, by name, with its label, event and last value, and exits.",
+)
 @click.version_option(package_name="offloop", prog_name="consumer")
 @click.option("--list", "show_list", is_flag=True, help="Shows callbacks and loggers with their options, and exits.")
 def consumer(
@@ -142,6 +150,7 @@ def consumer(
     name: str | None,
     state_dir: Path | None,
     commit_every: int,
+    list_metrics: str | None,
     show_list: bool,
 ) -> int:
     """Runs callbacks on a training run, from outside and without slowing it.
@@ -149,17 +158,23 @@ def consumer(
     With nothing else it attaches to the live run and gets its whole history first; when no run is live it reads the
     newest recording, and when there is none it waits for a run.
 
-    Exit code: 0 when everything was handled, however the run ended; 1 for an error of a callback or logger; 4 when the
-    run was lost or its recording is damaged.
+    Exit code: 0 when everything was handled, however the run ended; 1 for an error of a callback or logger, such as a
+    stopper whose metric does not exist; 4 when the run was lost or its recording is damaged.
     """
     if show_list:
         _print_list()
         return 0
     if not callbacks:
         raise click.UsageError("--callbacks names none: give one at least; '--list' shows what there is")
-    source = Source(run, runs_dir, broker, key, broker_key, replay, wait)
+    if list_metrics and (run or replay):
+        raise click.UsageError(f"--list-metrics names run {list_metrics!r} already: leave out --run and --replay")
+    source = Source(run or list_metrics or None, runs_dir, broker, key, broker_key, replay, wait)
     choice = ReplayChoice(rate, start, until, loop, paused)
     _check_together(source, choice, name, state_dir)
+    if list_metrics is not None:
+        for line in print_metrics(source.find(say)):
+            say(line)
+        return 0
     logs_by_default = _is_default("loggers")
 
     def create() -> tuple[list[Callback], list[LoggerDestination]]:

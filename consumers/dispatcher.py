@@ -16,9 +16,9 @@ from bus.errors import OffloopError
 from bus.event import Event
 from bus.snapshot import Snapshot
 from bus.stream import Ending, Gap
-from consumers.callback import Callback, view_for
+from consumers.callback import Callback, CannotWorkError, demand_of, view_for
 from consumers.logger import Logger, RunPlace
-from consumers.members import Member
+from consumers.members import Member, decides_of
 from consumers.progress import CallbackState
 
 __all__ = ["CallbackError", "Dispatcher", "OnError", "SnapshotStream"]
@@ -43,6 +43,7 @@ class Dispatcher:
     ``deliver`` is given the logger after each event at which something was logged. ``note_error`` is told of everything
     that a callback raises, with the place in words, before ``on_error`` is followed. With ``keeps_positions`` it knows
     how far it came, and passes over what lies before; ``deliver`` is then called after each event that was handled.
+    ``on_left`` is called after each callback that is given no more events because it cannot work.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Dispatcher:
         note_error: Callable[[Member, Exception, str], None],
         on_error: OnError,
         keeps_positions: bool,
+        on_left: Callable[[], None] = lambda: None,
     ) -> None:
         self.members = [Member(callback, name) for name, callback in callbacks]
         self.place = _place(stream)
@@ -75,6 +77,7 @@ class Dispatcher:
         self._deliver = deliver
         self._note_error = note_error
         self._on_error = on_error
+        self._on_left = on_left
         self._keeps_positions = keeps_positions
         self._logger = Logger()
         self._table = self._make_table()
@@ -250,18 +253,29 @@ class Dispatcher:
         self._note_error(member, error, place)
         if member.closed:
             return
-        if self._on_error == "disable":
-            member.disabled = True
-            self._table = self._make_table()
-        elif self._on_error == "stop":
+        if self._on_error == "stop":
             raised = CallbackError(f"callback {member.name} raised {type(error).__name__} {place}: {error}")
             raised.__cause__ = error
             self.fail(raised)
+        elif isinstance(error, CannotWorkError):
+            member.ended = True
+            self._leave_out_inactive()
+            self._on_left()
+        elif self._on_error == "disable":
+            member.disabled = True
+            self._leave_out_inactive()
+
+    def _leave_out_inactive(self) -> None:
+        """Gives callbacks that are not active any more nothing, and asks for nothing for their sake."""
+        self._table = self._make_table()
+        active = [member.callback for member in self.members if member.is_active]
+        if hasattr(self._stream, "ask_for"):
+            self._stream.ask_for(demand_of(active), decides_of(active))
 
     def _make_table(self) -> dict[Event, list[Member]]:
         table: defaultdict[Event, list[Member]] = defaultdict(list)
         for member in self.members:
-            if member.disabled:
+            if not member.is_active:
                 continue
             for event in member.wanted:
                 table[event].append(member)

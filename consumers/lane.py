@@ -25,9 +25,9 @@ class Lane:
     """Runs one callback over a stream of its own in a thread of its own; what it logs is delivered between what the
     others log.
 
-    ``note_error`` and ``on_error`` are as for :class:`~consumers.dispatcher.Dispatcher`; an error that ends it is
-    handed to ``fail`` in its thread. With ``keeps_point`` it notes where it stands: with what it has logged, and once a
-    second.
+    ``note_error``, ``on_error`` and ``on_left`` are as for :class:`~consumers.dispatcher.Dispatcher`; an error
+    that ends it is handed to ``fail`` in its thread. With ``keeps_point`` it notes where it stands: with what it has
+    logged, and once a second.
     """
 
     def __init__(
@@ -41,13 +41,16 @@ class Lane:
         on_error: OnError,
         keeps_point: bool,
         fail: Callable[[Exception], None],
+        on_left: Callable[[], None],
     ) -> None:
         self.name = name
         self.callback = callback
         self.point = LaneState({}, CallbackState(name, 0, False, {}))
         """Where it stood when it last noted that. It changes only while the delivery's lock is held, so that it belongs
         to what the destinations have been given."""
-        self.dispatcher = Dispatcher(stream, [(name, callback)], self._deliver, note_error, on_error, keeps_point)
+        self.dispatcher = Dispatcher(
+            stream, [(name, callback)], self._deliver, note_error, on_error, keeps_point, on_left
+        )
         self._delivery = delivery
         self._keeps_point = keeps_point
         self._next_point = 0.0

@@ -78,8 +78,15 @@ class Member:
         self.all_ranks = callback.all_ranks
         self.errors = 0
         self.disabled = False
-        """Whether it is given no more events."""
+        """Whether it is given no more events, because it raised and that was asked for; whoever goes on keeps to it."""
+        self.ended = False
+        """Whether it is given no more events, because it cannot work; whoever goes on tries it again."""
         self.closed = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is given events."""
+        return not (self.disabled or self.ended)
 
 
 def numbered_names(members: Iterable[object]) -> Iterator[str]:

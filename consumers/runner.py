@@ -13,7 +13,7 @@ from typing import get_args
 
 from bus.errors import ClosedError, ConfigurationError
 from bus.snapshot import Snapshot
-from consumers.callback import Callback
+from consumers.callback import Callback, CannotWorkError
 from consumers.commits import COMMIT_EVENTS, Commits
 from consumers.delivery import Delivery, show_failure
 from consumers.dispatcher import CallbackError, Dispatcher, OnError
@@ -38,7 +38,9 @@ class Runner:
 
     A callback that raises is shown once, with its traceback, and counted; the others are not affected. ``on_error``
     says how it goes on: ``continue`` gives it the next event all the same, ``disable`` gives it none any more, ``stop``
-    ends the run with :class:`CallbackError`. A destination that raises is shown and given nothing more, so that what it
+    ends the run with :class:`CallbackError`. One that raises :class:`~consumers.callback.CannotWorkError` is given
+    nothing more unless ``on_error`` is ``stop``, and when none is left, that ends the run with :class:`CallbackError`
+    too. A destination that raises is shown and given nothing more, so that what it
     wrote has no holes.
 
     With ``progress``, such as a :class:`~consumers.state_file.StateFile`, it goes on from what was committed there, and
@@ -71,7 +73,13 @@ class Runner:
         self._destinations = dict(zip(numbered_names(destinations), map(spooled, destinations), strict=True))
         self._delivery = Delivery(self._destinations, lambda error: self._shared.fail(error))
         self._shared = Dispatcher(
-            stream, _named(callbacks), self._delivery.deliver, self._note_error, on_error, self._keeps_progress
+            stream,
+            _named(callbacks),
+            self._delivery.deliver,
+            self._note_error,
+            on_error,
+            self._keeps_progress,
+            self._note_left,
         )
         self._lanes: list[Lane] = []
         self._commits = Commits(
@@ -128,6 +136,7 @@ class Runner:
                 on_error=self._on_error,
                 keeps_point=self._keeps_progress,
                 fail=self._shared.fail,
+                on_left=self._note_left,
             )
         )
 
@@ -139,7 +148,8 @@ class Runner:
                 destinations.
             RecordingError: what was committed is damaged.
             RunDirectoryError: nothing can be committed.
-            CallbackError: a callback raised and ``on_error`` is ``stop``.
+            CallbackError: a callback raised and ``on_error`` is ``stop``, or every callback has found that it cannot
+                work.
         """
         if _loop_is_running():
             raise ConfigurationError(
@@ -226,8 +236,16 @@ class Runner:
 
     def _note_error(self, member: Member, error: Exception, where: str) -> None:
         """Shows the first thing that a callback raises."""
-        if member.errors == 1:
+        if isinstance(error, CannotWorkError):
+            show_failure(f"callback {member.name} has ended", error)
+        elif member.errors == 1:
             show_failure(f"callback {member.name} raised {where}; further errors are counted, not shown", error)
+
+    def _note_left(self) -> None:
+        """Ends the running when no callback is left that is given anything."""
+        dispatchers = [self._shared, *(lane.dispatcher for lane in self._lanes)]
+        if not any(member.is_active for one in dispatchers for member in one.members):
+            self._shared.fail(CallbackError("no callback is left, so this consumer ends"))
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

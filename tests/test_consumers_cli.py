@@ -15,6 +15,9 @@ import pytest
 from consumers_stream import record_run, snapshots_of_training
 
 from bus import run_lock
+from bus.event import Event
+from bus.snapshot import Snapshot
+from bus.time import Timestamp
 from consumers import attach, cli
 
 
@@ -342,3 +345,58 @@ def test_it_runs_as_a_module_and_leaves_a_pipe_that_nobody_reads_without_a_word(
     assert done.stdout.startswith("step")
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
+
+
+def test_what_a_run_has_logged_is_listed_by_name(consumer: Consumer, runs_dir: Path) -> None:
+    record_run(runs_dir, "digits-1", snapshots_of_training())
+    own = Snapshot.build(
+        Event.BATCH_END, timestamp=Timestamp(batch=1), loss=0.5, grad_norm=2.5, logged=[[0, {"mine\n\x1b[2J": 3.25}]]
+    )
+    record_run(runs_dir, "own", [own])
+    record_run(runs_dir, "empty", [Snapshot.build(Event.FIT_START)])
+    ways = (["digits-1"], ["--run", "digits-1"], ["--replay", runs_dir / "digits-1"])
+    results = [consumer("--list-metrics", *way) for way in ways]
+    assert [result.code for result in results] == [0, 0, 0]
+    assert results[0] == results[1] == results[2]
+    header, *lines = results[0].out.splitlines()
+    assert header.split() == ["name", "label", "event", "last", "value"]
+    names = [line.split()[0] for line in lines]
+    assert names == sorted(names)
+    assert {"loss/train/total", "lr-SGD/group0", "time/batch"} <= set(names)
+    listed = consumer("--list-metrics", "own").out
+    assert "loss/train/total" in listed
+    assert ["mine\\n\\x1b[2J", "-", "batch_end", "3.25"] in [line.split() for line in listed.splitlines()]
+    assert ["grad_norm", "-", "batch_end", "2.5"] in [line.split() for line in listed.splitlines()]
+    nothing = consumer("--list-metrics", "empty")
+    assert (nothing.code, nothing.out) == (0, "")
+    assert "run empty has logged nothing" in nothing.err
+    twice = consumer("--list-metrics", "own", "--run", "own")
+    assert twice.code == 2
+    assert "leave out --run" in twice.err
+
+
+def test_metrics_of_evaluators_are_listed_with_their_label(consumer: Consumer, runs_dir: Path) -> None:
+    snapshot = Snapshot.build(
+        Event.EVAL_END, timestamp=Timestamp(batch=4), dataloader_label="eval", eval_metrics={"eval": {"accuracy": 0.75}}
+    )
+    record_run(runs_dir, "evaluated", [snapshot])
+    result = consumer("--list-metrics")
+    assert ["metrics/eval/accuracy", "eval", "eval_end", "0.75"] in [line.split() for line in result.out.splitlines()]
+    assert "dataloader_label=LABEL and monitor=NAME" in result.err
+
+
+def test_a_stopper_that_can_never_work_ends_its_consumer(consumer: Consumer, runs_dir: Path) -> None:
+    snapshots = [
+        Snapshot.build(Event.EVAL_END, dataloader_label="eval", eval_metrics={"eval": {"accuracy": 0.75}}),
+        Snapshot.build(Event.FIT_END),
+    ]
+    record_run(runs_dir, "evaluated", snapshots)
+    options = ["-o", "early-stop.monitor=nope", "-o", "early-stop.dataloader_label=eval"]
+    alone = consumer("--replay", "evaluated", "--callbacks", "early-stop", *options)
+    assert alone.code == 1
+    assert "'eval' has no metric 'nope'; there are: eval/accuracy; give" in alone.err
+    assert last_line(alone.err) == "error: no callback is left, so this consumer ends"
+    beside = consumer("--replay", "evaluated", "--callbacks", "early-stop,metrics", *options)
+    assert beside.code == 1
+    assert last_line(beside.err) == "run evaluated finished: 2 events handled"
+    assert "metrics/eval/accuracy" in beside.out

@@ -14,6 +14,7 @@ from proxy import Network, StandingBroker
 from bus import BrokerError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
 from bus.snapshot import Snapshot
 from consumers.attach import find_remote
+from consumers.cli_metrics import list_metrics
 
 PATIENCE = 50.0
 
@@ -204,6 +205,19 @@ def test_a_new_attempt_ends_the_old_one_and_is_the_one_that_is_found(
     assert follower.subscriber.ending is not None
     assert follower.subscriber.ending.status == "lost"
     assert [attempt.status for attempt in find_run("r", runs_dir).attempts] == ["lost", "finished"]
+
+
+def test_what_a_run_elsewhere_has_logged_so_far_is_listed(
+    elsewhere: StandingBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Publisher("r", broker=elsewhere.address) as publisher:
+        publisher.publish(Event.BATCH_END, batch=1, loss=0.5)
+        wait_for(lambda: publisher.poll() or publisher.recorded_all, "the event on disk")
+        notes = list_metrics(find_remote(elsewhere.address, "r", None, False, print))
+    assert ["loss/train/total", "train", "batch_end", "0.5"] in [
+        line.split() for line in capsys.readouterr().out.splitlines()
+    ]
+    assert notes[0] == "run r is live: what it logs later is not in this list"
 
 
 def test_runs_that_are_not_there_and_brokers_that_are_not_are_named(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gold import GoldMLP, gold_loader
-from helpers import REFERENCE
+from helpers import REFERENCE, wait_for
 from torch import Tensor
 from torchmetrics import Metric
 from training import gold_trainer
@@ -24,10 +24,11 @@ from bus.options import convert_options, options_of
 from bus.recording import Recording
 from bus.snapshot import Snapshot
 from bus.time import Time, Timestamp, TimeUnit
-from consumers import Logger, Runner
+from consumers import Callback, CannotWorkError, Logger, LRMonitor, Runner
 from consumers.callbacks.early_stopper import EarlyStopper
 from consumers.callbacks.stopper import Stopper
 from consumers.callbacks.threshold_stopper import ThresholdStopper
+from consumers.dispatcher import CallbackError
 from trainer import Evaluator
 
 RUNS = json.loads((REFERENCE / "cb_stoppers.json").read_text())["runs"]
@@ -222,26 +223,43 @@ def test_nan_after_a_number_is_no_improvement() -> None:
 def test_a_label_that_does_not_exist_is_an_error_at_once_where_the_training_names_its_evaluators(make: Any) -> None:
     start = Snapshot.build(Event.FIT_START, evaluators=["eval_a", "eval_b"])
     stopper = make("MyAccuracy", "nope")
-    with pytest.raises(
-        ConfigurationError,
-        match=r"there is no evaluator 'nope'; the labels that there are: train, eval_a, eval_b; give",
-    ):
+    with pytest.raises(CannotWorkError, match=r"there is no evaluator 'nope'; there are: train, eval_a, eval_b; give"):
         hand(stopper, start)
-    stopper.load_state_dict(stopper.state_dict())
-    hand(stopper, start)  # once is enough
     hand(make("MyAccuracy", "eval_b"), start)
     hand(make("MyAccuracy", "train"), start)
 
 
+def test_a_label_that_does_not_come_is_an_error_at_the_end_of_the_first_evaluation() -> None:
+    stopper, asked = EarlyStopper("MyAccuracy", "nope"), []
+    hand(stopper, snapshot_of(["EVAL_END", "eval_a", 1, 2, 0.1], "MyAccuracy", asked))
+    metrics = {"eval_a": {"MyAccuracy": 0.25}, "eval_b": {"MyAccuracy": 0.5, "MyLoss": 1.0}}
+    after_all = Snapshot.build(Event.EVAL_AFTER_ALL, timestamp=Timestamp(batch=2), eval_metrics=metrics)
+    there = r"there are: eval_a/MyAccuracy, eval_b/MyAccuracy, eval_b/MyLoss; give it another monitor or"
+    with pytest.raises(CannotWorkError, match=rf"nothing was evaluated as 'nope'; {there}"):
+        hand(stopper, after_all)
+    announced = EarlyStopper("MyAccuracy", "nope")
+    hand(announced, Snapshot.build(Event.FIT_START, evaluators=["eval_a", "nope"]))
+    announced.load_state_dict(msgpack.unpackb(msgpack.packb(announced.state_dict())))
+    hand(announced, after_all)  # that one may be evaluated less often
+
+
+def test_a_label_is_not_missed_before_every_evaluator_of_a_loop_had_its_turn() -> None:
+    asked: Asked = []
+    row = ["EVAL_END", "eval_a", 1, 2, 0.1]
+    missing, second = EarlyStopper("MyAccuracy", "nope"), EarlyStopper("MyAccuracy", "eval_b")
+    for stopper in (missing, second):
+        hand(stopper, snapshot_of(row, "MyAccuracy", asked))
+        hand(stopper, snapshot_of(["EVAL_END", "eval_b", 1, 2, 0.1], "MyAccuracy", asked))
+    with pytest.raises(CannotWorkError, match=r"nothing was evaluated as 'nope'; there are: eval_a/MyAccuracy"):
+        hand(missing, snapshot_of(row, "MyAccuracy", asked))
+    hand(second, snapshot_of(row, "MyAccuracy", asked))
+
+
 def test_a_label_that_never_came_is_an_error_at_the_end_of_the_training() -> None:
     stopper, asked = EarlyStopper("MyAccuracy", "nope"), []
-    for row in rows_of("early_wrong_label"):
-        hand(stopper, snapshot_of(row, "MyAccuracy", asked))
     end = Snapshot.build(Event.FIT_END, eval_metrics={"eval_a": {"MyAccuracy": 0.25}})
-    with pytest.raises(ConfigurationError, match=r"nothing was evaluated as 'nope' .* that there are: train, eval_a;"):
+    with pytest.raises(CannotWorkError, match=r"nothing was evaluated as 'nope' .*there are: eval_a/MyAccuracy;"):
         hand(stopper, end)
-    hand(stopper, end)
-    assert asked == []
     seen = EarlyStopper("MyAccuracy", "eval_a")
     hand(seen, snapshot_of(["EVAL_END", "eval_a", 1, 2, 0.1], "MyAccuracy", asked))
     hand(seen, Snapshot.build(Event.FIT_END))
@@ -258,25 +276,61 @@ def test_over_a_training_with_another_label_a_stopper_fails_once_and_names_those
     with training_of("early_acc_patience1", max_duration="2ep") as trainer:
         trainer.fit()
     stopper = EarlyStopper("MyAccuracy", "nope")
-    statistics = Runner(Recording(runs_dir / "early_acc_patience1"), [stopper]).run()
+
+    class Epochs(Callback):
+        seen = 0
+
+        def epoch_end(self, state: Snapshot, logger: Logger) -> None:
+            self.seen += 1
+
+    recording, epochs = Recording(runs_dir / "early_acc_patience1"), Epochs()
+    statistics = Runner(recording, [stopper, epochs]).run()
     assert statistics.problems == ["callback EarlyStopper raised 1 time"]
-    assert "the labels that there are: train, eval_a; give it another dataloader_label" in capfd.readouterr().err
+    assert epochs.seen == 2
+    told = capfd.readouterr().err
+    assert told.startswith("callback EarlyStopper has ended: ")
+    assert "there are: train, eval_a; give it another monitor or dataloader_label" in told
+    with pytest.raises(CallbackError, match="no callback is left"):
+        Runner(recording, [EarlyStopper("nope", "eval_a"), EarlyStopper("nope", "train")]).run()
+    told = capfd.readouterr().err
+    assert "callback EarlyStopper#2 has ended: " in told
+    assert "there are: train/MyAccuracy;" in told
+
+
+@pytest.mark.parametrize("others", [[], [LRMonitor()]])
+def test_a_trainer_does_not_wait_for_a_stopper_that_cannot_work(
+    others: list[Callback], runs_dir: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    callbacks = [EarlyStopper("nope", "eval_a"), *others]
+    with training_of("early_acc_patience1", callbacks=callbacks, wait_for="callbacks", wait_seconds=60) as trainer:
+        trainer.fit()
+        assert trainer.state.timestamp.epoch == trainer.state.max_duration
+        publisher = trainer._publisher
+        wait_for(lambda: publisher.poll() or not publisher.consumers, "nobody to be waited for")
+    told = capfd.readouterr().err
+    assert "'eval_a' has no metric 'nope'; there are: eval_a/MyAccuracy; give" in told
+    assert "the callbacks' process" in told
+    assert "failed with exit code 1" in told
+    assert "Traceback" not in told
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"eval_metrics": {"eval_a": {"Accuracy": 0.5, "Loss": 1.0}}}, r"no metric 'MyAccuracy'; .*: Accuracy, Loss;"),
+        (
+            {"eval_metrics": {"eval_a": {"Accuracy": 0.5, "Loss": 1.0}}},
+            r"no metric 'MyAccuracy'; there are: eval_a/Accuracy, eval_a/Loss;",
+        ),
         ({"eval_metrics": {"eval_a": {"MyAccuracy": [0.5, 0.6]}}}, r"'MyAccuracy' of 'eval_a' is a list, not a number"),
-        ({}, r"'eval_a' has no metric 'MyAccuracy'; the metrics that there are: none"),
+        ({}, r"'eval_a' has no metric 'MyAccuracy'; there are: none"),
     ],
 )
-def test_a_metric_that_does_not_exist_or_is_no_number_is_an_error_once(fields: Any, message: str) -> None:
+def test_a_metric_that_does_not_exist_or_is_no_number_is_an_error(fields: Any, message: str) -> None:
     stopper = EarlyStopper("MyAccuracy", "eval_a")
     snapshot = Snapshot.build(Event.EVAL_END, dataloader_label="eval_a", **fields)
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(CannotWorkError, match=message):
         hand(stopper, snapshot)
-    hand(stopper, snapshot)
 
 
 # -- options ----------------------------------------------------------------------------------------------------------
@@ -298,7 +352,8 @@ def test_a_stopper_is_sent_and_waited_for_at_the_events_that_its_options_are_abo
     stopper: Stopper, decides: set[Event]
 ) -> None:
     assert set(stopper.decides) == decides
-    assert stopper.wanted_events() == decides | {Event.FIT_START, Event.FIT_END}
+    further = {Event.FIT_START, Event.EVAL_AFTER_ALL, Event.FIT_END} if Event.EVAL_END in decides else set()
+    assert stopper.wanted_events() == decides | further
 
 
 @pytest.mark.parametrize(

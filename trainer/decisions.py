@@ -45,7 +45,7 @@ class Decisions:
         self._publisher = publisher
         self._control = control
         self._names = None if ALL in names else frozenset(names)
-        self._expected = frozenset(names) - {ALL}
+        publisher.expected_consumers |= frozenset(names) - {ALL}
         self._seconds = seconds
         self._ranks = ranks
         self._late: dict[Event, set[str]] = {event: set() for event in _EVENTS}
@@ -57,7 +57,7 @@ class Decisions:
         """Publishes an event, and waits if something may be decided at it."""
         self._published.publish(event)
         if event is Event.FIT_START and self._is_first:
-            self._await_presence(self._expected)
+            self._await_presence()
             # What they ask for comes from the first batch on.
             self._published.take_up_demand()
         elif event in _EVENTS:
@@ -65,9 +65,9 @@ class Decisions:
                 self._await_decisions(event)
             self._control.obey_stops(event)
 
-    def _await_presence(self, names: frozenset[str]) -> None:
+    def _await_presence(self) -> None:
         deadline = time.monotonic() + self._seconds
-        while missing := sorted(names - {one.name for one in self._publisher.consumers}):
+        while missing := sorted(self._publisher.expected_consumers):
             if self._publisher.closed or self._control.is_asked_to_stop:
                 return
             if time.monotonic() >= deadline:

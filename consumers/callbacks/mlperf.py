@@ -17,7 +17,7 @@ from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.printing import say
 from bus.snapshot import Snapshot
-from consumers.callback import Callback
+from consumers.callback import Callback, CannotWorkError
 from consumers.logger import Logger
 
 __all__ = ["MLPerfCallback"]
@@ -246,7 +246,7 @@ class MLPerfCallback(Callback):
     def _accuracy(self, state: Snapshot) -> float:
         metrics = state.eval_metrics.get(self._metric_label, {})
         if not isinstance(accuracy := metrics.get(self._metric_name), float | int):
-            raise ConfigurationError(
+            raise CannotWorkError(
                 f"the evaluator {self._metric_label!r} has no metric {self._metric_name!r} that is a number: it has "
                 f"{', '.join(metrics) or 'none'}; set '-o mlperf.metric_name=NAME'"
             )

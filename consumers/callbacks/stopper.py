@@ -7,10 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from bus.damage import shortened
 from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.snapshot import Snapshot
-from consumers.callback import Callback
+from consumers.callback import Callback, CannotWorkError
 from consumers.logger import Logger
 
 __all__ = ["Comparison", "Stopper", "in_precision_of"]
@@ -40,8 +41,8 @@ class Stopper(Callback, ABC):
             for others.
         on_batch: whether a metric of the training is looked at after each batch too, and not only after each epoch.
 
-    A label or a metric that does not exist is an error, raised once: at the start of the training where that tells the
-    labels of its evaluators, otherwise when the metric should have been there.
+    A label or a metric that does not exist ends it with :class:`consumers.CannotWorkError`, which says what there is:
+    at the start of the training where that tells the labels of its evaluators, otherwise at the first evaluation.
     """
 
     def __init__(self, monitor: str, dataloader_label: str, comp: Comparison | str | None, on_batch: bool) -> None:
@@ -52,20 +53,28 @@ class Stopper(Callback, ABC):
         self._looks_at = events if dataloader_label == TRAIN else {Event.EVAL_END}
         self.decides = self._looks_at  # type: ignore[misc]  # an object's own, as the options say
         self._has_seen_label = dataloader_label == TRAIN
-        self._has_complained = False
+        self._is_announced = False
+        self._others: set[str] = set()
 
     def wanted_events(self) -> set[Event]:
         """The events at which it decides, and those at which it finds out whether there is such a label."""
-        return {*self._looks_at, Event.FIT_START, Event.FIT_END}
+        if self.dataloader_label == TRAIN:
+            return set(self._looks_at)
+        return {*self._looks_at, Event.FIT_START, Event.EVAL_AFTER_ALL, Event.FIT_END}
 
     def state_dict(self) -> dict[str, Any]:
-        """Whether the label has been seen, and an error been raised."""
-        return {"has_seen_label": self._has_seen_label, "has_complained": self._has_complained}
+        """What is known of the labels of evaluators."""
+        return {
+            "has_seen_label": self._has_seen_label,
+            "is_announced": self._is_announced,
+            "others": sorted(self._others),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes them up."""
         self._has_seen_label = state["has_seen_label"]
-        self._has_complained = state["has_complained"]
+        self._is_announced = state["is_announced"]
+        self._others = set(state["others"])
 
     @abstractmethod
     def judge(self, value: float, state: Snapshot) -> bool:
@@ -76,16 +85,22 @@ class Stopper(Callback, ABC):
         """Why the training is to end, now that the metric has that value."""
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
-        """Raises :class:`bus.errors.ConfigurationError` if the training says that it has no such evaluator."""
+        """Raises :class:`consumers.CannotWorkError` if the training says that it has no such evaluator."""
         labels = state.fields.get("evaluators")
-        if labels is not None and not self._has_seen_label and self.dataloader_label not in labels:
-            self._complain(f"there is no evaluator {self.dataloader_label!r}", "labels", [TRAIN, *labels])
+        if isinstance(labels, list):
+            self._is_announced = self.dataloader_label in labels
+            if not self._is_announced and not self._has_seen_label:
+                raise self._problem(f"there is no evaluator {self.dataloader_label!r}", [TRAIN, *labels])
+
+    def eval_after_all(self, state: Snapshot, logger: Logger) -> None:
+        """Raises :class:`consumers.CannotWorkError` if an evaluation had no such evaluator and none is to come."""
+        if not self._has_seen_label and not self._is_announced:
+            raise self._not_evaluated("", state)
 
     def fit_end(self, state: Snapshot, logger: Logger) -> None:
-        """Raises :class:`bus.errors.ConfigurationError` if nothing was ever evaluated under that label."""
+        """Raises :class:`consumers.CannotWorkError` if nothing was ever evaluated under that label."""
         if not self._has_seen_label and self.dataloader_label not in state.eval_metrics:
-            problem = f"nothing was evaluated as {self.dataloader_label!r} before the training was over"
-            self._complain(problem, "labels", [TRAIN, *state.eval_metrics])
+            raise self._not_evaluated(" before the training was over", state)
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         """Looks at the training's metric after a batch."""
@@ -97,9 +112,15 @@ class Stopper(Callback, ABC):
 
     def eval_end(self, state: Snapshot, logger: Logger) -> None:
         """Looks at the metric if the evaluator is the one that it belongs to."""
-        if state.dataloader_label == self.dataloader_label:
+        label = state.dataloader_label
+        if label == self.dataloader_label:
             self._has_seen_label = True
-            self._look(state.eval_metrics.get(self.dataloader_label, {}), state)
+            self._look(state.eval_metrics.get(label, {}), state)
+        elif label is not None and not self._has_seen_label:
+            # A loop may have several evaluators and publish nothing after the last: the next evaluation tells.
+            if label in self._others and not self._is_announced and state.timestamp.batch > 0:
+                raise self._not_evaluated("", state)
+            self._others.add(label)
 
     def _look(self, metrics: Mapping[str, Any], state: Snapshot) -> None:
         value = metrics.get(self.monitor)
@@ -108,19 +129,27 @@ class Stopper(Callback, ABC):
                 state.stop_training(self.reason(value, state))
         elif self.monitor in metrics:
             kind = type(value).__name__
-            self._complain(f"metric {self.monitor!r} of {self.dataloader_label!r} is a {kind}, not a number")
+            raise self._problem(f"metric {self.monitor!r} of {self.dataloader_label!r} is a {kind}, not a number")
         else:
-            self._complain(f"{self.dataloader_label!r} has no metric {self.monitor!r}", "metrics", list(metrics))
+            raise self._problem(f"{self.dataloader_label!r} has no metric {self.monitor!r}", _metrics_of(state))
 
-    def _complain(self, problem: str, what: str = "", names: list[str] | None = None) -> None:
-        if self._has_complained:
-            return
-        self._has_complained = True
-        there = f"the {what} that there are: {', '.join(names) or 'none'}; " if names is not None else ""
-        raise ConfigurationError(
-            f"{type(self).__name__} cannot stop this training: {problem}; {there}give it another "
-            f"{'dataloader_label' if what == 'labels' else 'monitor'}"
+    def _not_evaluated(self, when: str, state: Snapshot) -> CannotWorkError:
+        return self._problem(f"nothing was evaluated as {self.dataloader_label!r}{when}", _metrics_of(state))
+
+    def _problem(self, problem: str, names: list[str] | None = None) -> CannotWorkError:
+        there = ""
+        if names is not None:
+            there = f"there are: {', '.join(shortened(names, 'of them')) or 'none'}; "
+        return CannotWorkError(
+            f"{type(self).__name__} cannot stop this training: {problem}; {there}give it another monitor or "
+            "dataloader_label"
         )
+
+
+def _metrics_of(state: Snapshot) -> list[str]:
+    """The metrics that there are, each behind its label."""
+    known = {TRAIN: state.train_metrics, **state.eval_metrics}
+    return [f"{label}/{name}" for label, metrics in known.items() if isinstance(metrics, Mapping) for name in metrics]
 
 
 def in_precision_of(value: float, other: float) -> float:
