@@ -2,14 +2,17 @@
 #
 #   make test PYTHON=python3.13 VENV=.venv-3.13     another Python, in an environment of its own
 #   make test PYTEST="-k timestamp -x"              further arguments for pytest
+#   make test WORKERS=0                             all tests in one process, one after the other
 
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST ?=
+WORKERS ?= auto
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LOG := $(VENV)/setup.log
+TEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
 .PHONY: help setup demo test test-all check docs bench fuzz
@@ -39,10 +42,10 @@ demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
 test: $(READY)
-	$(BIN)/python -m pytest $(PYTEST)
+	$(TEST) $(PYTEST)
 
 test-all: $(READY) examples/node/node_modules
-	$(BIN)/python -m pytest --all-tools $(PYTEST)
+	$(TEST) --all-tools $(PYTEST)
 
 # No package of these needs a script of its own: ZeroMQ for Node comes built.
 examples/node/node_modules: examples/node/package-lock.json

@@ -51,7 +51,7 @@ DRAW = """([chart, rounds]) => {
 ZOOM = """async ([chart, range]) => {
     const board = getElement(Number(document.querySelector(".board").id.slice(1)));
     const picture = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
-    const line = () => board.lines.get(chart).get(0);
+    const line = () => board.linesOf(chart).get(0);
     const begin = performance.now(), before = line();
     board.zoom(range);
     await picture();

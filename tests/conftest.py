@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # Two tests' worth of threads on a small machine only get in each other's way; also for the processes that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -44,6 +45,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*programs): left out where one of these programs is not installed")
+    if config.getoption("all_tools") and (missing := [name for name in TOOLS if not _is_installed(name)]):
+        raise pytest.UsageError(f"not all tests can run, {_how_to_install(missing)}")
+
+
+def _how_to_install(missing: list[str]) -> str:
+    return f"{' and '.join(missing)} not found: {'; '.join(TOOLS[name] for name in missing)}"
 
 
 def _is_installed(name: str) -> bool:
@@ -58,12 +65,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item, needed in zip(items, needs, strict=True) if needed.intersection(missing)]
     if not left_out:
         return
-    install = f"{' and '.join(missing)} not found: {'; '.join(TOOLS[name] for name in missing)}"
-    if config.getoption("all_tools"):
-        raise pytest.UsageError(f"{len(left_out)} tests cannot run, {install}")
-    config.stash[_left_out] = f"{len(left_out)} tests left out, {install}"
+    config.stash[_left_out] = f"{len(left_out)} tests left out, {_how_to_install(missing)}"
+    # Where several processes run the tests, another one ends with the summary.
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left out"] = config.stash[_left_out]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    if line := getattr(node, "workeroutput", {}).get("left out"):
+        node.config.stash[_left_out] = line
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -20,6 +20,8 @@ class Stream:
     """A publisher in whose place the test decides what consumers want."""
 
     run_dir = None
+    recording = None
+    attempt = 1
     unlimited_demand: Demand | None = None
     fields_left_out = 0
 

@@ -163,7 +163,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         ("0.3dur", {"max_duration": "7ba", "eval_interval": "2ba"}),
         ("2ep", {"optimizers": lambda model: torch.optim.Adam(model.parameters())}),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_they_are_those_of_the_trainer_byte_for_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str, arguments: dict[str, Any]

@@ -214,9 +214,10 @@ def test_links_with_tokens_over_tls(runs_dir, browser, tmp_path, certificate):
                     assert run.process.poll() is None
                     assert not any("took effect" in line for line in viewer.page.locator(".log").all_inner_texts())
                     assert commander.page.locator(".run-answer").is_hidden()
-                    assert commander.page.get_by_role("button", name="Stop it").count() == 0
+                    dialog = commander.page.get_by_role("alertdialog")
+                    assert dialog.count() == 0
                     stop.click()
-                    commander.page.get_by_role("button", name="Stop it").click()
+                    dialog.get_by_role("button", name="Stop").click()
                     assert "trained" in run.end()
 
 

@@ -81,8 +81,12 @@ def test_settings_survive_a_reload_and_are_in_the_link(served, browser):
             assert there.points(LOSS)[-1][0] < 1, "epochs"
 
         are_set(there)
+        page.evaluate(
+            "() => { window.skipped = new Promise((done) => addEventListener('hashchange', () => done(true))); }"
+        )
         page.get_by_role("link", name="Skip to the charts").focus()
         page.keyboard.press("Enter")
+        assert page.evaluate("() => window.skipped")
         page.reload()
         are_set(there)
         page.get_by_role("button", name="Link for viewers").click()

@@ -1,5 +1,6 @@
 """Consumers with a name: killed at any moment and started again, their files come out as if nothing had happened."""
 
+import dataclasses
 import json
 import os
 import random
@@ -108,7 +109,9 @@ def run_named(
         CsvLogger(str(directory / "metrics.csv")),
     ]
     with StateFile(directory, "mine", "run", 1) as progress:
-        return Runner(stream, made, loggers, progress=progress, commit_every=commit_every, **options).run()
+        statistics = Runner(stream, made, loggers, progress=progress, commit_every=commit_every, **options).run()
+    # Where they wrote differs between the directories of a test.
+    return dataclasses.replace(statistics, written={})
 
 
 def contents(directory: Path) -> list[bytes]:
@@ -514,7 +517,7 @@ def test_started_again_after_the_end_it_logs_nothing_and_ends_as_before(
     again = finish(named)
     assert again[1][0] == "consumer mine has handled this run to its end already: nothing is logged again"
     assert (first[0], again[0]) == (code, code)
-    assert again[1][1:] == first[1]
+    assert again[1][1:] == [line for line in first[1] if not line.startswith(("JsonlLogger: ", "CsvLogger: "))]
     assert not list(tmp_path.glob("once.*"))
 
 

@@ -9,6 +9,7 @@ from training import Act, FakeClock
 
 from bus.demand import Demand, Leases, Want
 from bus.event import Event
+from bus.intervals import AT_END
 from trainer import publishing
 from trainer.field_budget import BYTES_PER_SECOND, TIME_SHARE, FieldBudget, wire_size
 
@@ -111,3 +112,14 @@ def test_leases_of_those_who_may_only_view_are_told_apart() -> None:
     leases.renew(b"b", losses, 3.0, may_command=False)
     assert leases.unlimited(6.0) == Demand(), "the other lease has run out"
     assert leases.unlimited(60.0) is None
+
+
+def test_what_viewers_ask_for_at_the_end_comes_whatever_came_before(
+    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
+) -> None:
+    at_end = Demand({Event.FIT_END: Want(AT_END, {"large": AT_END})})
+    stream = Stream(Demand.merge([asking(1, field="large"), at_end]))
+    stream.unlimited_demand = Demand()
+    viewed(monkeypatch, stream, clock, batches=25)
+    assert stream.batches_with("large") == [1, 12, 23]
+    assert stream.batches_with("large", Event.FIT_END)

@@ -94,9 +94,9 @@ def test_who_has_asked_for_the_introduction_is_not_told_again(
 
 @pytest.mark.parametrize("silent", [{"progress_bar": False}, {"publish": False, "progress_bar": True}])
 def test_without_progress_or_a_stream_nothing_is_introduced(
-    silent: dict[str, bool], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    silent: dict[str, bool], runs_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with gold_trainer(**({"publish": True, "runs_dir": tmp_path} | silent)) as trainer:
+    with gold_trainer(**({"publish": True, "runs_dir": runs_dir} | silent)) as trainer:
         trainer.fit()
     assert introduced(capsys) == []
 

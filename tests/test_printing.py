@@ -85,7 +85,7 @@ def test_a_file_that_was_tampered_with_is_escaped(failed_run):
         printed("bus", *command)
 
 
-def test_texts_of_recordings_are_escaped_by_every_command(tmp_path):
+def test_texts_of_recordings_are_escaped_by_every_command(runs_dir, tmp_path):
     fields = {"loss": 0.5, HOSTILE: HOSTILE, "train_metrics": {HOSTILE: 1.0}}
     ending = Entry("$end", fields={"status": "failed", "error": HOSTILE})
     command = Entry(
@@ -103,7 +103,7 @@ def test_texts_of_recordings_are_escaped_by_every_command(tmp_path):
         ("bus", "merge", a, a, "-o", tmp_path / "m.mcap"),
         ("bus", "merge", a, b, "-o", tmp_path / "n.mcap"),
         *(("bus", "export", a, "--to", to, "-o", tmp_path / f"e.{to}") for to in ("jsonl", "csv", "trace")),
-        ("bus", "replay", a, "--rate", "max", "--runs-dir", tmp_path / "runs"),
+        ("bus", "replay", a, "--rate", "max", "--runs-dir", runs_dir),
         ("consumer", "--replay", a, "-c", "metrics"),
     ):
         assert "\\x1b" in printed(*arguments) or arguments[1] in ("cut", "recover", "merge", "export")

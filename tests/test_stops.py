@@ -83,8 +83,8 @@ def stopped_run(tmp_path: Path, **arguments: object) -> Trainer:
     return trainer
 
 
-def test_planned_and_reached_are_two_things_in_the_stream_and_on_dashboards(tmp_path: Path) -> None:
-    trainer = stopped_run(tmp_path)
+def test_planned_and_reached_are_two_things_in_the_stream_and_on_dashboards(runs_dir: Path) -> None:
+    trainer = stopped_run(runs_dir)
     assert trainer.state.max_duration == Time.from_timestring("3ba"), "as in the reference"
     assert trainer.state.planned_duration == Time.from_timestring("9ep")
     view = RunView("run")
@@ -100,8 +100,8 @@ def test_planned_and_reached_are_two_things_in_the_stream_and_on_dashboards(tmp_
     assert progress.seconds_left == 0
 
 
-def test_a_training_that_goes_on_after_a_stop_has_its_own_length(tmp_path: Path) -> None:
-    trainer = gold_trainer(algorithms=stopping(3), max_duration="9ep", publish=True, runs_dir=tmp_path)
+def test_a_training_that_goes_on_after_a_stop_has_its_own_length(runs_dir: Path) -> None:
+    trainer = gold_trainer(algorithms=stopping(3), max_duration="9ep", publish=True, runs_dir=runs_dir)
     trainer.fit()
     trainer.fit("2ba")
     assert trainer.state.planned_duration == trainer.state.max_duration == Time.from_timestring("5ba")

@@ -50,7 +50,7 @@ def test_the_matrix_is_there() -> None:
 
 @pytest.mark.parametrize("interval", ["-1ep", "1.5dur", "2", "often", "1.5ba"])
 def test_intervals_that_mean_nothing_are_refused(interval: str) -> None:
-    with pytest.raises((ConfigurationError, InvalidTimeError), match=r"interval|time"):
+    with pytest.raises((ConfigurationError, InvalidTimeError), match=r"interval|duration"):
         check_interval(interval)
 
 

@@ -15,6 +15,7 @@ BYTES_PER_SECOND = 256 * 1024
 """How much of them may be sent, and recorded, in a second."""
 
 _OVERHEAD = 9
+_AT_THE_END = {Event.FIT_END, Event.EVAL_AFTER_ALL}
 
 
 class FieldBudget:
@@ -41,7 +42,8 @@ class FieldBudget:
     ) -> list[str]:
         """Those of the fields that are due at an event, or late for it, that only consumers want who may not
         command."""
-        if self.unlimited is None:
+        # What comes once, after the last batch, delays none.
+        if self.unlimited is None or event in _AT_THE_END:
             return []
         free = self.unlimited.due_fields(event, number, moment)
         overdue = [name for name in late if not self.unlimited.has_field(event, name)]

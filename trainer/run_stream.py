@@ -82,11 +82,11 @@ class RunStream:
             ).publish
         return Engine(state, logger, publisher.wanted, publish)
 
-    def close(self, status: str, error: str | None, reason: str | None) -> None:
+    def close(self, status: str, error: str | None, reason: str | None, *, drain: bool) -> None:
         """Ends the run: sends what is left and waits, for a limited time, until callbacks and loggers have handled
-        everything."""
+        everything; with ``drain`` also until consumers have handled what was lent to them."""
         try:
-            if self.sharing is not None and status == "finished":
+            if self.sharing is not None and drain:
                 self.sharing.drain()
             if self._publisher is not None:
                 self._publisher.close(status, error, reason)

@@ -636,7 +636,7 @@ class Trainer:
     def close(self) -> None:
         """Ends the run: sends what is left and waits, for a limited time, until callbacks and loggers have handled
         everything. Can be called more than once."""
-        self._end("stopped" if self.state.stopped else "finished", None, self.state.stop_reason)
+        self._end("stopped" if self.state.stopped else "finished", None, self.state.stop_reason, drain=True)
 
     def _end_on(self, error: BaseException) -> None:
         if self._ranks is not None:
@@ -645,14 +645,14 @@ class Trainer:
             self._ranks.leave(None if isinstance(error, RankError) else f"{type(error).__name__}: {error}")
         self._end(*ending_for(error))
 
-    def _end(self, status: str, error: str | None, reason: str | None) -> None:
+    def _end(self, status: str, error: str | None, reason: str | None, *, drain: bool = False) -> None:
         if self._closed:
             return
         self._closed = True
         if status == "stopped" and reason is not None:
             self._progress.note(f"run {self.run_name} was stopped: {reason}")
         self._progress.close()
-        self._stream.close(status, error, reason)
+        self._stream.close(status, error, reason, drain=drain)
 
     def __enter__(self) -> "Trainer":
         return self
