@@ -14,7 +14,7 @@ from bus.archive import Archive
 from bus.clock import wall_clock
 from bus.connection_guard import ConnectionGuard
 from bus.door import MAX_REASON, Door
-from bus.errors import ProtocolError
+from bus.errors import OffloopError, ProtocolError
 from bus.listening import allow_many_connections, listen
 from bus.live_run import LiveRank, LiveRun
 from bus.live_runs import LiveRuns
@@ -144,7 +144,14 @@ class Broker:
             self._admission = Admission(gatekeeper, self._door_socket, self._stream_socket)
             for asked in self._admission.sockets:
                 self._poller.register(asked, zmq.POLLIN)
-        self._runs = LiveRuns(runs_dir, directory, self.door, self.stream, self._poller)
+        self._runs = LiveRuns(
+            runs_dir,
+            directory,
+            self.door,
+            self.stream,
+            self._poller,
+            lambda identity: self._answer(identity, "beat", {}),
+        )
         self._door = Door(
             self._runs, Archive(runs_dir), self._answer, self._ask_again, self._go_on_from, self.statistics
         )
@@ -203,6 +210,7 @@ class Broker:
                     next_beat = now + BEAT_SECONDS
                     self._beat()
                     self._miss(now)
+                    self._runs.forget_disconnected()
                     self._sum_up_refusals()
             return self.live_runs
         finally:
@@ -247,7 +255,8 @@ class Broker:
     def _take_message(self, identity: bytes, message: zmq.Frame) -> None:
         request: dict[str, Any] = {}
         try:
-            if self._runs.publisher(identity) is None and self._is_for_publishers_only(identity, message):
+            is_publisher = self._runs.publisher(identity) is not None or self._runs.is_announced(identity)
+            if not is_publisher and self._is_for_publishers_only(identity, message):
                 return
             frame = message.bytes
             if not frame.startswith(b"\0"):
@@ -258,7 +267,7 @@ class Broker:
             request = {name: value for name, value in control.content.items() if name == "id" and type(value) is str}
             self._admit(message, control.kind)
             if control.kind != BUNDLE:
-                self._door.take(identity, control, self._may_command(message))
+                self._door.take(identity, self._peer(message), control, self._may_command(message))
                 self._note_who_it_is(identity, message, control)
                 return
             frames = control.content.get("frames")
@@ -311,6 +320,10 @@ class Broker:
     def _may_command(self, message: zmq.Frame) -> bool:
         return self._admission is None or self._admission.may(message, "command")
 
+    def _peer(self, message: zmq.Frame) -> str:
+        """Whose connection a message came by, as far as that is known."""
+        return str(message.get("Peer-Address" if self._admission is None else "User-Id"))
+
     def _note_who_it_is(self, identity: bytes, message: zmq.Frame, control: Control) -> None:
         """Connections of publishers and consumers stay when descriptors are short."""
         if self._runs.publisher(identity) is not None or (
@@ -319,10 +332,8 @@ class Broker:
             self._guard.know(int(message.get(zmq.SRCFD)))
 
     def _take_event(self, identity: bytes, message: zmq.Frame, frame: Any) -> None:
-        place = self._runs.publisher(identity)
+        place = self._runs.publisher(identity) or self._begin(identity, message)
         if place is None:
-            # Its run has ended in the same bundle.
-            self._turn_away(identity, message)
             return
         try:
             if not isinstance(frame, bytes) or frame.startswith(b"\0"):
@@ -365,6 +376,21 @@ class Broker:
             run.record(rank, frame[:end], event, body)
         else:
             self._duplicates += 1
+
+    def _begin(self, identity: bytes, message: zmq.Frame) -> tuple[LiveRun, LiveRank] | None:
+        """Begins the run of somebody who has said hello, with the first event."""
+        try:
+            place = self._runs.begin_announced(identity)
+        except (OffloopError, OSError) as error:
+            name = type(error).__name__ if isinstance(error, OffloopError) else "RunDirectoryError"
+            self._answer(identity, "refused", {"reason": str(error), "error": name})
+            return None
+        if place is None:
+            # Its run has ended in the same bundle.
+            self._turn_away(identity, message)
+        else:
+            self._guard.know(int(message.get(zmq.SRCFD)))
+        return place
 
     def _name_topic(self, run: LiveRun, rank: LiveRank, frame: bytes, end: int) -> str:
         """The first event of a topic on a connection."""

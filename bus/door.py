@@ -12,7 +12,7 @@ from bus.content import integer, integer_or_none, text, text_or_none
 from bus.demand import LEASE_SECONDS, Demand
 from bus.errors import BrokerError, OffloopError, ProtocolError
 from bus.live_run import LiveRank, LiveRun
-from bus.live_runs import LiveRuns
+from bus.live_runs import AnnouncedRun, LiveRuns
 from bus.segment_fetch import SegmentDesk
 from bus.wire import PROTOCOL_VERSION, Control
 
@@ -40,6 +40,8 @@ class _Request(NamedTuple):
     """Whose question is being answered, and what the sender calls it."""
 
     identity: bytes
+    peer: str
+    """Whose connection that is: a key, or a host."""
     id: str | None = None
     may_command: bool = True
 
@@ -81,16 +83,16 @@ class Door:
             "statistics": self._tell_statistics,
         }
 
-    def take(self, identity: bytes, message: Control, may_command: bool = True) -> None:
+    def take(self, identity: bytes, peer: str, message: Control, may_command: bool = True) -> None:
         """Does what a message asks for, and answers; a request that cannot be met is refused with the reason. An answer
         carries the ``id`` of its request. ``may_command`` is whether its sender may command, or only view.
 
         Raises:
             ProtocolError: it is not a message of this protocol; its sender has been told.
         """
-        request = _Request(identity)
+        request = _Request(identity, peer)
         try:
-            request = _Request(identity, text_or_none(message.content, "id", MAX_ID), may_command)
+            request = _Request(identity, peer, text_or_none(message.content, "id", MAX_ID), may_command)
             self._act(request, message)
         except (ProtocolError, KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
             reason = f"{message.kind[:40]} is malformed: {error or type(error).__name__}"[:MAX_REASON]
@@ -120,19 +122,26 @@ class Door:
 
     def _welcome(self, request: _Request, hello: dict[str, Any]) -> None:
         identity = request.identity
-        run, rank = self._runs.greet(identity, hello)
-        self.push_demand(run)
+        greeted = self._runs.greet(identity, hello, request.peer)
+        if isinstance(greeted, AnnouncedRun):
+            attempt, recording, acknowledged, trouble = greeted.attempt, greeted.recording, 0, None
+            news: dict[str, Any] = {"demand": {}, "unlimited": None, "consumers": {}}
+        else:
+            run, rank = greeted
+            self.push_demand(run)
+            attempt, recording, acknowledged, trouble = run.attempt, run.journal.path, rank.acknowledged, run.trouble
+            news = self._news(run, rank)
         welcome = {
-            "attempt": run.attempt,
+            "attempt": attempt,
             "stream": self._runs.stream,
-            "path": str(run.directory.path),
-            "recording": run.journal.path.name,
-            **self._news(run, rank),
-            "acknowledged": rank.acknowledged,
+            "path": str(recording.parent),
+            "recording": recording.name,
+            **news,
+            "acknowledged": acknowledged,
         }
         self._reply(request, "welcome", welcome)
-        if run.trouble is not None:
-            self._answer(identity, "trouble", {"reason": run.trouble})
+        if trouble is not None:
+            self._answer(identity, "trouble", {"reason": trouble})
 
     def turn_away(self, identity: bytes) -> bool:
         """Tells a publisher that we do not know, at most once a second: it may have known a broker that listened here
@@ -148,7 +157,7 @@ class Door:
 
     def _resume(self, request: _Request, content: dict[str, Any]) -> None:
         first, after = integer(content, "from", 1, MAX_RESUME), integer_or_none(content, "after")
-        place = self._runs.publisher(request.identity)
+        place = self._runs.publisher(request.identity) or self._runs.begin_announced(request.identity)
         if place is None:
             self.turn_away(request.identity)
         elif after is not None and place[1].seq < after:
@@ -160,8 +169,11 @@ class Door:
     def _note_report(self, request: _Request, content: dict[str, Any]) -> None:
         told = _report({name: value for name, value in content.items() if name != "id"})
         place = self._runs.publisher(request.identity)
+        if place is None and told.get("last_sent", 0) > 0:
+            place = self._runs.begin_announced(request.identity)
         if place is None:
-            self.turn_away(request.identity)
+            if not self._runs.is_announced(request.identity):
+                self.turn_away(request.identity)
             return
         _, rank = place
         if len(told) > 1:

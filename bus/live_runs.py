@@ -6,9 +6,10 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -19,19 +20,60 @@ from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIs
 from bus.journal import JournalWriter
 from bus.live_run import LiveRank, LiveRun
 from bus.recording import Recording
-from bus.runs import RUN_FILE, RunDirectory
+from bus.runs import RUN_FILE, RunDirectory, check_writable, read_run
 from bus.wire import check_run_name
 
-__all__ = ["LiveRuns"]
+__all__ = ["AnnouncedRun", "LiveRuns"]
 
 _log = logging.getLogger("offloop.broker")
 
 
+MAX_ANNOUNCED = 100
+"""How many runs of one peer may have said hello and not begun."""
+
+
+class _Publisher(NamedTuple):
+    """What a publisher says of itself in ``hello``."""
+
+    identity: bytes
+    rank: int
+    incarnation: str
+    pid: int | None
+    started: int | None
+    host: str | None
+    is_replay: bool
+    held: Demand | None
+    """The demand that it goes on with."""
+
+
+@dataclass
+class AnnouncedRun:
+    """A run whose publishers have said hello and sent nothing yet: nothing of it exists, but its name and number."""
+
+    name: str
+    attempt: int
+    recording: Path
+    world_size: int
+    info: dict[str, Any]
+    peer: str
+    """Who said so first: a key, or the address of a host."""
+    publishers: dict[int, _Publisher] = field(default_factory=dict)
+
+
 class LiveRuns:
     """Every run at a broker with its publishers. ``door`` and ``stream`` are where the broker listens; with
-    ``directory`` that run's is held already. Processes of this machine are watched by ``poller``."""
+    ``directory`` that run's is held already. Processes of this machine are watched by ``poller``; ``is_connected`` says
+    whether a connection is still there."""
 
-    def __init__(self, root: Path, directory: RunDirectory | None, door: str, stream: str, poller: zmq.Poller) -> None:
+    def __init__(
+        self,
+        root: Path,
+        directory: RunDirectory | None,
+        door: str,
+        stream: str,
+        poller: zmq.Poller,
+        is_connected: Callable[[bytes], bool],
+    ) -> None:
         self.door = door
         self.stream = stream
         self.served = 0
@@ -43,6 +85,9 @@ class LiveRuns:
         self._poller = poller
         self._live: dict[str, LiveRun] = {}
         self._publishers: dict[bytes, tuple[LiveRun, LiveRank]] = {}
+        self._is_connected = is_connected
+        self._announced: dict[str, AnnouncedRun] = {}
+        self._announcers: dict[bytes, AnnouncedRun] = {}
 
     def __iter__(self) -> Iterator[LiveRun]:
         # What is done with a run may end it.
@@ -77,9 +122,10 @@ class LiveRuns:
 
     # -- they begin ---------------------------------------------------------------------------------------------------
 
-    def greet(self, identity: bytes, hello: dict[str, Any]) -> tuple[LiveRun, LiveRank]:
+    def greet(self, identity: bytes, hello: dict[str, Any], peer: str) -> tuple[LiveRun, LiveRank] | AnnouncedRun:
         """Takes in a publisher: of a new attempt, as a further rank, or again after its connection or the broker was
-        lost.
+        lost. An attempt begins with its first event (:meth:`begin_announced`), but for that of the directory that was
+        given. ``peer`` is whose connection it is, as far as that is known.
 
         Raises:
             OffloopError: the one that says why not.
@@ -89,40 +135,148 @@ class LiveRuns:
             raise ConfigurationError(f"rank {number} of {world_size}: ranks go from 0 to world_size - 1")
         incarnation, attempt = text(hello, "incarnation"), integer_or_none(hello, "attempt", 1)
         pid, started = integer_or_none(hello, "pid"), integer_or_none(hello, "started")
-        host = text_or_none(hello, "host")
+        host, is_replay = text_or_none(hello, "host"), boolean(hello, "replay")
         info = container(hello, "info", dict)
         container(hello, "events", list)
-        is_replay = boolean(hello, "replay")
         held = Demand.from_wire(hello["demand"]) if attempt is not None and hello.get("demand") else None
+        publisher = _Publisher(identity, number, incarnation, pid, started, host, is_replay, held)
         # It is written down as JSON, which does not take everything that travels: seen before anything is made.
         json.dumps(info, default=str)
-        run = self._live.get(name)
         if self._directory is not None and self._directory.name != name:
             raise BrokerError(f"this broker serves run {self._directory.name!r} alone: 'bus broker' serves any number")
-        if run is None and attempt is not None:
+        self._refuse_second_run(identity, name)
+        self._forget_disconnected(self._announced.get(name), incarnation)
+        announced = self._announced.get(name)
+        if announced is not None and attempt is not None and attempt < announced.attempt:
+            raise BrokerError(_overtaken(attempt, name, announced.attempt))
+        run = self._live.get(name)
+        if run is None and attempt is not None and self._has_begun(name, attempt):
             run = self._resume(name, attempt, number, incarnation)
-        elif run is None:
+        elif run is None and self._directory is not None:
             run = self._begin(name, world_size, info, pid)
-        rank = _rank_of(run, number, incarnation, attempt)
+        elif run is None:
+            return self._announce(AnnouncedRun(name, attempt or 0, Path(), world_size, info, peer), publisher)
+        return self._admit(run, publisher, attempt)
+
+    def _refuse_second_run(self, identity: bytes, name: str) -> None:
+        run, rank = self._publishers.get(identity, (None, None))
+        if run is not None and rank is not None and run.name != name and not rank.ended:
+            raise BrokerError(f"this connection publishes run {run.name!r}: use another one for run {name!r}")
+
+    def _admit(self, run: LiveRun, publisher: _Publisher, attempt: int | None) -> tuple[LiveRun, LiveRank]:
+        rank = _rank_of(run, publisher.rank, publisher.incarnation, attempt)
         self.forget_connection(rank)
-        rank.identity, rank.is_replay = identity, is_replay
-        self._publishers[identity] = run, rank
-        if held is not None:
-            run.leases.hold(number, held, time.monotonic())
+        rank.identity, rank.is_replay = publisher.identity, publisher.is_replay
+        self._publishers[publisher.identity] = run, rank
+        pid, started, host = publisher.pid, publisher.started, publisher.host
+        if publisher.held is not None:
+            run.leases.hold(publisher.rank, publisher.held, time.monotonic())
         # A container may have the name of its host, and processes of its own.
         if pid is not None and host == socket.gethostname() and processes.is_running(pid, started):
             rank.process, rank.pid = self._watch(pid), pid
         with _said_in_the_log(run):
             told = {"pid": pid, "started": started, "host": host}
-            run.directory.note_publisher({"rank": number, "incarnation": incarnation, **told})
+            run.directory.note_publisher({"rank": publisher.rank, "incarnation": publisher.incarnation, **told})
         return run, rank
 
-    def _begin(self, name: str, world_size: int, info: dict[str, Any], pid: int | None) -> LiveRun:
+    # -- they are announced -------------------------------------------------------------------------------------------
+
+    def is_announced(self, identity: bytes) -> bool:
+        """Whether it has said hello for a run that has not begun."""
+        return identity in self._announcers
+
+    def _announce(self, new: AnnouncedRun, publisher: _Publisher) -> AnnouncedRun:
+        self._forget_announcer(publisher.identity)
+        run = self._announced.get(new.name)
+        if run is None:
+            new.attempt, new.recording = self._next_attempt(new.name, new.attempt, publisher.pid)
+            run = new
+            others = [one for one in self._announced.values() if one.peer == new.peer]
+            if len(others) >= MAX_ANNOUNCED:
+                # Its publisher is told with its first event, and says hello again.
+                self._forget_announced(others[0])
+        elif new.attempt not in (0, run.attempt):
+            raise BrokerError(_overtaken(new.attempt, run.name, run.attempt))
+        elif publisher.rank in run.publishers or publisher.rank >= run.world_size:
+            raise BrokerError(_taken(publisher.rank, run.name))
+        self._announced[run.name] = run
+        self._announcers[publisher.identity] = run
+        run.publishers[publisher.rank] = publisher
+        return run
+
+    def begin_announced(self, identity: bytes) -> tuple[LiveRun, LiveRank] | None:
+        """Begins the run that a connection has said hello for, with all publishers that have; ``None`` when it has for
+        none.
+
+        Raises:
+            OffloopError: it cannot begin; its publishers have to say hello again.
+        """
+        announced = self._announcers.get(identity)
+        if announced is None:
+            return None
+        self._forget_announced(announced)
+        pid = next(one.pid for one in announced.publishers.values() if one.identity == identity)
+        run = self._begin(announced.name, announced.world_size, announced.info, pid, announced.attempt)
+        for publisher in announced.publishers.values():
+            self._admit(run, publisher, None)
+        return self._publishers[identity]
+
+    def forget_disconnected(self) -> None:
+        """Forgets runs that were announced over connections that are gone."""
+        for run in tuple(self._announced.values()):
+            self._forget_disconnected(run)
+
+    def _forget_disconnected(self, run: AnnouncedRun | None, incarnation: str | None = None) -> None:
+        for publisher in () if run is None else tuple(run.publishers.values()):
+            if publisher.incarnation == incarnation or not self._is_connected(publisher.identity):
+                self._forget_announcer(publisher.identity)
+
+    def _forget_announcer(self, identity: bytes) -> None:
+        run = self._announcers.pop(identity, None)
+        if run is not None:
+            run.publishers = {rank: one for rank, one in run.publishers.items() if one.identity != identity}
+            if not run.publishers:
+                del self._announced[run.name]
+
+    def _forget_announced(self, run: AnnouncedRun) -> None:
+        del self._announced[run.name]
+        for publisher in run.publishers.values():
+            del self._announcers[publisher.identity]
+
+    def _has_begun(self, name: str, attempt: int) -> bool:
+        """Whether there is anything of an attempt, or of one after it."""
+        if self._directory is not None:
+            return True
+        path = self._root / check_run_name(name)
+        return (path / RUN_FILE).exists() and any(one.number >= attempt for one in read_run(path).attempts)
+
+    def _next_attempt(self, name: str, attempt: int, pid: int | None) -> tuple[int, Path]:
+        """The number and recording of a run's next attempt, or of that attempt, of which there is nothing."""
+        path = self._root / check_run_name(name)
+        number, recording = 1, path / "recording-1.mcap"
+        if path.exists():
+            directory = RunDirectory(self._root, name)
+            try:
+                _refuse_if_away(directory, pid)
+                number, recording = directory.next_attempt()
+            finally:
+                directory.release()
+        else:
+            check_writable(self._root)
+        return (attempt, path / f"recording-{attempt}.mcap") if attempt > number else (number, recording)
+
+    def _begin(
+        self, name: str, world_size: int, info: dict[str, Any], pid: int | None, attempt: int | None = None
+    ) -> LiveRun:
         directory = self._directory_of(name)
         try:
             _refuse_if_away(directory, pid)
             # The recording first: whoever finds the run live may open it at once.
             number, recording = directory.next_attempt()
+            if attempt is not None and attempt > number:
+                number, recording = attempt, recording.with_name(f"recording-{attempt}.mcap")
+            elif attempt not in (None, number):
+                raise BrokerError(f"attempt {attempt} of run {name!r} cannot begin: another one has begun since")
             journal = JournalWriter(recording, name, number, directory.run_id)
             try:
                 directory.begin_attempt(recording, number, info, world_size)
@@ -264,7 +418,7 @@ def _refuse_others(directory: RunDirectory, number: int, incarnation: str | None
 def _rank_of(run: LiveRun, number: int, incarnation: str, attempt: Any) -> LiveRank:
     """The rank that says hello: a new one, or the same one again."""
     if attempt is not None and attempt != run.attempt:
-        raise BrokerError(f"attempt {attempt} of run {run.name!r} cannot go on: attempt {run.attempt} has begun since")
+        raise BrokerError(_overtaken(attempt, run.name, run.attempt))
     rank = run.ranks.get(number)
     if rank is None and number < run.world_size:
         rank = run.ranks[number] = LiveRank(number, incarnation)
@@ -272,10 +426,16 @@ def _rank_of(run: LiveRun, number: int, incarnation: str, attempt: Any) -> LiveR
         # It could not be written down before the broker was lost.
         rank.incarnation = incarnation
     elif rank is None or rank.incarnation != incarnation:
-        raise BrokerError(
-            f"rank {number} of run {run.name!r} is there already: choose another run name, or wait until it ends"
-        )
+        raise BrokerError(_taken(number, run.name))
     return rank
+
+
+def _overtaken(attempt: int, name: str, other: int) -> str:
+    return f"attempt {attempt} of run {name!r} cannot go on: attempt {other} has begun since"
+
+
+def _taken(rank: int, name: str) -> str:
+    return f"rank {rank} of run {name!r} is there already: choose another run name, or wait until it ends"
 
 
 def _note_endings(run: LiveRun) -> None:

@@ -1,6 +1,7 @@
 """Run directories: where runs live, what is in them, which are live. The layout is in ``docs/protocol.md``."""
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -436,6 +437,18 @@ class RunDirectory:
     def _write(self, name: str, value: dict[str, Any]) -> None:
         with _explained(self.path):
             replace_file(self._directory, name, json.dumps(plain(value), indent=2) + "\n")
+
+
+def check_writable(root: Path) -> None:
+    """Sees whether a run's directory can be made in ``root``, which is made if it is not there.
+
+    Raises:
+        RunDirectoryError: it cannot.
+    """
+    with _explained(root):
+        root.mkdir(parents=True, exist_ok=True)
+        if not os.access(root, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _make_private(directory: int) -> None:

@@ -29,14 +29,17 @@ def _goes_on() -> bool:
 def publish(address: str, run: str) -> dict[str, Any]:
     """Publishes batches until its standard input ends; stalls are in milliseconds."""
     batch, longest = 0, 0.0
+    is_there = False
     with Publisher(run, broker=address) as publisher:
-        print(json.dumps({"ready": True}), flush=True)
         while _goes_on():
             batch += 1
             begin = time.perf_counter()
             publisher.publish(Event.BATCH_END, batch=batch, loss=1 / batch)
             longest = max(longest, time.perf_counter() - begin)
             time.sleep(1 / BATCHES_A_SECOND)
+            if not is_there and publisher.statistics().acknowledged:
+                is_there = True
+                print(json.dumps({"ready": True}), flush=True)
         publisher.publish(Event.FIT_END, batch=batch)
         dropped = publisher.statistics().dropped
     return {"batches": batch, "dropped": dropped, "longest_stall": round(1000 * longest, 3)}

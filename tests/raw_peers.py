@@ -50,8 +50,8 @@ def shake_hands(made: socket.socket, kind: bytes = b"DEALER") -> None:
 
 
 def frame(data: bytes) -> bytes:
-    """A message of one short frame."""
-    return bytes([0, len(data)]) + data
+    """A message."""
+    return bytes([0, len(data)]) + data if len(data) < 256 else large_frame(len(data)) + data
 
 
 def large_frame(size: int) -> bytes:

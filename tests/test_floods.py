@@ -1,6 +1,7 @@
 """A standing broker without keys, and peers that send as much as they can: its memory and its runs."""
 
 import contextlib
+import resource
 import signal
 import subprocess
 import sys
@@ -10,11 +11,13 @@ import time
 import psutil
 import pytest
 import raw_peers
+import zmq
 from brokers import free_address, start_broker
 from helpers import wait_for
 
-from bus import Event, Publisher, Recording
+from bus import BrokerError, Event, Publisher, Recording, Subscriber, find_run
 from bus.run_source import ask_broker
+from bus.wire import Topic, decode_control, event_encoder, pack_map, split_frame
 
 MEBIBYTE = 1 << 20
 BUDGET = 256 * MEBIBYTE
@@ -153,3 +156,100 @@ def test_who_connects_while_a_flood_is_dropped_stays_connected(broker):
             # Fails if the broker has closed it.
             raw_peers.shake_hands(one)
             one.close()
+
+
+@pytest.fixture
+def small_broker(runs_dir):
+    """One that has 1,024 descriptors and no more."""
+    address = free_address()
+    command = ["prlimit", "--nofile=1024", sys.executable, "-m", "bus", "broker", "--listen", address]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert "serving at" in process.stdout.readline()
+    yield address
+    process.terminate()
+    process.communicate(timeout=100)
+    assert process.returncode == 0
+
+
+def test_thousands_of_hellos_keep_nobody_out_and_leave_nothing_behind(small_broker, runs_dir):
+    connections = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 5000)), hard))
+    with Publisher("r", broker=small_broker) as publisher:
+        publisher.publish(Event.EPOCH_START)
+        # Some wait in the system's queue until the broker has closed others.
+        sender = threading.Thread(target=say_hello, args=(small_broker, 3000, connections))
+        sender.start()
+        wait_for(lambda: len(connections) >= 1500, "half of the connections", 200)
+        subscriber = Subscriber("r", broker=small_broker)
+        with Publisher("new", broker=small_broker) as new:
+            new.publish(Event.EPOCH_START)
+            wait_for(lambda: new.poll() or new.statistics().acknowledged == 1, "the new run on disk", 100)
+        sender.join()
+        publisher.publish(Event.EPOCH_END)
+        following = iter(subscriber)
+        assert [next(following).event for _ in range(2)] == [Event.EPOCH_START, Event.EPOCH_END]
+        subscriber.close()
+    for connection in connections:
+        connection.close()
+    assert sorted(path.name for path in runs_dir.iterdir()) == ["new", "r"]
+    for run in ("new", "r"):
+        wait_for(lambda: find_run(run).status == "finished", "the end of the run", 100)  # noqa: B023  called at once
+
+
+def say_hello(address, times, connections):
+    """From as many connections, which stay open."""
+    for number in range(times):
+        with contextlib.suppress(OSError, AssertionError):
+            connection = raw_peers.connect(address)
+            connections.append(connection)
+            connection.sendall(raw_peers.frame(raw_peers.hello(f"h-{number}")))
+
+
+def test_a_run_exists_from_its_first_event_on(broker, runs_dir):
+    with Publisher("r", broker=broker.address, world_size=2) as first:
+        second = Publisher("r", broker=broker.address, rank=1, world_size=2)
+        with pytest.raises(BrokerError, match="rank 1 of run 'r' is there already"):
+            Publisher("r", broker=broker.address, rank=1, world_size=2)
+        assert (first.attempt, first.recording) == (1, runs_dir.absolute() / "r" / "recording-1.mcap")
+        assert list(runs_dir.iterdir()) == []
+        assert ask_broker(broker.address, "runs", {"run": None})["runs"] == []
+        second.publish(Event.EPOCH_START)
+        wait_for(lambda: second.poll() or second.statistics().acknowledged == 1, "the first event on disk")
+        assert find_run("r").status == "live"
+        assert [one["rank"] for one in find_run("r").last.publishers] == [0, 1]
+        second.close()
+    assert find_run("r").status == "finished"
+
+
+def test_a_publisher_whose_broker_ends_before_the_first_event_begins_at_the_next(runs_dir):
+    address = free_address()
+    broker = start_broker(address)
+    with Publisher("r", broker=address) as publisher:
+        broker.kill()
+        broker.communicate()
+        publisher.publish(Event.EPOCH_START)
+        broker = start_broker(address)
+        wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 1, "the first event on disk", 100)
+    broker.terminate()
+    broker.communicate(timeout=100)
+    recording = Recording(runs_dir / "r")
+    assert ([snapshot.seq for snapshot in recording], recording.gaps) == ([1], ())
+    assert [(one.number, one.status) for one in find_run("r").attempts] == [(1, "finished")]
+
+
+def test_a_connection_publishes_one_run(broker):
+    context = zmq.Context()
+    try:
+        door = context.socket(zmq.DEALER)
+        door.connect(broker.address)
+        door.send(raw_peers.hello("one"))
+        door.send(event_encoder(Topic("one", "epoch_end", 0), 1)(1, 1, 5, [0] * 14, None, {}, pack_map({})))
+        door.send(raw_peers.hello("two"))
+        kind = ""
+        while kind != "refused":
+            assert door.poll(60_000)
+            kind, content, _ = decode_control(split_frame(door.recv())[1])
+        assert content["reason"] == "this connection publishes run 'one': use another one for run 'two'"
+    finally:
+        context.destroy(linger=0)

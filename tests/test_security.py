@@ -1,6 +1,7 @@
 """Keys, allow-lists and what a peer may do; and that nothing which comes from a peer is executed."""
 
 import ast
+import contextlib
 import json
 import os
 import pickle
@@ -497,10 +498,13 @@ def test_a_training_is_told_what_those_ask_for_who_may_command(guarded: str, key
         # The broker's log is looked at for them.
         assert heard([guarded, stream], *key) == [None, None]
     norms, sizes = (Demand({Event.BATCH_END: Want(1, {name: 1})}) for name in ("gradient_norm", "batch_bytes"))
-    with (
-        Publisher("r", broker=guarded, security=security("trainer")) as publisher,
-        Subscriber("r", broker=guarded, security=security("viewer"), demand=norms, name="viewer") as viewer,
-    ):
+    with contextlib.ExitStack() as stack:
+        publisher = stack.enter_context(Publisher("r", broker=guarded, security=security("trainer")))
+        publisher.publish(Event.EPOCH_START)
+        wait_for(lambda: publisher.poll() or publisher.recorded_all, "the run to be there")
+        viewer = stack.enter_context(
+            Subscriber("r", broker=guarded, security=security("viewer"), demand=norms, name="viewer")
+        )
         watching = [threading.Thread(target=list, args=(viewer,))]
         watching[0].start()
         wait_for(lambda: publisher.poll() or publisher.demand.fields, "the viewer's demand")

@@ -99,6 +99,12 @@ class Follower(threading.Thread):
                 self.got.append(snapshot.seq)
 
 
+def begin(publisher: Publisher) -> None:
+    """Publishes the first event: the run is there to be followed."""
+    publisher.publish(Event.EPOCH_END)
+    wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 1, "the first event on disk")
+
+
 def publish_and_follow(publisher: Publisher, follower: Follower, count: int = 500) -> None:
     """Everybody else is served meanwhile: what is published now is recorded and received."""
     for _ in range(count):
@@ -137,6 +143,7 @@ def test_ten_thousand_connections_that_say_nothing_hold_up_nobody(
             told = json.loads((publisher.run_dir / "broker.json").read_text())
             pid = told["pid"]
             kind, places = socket.AF_UNIX, [told[name].removeprefix("ipc://") for name in ("door", "stream")]
+        begin(publisher)
         follower = Follower("r")
         publish_and_follow(publisher, follower)
         before = memory(pid)
@@ -181,6 +188,7 @@ def test_a_peer_that_does_not_read_costs_little_and_holds_up_nobody(
     standing: StandingBroker, kind: int, misbehave: Peer, room: int
 ) -> None:
     publisher = Publisher("r", broker=standing.address)
+    begin(publisher)
     follower = Follower("r", broker=standing.address)
     for _ in range(100):
         publisher.publish(Event.EPOCH_END, noise=os.urandom(10_000))
