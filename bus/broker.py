@@ -13,9 +13,10 @@ from bus.admission import Admission, ForbiddenError
 from bus.archive import Archive
 from bus.clock import wall_clock
 from bus.connection_guard import ConnectionGuard
+from bus.descriptors import allow_many_connections
 from bus.door import MAX_REASON, Door
 from bus.errors import OffloopError, ProtocolError
-from bus.listening import allow_many_connections, listen
+from bus.listening import listen
 from bus.live_run import LiveRank, LiveRun
 from bus.live_runs import LiveRuns
 from bus.numbering import base_seq_problem

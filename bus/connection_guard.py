@@ -34,8 +34,10 @@ TRIM_BYTES = 32 << 20
 TRIM_SECONDS = 1.0
 STUCK_BYTES = 64 << 10
 DESCRIPTORS_SECONDS = 0.5
+COUNTING_SHARE = 0.05
+"""How much of the time may go into counting descriptors."""
 NEWCOMER_SECONDS = 2.0
-"""How long a connection may take to say who it is while descriptors are short."""
+"""How long a connection may take to say who it is while descriptors are short, but not all but used up."""
 
 _RECEIVED = struct.Struct("=128xQ")
 """``tcpi_bytes_received`` in Linux's ``struct tcp_info``."""
@@ -64,7 +66,7 @@ class ConnectionGuard(threading.Thread):
         self._done = threading.Event()
         self._received: dict[int, int] = {}
         self._first_seen: dict[int, float] = {}
-        self._trimmed = self._counted = 0.0
+        self._trimmed = self._minded = self._count_at = 0.0
         # Descriptors of our own, for when there are no others.
         self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._spare = os.dup(self._nothing)
@@ -112,9 +114,9 @@ class ConnectionGuard(threading.Thread):
         while not self._done.wait(LOOK_SECONDS):
             now = time.monotonic()
             self._mind_memory(now)
-            if now - self._counted > DESCRIPTORS_SECONDS:
-                self._counted = now
+            if now >= self._count_at:
                 self._mind_descriptors(now)
+                self._count_at = now + (time.monotonic() - now) / COUNTING_SHARE
 
     def _mind_memory(self, now: float) -> None:
         resident = self._resident()
@@ -161,28 +163,31 @@ class ConnectionGuard(threading.Thread):
 
     def _mind_descriptors(self, now: float) -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if limit < 0 or _descriptors(limit) <= limit // 2:
+        used = 0 if limit < 0 else _descriptors(limit)
+        is_urgent = used > limit * 7 // 8
+        if not is_urgent and now - self._minded < DESCRIPTORS_SECONDS:
+            return
+        self._minded = now
+        if used <= limit // 2:
             self._first_seen.clear()
             return
         connections = list(self._connections())
         self._first_seen = {one.inode: self._first_seen.get(one.inode, now) for one in connections}
-        excess = _descriptors(limit) - limit * 3 // 4
-        if excess <= 0:
+        if used <= limit * 3 // 4:
             return
-        unknown = [
-            one
-            for one in connections
-            if self._known.get(one.descriptor) != one.inode and now - self._first_seen[one.inode] > NEWCOMER_SECONDS
-        ]
+        unknown = [one for one in connections if not self._is_known(one)]
         # The stream does not know who its readers are; they read on where they were when they connect again.
         unknown.sort(key=lambda one: (not one.is_door, self._first_seen[one.inode]))
-        closed = unknown[: excess + limit // 4]
+        old = [one for one in unknown if now - self._first_seen[one.inode] > NEWCOMER_SECONDS]
+        closed = old[: used - limit // 2]
+        if is_urgent and len(closed) < used - limit * 3 // 4:
+            closed = unknown[: used - limit * 3 // 4]
         for one in closed:
             self._close(one)
         if closed:
             _log.warning(
                 "closed %d connections that had not said who they are: the broker had %d of %d descriptors left",
-                *(len(closed), limit // 4 - excess, limit),
+                *(len(closed), limit - used, limit),
             )
 
     # -- connections, as the system knows them ------------------------------------------------------------------------

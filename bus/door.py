@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol
 
@@ -231,8 +231,16 @@ class Door:
         }
 
     def _list_runs(self, request: _Request, content: dict[str, Any]) -> None:
+        name = text_or_none(content, "run")
+        if name is not None:
+            self._runs.begin_if_announced(name)
         live = {run.name: {"attempt": run.attempt, "stream": self._runs.stream} for run in self._runs}
-        self._reply(request, "runs", {"runs": self._archive.listing(text_or_none(content, "run"), live)})
+        listed = self._archive.listing(name, live)
+        if name is None and (announced := self._runs.announced()):
+            others = {run["run"]: run for run in listed}
+            new = [_described(run, self._runs.stream, others.pop(run.name, {})) for run in announced]
+            listed = [*new, *others.values()][:MAX_LISTED]
+        self._reply(request, "runs", {"runs": listed})
 
     def _fetch(self, request: _Request, content: dict[str, Any]) -> None:
         self._reply(request, "data", self._archive.read(content))
@@ -298,6 +306,24 @@ class Door:
             "trouble": run.trouble,
         }
         self._reply(request, "statistics", told)
+
+
+def _described(run: AnnouncedRun, stream: str, before: Mapping[str, Any]) -> dict[str, Any]:
+    """A run of which there is nothing yet, with what is listed of its attempts before."""
+    return {
+        "run": run.name,
+        "id": before.get("id"),
+        "attempt": run.attempt,
+        "attempts": [*before.get("attempts", ()), run.attempt],
+        "status": "live",
+        "live": True,
+        "stream": stream,
+        "started": run.announced,
+        "ended": None,
+        "error": None,
+        "reason": None,
+        "reached": None,
+    }
 
 
 def _report(told: Any) -> dict[str, float]:

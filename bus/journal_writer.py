@@ -13,6 +13,7 @@ import zstandard
 from mcap.opcode import Opcode
 
 from bus import mcap_records as records
+from bus.descriptors import with_reserve
 from bus.errors import ProtocolError, RecordingError, RunDirectoryError
 from bus.journal_scan import Scan, scan
 from bus.mcap_records import MAGIC, PROFILE, Mark, Position
@@ -52,7 +53,8 @@ class JournalWriter:
     def __init__(self, path: Path, run: str, attempt: int, run_id: str | None = None) -> None:
         self._prepare(path, run, attempt, run_id)
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._descriptor = with_reserve(lambda: os.open(path, flags, 0o600))
         except OSError as error:
             raise RunDirectoryError(f"the recording {path} cannot be created: {error.strerror}") from None
         try:

@@ -1,8 +1,5 @@
 """The sockets at which a broker listens, and how much may wait in them."""
 
-import contextlib
-import resource
-
 import zmq
 
 from bus.errors import BrokerError
@@ -10,7 +7,7 @@ from bus.security import ServerSecurity, allow_ipv6, check_listen_address
 from bus.stream_link import notice_silence
 from bus.wire import MAX_FRAME
 
-__all__ = ["allow_many_connections", "listen"]
+__all__ = ["listen"]
 
 # Without a bound: with one, any peer can make libzmq 4.3 abort the process, by a PING behind a full queue and a reset.
 # The ConnectionGuard bounds what may wait.
@@ -60,12 +57,3 @@ def listen(
             f"cannot listen at {address}: {error.strerror}; use an address like tcp://127.0.0.1:5570"
         ) from None
     return bound
-
-
-def allow_many_connections() -> None:
-    """Lets this process have as many as the system permits: each is a file descriptor, and systems give programs few of
-    them unless they ask for more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

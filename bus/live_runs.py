@@ -58,6 +58,8 @@ class AnnouncedRun:
     peer: str
     """Who said so first: a key, or the address of a host."""
     publishers: dict[int, _Publisher] = field(default_factory=dict)
+    announced: float = field(default_factory=time.time)
+    """When that was, in seconds since 1970."""
 
 
 class LiveRuns:
@@ -106,11 +108,12 @@ class LiveRuns:
         return self._live.get(name)
 
     def find(self, name: str) -> LiveRun:
-        """The run of that name.
+        """The run of that name, which begins now if it is announced.
 
         Raises:
-            BrokerError: it is not live here.
+            OffloopError: it is not live here, or cannot begin.
         """
+        self.begin_if_announced(name)
         run = self._live.get(name)
         if run is None:
             raise BrokerError(f"run {name!r} is not live here")
@@ -214,12 +217,29 @@ class LiveRuns:
         announced = self._announcers.get(identity)
         if announced is None:
             return None
-        self._forget_announced(announced)
-        pid = next(one.pid for one in announced.publishers.values() if one.identity == identity)
-        run = self._begin(announced.name, announced.world_size, announced.info, pid, announced.attempt)
-        for publisher in announced.publishers.values():
-            self._admit(run, publisher, None)
+        self._begin_announced(announced)
         return self._publishers[identity]
+
+    def begin_if_announced(self, name: str) -> None:
+        """Begins the run of that name if it is announced, because somebody is about to follow it.
+
+        Raises:
+            OffloopError: it cannot begin; its publishers have to say hello again.
+        """
+        announced = self._announced.get(name)
+        if announced is not None:
+            self._begin_announced(announced)
+
+    def announced(self) -> tuple[AnnouncedRun, ...]:
+        """The runs whose publishers have said hello and sent nothing yet, the newest first."""
+        return tuple(reversed(self._announced.values()))
+
+    def _begin_announced(self, announced: AnnouncedRun) -> None:
+        self._forget_announced(announced)
+        publishers = tuple(announced.publishers.values())
+        run = self._begin(announced.name, announced.world_size, announced.info, publishers[0].pid, announced.attempt)
+        for publisher in publishers:
+            self._admit(run, publisher, None)
 
     def forget_disconnected(self) -> None:
         """Forgets runs that were announced over connections that are gone."""

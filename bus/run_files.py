@@ -8,6 +8,8 @@ import secrets
 import stat
 from pathlib import Path
 
+from bus.descriptors import with_reserve
+
 __all__ = ["NotAFileError", "check_owner", "open_directory", "open_file", "plain_name", "replace_file"]
 
 
@@ -28,7 +30,7 @@ def open_file(
     # Opening a FIFO waits for its other end unless it is told not to.
     flags |= os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(path, flags, 0o600, dir_fd=dir_fd)
+        descriptor = with_reserve(lambda: os.open(path, flags, 0o600, dir_fd=dir_fd))
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
             raise NotAFileError(errno.ELOOP, "it is a symbolic link, which is not followed", str(path)) from None
@@ -49,7 +51,7 @@ def open_directory(path: Path) -> int:
         OSError: it cannot be opened.
     """
     try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return with_reserve(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
             text = "it is a symbolic link, which is not followed: name the directory to which it leads"
@@ -66,7 +68,7 @@ def check_owner(directory: int) -> None:
     if owner == os.geteuid():
         return
     name = f".{secrets.token_hex(8)}.new"
-    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    descriptor = _make(name, directory)
     try:
         ours = os.fstat(descriptor).st_uid
     finally:
@@ -81,10 +83,15 @@ def replace_file(directory: int, name: str, text: str) -> None:
     temporary = f".{name}.new"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary, dir_fd=directory)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    descriptor = _make(temporary, directory)
     with open(descriptor, "w") as file:
         file.write(text)
     os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+
+
+def _make(name: str, directory: int) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    return with_reserve(lambda: os.open(name, flags, 0o600, dir_fd=directory))
 
 
 def plain_name(name: object) -> str:

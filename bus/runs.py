@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bus import processes, run_lock
+from bus.descriptors import with_reserve
 from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError, RunNotFoundError
 from bus.run_files import check_owner, open_directory, open_file, plain_name, replace_file
 from bus.stream import Ending, Reached
@@ -181,9 +182,10 @@ def list_runs(where: str | os.PathLike[str] | None = None) -> list[RunInfo]:
     if root.exists() and not root.is_dir():
         raise RunDirectoryError(f"{root} is a file; runs live in a directory: choose another with '--runs-dir'")
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.scandir(root).close()  # refuses what cannot be read, which a glob passes over
-        paths = [path.parent for path in root.glob(f"*/{RUN_FILE}")]
+        with with_reserve(lambda: os.scandir(root)) as entries:
+            paths = [root / entry.name for entry in entries if os.path.exists(f"{entry.path}/{RUN_FILE}")]
+    except FileNotFoundError:
+        return []
     except OSError as error:
         raise RunDirectoryError(f"the runs directory {root} cannot be read: {error.strerror}") from None
     return sorted(_readable(paths), key=lambda run: run.started, reverse=True)

@@ -1,11 +1,10 @@
 """The process in which callbacks given to a trainer run: ``python -m consumers.attached``.
 
 On standard input it is told what to do: one line of JSON, ``{"sys_path": [...], "run": "..."}``, with ``broker``,
-``key`` and ``broker_key`` where the run's directory is on another machine, and ``shows``, whether to say at the end
-where loggers wrote, then a pickle of
-``{"callbacks": [...], "loggers": [...]}``. The line comes first because unpickling imports the user's modules, for
-which the trainer's ``sys.path`` has to be in place. The pickle comes from the parent process through a pipe of its own;
-nothing else is ever unpickled.
+``key``, ``broker_key`` and ``path`` where the run's directory, ``path``, is not there yet or on another machine, and
+``shows``, whether to say at the end where loggers wrote; then a pickle of ``{"callbacks": [...], "loggers": [...]}``.
+The line comes first because unpickling imports the user's modules, for which the trainer's ``sys.path`` has to be in
+place. The pickle comes from the parent process through a pipe of its own; nothing else is ever unpickled.
 """
 
 import json
@@ -14,10 +13,13 @@ import pickle
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from bus.errors import ConfigurationError, OffloopError
 from bus.printing import say
+from bus.run_source import list_remote_runs
+from bus.runs import RUN_FILE
 from bus.security import ClientSecurity, client_security
 from bus.subscriber import Subscriber
 from consumers.callback import Callback, demand_of
@@ -102,11 +104,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         order = read_order(sys.stdin.buffer)
-        broker = order.get("broker")
-        security = None if broker is None else client_security(order.get("key"), order.get("broker_key"))
-        code = run_attached(
-            order["run"], order["callbacks"], order["loggers"], broker, security, order.get("shows", False)
-        )
+        run, broker, security = order["run"], order.get("broker"), None
+        if broker is not None:
+            security = client_security(order.get("key"), order.get("broker_key"))
+            # Asked for it, the broker makes what is not there yet.
+            list_remote_runs(broker, security, run)
+            if (Path(order["path"]) / RUN_FILE).exists():
+                run, broker, security = order["path"], None, None
+        code = run_attached(run, order["callbacks"], order["loggers"], broker, security, order.get("shows", False))
     except OffloopError as error:
         say(f"error: {error}", err=True)
         code = 1

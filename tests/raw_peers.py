@@ -27,7 +27,11 @@ def _command(name: bytes, data: bytes) -> bytes:
 def connect(address: str, kind: bytes = b"DEALER") -> socket.socket:
     """A connection that has shaken hands, as a socket of that kind."""
     made = open_connection(address)
-    shake_hands(made, kind)
+    try:
+        shake_hands(made, kind)
+    except BaseException:
+        made.close()
+        raise
     return made
 
 

@@ -213,13 +213,28 @@ def test_a_run_exists_from_its_first_event_on(broker, runs_dir):
             Publisher("r", broker=broker.address, rank=1, world_size=2)
         assert (first.attempt, first.recording) == (1, runs_dir.absolute() / "r" / "recording-1.mcap")
         assert list(runs_dir.iterdir()) == []
-        assert ask_broker(broker.address, "runs", {"run": None})["runs"] == []
+        (listed,) = ask_broker(broker.address, "runs", {"run": None})["runs"]
+        assert (listed["run"], listed["attempt"], listed["status"]) == ("r", 1, "live")
+        assert list(runs_dir.iterdir()) == []
         second.publish(Event.EPOCH_START)
         wait_for(lambda: second.poll() or second.statistics().acknowledged == 1, "the first event on disk")
         assert find_run("r").status == "live"
         assert [one["rank"] for one in find_run("r").last.publishers] == [0, 1]
         second.close()
     assert find_run("r").status == "finished"
+
+
+def test_who_asks_for_a_run_before_its_first_event_follows_it(broker, runs_dir):
+    with Publisher("r", broker=broker.address) as publisher:
+        subscriber = Subscriber("r", broker=broker.address)
+        assert find_run("r").status == "live"
+        publisher.publish(Event.EPOCH_START)
+        assert next(iter(subscriber)).event == Event.EPOCH_START
+        subscriber.close()
+    with Publisher("r", broker=broker.address) as publisher:
+        (listed,) = ask_broker(broker.address, "runs", {"run": None})["runs"]
+        assert (listed["attempts"], listed["status"], listed["id"]) == ([1, 2], "live", find_run("r").id)
+        assert [attempt.number for attempt in find_run("r").attempts] == [1]
 
 
 def test_a_publisher_whose_broker_ends_before_the_first_event_begins_at_the_next(runs_dir):

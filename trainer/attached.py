@@ -69,11 +69,13 @@ class AttachedConsumers:
 
 
 def run_place(publisher: Publisher, key: str | None, broker_key: str | None) -> dict[str, str | None]:
-    """Where a consumer on this machine finds a run: its directory, or its name and its broker when the directory is on
-    another machine."""
+    """Where a consumer on this machine finds a run: its directory; until that is there, and when it is on another
+    machine, its name and its broker too."""
+    path = str(publisher.run_dir)
     if (publisher.run_dir / RUN_FILE).exists():
-        return {"run": str(publisher.run_dir)}
-    return {"run": publisher.run_name, "broker": publisher.address, "key": key, "broker_key": broker_key}
+        return {"run": path}
+    where = {"broker": publisher.address, "key": key, "broker_key": broker_key}
+    return {"run": publisher.run_name, "path": path, **where}
 
 
 def demand_of(callbacks: Iterable[Any]) -> Demand:
