@@ -20,7 +20,7 @@ from bus.listening import listen
 from bus.live_run import LiveRank, LiveRun
 from bus.live_runs import LiveRuns
 from bus.numbering import base_seq_problem
-from bus.runs import RunDirectory
+from bus.runs import RunDirectory, check_path
 from bus.security import DOOR, STREAM, Gatekeeper, ServerSecurity
 from bus.stream import SEVERITY, Ending
 from bus.time import Timestamp
@@ -105,7 +105,7 @@ class Broker:
 
     Raises:
         BrokerError: the address cannot be listened at.
-        ConfigurationError: the list of keys cannot be used.
+        ConfigurationError: the list of keys cannot be used, or the path of ``runs_dir`` is not UTF-8.
     """
 
     def __init__(
@@ -119,6 +119,7 @@ class Broker:
         security: ServerSecurity | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
+        check_path(runs_dir)
         self._until_over = until_over
         self._clock = clock or wall_clock()
         self._collected = self._duplicates = self._refused = self._unnamed = 0
@@ -184,8 +185,8 @@ class Broker:
 
     @property
     def live_runs(self) -> list[str]:
-        """The names of the runs that are served now."""
-        return sorted(run.name for run in self._runs)
+        """The names of the runs that are served now, or are about to begin."""
+        return sorted(run.name for run in (*self._runs, *self._runs.announced()))
 
     def serve(self) -> list[str]:
         """Collects, journals and fans out until stopped; then closes every journal in order. Returns the names of the

@@ -424,7 +424,8 @@ def _reached(told: dict[str, Any]) -> str:
 
 def _summary(run: RunInfo) -> dict[str, Any]:
     return {
-        "run": run.name,
+        # That by which it is found, also after its directory was renamed.
+        "run": run.path.name,
         "status": run.status,
         "started": run.started,
         "ended": run.last.ended,

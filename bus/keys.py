@@ -31,8 +31,19 @@ class KeyPair:
 
 
 def keys_dir(value: str | os.PathLike[str] | None = None) -> Path:
-    """Where keys live: ``value`` if given, else ``$OFFLOOP_KEYS_DIR``, else ``~/.config/offloop/keys``."""
-    return Path(value or os.environ.get("OFFLOOP_KEYS_DIR") or Path.home() / ".config" / "offloop" / "keys")
+    """Where keys live: ``value`` if given, else ``$OFFLOOP_KEYS_DIR``, else ``~/.config/offloop/keys``.
+
+    Raises:
+        ConfigurationError: the user has no home directory.
+    """
+    if given := value or os.environ.get("OFFLOOP_KEYS_DIR"):
+        return Path(given)
+    try:
+        return Path.home() / ".config" / "offloop" / "keys"
+    except RuntimeError:
+        raise ConfigurationError(
+            f"user {os.getuid()} has no home directory to keep keys in: name a directory with OFFLOOP_KEYS_DIR"
+        ) from None
 
 
 def make_keys(name: str, where: str | os.PathLike[str] | None = None) -> tuple[Path, Path]:

@@ -205,8 +205,8 @@ def _refusal(content: dict[str, Any]) -> OffloopError:
 def describe_process() -> dict[str, Any]:
     """What ``run.json`` says about the program that publishes: command, folder, host, versions, git commit."""
     return {
-        "command": sys.argv,
-        "cwd": os.getcwd(),
+        "command": [_readable(argument) for argument in sys.argv],
+        "cwd": _readable(os.getcwd()),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "python": sys.version.split()[0],
@@ -214,6 +214,11 @@ def describe_process() -> dict[str, Any]:
         "git_commit": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
     }
+
+
+def _readable(name: str) -> str:
+    """A name as UTF-8 can have it: the system takes any bytes."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 _PACKAGES = ("offloop", "torch", "torchmetrics", "numpy", "pyzmq", "msgpack", "mcap")

@@ -210,7 +210,8 @@ def find_run(name: str | os.PathLike[str], where: str | os.PathLike[str] | None 
     for path in (root / name, Path(name)):
         if (path / RUN_FILE).is_file():
             return read_run(path)
-    known = [run.name for run in list_runs(root)]
+    # A directory that was renamed holds the name that its run had before.
+    known = [run.path.name for run in list_runs(root)]
     exist = f"there are {', '.join(known[:5])}{' and more' if len(known) > 5 else ''}" if known else "there is none yet"
     raise RunNotFoundError(
         f"no run {str(name)!r} in {in_words(root)}: {exist}; 'bus runs' lists them, "
@@ -459,13 +460,25 @@ def _make_private(directory: int) -> None:
         os.fchmod(directory, 0o700)
 
 
+def check_path(path: Path) -> None:
+    """Raises :class:`ConfigurationError` for a path that cannot be told to others, who are sent UTF-8 alone."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(path.absolute()).decode("utf-8", "backslashreplace")
+        raise ConfigurationError(
+            f"the path {shown} is not UTF-8: choose another runs directory with '--runs-dir' or OFFLOOP_RUNS_DIR"
+        ) from None
+
+
 def socket_address(path: Path) -> str:
     """The address of a Unix socket at ``path``.
 
     Raises:
-        ConfigurationError: the path is longer than the system allows for a socket.
+        ConfigurationError: the path is longer than the system allows for a socket, or not UTF-8.
     """
     absolute = path.absolute()
+    check_path(absolute)
     length = len(os.fsencode(absolute))
     if length > _SOCKET_PATH_LIMIT:
         raise ConfigurationError(

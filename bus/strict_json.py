@@ -2,6 +2,7 @@
 
 import base64
 import math
+from collections.abc import Mapping
 from typing import Any
 
 __all__ = ["plain"]
@@ -10,7 +11,7 @@ __all__ = ["plain"]
 def plain(value: Any) -> Any:
     """The same in nothing but what JSON has: NaN and infinities are the strings ``NaN``, ``Infinity`` and
     ``-Infinity``, bytes are base64, anything else is its text."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]

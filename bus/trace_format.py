@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bus.strict_json import plain
+
 __all__ = ["TraceEvents"]
 
 _TIDS_A_PROCESS = 10_000
@@ -158,15 +160,4 @@ def _json(value: Any) -> str:
     try:
         return _encode(value)
     except (TypeError, ValueError):
-        return _encode(_plain(value))
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON can have it: a float that is no number is said in words."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+        return _encode(plain(value))

@@ -1,11 +1,12 @@
 """What several test files need and what is no fixture."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-__all__ = ["REFERENCE", "wait_for"]
+__all__ = ["REFERENCE", "strict_json", "wait_for"]
 
 REFERENCE = Path(__file__).parent / "reference"
 """Recorded behaviour that the tests hold the project to."""
@@ -21,3 +22,12 @@ def wait_for(condition: Callable[[], Value], name: str, timeout: float = 30.0) -
             raise AssertionError(f"waited {timeout:g} s in vain for {name}; last value: {value!r}")
         time.sleep(0.005)
     return value
+
+
+def strict_json(text: str) -> Any:
+    """The value of a text that is JSON as every program reads it: without NaN and infinities."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)

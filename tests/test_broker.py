@@ -16,10 +16,11 @@ import psutil
 import pytest
 import zmq
 from brokers import free_address, start_broker
-from helpers import wait_for
+from helpers import strict_json, wait_for
 from terminals import Terminal
 
 from bus import BrokerError, Event, Publisher, Recording, Subscriber, find_run
+from bus.run_source import list_remote_runs
 from bus.wire import Topic, decode_control, encode_control, event_encoder, pack_map, split_frame
 
 
@@ -718,28 +719,19 @@ def test_an_event_that_is_too_large_for_the_connection_is_named(stranger, runs_d
     assert recorded(runs_dir) == ([1, 3], [(0, 2, 2)], "finished")
 
 
-def strictly(text):
-    """JSON as programs other than Python's read it: without NaN and infinities."""
-
-    def refuse(name):
-        raise AssertionError(f"{name} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
 def test_what_is_no_number_never_makes_json_that_is_none(stranger, runs_dir):
     stranger.send(encode_control("hello", {**HELLO, "info": {"config": {"lr": math.nan, "most": [math.inf]}}}))
     assert answer(stranger).kind == "welcome"
     stranger.send(event_encoder(Topic("r", "batch_end", 0), 1)(1, 1, 5, [0] * 14, None, {}, pack_map({})))
     wait_for(lambda: answer(stranger).kind == "ack", "the first event on disk")
-    attempt = strictly((runs_dir / "r" / "run.json").read_text())["attempts"][0]
+    attempt = strict_json((runs_dir / "r" / "run.json").read_text())["attempts"][0]
     assert attempt["info"]["config"] == {"lr": "NaN", "most": ["Infinity"]}
     stranger.send(encode_control("report", {"lag": math.nan, "published": 2}))
     for command in (["info", "r"], ["runs"]):
         done = subprocess.run(
             [sys.executable, "-m", "bus", *command, "--json"], capture_output=True, text=True, timeout=100, check=True
         )
-        strictly(done.stdout)
+        strict_json(done.stdout)
 
 
 def test_ctrl_c_names_the_live_runs_and_a_second_one_ends_the_broker(runs_dir):
@@ -764,7 +756,7 @@ def test_ctrl_c_names_the_live_runs_and_a_second_one_ends_the_broker(runs_dir):
         begin("two")
         terminal.press("\x03")
         terminal.wait_for("2 runs are live (one, two): Ctrl-C again stops the broker")
-        assert find_run("one").live
+        assert {run["run"] for run in list_remote_runs(address) if run["live"]} == {"one", "two"}
         terminal.press("\x03")
         assert terminal.wait_for_end() == 0
         assert "stopped after 0 events; 2 runs are live (one, two): their trainings go on" in terminal.text

@@ -296,7 +296,7 @@ def test_a_webhook_is_posted_what_happened(receiver: Receiver) -> None:
         "status": "firing",
         "rule": "nan",
         "metric": "loss/train/total",
-        "value": "nan",
+        "value": "NaN",
         "run": "run",
         "attempt": 1,
         "epoch": 0,

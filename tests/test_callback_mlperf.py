@@ -1,6 +1,7 @@
 """MLPerfCallback: the files and uploads of the reference, and exactly once whatever ends the consumer."""
 
 import json
+import math
 import os
 import pickle
 import signal
@@ -13,7 +14,7 @@ import msgpack
 import pytest
 from callback_calls import CallLog, calls_of
 from consumers_stream import record_run
-from helpers import REFERENCE
+from helpers import REFERENCE, strict_json
 
 from bus.errors import ConfigurationError
 from bus.event import Event
@@ -145,6 +146,13 @@ def test_the_system_is_described_with_every_key_of_the_reference(tmp_path: Path)
     assert described["host_memory_capacity"] == "64 GiB"
     assert described["accelerators_per_node"] == "0"
     assert described["system_name"] == "mysys"
+
+
+def test_an_accuracy_that_is_no_number_is_a_text_in_the_files_for_mlperf(tmp_path: Path) -> None:
+    write(mlperf(tmp_path), Run((math.nan, 0.375)).snapshots)
+    path = next((tmp_path / "results").rglob("result_0.txt"))
+    lines = [strict_json(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
+    assert [line["value"] for line in lines if line["key"] == "eval_accuracy"] == ["NaN", 0.375]
 
 
 def test_nobody_submits_unless_told(tmp_path: Path) -> None:

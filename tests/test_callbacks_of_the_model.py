@@ -297,7 +297,7 @@ def test_nan_monitor_tells_of_each_episode_once_and_keeps_the_first_bad_batch(
     ]
     [table] = kept.tables
     assert (table.name, table.step, table.columns) == ("nan/first_bad_batch", 3, ["what", "value"])
-    assert table.rows == [["batch", 3], ["loss", "nan"], ["lr/SGD/group0", 0.1], ["gradient_norm/all", 0.5]]
+    assert table.rows == [["batch", 3], ["loss", "NaN"], ["lr/SGD/group0", 0.1], ["gradient_norm/all", 0.5]]
     assert kept.files == {}
 
 
@@ -310,7 +310,10 @@ def test_nan_monitor_finds_the_parameter_whose_gradient_it_is(
     assert kept.rows[0].metrics == {"nan/loss": 0, "nan/gradients": 1, "nan/batches": 1}
     assert "the gradients of b, c, d and 1 more are not finite" in capsys.readouterr().err
     expected = {"batch": 1, "loss": 1.0, "lr/SGD/group0": 0.1}
-    expected |= {f"gradient_norm/{name}": norm if math.isfinite(norm) else str(norm) for name, norm in norms.items()}
+    expected |= {
+        f"gradient_norm/{name}": {"b": "NaN", "c": "Infinity", "d": "NaN", "e": "NaN"}.get(name, norm)
+        for name, norm in norms.items()
+    }
     written = (tmp_path / "bad" / "run-ba1.json").read_bytes()
     assert json.loads(written) == expected
     assert kept.files == {"nan/run-ba1.json": written}
@@ -388,7 +391,7 @@ def test_nan_monitor_in_a_training_live_and_in_replay(runs_dir: Path, tmp_path: 
     )
     assert found == [(step, {"nan/loss": 1, "nan/gradients": 1, "nan/batches": step - 2}) for step in (3, 4, 5)]
     report = json.loads((tmp_path / "bad" / "r-ba3.json").read_text())
-    assert (report["batch"], report["loss"], report["gradient_norm/net.0.bias"]) == (3, "nan", "nan")
+    assert (report["batch"], report["loss"], report["gradient_norm/net.0.bias"]) == (3, "NaN", "NaN")
 
 
 def test_nan_monitor_keeps_the_inputs_of_the_first_bad_batch_for_which_they_arrive(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from click.testing import CliRunner
 from consumers_stream import record_run, snapshots_of_training
 
 from bus import run_lock
+from bus.cli import bus
 from bus.event import Event
 from bus.snapshot import Snapshot
 from bus.time import Timestamp
@@ -203,6 +205,16 @@ def test_wrong_input_is_one_line_that_says_what_is_allowed(
 def test_an_unknown_run_is_refused_with_those_that_there_are(consumer: Consumer, runs_dir: Path) -> None:
     record_run(runs_dir, "digits-7", [])
     assert "there are digits-7" in consumer("--run", "digits").err
+
+
+def test_a_run_is_listed_by_the_name_by_which_it_is_found(consumer: Consumer, runs_dir: Path) -> None:
+    record_run(runs_dir, "before", [])
+    (runs_dir / "before").rename(runs_dir / "after")
+    assert "no run 'before' in" in (refusal := consumer("--run", "before").err)
+    assert "there are after;" in refusal
+    (listed,) = json.loads(CliRunner().invoke(bus, ["runs", "--json"]).stdout)
+    assert listed["run"] == "after"
+    assert consumer("--run", "after").code == 0
 
 
 def test_a_callback_that_raises_makes_the_exit_code_1_and_is_counted(

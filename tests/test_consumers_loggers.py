@@ -1,7 +1,6 @@
 """Console, jsonl and csv: what they write, and that they can be read back."""
 
 import csv
-import json
 import math
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 from consumers_stream import batch_end, snapshots_of_training
+from helpers import strict_json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -42,16 +42,6 @@ def log(destination: LoggerDestination, *rows: dict[str, Any]) -> None:
     """Runs a destination over one batch end for each row, a quarter of a second apart."""
     stream = [batch_end(n, rows=[[n, metrics]]) for n, metrics in enumerate(rows, 1)]
     Runner(stream, [LogsFields()], [destination]).run()
-
-
-def strict_json(line: str) -> dict[str, Any]:
-    """Reads one line, refusing what JSON does not have."""
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    value: dict[str, Any] = json.loads(line, parse_constant=refuse)
-    return value
 
 
 # -- jsonl ------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """MLflow with a local database, read back by its own client."""
 
 import json
+import math
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from consumers_stream import batch_end, record_run, snapshots_of_training
-from helpers import wait_for
+from helpers import strict_json, wait_for
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 from mlflow.entities import Run as MlflowRun
@@ -80,7 +81,7 @@ class Everything(Callback):
             logger.log_images(
                 [image], "seen", True, masks=mask and {"truth": [mask["truth"]]}, mask_class_labels={1: "cat"}
             )
-            logger.log_table(["a", "b"], [[1, "x"], [None, 0.5]], "numbers")
+            logger.log_table(["a", "b"], [[1, "x"], [None, math.nan]], "numbers")
             logger.log_text("all is well", "note")
             logger.upload_file("checkpoints/model.pt", self._file)
 
@@ -133,7 +134,8 @@ def test_everything_is_read_back_and_a_recording_sent_later_adds_nothing(databas
     assert pixels(found["images/seen/2-0.png"]) == [[[128, 128, 128]] * 2] * 2
     assert pixels(found["images/seen/2-0-truth.png"]) == [[0, 1], [2, 0]]
     assert json.loads(found["images/seen/labels.json"]) == {"1": "cat"}
-    assert json.loads(found["tables/numbers/2.json"]) == {"columns": ["a", "b"], "data": [[1, "x"], [None, 0.5]]}
+    table = strict_json(found["tables/numbers/2.json"].decode())
+    assert table == {"columns": ["a", "b"], "data": [[1, "x"], [None, "NaN"]]}
     assert found["texts/note/2.txt"] == b"all is well"
     assert found["checkpoints/model.pt"] == b"weights"
 

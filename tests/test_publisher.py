@@ -485,3 +485,17 @@ def test_an_event_of_a_training_that_is_too_large_goes_without_its_fields_and_en
     assert too_large == [3]
     assert "16,777,216 are allowed" in batches[2].not_sent
     assert "batch_end is published without its fields: an event of 17," in caplog.text
+
+
+def test_a_program_whose_folder_and_arguments_are_not_utf_8_publishes(tmp_path, runs_dir, monkeypatch):
+    folder = tmp_path / os.fsdecode(b"folder\xff")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["train.py", os.fsdecode(b"--data=\xfe")])
+    with Publisher("r", runs_dir=runs_dir) as publisher:
+        publisher.publish(Event.EPOCH_END)
+    (attempt,) = find_run("r", runs_dir).attempts
+    assert attempt.info["command"] == ["train.py", "--data=\\xfe"]
+    assert attempt.info["cwd"] == f"{tmp_path}/folder\\xff"
+    with pytest.raises(ConfigurationError, match=r"folder\\xff/runs/r/broker.sock is not UTF-8: choose another runs"):
+        Publisher("r", runs_dir="runs")

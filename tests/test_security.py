@@ -78,6 +78,16 @@ def test_keygen_writes_a_pair_whose_secret_half_is_its_owners_alone(keys: Path) 
     assert pair.secret.decode() not in repr(pair)
 
 
+def test_keygen_for_a_user_without_a_home_says_what_to_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def has_none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("OFFLOOP_KEYS_DIR", raising=False)
+    monkeypatch.setattr(Path, "home", has_none)
+    result = invoke("keygen", "anna")
+    assert "has no home directory to keep keys in: name a directory with OFFLOOP_KEYS_DIR" in str(result.exception)
+
+
 @pytest.mark.parametrize("there", ["anna.key", "anna.key_secret"])
 def test_keygen_never_replaces_a_key(keys: Path, there: str) -> None:
     make_keys("other")

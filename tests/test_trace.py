@@ -137,7 +137,7 @@ def test_a_loss_that_is_no_number_is_said_and_breaks_nothing() -> None:
     assert [value for _, value in trace.counters["training loss"]] == [0.5, 0.25]
     told = [(one.name, one.args["batch"]) for one in trace.instants if "loss" in one.name]
     assert told == [("the loss is nan", 2), ("the loss is finite again", 4), ("the loss is inf", 5)]
-    assert trace.on("evaluation")[0].args == {"accuracy": "nan", "names": ["a"]}
+    assert trace.on("evaluation")[0].args == {"accuracy": "NaN", "names": ["a"]}
 
 
 def test_phases_that_somebodys_own_loop_sends_in_another_form_are_left_out() -> None:

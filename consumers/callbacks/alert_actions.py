@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import math
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 from bus.errors import ConfigurationError
 from bus.printing import say
+from bus.strict_json import plain
 
 __all__ = ["Action", "Command", "Notice", "Webhook", "show"]
 
@@ -41,11 +41,9 @@ class Notice(NamedTuple):
     """When the event happened: seconds since 1970, UTC."""
 
     def as_json(self) -> bytes:
-        """A JSON object of all of it; a value that JSON has no number for is a text: ``nan``, ``inf``, ``-inf``."""
-        values: dict[str, Any] = self._asdict()
-        if not math.isfinite(self.value):
-            values["value"] = str(self.value)
-        return json.dumps(values).encode()
+        """A JSON object of all of it; a value that JSON has no number for is a text: ``NaN``, ``Infinity`` or
+        ``-Infinity``."""
+        return json.dumps(plain(self._asdict())).encode()
 
     def __str__(self) -> str:
         what = "ALERT" if self.status == "firing" else "resolved"

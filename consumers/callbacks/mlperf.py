@@ -17,6 +17,7 @@ from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.printing import say
 from bus.snapshot import Snapshot
+from bus.strict_json import plain
 from consumers.callback import Callback, CannotWorkError
 from consumers.logger import Logger
 
@@ -231,7 +232,7 @@ class MLPerfCallback(Callback):
         results.write(text)
         path = self._root / "systems" / f"{self._system_name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self._describe_system(state), indent=4))
+        path.write_text(json.dumps(plain(self._describe_system(state)), indent=4))
         logger.upload_file(f"{state.run_name}/systems/{path.name}", path)
 
     def _write(self, results: "_ResultFile") -> None:
@@ -302,7 +303,7 @@ class _Lines:
 
     def event(self, state: Snapshot, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None) -> None:
         """A point in time."""
-        self._made.event(key, value, dict(metadata or {}), time_ms=state.time_ns // 10**6)
+        self._made.event(key, plain(value), dict(metadata or {}), time_ms=state.time_ns // 10**6)
 
     def take(self) -> str:
         """What has been made since the last time."""

@@ -10,6 +10,7 @@ from bus.errors import ConfigurationError
 from bus.event import Event
 from bus.printing import say
 from bus.snapshot import Snapshot
+from bus.strict_json import plain
 from consumers.callback import Callback
 from consumers.logger import Logger
 
@@ -117,13 +118,13 @@ class NaNMonitor(Callback):
         say(f"{where}: {' and '.join(what)}; learning rates {rates}{then}", err=True)
 
     def _keep(self, state: Snapshot, gradients: Mapping[str, float], logger: Logger) -> None:
-        rows: list[list[Any]] = [["batch", state.timestamp.batch.value], ["loss", _text(state.loss)]]
+        rows: list[list[Any]] = [["batch", state.timestamp.batch.value], ["loss", plain(state.loss)]]
         rows += [
-            [f"lr/{name}/group{group}", _text(rate)]
+            [f"lr/{name}/group{group}", plain(rate)]
             for name, rates in state.lr.items()
             for group, rate in enumerate(rates)
         ]
-        rows += [[f"gradient_norm/{name}", _text(norm)] for name, norm in gradients.items()]
+        rows += [[f"gradient_norm/{name}", plain(norm)] for name, norm in gradients.items()]
         logger.log_table(["what", "value"], rows, name="nan/first_bad_batch")
         if self._folder is not None:
             self._save(state, ".json", json.dumps(dict(rows), indent=2).encode() + b"\n", logger)
@@ -139,11 +140,6 @@ class NaNMonitor(Callback):
         path = self._folder / f"{state.run_name}-ba{state.timestamp.batch.value}{suffix}"
         path.write_bytes(content)
         logger.upload_file(f"nan/{path.name}", path, overwrite=True)
-
-
-def _text(value: float | None) -> float | str | None:
-    """A number as JSON has it, which knows no NaN and no infinity: those as text."""
-    return value if value is None or math.isfinite(value) else str(value)
 
 
 def _what(state: Snapshot, bad_loss: bool, bad_gradients: list[str]) -> list[str]:

@@ -1,11 +1,11 @@
 """Rows as JSON lines."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bus.snapshot import Snapshot
+from bus.strict_json import plain
 from consumers.logger import Row
 from consumers.loggers.files import FileDestination
 
@@ -37,16 +37,4 @@ def _line(entry: dict[str, Any]) -> str:
     try:
         return f"{_encode(entry)}\n"
     except ValueError:
-        return f"{_encode(_strict(entry))}\n"
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _strict(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    if not isinstance(value, float) or math.isfinite(value):
-        return value
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
+        return f"{_encode(plain(entry))}\n"

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from bus.errors import ConfigurationError
 from bus.snapshot import Snapshot
+from bus.strict_json import plain
 from consumers.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
 
 __all__ = ["MLFlowLogger"]
@@ -180,7 +181,7 @@ class MLFlowLogger(LoggerDestination):
     def log_table(self, entry: Table, state: Snapshot) -> None:
         """Keeps it as a JSON file of columns and data."""
         self._reach(entry.time)
-        table = {"columns": entry.columns, "data": entry.rows}
+        table = plain({"columns": entry.columns, "data": entry.rows})
         self._request("log_dict", table, f"tables/{_part(entry.name)}/{entry.step}.json")
 
     def log_text(self, entry: Text, state: Snapshot) -> None:
