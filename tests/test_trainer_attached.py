@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from brokers import free_address, start_broker
 from gold import gold_loader
 from training import gold_trainer
 
@@ -133,3 +134,15 @@ def test_the_events_of_callbacks_are_published_from_the_start() -> None:
             return {"batch_start", "AFTER_LOSS"}
 
     assert demand_of([Wants(), LRMonitor()]).events >= {Event.BATCH_START, Event.AFTER_LOSS, Event.BATCH_END}
+
+
+def test_at_a_standing_broker_of_this_machine_loggers_write_into_the_runs_directory(runs_dir: Path) -> None:
+    address = free_address()
+    broker = start_broker(address)
+    try:
+        with gold_trainer(publish=True, run_name="r", broker=address, loggers=[JsonlLogger()]) as trainer:
+            trainer.fit()
+    finally:
+        broker.terminate()
+        broker.communicate(timeout=100)
+    assert "loss/train/total" in (runs_dir / "r" / "metrics.jsonl").read_text()
