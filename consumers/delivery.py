@@ -32,6 +32,8 @@ class Delivery:
         self._destinations = dict(destinations)
         self._on_broken_pipe = on_broken_pipe
         self._failed: dict[str, LoggerDestination] = {}
+        self.only_sends = False
+        """Whether it is being closed, and nothing is left but to wait for servers."""
         self.lock = threading.RLock()
         """Held while anything is delivered. Whoever stores positions holds it from the first position to the last, of
         callbacks as of destinations, so that they belong together."""
@@ -105,6 +107,7 @@ class Delivery:
         failed = list(self._failed.values())
 
         def close(destination: LoggerDestination) -> None:
+            self.only_sends = destination.own_lane
             try:
                 destination.close()
             except Exception:

@@ -51,7 +51,7 @@ class Runner:
     failed, and once ``stop`` has ended the run, nothing is committed: the next runner begins before that failure.
 
     SIGINT and SIGTERM, where they are not ignored, let the current event be finished and everything be closed; a second
-    one interrupts at once.
+    one interrupts at once, and so does the first when nothing is left but to wait for servers.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class Runner:
             return
 
         def on_signal(_number: int, _frame: FrameType | None) -> None:
-            if self._shared.interrupted:
+            if self._shared.interrupted or self._delivery.only_sends:
                 raise KeyboardInterrupt
             self.leave()
 

@@ -340,7 +340,7 @@ class Stderr(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("handler", "hint"), [(signal.default_int_handler, "; Ctrl-C again leaves them"), (signal.SIG_IGN, "")]
+    ("handler", "hint"), [(signal.default_int_handler, "; Ctrl-C leaves them"), (signal.SIG_IGN, "")]
 )
 def test_while_it_sends_at_its_end_it_says_how_much_there_is(
     handler: Any,
@@ -363,6 +363,22 @@ def test_while_it_sends_at_its_end_it_says_how_much_there_is(
     assert sys.stderr.getvalue() == f"logger Server: sending 3 more entries{hint}\n"  # type: ignore[attr-defined]
     assert server.steps == [1, 2, 3]
     assert spool.problem is None
+
+
+def test_a_single_interrupt_leaves_what_is_to_be_sent_at_the_end_of_a_run(
+    hanging: tuple[Fault, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("consumers.loggers.spool._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "stderr", Stderr("more entries", lambda: signal.raise_signal(signal.SIGINT)))
+
+    class Losses(Callback):
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            logger.log_metrics({"loss": 1.0})
+
+    with pytest.raises(KeyboardInterrupt):
+        Runner(snapshots_of_training(), [Losses()], [Server(hanging[0])]).run()
+    said = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert said.startswith("logger Server: 8 of 8 entries did not arrive")
 
 
 def test_an_interrupt_leaves_what_is_to_be_sent_and_says_so(

@@ -242,7 +242,7 @@ class Spool(LoggerDestination):
             with self._changed:
                 missing = self._missing
             if thread.is_alive() and missing:
-                leave = "" if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else "; Ctrl-C again leaves them"
+                leave = "" if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else "; Ctrl-C leaves them"
                 self._say(f"sending {missing} more entries{leave}")
         while thread.is_alive():
             before = self._delivered
