@@ -141,11 +141,12 @@ class ProgressLines(Progress):
         loss = self._read_loss()
         parts = [] if loss is None else [f"loss {loss:<8.4g}"]
         labels = self._state.eval_metric_values
+        # With one evaluator there is nothing to tell apart. Of several, some may not have run yet.
+        has_several = max(len(self._state.evaluators), len(labels)) > 1
         for label, metrics in labels.items():
             if metrics is but.get(label):
                 continue
-            # With one evaluator there is nothing to tell apart.
-            prefix = f"{label} " if len(labels) > 1 else ""
+            prefix = f"{label} " if has_several else ""
             parts += [f"{prefix}{name} {_short(value)}" for name, value in metrics.items()]
         return parts
 
