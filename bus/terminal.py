@@ -46,16 +46,21 @@ def run_command(command: click.Command) -> NoReturn:
 
 @contextlib.contextmanager
 def left_on_request(words: str) -> Iterator[None]:
-    """Around what waits and has nothing to lose: there SIGTERM, as Ctrl-C, ends the command in order, with ``words`` on
-    standard error and exit code 0."""
+    """Around what waits and has nothing to lose: there Ctrl-C and SIGTERM end the command in order, with ``words`` on
+    standard error and exit code 130, or 0 for SIGTERM, with which services are ended that are to end."""
+
+    def end(_number: int, _frame: object) -> NoReturn:
+        say(words, err=True)
+        sys.exit(0)
+
     before = signal.getsignal(signal.SIGTERM)
     if before is not signal.SIG_IGN:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, end)
     try:
         yield
     except KeyboardInterrupt:
         say(words, err=True)
-        sys.exit(0)
+        sys.exit(130)
     finally:
         signal.signal(signal.SIGTERM, before)
 

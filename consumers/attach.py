@@ -1,11 +1,12 @@
 """Which run a consumer reads, and from where: the live stream or a recording."""
 
 import os
+import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
 
+from bus.announcement import Announcement, list_announcements
 from bus.demand import Demand
 from bus.errors import RunError, RunNotFoundError
 from bus.event import Event
@@ -13,19 +14,33 @@ from bus.recording import Recording
 from bus.replay import Replay
 from bus.replay_origin import Origin
 from bus.run_source import list_remote_runs
-from bus.runs import RunInfo, find_run, list_runs, runs_dir
+from bus.runs import RunInfo, find_run, in_words, list_runs, runs_dir
 from bus.security import ClientSecurity
 from bus.subscriber import Subscriber
 from bus.terminal import left_on_request
 
-__all__ = ["RemoteRunInfo", "Stream", "attach", "find_or_wait", "find_remote", "newest_or_wait"]
+__all__ = [
+    "RemoteRunInfo",
+    "Stream",
+    "attach",
+    "find_or_wait",
+    "find_remote",
+    "is_live",
+    "list_remote",
+    "live_or_wait",
+    "live_remote_or_wait",
+    "newest_remote",
+    "newest_run",
+]
 
 Stream: TypeAlias = Subscriber | Recording | Replay
 
-GRACE_SECONDS = 5.0
-"""How long a run may take to become live after the consumer of it was started: a trainer imports torch first."""
+Say: TypeAlias = Callable[[str], None]
+Where: TypeAlias = str | os.PathLike[str] | None
 
 _POLL = 0.2
+_PAUSES = 9
+"""To look into a folder of many runs takes a while: it is left alone for so many times as long before the next look."""
 _LEFT = "detached before there was a run"
 
 
@@ -36,7 +51,8 @@ class RemoteRunInfo(NamedTuple):
     """The broker's address."""
     name: str
     attempt: int
-    live: bool
+    status: str
+    """``live``, or how the newest attempt ended."""
     security: ClientSecurity | None
 
 
@@ -84,124 +100,194 @@ def attach(
     return subscriber
 
 
-@left_on_request(_LEFT)
-def find_remote(
-    broker: str, name: str | None, security: ClientSecurity | None, wait: bool, say: Callable[[str], None]
-) -> RemoteRunInfo:
-    """The run of that name at a broker elsewhere; without a name the newest live one, else the newest; with ``wait``,
-    as soon as there is one, and without a name only a live one, or one that has begun since.
+def list_remote(broker: str, security: ClientSecurity | None, name: str | None = None) -> list[RemoteRunInfo]:
+    """The runs at a broker elsewhere, the newest first; with ``name`` that one, if it is there.
 
     Raises:
-        RunNotFoundError: there is none, and ``wait`` is false.
         BrokerError: no broker answers there.
     """
-    said = False
-    known: set[tuple[str, int]] | None = None
-    while True:
-        runs = list_remote_runs(broker, security, name)
-        if known is None:
-            known = {(run["run"], run["attempt"]) for run in runs}
-        live = [run for run in runs if run["live"]]
-        # A short run can begin and end between two looks.
-        new = [run for run in runs if (run["run"], run["attempt"]) not in known]
-        chosen = live or (new if wait and name is None else runs)
-        if chosen:
-            run = chosen[0]
-            return RemoteRunInfo(broker, run["run"], run["attempt"], run["live"], security)
-        if not wait:
-            what = f"is no run {name!r}" if name else "are no runs"
-            raise RunNotFoundError(f"there {what} at {broker}: 'bus runs --broker {broker}' lists what there is")
-        if not said:
-            say(f"waiting for {'run ' + name if name else 'a run'} at {broker} ... (Ctrl-C ends)")
-            said = True
-        time.sleep(_POLL)
+    return [
+        RemoteRunInfo(broker, run["run"], run["attempt"], str(run.get("status")), security)
+        for run in list_remote_runs(broker, security, name)
+    ]
 
 
-def find_or_wait(name: str, where: str | os.PathLike[str] | None, wait: bool, say: Callable[[str], None]) -> RunInfo:
+def find_remote(broker: str, name: str, security: ClientSecurity | None, wait: bool, say: Say) -> RemoteRunInfo:
+    """The run of that name at a broker elsewhere; with ``wait``, as soon as it exists. Says on ``say`` what it waits
+    for.
+
+    Raises:
+        RunNotFoundError: there is no such run, and ``wait`` is false.
+        BrokerError: no broker answers there.
+    """
+
+    def look() -> RemoteRunInfo | None:
+        return next(iter(list_remote(broker, security, name)), None)
+
+    found = look()
+    if found is not None:
+        return found
+    if not wait:
+        raise RunNotFoundError(
+            f"there is no run {name!r} at {broker}: 'bus runs --broker {broker}' lists what there is"
+        )
+    return _as_soon_as_there(look, f"waiting for run {name} at {broker} ... (Ctrl-C ends)", say)
+
+
+def find_or_wait(name: str, where: Where, wait: bool, say: Say) -> RunInfo:
     """The run of that name or directory; with ``wait``, as soon as it exists. Says on ``say`` what it waits for, and of
     what the run is a replay.
 
     Raises:
         RunNotFoundError: there is no such run and ``wait`` is false.
     """
-    with left_on_request(_LEFT):
-        run = _find_or_wait(name, where, wait, say)
-    _say_origin(run, say)
-    return run
 
-
-def _find_or_wait(name: str, where: str | os.PathLike[str] | None, wait: bool, say: Callable[[str], None]) -> RunInfo:
-    said = False
-    while True:
+    def look() -> RunInfo | None:
         try:
-            return find_run(name, where)
+            run = find_run(name, where)
         except RunNotFoundError:
-            if not wait:
-                raise
-        if not said:
-            say(f"waiting for run {name} in {runs_dir(where)} ... (Ctrl-C ends)")
-            said = True
-        time.sleep(_POLL)
+            return None
+        return None if _is_about_to_be_live(run) else run
 
-
-def newest_or_wait(where: str | os.PathLike[str] | None, wait: bool, say: Callable[[str], None]) -> RunInfo:
-    """The newest live run; else the next one, which has a few seconds to come; else the newest that has ended. With
-    ``wait``, or when there is none at all, waits for the next one however long it takes.
-
-    Says on ``say`` what it chose or waits for, which other runs are live, and of what the run is a replay.
-    """
-    with left_on_request(_LEFT):
-        run = _newest_or_wait(where, wait, say)
+    run = look()
+    if run is None:
+        if not wait:
+            find_run(name, where)
+        run = _as_soon_as_there(look, f"waiting for run {name} in {in_words(runs_dir(where))} ... (Ctrl-C ends)", say)
     _say_origin(run, say)
     return run
 
 
-def _newest_or_wait(where: str | os.PathLike[str] | None, wait: bool, say: Callable[[str], None]) -> RunInfo:
-    known = list_runs(where)
-    live = [run for run in known if run.live or run.away]
+def newest_run(where: Where, say: Say) -> RunInfo:
+    """The newest run, live or not. Says on ``say`` which it is, and of what it is a replay.
+
+    Raises:
+        RunNotFoundError: there is none.
+    """
+    run = _newest(list_runs(where), f"in {in_words(runs_dir(where))}", say)
+    _say_origin(run, say)
+    return run
+
+
+def newest_remote(broker: str, security: ClientSecurity | None, say: Say) -> RemoteRunInfo:
+    """The newest run at a broker elsewhere, live or not. Says on ``say`` which it is.
+
+    Raises:
+        RunNotFoundError: there is none.
+        BrokerError: no broker answers there.
+    """
+    return _newest(list_remote(broker, security), f"at {broker}", say)
+
+
+def live_or_wait(where: Where, say: Say) -> RunInfo:
+    """The newest live run; when none is live, the next one, however long it takes.
+
+    Says on ``say`` what it waits for, how to read the newest run that is there, which trainers are starting, which
+    other runs are live, and of what the run is a replay.
+    """
+    run = _live_or_next(
+        lambda: list_runs(where),
+        f"in {in_words(runs_dir(where))}",
+        lambda run: f"--replay {shlex.quote(str(run.path))}",
+        lambda: list_announcements(where),
+        say,
+    )
+    _say_origin(run, say)
+    return run
+
+
+def live_remote_or_wait(broker: str, security: ClientSecurity | None, say: Say) -> RemoteRunInfo:
+    """The newest live run at a broker elsewhere; when none is live, the next one, however long it takes. Says
+    on ``say`` what :func:`live_or_wait` does, but for trainers that are starting, of which a broker does not know.
+
+    Raises:
+        BrokerError: no broker answers there.
+    """
+    return _live_or_next(
+        lambda: list_remote(broker, security), f"at {broker}", lambda run: f"--run {run.name}", list, say
+    )
+
+
+_Run = TypeVar("_Run", RunInfo, RemoteRunInfo)
+
+
+def _newest(known: Sequence[_Run], place: str, say: Say) -> _Run:
+    if not known:
+        raise RunNotFoundError(f"there is no run {place} yet: leave out '--last' to wait for one")
+    say(f"the newest run {place} is {known[0].name} ({known[0].status})")
+    return known[0]
+
+
+def _live_or_next(
+    look: Callable[[], Sequence[_Run]],
+    place: str,
+    option_for: Callable[[_Run], str],
+    announcements: Callable[[], Sequence[Announcement]],
+    say: Say,
+) -> _Run:
+    known = look()
+    live = [run for run in known if is_live(run)]
     if live:
-        _say_others(live, say)
+        _say_others([run.name for run in live], say)
         return live[0]
-    if known and not wait:
-        newest = known[0]
-        say(
-            f"no run is live in {runs_dir(where)}: waiting {GRACE_SECONDS:g} s for one to start, then reading the "
-            f"newest recording, of {newest.name} ({newest.status}); "
-            "'--wait' waits for the next run however long it takes, '--run NAME' reads at once"
+    waiting = f"waiting for a run {place} ... (Ctrl-C ends)"
+    if known:
+        waiting += (
+            f"; the newest there is {known[0].name} ({known[0].status}): this command with '--last' or "
+            f"'{option_for(known[0])}' reads it"
         )
-        return _wait_for_new(where, {_identity(run) for run in known}, GRACE_SECONDS) or newest
-    say(f"waiting for a run in {runs_dir(where)} ... (Ctrl-C ends)")
-    while True:
-        found = _wait_for_new(where, {_identity(run) for run in known}, _POLL)
-        if found is not None:
-            return found
+    identities = {_identity(run) for run in known if not _is_about_to_be_live(run)}
+    told: set[Announcement] = set()
 
-
-def _wait_for_new(
-    where: str | os.PathLike[str] | None, known: set[tuple[Path, int]], patience: float
-) -> RunInfo | None:
-    """The next run, if one comes in so many seconds."""
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        for run in list_runs(where):
+    def look_again() -> _Run | None:
+        # Looked up before the runs: an announcement is taken back when its run is live.
+        starting = set(announcements())
+        for run in look():
             # A short run can begin and end between two looks.
-            if run.live or _identity(run) not in known:
+            if is_live(run) or (_identity(run) not in identities and not _is_about_to_be_live(run)):
                 return run
-        time.sleep(_POLL)
-    return None
+        for trainer in sorted(starting - told):
+            say(f"{trainer} is starting")
+        for trainer in sorted(told - starting):
+            say(f"{trainer} is gone, and no run of it began here: still waiting")
+        told.clear()
+        told.update(starting)
+        return None
+
+    return _as_soon_as_there(look_again, waiting, say)
 
 
-def _identity(run: RunInfo) -> tuple[Path, int]:
-    return run.path, run.last.number
+def _as_soon_as_there(look: Callable[[], _Run | None], waiting: str, say: Say) -> _Run:
+    with left_on_request("detached before there was a run"):
+        say(waiting)
+        while True:
+            began = time.monotonic()
+            found = look()
+            if found is not None:
+                return found
+            time.sleep(max(_POLL, _PAUSES * (time.monotonic() - began)))
 
 
-def _say_others(live: list[RunInfo], say: Callable[[str], None]) -> None:
+def is_live(run: RunInfo | RemoteRunInfo) -> bool:
+    """Whether something serves it, or its trainer is about to have it served again."""
+    return run.live or run.away if isinstance(run, RunInfo) else run.status == "live"
+
+
+def _is_about_to_be_live(run: RunInfo | RemoteRunInfo) -> bool:
+    """Whether its broker has begun it and does not serve it yet."""
+    return run.status == "live" and not is_live(run)
+
+
+def _identity(run: RunInfo | RemoteRunInfo) -> tuple[str, int]:
+    return run.name, run.last.number if isinstance(run, RunInfo) else run.attempt
+
+
+def _say_others(live: Sequence[str], say: Say) -> None:
     if len(live) > 1:
-        others = ", ".join(run.name for run in live[1:])
-        say(f"attaching to {live[0].name}, the newest live run; also live: {others} ('--run NAME' chooses)")
+        say(f"attaching to {live[0]}, the newest live run; also live: {', '.join(live[1:])} ('--run NAME' chooses)")
 
 
-def _say_origin(run: RunInfo, say: Callable[[str], None]) -> None:
+def _say_origin(run: RunInfo, say: Say) -> None:
     origin = Origin.of(run.last.info)
     if origin is not None:
         say(f"run {run.name} is a replay of {origin}")

@@ -56,7 +56,8 @@ def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[s
 @click.option(
     "-o", "options", metavar="NAME.OPTION=VALUE", multiple=True, help="Sets an option of a callback or logger."
 )
-@click.option("--run", metavar="NAME|PATH", help="The run to attach to; without it the newest live one.")
+@click.option("--run", metavar="NAME|PATH", help="The run to read, live or not; without it the newest live one.")
+@click.option("--last", is_flag=True, help="Reads the newest run, live or not.")
 @click.option(
     "--runs-dir", type=click.Path(path_type=Path), help="Where runs live [default: $OFFLOOP_RUNS_DIR or runs]."
 )
@@ -92,7 +93,7 @@ def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[s
     "--loop", is_flag=True, help="Replays again and again, each time with new callbacks and loggers, until Ctrl-C."
 )
 @click.option("--paused", is_flag=True, help="Begins the replay standing still, for the same keys.")
-@click.option("--wait", is_flag=True, help="Waits for the next run, or with --run for that one to exist.")
+@click.option("--wait", is_flag=True, help="With --run: waits for that run to exist.")
 @click.option(
     "--on-error",
     type=click.Choice(get_args(OnError)),
@@ -126,7 +127,8 @@ def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[s
     is_flag=False,
     flag_value="",
     metavar="[RUN]",
-    help="Shows what the run has logged so far, by name, with its label, event and last value, and exits.",
+    help="Shows what the run, by default the newest, has logged so far, by name, with its label, event and last value, "
+    "and exits.",
 )
 @click.version_option(package_name="offloop", prog_name="consumer")
 @click.option("--list", "show_list", is_flag=True, help="Shows callbacks and loggers with their options, and exits.")
@@ -135,6 +137,7 @@ def consumer(
     loggers: list[str],
     options: tuple[str, ...],
     run: str | None,
+    last: bool,
     runs_dir: Path | None,
     broker: str | None,
     key: str | None,
@@ -155,11 +158,12 @@ def consumer(
 ) -> int:
     """Runs callbacks on a training run, from outside and without slowing it.
 
-    With nothing else it attaches to the live run and gets its whole history first; when no run is live it reads the
-    newest recording, and when there is none it waits for a run.
+    With nothing else it attaches to the live run and gets its whole history first; when none is live it waits for one,
+    however long it takes. '--last' reads the newest run that there is.
 
     Exit code: 0 when everything was handled, however the run ended; 1 for an error of a callback or logger, such as a
-    stopper whose metric does not exist; 4 when the run was lost or its recording is damaged.
+    stopper whose metric does not exist; 4 when the run was lost or its recording is damaged; 130 after Ctrl-C before
+    there was a run.
     """
     if show_list:
         _print_list()
@@ -168,7 +172,9 @@ def consumer(
         raise click.UsageError("--callbacks names none: give one at least; '--list' shows what there is")
     if list_metrics and (run or replay):
         raise click.UsageError(f"--list-metrics names run {list_metrics!r} already: leave out --run and --replay")
-    source = Source(run or list_metrics or None, runs_dir, broker, key, broker_key, replay, wait)
+    if list_metrics == "" and not (run or replay):
+        last = True
+    source = Source(run or list_metrics or None, runs_dir, broker, key, broker_key, replay, wait, last)
     choice = ReplayChoice(rate, start, until, loop, paused)
     _check_together(source, choice, name, state_dir)
     if list_metrics is not None:

@@ -9,7 +9,7 @@ from bus.printing import escape, say
 from bus.recording import Recording
 from bus.run_source import RemoteRun
 from bus.snapshot import Snapshot
-from consumers.attach import RemoteRunInfo
+from consumers.attach import RemoteRunInfo, is_live
 from consumers.callback import Callback
 from consumers.callbacks.lr_monitor import LRMonitor
 from consumers.callbacks.trainer_metrics import TrainerMetrics
@@ -80,20 +80,20 @@ def list_metrics(found: Found) -> list[str]:
         snapshots: Iterable[Snapshot]
         if isinstance(found, RemoteRunInfo):
             remote = opened.enter_context(contextlib.closing(RemoteRun(found.broker, found.name, found.security)))
-            name, is_live, snapshots = found.name, found.live, remote.recorded()
+            name, goes_on, snapshots = found.name, is_live(found), remote.recorded()
         elif isinstance(found, Recording):
-            name, is_live, snapshots = found.run_name, False, found
+            name, goes_on, snapshots = found.run_name, False, found
         else:
-            name, is_live, snapshots = found.name, found.live or found.away, Recording(found.recording)
+            name, goes_on, snapshots = found.name, is_live(found), Recording(found.recording)
         logged = read_logged(snapshots)
-    damage = [snapshots.damage] if isinstance(snapshots, Recording) and snapshots.damage and not is_live else []
+    damage = [snapshots.damage] if isinstance(snapshots, Recording) and snapshots.damage and not goes_on else []
     if not logged:
-        nothing = f"run {name} has logged nothing{' so far: ask again after its first batch' if is_live else ''}"
+        nothing = f"run {name} has logged nothing{' so far: ask again after its first batch' if goes_on else ''}"
         return [nothing, *damage]
     for line in _table(logged):
         say(line)
     hint = "early-stop and threshold-stop take metrics/LABEL/NAME as dataloader_label=LABEL and monitor=NAME"
-    later = [f"run {name} is live: what it logs later is not in this list"] if is_live else []
+    later = [f"run {name} is live: what it logs later is not in this list"] if goes_on else []
     return [*later, hint, *damage]
 
 

@@ -15,7 +15,17 @@ from bus.replay_options import ReplayChoice
 from bus.replay_pace import Pace
 from bus.runs import RunInfo, find_run
 from bus.security import client_security
-from consumers.attach import RemoteRunInfo, Stream, attach, find_or_wait, find_remote, newest_or_wait
+from consumers.attach import (
+    RemoteRunInfo,
+    Stream,
+    attach,
+    find_or_wait,
+    find_remote,
+    live_or_wait,
+    live_remote_or_wait,
+    newest_remote,
+    newest_run,
+)
 from consumers.callback import Callback, demand_of
 from consumers.members import decides_of, wanted_events
 from consumers.state_file import StateFile
@@ -39,6 +49,7 @@ class Source:
     broker_key: str | None
     replay: Path | None
     wait: bool
+    last: bool
 
     @property
     def is_file(self) -> bool:
@@ -49,13 +60,18 @@ class Source:
         """Raises :class:`click.UsageError` for options that do not go together."""
         if self.replay and (self.run or self.wait):
             raise click.UsageError("--replay reads a file: it goes with neither --run nor --wait")
+        if self.last and (self.replay or self.run or self.wait):
+            raise click.UsageError(
+                "--last takes the newest run there is: it goes with none of --replay, --run and --wait"
+            )
         if self.broker and (self.replay or self.runs_dir):
             raise click.UsageError("--broker reads everything through it: it goes with neither --replay nor --runs-dir")
         if (self.key or self.broker_key) and not self.broker:
             raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
 
     def find(self, say: Callable[[str], None]) -> Found:
-        """What they name, once it is there; ``say`` is told what is waited for.
+        """What they name, once it is there; without a name the run that is live, once one is. ``say`` is told what is
+        waited for.
 
         Raises:
             RunNotFoundError: there is no such run, and they do not say to wait.
@@ -63,7 +79,10 @@ class Source:
             BrokerError: no broker answers at that address.
         """
         if self.broker:
-            return find_remote(self.broker, self.run, client_security(self.key, self.broker_key), self.wait, say)
+            security = client_security(self.key, self.broker_key)
+            if self.run:
+                return find_remote(self.broker, self.run, security, self.wait, say)
+            return (newest_remote if self.last else live_remote_or_wait)(self.broker, security, say)
         if self.replay is not None and not self.replay.exists():
             # What is no run's name either is told of as a file.
             with contextlib.suppress(RunNotFoundError, ConfigurationError):
@@ -72,7 +91,7 @@ class Source:
             return Recording(self.replay or Path(str(self.run)))
         if self.run:
             return find_or_wait(self.run, self.runs_dir, self.wait, say)
-        return newest_or_wait(self.runs_dir, self.wait, say)
+        return (newest_run if self.last else live_or_wait)(self.runs_dir, say)
 
 
 class SourceStreams:

@@ -1,7 +1,7 @@
 """A training loop of your own, published to consumers.
 
     python examples/plain_loop.py                       in one terminal
-    consumer --callbacks speed,lr,metrics               in another, before, during or after it
+    consumer --callbacks speed,lr,metrics               in another, before it or while it runs; --last: after it
 
 Needs nothing but offloop: the "model" is a line fitted by hand.
 """

@@ -49,7 +49,6 @@ def consumer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs_dir: Path, tmp_path: Path
 ) -> Consumer:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(attach, "GRACE_SECONDS", 0.1)
     return Consumer(monkeypatch, capsys)
 
 
@@ -57,13 +56,11 @@ def last_line(text: str) -> str:
     return text.splitlines()[-1]
 
 
-def test_with_nothing_else_it_reads_the_newest_recording_and_says_so(consumer: Consumer, runs_dir: Path) -> None:
+def test_asked_for_the_last_run_it_reads_the_newest_one_and_says_which(consumer: Consumer, runs_dir: Path) -> None:
     record_run(runs_dir, "digits-1", snapshots_of_training())
-    result = consumer()
+    result = consumer("--last")
     assert result.code == 0
-    assert "no run is live" in result.err.splitlines()[0]
-    assert "digits-1 (finished)" in result.err.splitlines()[0]
-    assert "waiting 0.1 s for one to start" in result.err
+    assert result.err.splitlines()[0] == f"the newest run in the folder {runs_dir} is digits-1 (finished)"
     assert last_line(result.err) == "run digits-1 finished: 16 events handled"
     assert "loss/train/total" in result.out
     assert "lr-SGD/group0" in result.out
@@ -91,14 +88,14 @@ def test_a_run_by_name_by_directory_and_by_file_and_a_replay_write_equal_bytes(
 
 def test_files_go_to_the_run_s_directory_and_are_not_overwritten(consumer: Consumer, runs_dir: Path) -> None:
     directory = record_run(runs_dir, "digits-1", snapshots_of_training())
-    assert consumer("--log", "csv", "--log", "jsonl", "--callbacks", "metrics").code == 0
+    assert consumer("--last", "--log", "csv", "--log", "jsonl", "--callbacks", "metrics").code == 0
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert {"step": 8, "metrics/eval/accuracy": 0.75}.items() <= rows[-2].items()
     assert (directory / "metrics.csv").read_text().startswith("step,time,time/epoch,time/batch")
-    again = consumer("--log", "jsonl")
+    again = consumer("--last", "--log", "jsonl")
     assert again.code == 1
     assert last_line(again.err).startswith(f"error: {directory / 'metrics.jsonl'} exists: ")
-    assert consumer("--log", "jsonl", "-o", "jsonl.overwrite=true").code == 0
+    assert consumer("--last", "--log", "jsonl", "-o", "jsonl.overwrite=true").code == 0
 
 
 @pytest.mark.parametrize(
@@ -186,6 +183,8 @@ def test_what_cannot_work_is_told_before_a_run_is_waited_for(consumer: Consumer)
         (["--replay", "text"], 1, "error: text is not a recording"),
         (["--replay", "."], 1, "error: . is a directory without a run.json"),
         (["--replay", "text", "--wait"], 2, "error: --replay reads a file"),
+        (["--last", "--run", "other"], 2, "error: --last takes the newest run"),
+        (["--last", "--runs-dir", "elsewhere"], 1, "error: there is no run in the folder ./elsewhere yet"),
         (["--callback", "speed"], 2, "error: No such option"),
         (["--on-error", "panic"], 2, "error: Invalid value for '--on-error'"),
     ],
@@ -198,7 +197,7 @@ def test_wrong_input_is_one_line_that_says_what_is_allowed(
     result = consumer(*arguments)
     assert result.code == code
     assert result.out == ""
-    [line] = [line for line in result.err.splitlines() if not line.startswith("no run is live")]
+    [line] = result.err.splitlines()
     assert line.startswith(message)
 
 
@@ -228,12 +227,12 @@ def test_a_callback_that_raises_makes_the_exit_code_1_and_is_counted(
         "        raise ValueError('not today')\n"
     )
     record_run(runs_dir, "r", snapshots_of_training())
-    result = consumer("--callbacks", "mine.py:Fragile")
+    result = consumer("--last", "--callbacks", "mine.py:Fragile")
     assert result.code == 1
     assert result.err.count("Traceback") == 1
     assert "callback Fragile raised 8 times" in result.err
     assert "fine" in result.out
-    stopped = consumer("--callbacks", "mine.py:Fragile", "--on-error", "stop")
+    stopped = consumer("--last", "--callbacks", "mine.py:Fragile", "--on-error", "stop")
     assert stopped.code == 1
     assert last_line(stopped.err).startswith("error: callback Fragile raised ValueError at batch_end")
 
@@ -246,12 +245,12 @@ def test_it_waits_for_the_first_run_and_says_so(
 
     monkeypatch.setattr(attach.time, "sleep", a_run_begins_and_ends)
     result = consumer()
-    assert result.err.splitlines()[0] == f"waiting for a run in {runs_dir} ... (Ctrl-C ends)"
+    assert result.err.splitlines()[0] == f"waiting for a run in the folder {runs_dir} ... (Ctrl-C ends)"
     assert last_line(result.err) == "run first finished: 16 events handled"
 
 
-@pytest.mark.parametrize("arguments", [["--wait"], ["--wait", "--run", "next"]])
-def test_asked_to_wait_it_leaves_old_runs_alone(
+@pytest.mark.parametrize("arguments", [[], ["--wait", "--run", "next"]])
+def test_while_it_waits_it_leaves_old_runs_alone(
     consumer: Consumer, runs_dir: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     def the_next_run(_seconds: float) -> None:
@@ -264,21 +263,20 @@ def test_asked_to_wait_it_leaves_old_runs_alone(
     assert last_line(result.err) == "run next finished: 16 events handled"
 
 
-def test_a_run_that_starts_a_moment_later_is_preferred_to_an_old_recording(
-    consumer: Consumer, runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("arguments", [[], ["--run", "r"]])
+def test_a_run_that_its_broker_has_begun_and_does_not_serve_yet_is_waited_for(
+    consumer: Consumer, runs_dir: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
-    record_run(runs_dir, "old", snapshots_of_training())
-    monkeypatch.setattr(attach, "GRACE_SECONDS", 10)
-    waited = []
+    directory = record_run(runs_dir, "r", snapshots_of_training(), status=None)
+    with (directory / "broker.lock").open("w") as lock:
+        assert run_lock.take(lock.fileno())
 
-    def start_meanwhile(seconds: float) -> None:
-        waited.append(seconds)
-        record_run(runs_dir, "new", snapshots_of_training())
+        def it_ends(_seconds: float) -> None:
+            lock.close()
 
-    monkeypatch.setattr(attach.time, "sleep", start_meanwhile)
-    result = consumer()
-    assert last_line(result.err) == "run new finished: 16 events handled"
-    assert len(waited) == 1
+        monkeypatch.setattr(attach.time, "sleep", it_ends)
+        result = consumer(*arguments)
+    assert result.err.splitlines()[0].startswith("waiting for ")
 
 
 def test_a_callback_that_handles_nothing_is_a_slip_of_the_pen(
@@ -304,7 +302,7 @@ def test_of_several_live_runs_it_takes_the_newest_and_names_the_others(runs_dir:
             description.write_text(json.dumps(record))
             if name != "over":
                 locks.enter_context(served(runs_dir / name))
-        assert attach.newest_or_wait(runs_dir, wait=False, say=said.append).name == "newest"
+        assert attach.live_or_wait(runs_dir, said.append).name == "newest"
     assert said == ["attaching to newest, the newest live run; also live: older ('--run NAME' chooses)"]
 
 
@@ -314,7 +312,7 @@ def test_ctrl_c_ends_the_wait(consumer: Consumer, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(attach.time, "sleep", interrupted)
     result = consumer()
-    assert result.code == 0
+    assert result.code == 130
     assert last_line(result.err) == "detached before there was a run"
 
 
@@ -322,7 +320,7 @@ def test_a_consumer_that_is_told_to_end_while_it_waits_ends_as_one_that_is_attac
     command = [sys.executable, "-m", "consumers", "--wait", "--run", "next"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
         assert waiting.stderr is not None
-        assert waiting.stderr.readline() == f"waiting for run next in {runs_dir} ... (Ctrl-C ends)\n"
+        assert waiting.stderr.readline() == f"waiting for run next in the folder {runs_dir} ... (Ctrl-C ends)\n"
         waiting.send_signal(signal.SIGTERM)
         _, err = waiting.communicate(timeout=60)
     assert (waiting.returncode, err) == (0, "detached before there was a run\n")

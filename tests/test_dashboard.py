@@ -263,6 +263,16 @@ def test_a_run_is_waited_for_and_a_browser_that_goes_away_takes_nothing_along(ru
         assert len(served.said) == 2, served.said
 
 
+def test_without_a_name_runs_are_shown_as_they_become_live(runs_dir, browser):
+    with dashboard_of() as served, visit(browser, served.url) as there:
+        served.has_said(f"waiting for a run in {runs_dir}")
+        for name in ("first", "second"):
+            with running(name, batches=50):
+                there.page.get_by_role("article", name=f"Run {name}", exact=True).wait_for()
+            wait_for(lambda: not find_run(name).live, "its end")  # noqa: B023
+        there.page.get_by_role("article", name="Run first", exact=True).wait_for()
+
+
 def test_runs_at_a_broker_elsewhere_are_shown_and_commanded_through_it(runs_dir, tmp_path, monkeypatch, browser):
     with StandingBroker(runs_dir) as broker:
         monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "nothing-here"))

@@ -13,7 +13,7 @@ from proxy import Network, StandingBroker
 
 from bus import BrokerError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
 from bus.snapshot import Snapshot
-from consumers.attach import find_remote
+from consumers.attach import find_remote, live_remote_or_wait
 from consumers.cli_metrics import list_metrics
 
 PATIENCE = 50.0
@@ -357,11 +357,14 @@ def test_waiting_for_a_run_elsewhere_finds_one_that_has_ended_between_two_looks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def told(attempt: int) -> dict[str, object]:
-        return {"run": "digits", "attempt": attempt, "live": False}
+        return {"run": "digits", "attempt": attempt, "status": "finished"}
 
     looks = iter([[told(1)], [told(1)], [told(2)]])
     monkeypatch.setattr("consumers.attach.list_remote_runs", lambda *_: next(looks))
     said: list[str] = []
-    found = find_remote("tcp://127.0.0.1:1", None, None, True, said.append)
-    assert (found.name, found.attempt, found.live) == ("digits", 2, False)
-    assert said == ["waiting for a run at tcp://127.0.0.1:1 ... (Ctrl-C ends)"]
+    found = live_remote_or_wait("tcp://127.0.0.1:1", None, said.append)
+    assert (found.name, found.attempt, found.status) == ("digits", 2, "finished")
+    assert said == [
+        "waiting for a run at tcp://127.0.0.1:1 ... (Ctrl-C ends); the newest there is digits (finished): "
+        "this command with '--last' or '--run digits' reads it"
+    ]

@@ -22,7 +22,7 @@ from bus.recording import Recording
 from bus.sender import send_command
 from bus.subscriber import Subscriber
 from bus.terminal import run_command
-from consumers.attach import find_or_wait, newest_or_wait
+from consumers.attach import find_or_wait, live_or_wait
 
 SLOW = 0.001
 """A rate at which nothing more comes during a test."""
@@ -103,7 +103,7 @@ def test_of_what_a_served_run_is_a_replay_is_told(runs_dir: Path, tmp_path: Path
     path = record(tmp_path / "r.mcap")
     said: list[str] = []
     with serving(path, "--name", "served", "--rate", SLOW):
-        newest_or_wait(runs_dir, wait=False, say=said.append)
+        live_or_wait(runs_dir, said.append)
         found = find_or_wait("served", runs_dir, wait=False, say=said.append)
         assert ("replay of", f"run r, attempt 1 ({path})") in list(lines(describe_run(found)))
     assert said == [f"run served is a replay of run r, attempt 1 ({path})"] * 2

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bus import printing
+from bus.announcement import announced
 from bus.errors import CheckpointError, ConfigurationError, InvalidRunNameError, InvalidTimeError, OffloopError
 from bus.runs import new_run_name
 from bus.terminal import run_command
@@ -56,8 +57,62 @@ def _refusing(kind: type[OffloopError] = OffloopError) -> Iterator[None]:
         raise (_Refused if isinstance(error, _MISTAKES) else _NotStarted)(str(error)) from error
 
 
+_WHERE = click.Command(
+    "where",
+    params=[
+        click.Option(["--runs-dir"]),
+        click.Option(["--broker"]),
+        click.Option(["--no-publish"], is_flag=True),
+        click.Option(["-h", "--help"], is_flag=True),
+    ],
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    add_help_option=False,
+)
+"""Those of a task's options that say where its run will be, to be read before all of its options are known."""
+
+
+class _Beginning:
+    """A training whose run has not begun: until then whoever waits for a run is told of it."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._announced = contextlib.ExitStack()
+
+    def announce(self, task: str, arguments: Sequence[str]) -> None:
+        """Announces the training of that task, unless its arguments say that nobody on this machine will find it."""
+        given = _WHERE.make_context("where", list(arguments), resilient_parsing=True).params
+        if _is_first_rank() and not (given["broker"] or given["no_publish"] or given["help"]):
+            self._announced.enter_context(announced(task, given["runs_dir"]))
+
+    def end(self) -> None:
+        """The run has begun, or never will."""
+        self.over = True
+        self._announced.close()
+
+
 class _Tasks(click.Group):
     """A command for each task; which options it has is known once the task's function is imported."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        ctx.obj = beginning = _Beginning()
+        with _terminated_like_interrupted():
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:
+                if beginning.over:
+                    raise
+                if _is_first_rank():
+                    printing.say("interrupted before the training began", err=True)
+                sys.exit(130)
+            finally:
+                beginning.end()
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # As early as this: a user's own task loads torch when it is imported.
+        ctx.obj.announce(args[0], args[1:])
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(BUILT_IN)
@@ -182,8 +237,9 @@ def _explaining_what_is_missing() -> Iterator[None]:
 
 
 def _task_command(task: Task) -> click.Command:
-    def run(**values: Any) -> None:
-        run_task(task, values)
+    @click.pass_obj
+    def run(beginning: _Beginning, /, **values: Any) -> None:
+        _run_task(task, values, beginning)
 
     own = [_click_option(option) for option in task.options if option.name not in OPTION_NAMES]
     common = [option for options in COMMON_OPTIONS.values() for option in options]
@@ -198,7 +254,7 @@ def _click_option(option: TaskOption) -> click.Option:
     return click.Option([declaration, option.name], type=option.kind, help=option.help or None, **default)
 
 
-def run_task(task: Task, values: Mapping[str, Any]) -> None:
+def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> None:
     """Trains a task with the values of its own and of the common options by name.
 
     Raises :class:`click.ClickException` when the task or one of its values will not do, and what the training
@@ -214,19 +270,19 @@ def run_task(task: Task, values: Mapping[str, Any]) -> None:
         _check_arguments(task, arguments, inspect.signature(Trainer).parameters)
     # One rank speaks for all of them.
     say = printing.say if ranks is None or ranks.rank == 0 else _say_nothing
-    with _terminated_like_interrupted():
-        with _refusing():
-            made = Trainer(**arguments)
-        recording = None if made.recording is None else short_path(made.recording)
-        try:
-            with _refusing(ConfigurationError), made:
-                say(made.introduce())
-                made.fit()
-        finally:
-            if recording:
-                say(f"recording: {recording}{_what_is_missing(made)}")
-            if made.save_folder is not None:
-                _say_how_to_go_on(made, made.save_folder, arguments, values, say)
+    with _refusing():
+        made = Trainer(**arguments)
+    beginning.end()
+    recording = None if made.recording is None else short_path(made.recording)
+    try:
+        with _refusing(ConfigurationError), made:
+            say(made.introduce())
+            made.fit()
+    finally:
+        if recording:
+            say(f"recording: {recording}{_what_is_missing(made)}")
+        if made.save_folder is not None:
+            _say_how_to_go_on(made, made.save_folder, arguments, values, say)
 
 
 def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> dict[str, Any]:

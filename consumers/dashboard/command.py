@@ -64,8 +64,8 @@ def dashboard(
     """Show runs on a page in the browser, over one another, until Ctrl-C.
 
     Each RUN is a name, a run's folder, or a recording; live ones are followed. Without any it is those that are live,
-    or else the newest one. Every attempt of a run has lines of its own; at a broker elsewhere, the newest one and those
-    that begin later.
+    or else the newest one, and those that become live meanwhile. Every attempt of a run has lines of its own; at a
+    broker elsewhere, the newest one and those that begin later.
     """
     if broker and runs_dir:
         raise click.UsageError("--broker reads everything through it: it does not go with --runs-dir")

@@ -9,11 +9,10 @@ from typing import NamedTuple, TypeAlias
 
 from bus.errors import OffloopError, RunNotFoundError
 from bus.recording import Recording
-from bus.run_source import list_remote_runs
 from bus.runs import Attempt, RunInfo, find_run, list_runs, runs_dir
 from bus.security import ClientSecurity
 from bus.subscriber import Subscriber
-from consumers.attach import RemoteRunInfo, Stream, attach, find_remote
+from consumers.attach import RemoteRunInfo, Stream, attach, find_remote, is_live, list_remote
 from consumers.callback import demand_of
 from consumers.dashboard.access import Listening
 from consumers.dashboard.run_view import RunView
@@ -51,8 +50,8 @@ def serve_runs(
     say: Callable[[str], None] = print,
 ) -> None:
     """Serves one page with all these runs until it is interrupted. Each is a run's name, its directory, or a recording;
-    without any it is those that are live, or else the newest one. Every attempt of a run is shown, and further ones as
-    they begin.
+    without any it is those that are live, or else the newest one, and those that become live meanwhile. Every attempt
+    of a run is shown, and further ones as they begin.
 
     With ``wait`` a run may begin later. ``every`` is after how many batches phases are measured.
 
@@ -63,16 +62,19 @@ def serve_runs(
         ConfigurationError: the page cannot be served.
     """
     followed = _Followed(where, every)
-    chosen = list(dict.fromkeys(names or _default_names(where, wait)))
+    chosen = list(dict.fromkeys(names)) or _live_names(where) or _newest_name(where)
     waiting = [name for name in chosen if not followed.add(name, wait)]
-    if waiting:
-        say(f"waiting for {', '.join(waiting)} {_place(where)} ... (Ctrl-C ends)")
+    if waiting or not chosen:
+        say(f"waiting for {', '.join(waiting) or 'a run'} {_place(where)} ... (Ctrl-C ends)")
     server = DashboardServer(followed.runs, listening)
     server.start()
     try:
         with followed:
             while server.wait(_LOOK_SECONDS):
-                waiting = [name for name in waiting if not followed.add(name, wait=True)]
+                # A directory that cannot be read at this moment, or a broker that is away, is asked the next time.
+                with contextlib.suppress(OffloopError):
+                    further = waiting if names else _live_names(where)
+                    waiting = [name for name in further if not followed.add(name, wait=True)]
                 followed.look()
     finally:
         server.stop()
@@ -82,20 +84,19 @@ def _place(where: Where) -> str:
     return f"at {where}" if isinstance(where, BrokerElsewhere) else f"in {runs_dir(where)}"
 
 
-def _default_names(where: Where, wait: bool) -> list[str]:
-    if isinstance(where, BrokerElsewhere):
-        there = list_remote_runs(where.address, where.security)
-        return [run["run"] for run in there if run["live"]] or [_find_remote(where, None).name]
-    known = list_runs(where)
-    if not known:
-        raise RunNotFoundError(
-            f"there is no run in {runs_dir(where)} yet: 'trainer digits' makes one, "
-            "'bus dashboard --wait NAME' waits for it, '--runs-dir' or OFFLOOP_RUNS_DIR looks elsewhere"
-        )
-    return [run.name for run in known if run.live or run.away] or [known[0].name]
+def _runs(where: Where) -> Sequence[RunInfo | RemoteRunInfo]:
+    return list_remote(where.address, where.security) if isinstance(where, BrokerElsewhere) else list_runs(where)
 
 
-def _find_remote(where: BrokerElsewhere, name: str | None) -> RemoteRunInfo:
+def _live_names(where: Where) -> list[str]:
+    return [run.name for run in _runs(where) if is_live(run)]
+
+
+def _newest_name(where: Where) -> list[str]:
+    return [run.name for run in _runs(where)[:1]]
+
+
+def _find_remote(where: BrokerElsewhere, name: str) -> RemoteRunInfo:
     return find_remote(where.address, name, where.security, wait=False, say=lambda text: None)
 
 
@@ -132,6 +133,8 @@ class _Followed:
             if name not in self._placeholders:
                 self._placeholders[name] = self.runs.add(RunView(Path(name).name))
             return False
+        if key in self._known:
+            return True
         self._known[key] = set()
         self._add_attempts(key, run, name)
         return True
