@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +22,7 @@ from bus.errors import ClosedError, ConfigurationError, ProtocolError
 from bus.event import Event
 from bus.intervals import Moment
 from bus.link import connect
+from bus.logged import LoggedValues, checked_step
 from bus.security import ClientSecurity
 from bus.standings import Standing
 from bus.stream import Ending
@@ -37,6 +38,8 @@ _EXCHANGE_EVERY = 50_000_000
 _REPORT_EVERY = 1_000_000_000
 _FLUSH_MASK = 0xFF
 _SAMPLE_MASK = 0x3F
+LOG_VALUES = 1000
+LOG_SECONDS = 1.0
 BACKLOG_BYTES = 64 * 1024 * 1024
 MIN_BACKLOG_BYTES = 64 * 1024
 _CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
@@ -179,6 +182,9 @@ class Publisher:
         self._context: tuple[dict[str, Any], bytes] = ({}, b"")
         self._previous: tuple[int, ...] | None = None
         self._at = Timestamp().values
+        self._counts_batches = False
+        self._logged = LoggedValues()
+        self._logged_at = 0
         self._standings: dict[str, Standing] = {}
         self.expected_consumers: set[str] = set()
         """Names of consumers that are waited for to come: a name is taken out when its consumer has come, also when it
@@ -260,10 +266,8 @@ class Publisher:
             ClosedError: the publisher is closed.
         """
         event = Event(event)
-        if self._closed and not self._uplink.lost:
-            raise ClosedError(
-                f"the publisher of run {self.run_name!r} is closed: publish before close(), or make a new one"
-            )
+        if self._closed:
+            self._check_lost()
         if event not in self.wanted:
             return
         fields.setdefault("total_wct", timedelta(microseconds=(self._clock() - self._began) // 1000))
@@ -276,8 +280,10 @@ class Publisher:
         has_deferred = isinstance(loss, Deferred)
         try:
             timestamp = Timestamp(**{name: fields.pop(name) for name in _TRAINING_TIME if name in fields}).values
+            # The first batch begins where every training does, also in a loop that says nothing before its end.
+            previous = self._previous or (Timestamp().values if timestamp[2] == 1 else None)
             if event not in self._always and not self.demand.is_due(
-                event, batch_number(event, timestamp), Moment(event, timestamp, self._previous)
+                event, batch_number(event, timestamp), Moment(event, timestamp, previous)
             ):
                 return
             context = self._pack_plain_context({name: fields.pop(name) for name in _CONTEXT_NAMES if name in fields})
@@ -289,12 +295,79 @@ class Publisher:
             if loss is not None and not has_deferred:
                 fields["loss"] = float(loss.detach() if hasattr(loss, "detach") else loss)
             self._at = timestamp
-            self.send(event, timestamp, self._previous, fields, context, has_deferred)
+            carries = self._logged.count and event in BASE_EVENTS and "logged" not in fields
+            if carries:
+                fields["logged"] = self._logged.entries()
+                has_deferred = has_deferred or self._logged.has_late
+            self.send(event, timestamp, previous, fields, context, has_deferred)
+            if carries:
+                self._logged.clear()
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ConfigurationError(
                 f"a field of {event.value} cannot be sent ({error}): use numbers, text, bytes, lists, maps and None"
             ) from None
         self._previous = timestamp
+        self._counts_batches = self._counts_batches or timestamp[2] > 0
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Logs numbers of a loop of your own under their names; the callback ``metrics`` hands them to loggers, and
+        dashboards show them.
+
+        Without ``step`` it is the number of batches that the last event counted. Before an event has counted any, the
+        first step is 0, and a name that comes again begins the next. Values are numbers, NaN and infinities among
+        them, whatever ``float`` takes, or a :class:`~bus.deferred.Deferred`. Of several values of a name for a step the
+        last one counts.
+
+        They travel with the next event that is published. In a loop whose events count no batches, each step is a
+        batch, and travels when the next one is logged. :meth:`poll` and :meth:`close` send what waits.
+
+        Raises:
+            ConfigurationError: a value that is no number, such as text or an image, or one on a GPU.
+            ClosedError: the publisher is closed.
+        """
+        if self._closed:
+            self._check_lost()
+            return
+        logged = self._logged
+        if step is not None:
+            step = checked_step(step)
+        else:
+            step = self._at[2] if self._counts_batches else logged.step_for(values)
+        if logged.count and self._is_due(step):
+            self._publish_logged()
+        if not logged.count:
+            self._logged_at = self._clock()
+        logged.add(values, step)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether what was logged goes out before something is logged for that step."""
+        if not self._counts_batches:
+            return self._logged.has_other_than(step)
+        return self._logged.count >= LOG_VALUES or self._clock() - self._logged_at >= LOG_SECONDS * 1e9
+
+    def _publish_logged(self) -> None:
+        """Publishes what was logged with an event of its own."""
+        fields, has_late, step = {"logged": self._logged.entries()}, self._logged.has_late, self._logged.step
+        # First of all, because a signal handler may close in the middle of it.
+        self._logged.clear()
+        context = self._context[1] or self._pack_plain_context({})
+        if self._counts_batches:
+            # An event at which nothing is done but what was asked for: the batch has ended already.
+            self.send(Event.ITERATION_CHECKPOINT, self._at, None, fields, context, has_late)
+            return
+        before = Timestamp.from_values(self._at)
+        began = max(step, int(before.batch))
+        total = timedelta(microseconds=(self._clock() - self._began) // 1000)
+        self._at = Timestamp(batch=began + 1, total_wct=total).values
+        previous = Timestamp(batch=began, total_wct=before.total_wct).values
+        self.send(Event.BATCH_END, self._at, previous, fields, context, has_late)
+
+    def _check_lost(self) -> None:
+        """Raises :class:`ClosedError` unless it was closed because no broker would take the run any more."""
+        if not self._uplink.lost:
+            raise ClosedError(
+                f"the publisher of run {self.run_name!r} is closed: publish before close(), or make a new one"
+            )
 
     def _pack_plain_context(self, context: dict[str, Any]) -> bytes:
         if "max_duration" in context:
@@ -308,6 +381,8 @@ class Publisher:
         """Sends what waits and reads what the broker said, without waiting. :meth:`send` does it by itself; this is for
         loops that pause."""
         if not self._closed:
+            if self._logged.count:
+                self._publish_logged()
             self._next_exchange = 0
             self._flush(wait=False)
 
@@ -487,7 +562,10 @@ class Publisher:
             # A signal handler closes in the middle of an event, which has to be whole first.
             self._close_as = status, error, reason
             return
+        self._close_as = None
         try:
+            if self._logged.count:
+                self._publish_logged()
             self._flush(wait=True)
             if not self._closed:
                 ending = Ending(status, error, reason or (self.stop_reason if status == "stopped" else None))

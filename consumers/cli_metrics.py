@@ -21,7 +21,7 @@ from consumers.runner import Runner
 __all__ = ["LoggedValue", "list_metrics", "read_logged"]
 
 _COLUMNS = ("name", "label", "event", "last value")
-_COUNTED = {"batch_size", "microbatch", "loss"}
+_KNOWN = {"batch_size", "dataloader_len", "loss", "microbatch", "world_size"}
 
 
 class LoggedValue(NamedTuple):
@@ -39,11 +39,7 @@ class _OwnFields(Callback):
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         """Logs the numbers among the fields."""
         logger.log_metrics(
-            {
-                name: value
-                for name, value in state.fields.items()
-                if type(value) in (int, float) and name not in _COUNTED
-            }
+            {name: value for name, value in state.fields.items() if type(value) in (int, float) and name not in _KNOWN}
         )
 
 

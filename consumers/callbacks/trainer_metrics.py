@@ -14,7 +14,8 @@ __all__ = ["TrainerMetrics"]
 
 
 class TrainerMetrics(Callback):
-    """Training loss, training and evaluation metrics, how far the run is, and what algorithms logged.
+    """Training loss, training and evaluation metrics, how far the run is, and what algorithms or a loop's
+    :meth:`bus.Publisher.log` logged.
 
     Names, values and steps are those of a trainer that logs by itself (reference: ``composer/trainer/trainer.py``):
 
@@ -31,16 +32,16 @@ class TrainerMetrics(Callback):
 
     What differs: the ``time/...`` of a batch are logged together with its loss at ``BATCH_END`` and not when it begins,
     the microbatch size and the hyperparameters of the trainer are not logged (the run's ``run.json`` describes it), and
-    what algorithms log arrives with the next event, under the steps that they gave.
+    what algorithms and loops log arrives with the next event, under the steps that they gave.
     """
 
     def wanted_events(self) -> set[Event]:
-        """The events that are published in any case: any of them may bring what an algorithm logged."""
+        """The events that are published in any case: any of them may bring what was logged."""
         return set(BASE_EVENTS)
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        """Logs what algorithms logged, then what belongs to the event."""
-        for step, metrics in state.fields.get("logged", ()):
+        """Logs what was logged in the training, then what belongs to the event."""
+        for step, metrics in state.fields.get("logged") or ():
             logger.log_metrics(_flat(metrics), step)
         super().run_event(event, state, logger)
 
