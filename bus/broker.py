@@ -26,6 +26,7 @@ from bus.stream import SEVERITY, Ending
 from bus.time import Timestamp
 from bus.wire import (
     BUNDLE,
+    CHECKPOINT,
     COMMAND,
     CUT,
     DEMAND,
@@ -69,7 +70,7 @@ WASTED_MESSAGES = 2000
 WASTED_BYTES = 32 << 20
 """How much of what is dropped may come from a connection at a time, before it is closed."""
 MAX_ASKED = 10
-PUBLISHED_MARKS = (END, DEMAND, COMMAND)
+PUBLISHED_MARKS = (END, DEMAND, COMMAND, CHECKPOINT)
 """The marks that a publisher may send; one that replays a recording may also send ``$cut``."""
 
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 from bus.damage import shortened
 from bus.demand import BASE_EVENTS
 from bus.event import Event
-from bus.wire import COMMAND, DEMAND, END
+from bus.wire import CHECKPOINT, COMMAND, DEMAND, END
 
 __all__ = ["START", "Numbering", "Numbers", "base_seq_problem"]
 
-_BASE = frozenset({*(event.value for event in BASE_EVENTS), END, DEMAND, COMMAND})
+_BASE = frozenset({*(event.value for event in BASE_EVENTS), END, DEMAND, COMMAND, CHECKPOINT})
 _INNER = frozenset(event.value for event in Event) - _BASE
 
 

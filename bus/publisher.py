@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from time import thread_time_ns
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from bus.clock import wall_clock
 from bus.commands import Command
@@ -28,7 +28,7 @@ from bus.standings import Standing
 from bus.stream import Ending
 from bus.time import Timestamp
 from bus.uplink import Uplink
-from bus.wire import COMMAND, DEMAND, END, MAX_DEPTH, Topic, event_encoder, is_shallow, pack_map
+from bus.wire import CHECKPOINT, COMMAND, DEMAND, END, MAX_DEPTH, Topic, event_encoder, is_shallow, pack_map
 
 __all__ = ["BASE_EVENTS", "Deferred", "Publisher", "PublisherStatistics"]
 
@@ -537,6 +537,20 @@ class Publisher:
     def demand_in_effect(self, timestamp: tuple[int, ...]) -> None:
         """Tells the stream that what consumers want at this moment is published from here on."""
         self._publish_mark(DEMAND, timestamp, {"demand": self.demand.to_wire()})
+
+    def mark_checkpoint(
+        self, action: Literal["save", "load"], timestamp: tuple[int, ...], run: str | None = None
+    ) -> None:
+        """Tells the stream that a checkpoint of this training time is saved here, or was loaded: consumers keep the
+        state that their callbacks have here, or continue from the one that they had there. ``run`` is the run that a
+        loaded checkpoint is of, by default this one.
+
+        To be called by the first rank, before it writes the file, so that a checkpoint that exists has its mark. It
+        waits for values on a device that earlier events lack, as the copies for the file do."""
+        if self._closed:
+            return
+        self._publish_mark(CHECKPOINT, timestamp, {"action": action, "run": run or self.run_name})
+        self._flush(wait=True)
 
     def _publish_mark(self, name: str, timestamp: tuple[int, ...], fields: dict[str, Any]) -> None:
         context = pack_map({"world_size": self._world_size})

@@ -1,7 +1,7 @@
 """Recordings as people use them: iterate over a file's snapshots."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from bus.commands import Outcome
@@ -10,8 +10,8 @@ from bus.event import Event
 from bus.journal import JournalReader
 from bus.runs import RUN_FILE, read_run
 from bus.snapshot import Snapshot
-from bus.stream import Ending, Gap, StreamOrder
-from bus.wire import COMMAND, END
+from bus.stream import CheckpointMark, Ending, Gap, StreamOrder
+from bus.wire import CHECKPOINT, COMMAND, END
 
 __all__ = ["Recording"]
 
@@ -43,6 +43,8 @@ class Recording:
             raise RecordingError(
                 f"{self.path} is not a recording: it does not say of which run; nothing in it can be read"
             ) from None
+        self.on_checkpoint: Callable[[CheckpointMark], object] = lambda mark: None
+        """Called where the training has saved or loaded a checkpoint, between the snapshots before and after that."""
         self.ending: Ending | None = None
         """How the run ended, after an iteration to the end of the file; ``lost`` when the file does not say it."""
         self.damage: str | None = None
@@ -69,7 +71,9 @@ class Recording:
                     snapshot = from_record(record.topic, record.body)
                     if len(order.gaps) > len(self.gaps):
                         self.gaps = tuple(order.gaps)
-                    if snapshot is not None:
+                    if isinstance(snapshot, CheckpointMark):
+                        self.on_checkpoint(snapshot)
+                    elif snapshot is not None:
                         yield snapshot
             problems = [*reader.damage, *([reader.cut] if reader.cut else []), *order.problems]
         self.damage = "; ".join(problems) or None
@@ -86,6 +90,10 @@ class Recording:
     def read_commands(self) -> list[Outcome]:
         """The commands that its trainer answered, in order, and what became of each; faster than an iteration."""
         return self._read_marks(COMMAND).outcomes
+
+    def read_checkpoints(self) -> list[CheckpointMark]:
+        """Where its training has saved and loaded checkpoints, in order; faster than an iteration."""
+        return self._read_marks(CHECKPOINT).checkpoints
 
     def _read_marks(self, name: str) -> StreamOrder:
         order = StreamOrder(self.run_name, self.attempt, None)

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 from bus.commands import Outcome
 from bus.errors import ConfigurationError
@@ -12,7 +12,7 @@ from bus.recording import Recording
 from bus.replay_moments import Moment, Window, read_moment
 from bus.replay_pace import Pace
 from bus.snapshot import Snapshot
-from bus.stream import Ending, Gap
+from bus.stream import CheckpointMark, Ending, Gap
 
 __all__ = ["Replay", "recording_began"]
 
@@ -58,6 +58,9 @@ class Replay:
         self.run_id = recording.run_id
         self.attempt = recording.attempt
         self.path = recording.path
+        self.on_checkpoint: Callable[[CheckpointMark], object] = lambda mark: None
+        """Called where the training has saved or loaded a checkpoint, in a replay of the whole recording: callbacks
+        that see a part of it have another state there."""
         self.ending: Ending | None = None
         """How the run ended, after an iteration to its end; ``None`` when ``until`` came before that."""
         self.damage: str | None = None
@@ -87,6 +90,8 @@ class Replay:
         recording, self.ending = self._recording, None
         self._commands, self._judged, self._is_over = [], 0, False
         has_bounds = self._start is not None or self.until is not None
+        if not has_bounds:
+            recording.on_checkpoint = self.on_checkpoint
         window = Window(self._start, self.until, recording_began(recording) if has_bounds else 0)
         before: list[Snapshot] = []
         last: Snapshot | None = None

@@ -263,7 +263,7 @@ class RemoteRun:
             for records in self.reader.read():
                 for record in records:
                     snapshot = order.from_record(record.topic, record.body)
-                    if snapshot is not None:
+                    if isinstance(snapshot, Snapshot):
                         yield snapshot
             if not self.pending:
                 return

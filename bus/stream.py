@@ -2,18 +2,30 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bus.commands import Command, Outcome
 from bus.demand import BASE_EVENTS, Demand
-from bus.errors import ProtocolError
+from bus.errors import InvalidRunNameError, ProtocolError
 from bus.event import Event
 from bus.numbering import Numbering, Numbers
 from bus.snapshot import Snapshot
 from bus.time import Timestamp
-from bus.wire import BEAT, COMMAND, CUT, DEMAND, END, EventBody, Topic, decode_event, parse_topic
+from bus.wire import (
+    BEAT,
+    CHECKPOINT,
+    COMMAND,
+    CUT,
+    DEMAND,
+    END,
+    EventBody,
+    Topic,
+    check_run_name,
+    decode_event,
+    parse_topic,
+)
 
-__all__ = ["Ending", "Gap", "InEffect", "Missing", "Reached", "StreamOrder", "worst_of"]
+__all__ = ["CheckpointMark", "Ending", "Gap", "InEffect", "Missing", "Reached", "StreamOrder", "worst_of"]
 
 SEVERITY = ("finished", "stopped", "failed", "lost")
 """How a rank can end; of several ranks the one that comes last here tells how the run ended."""
@@ -89,6 +101,32 @@ class Gap(NamedTuple):
     last: int
 
 
+class CheckpointMark(NamedTuple):
+    """At this place of the stream the training saves a checkpoint, or has loaded one."""
+
+    action: Literal["save", "load"]
+    run: str
+    """The run that the checkpoint is of."""
+    timestamp: Timestamp
+    """The training time in the checkpoint, by which one is told from another."""
+    seq: int
+    """The mark's number in its attempt."""
+
+    @classmethod
+    def from_event(cls, run: str, event: EventBody) -> "CheckpointMark":
+        """Reads a ``$checkpoint`` mark of a run.
+
+        Raises :class:`bus.errors.ProtocolError` for a malformed one."""
+        action, checkpoint_run = event.fields.get("action"), event.fields.get("run", run)
+        if action not in ("save", "load"):
+            raise ProtocolError("a $checkpoint mark neither saves nor loads")
+        try:
+            name = check_run_name(checkpoint_run)
+        except InvalidRunNameError as error:
+            raise ProtocolError(str(error)) from None
+        return cls(action, name, Timestamp.from_values(event.timestamp), event.seq)
+
+
 class InEffect(NamedTuple):
     """From where on a rank publishes what was asked for."""
 
@@ -150,6 +188,8 @@ class StreamOrder:
         self._world_size = 1
         self.outcomes: list[Outcome] = []
         """The commands that the first rank has answered, as far as it was read."""
+        self.checkpoints: list[CheckpointMark] = []
+        """The checkpoints that the first rank has saved and loaded, as far as it was read."""
         self._demand = demand or Demand()
         self.in_effect: dict[int, InEffect] = {}
         """Of each rank that has said so: from where on it meets the demand, up to the last event that was read."""
@@ -159,7 +199,7 @@ class StreamOrder:
         """What to subscribe to on the live stream."""
         if not self._base_only:
             return [f"{self.run}/"]
-        marks = (END, DEMAND, COMMAND, CUT, BEAT)
+        marks = (END, DEMAND, COMMAND, CHECKPOINT, CUT, BEAT)
         return [f"{self.run}/{name}/" for name in (*(event.value for event in BASE_EVENTS), *marks)]
 
     @property
@@ -174,8 +214,9 @@ class StreamOrder:
             return None
         return worst_of(self._ends.values())
 
-    def from_record(self, topic: str, body: bytes) -> Snapshot | None:
-        """The snapshot in a record, if it is wanted and new. What is missing before it is missing for good: a gap."""
+    def from_record(self, topic: str, body: bytes) -> Snapshot | CheckpointMark | None:
+        """The snapshot in a record, if it is wanted and new, or the first rank's mark of a checkpoint. What is missing
+        before it is missing for good: a gap."""
         found = self._next(topic, body)
         if found is None:
             return None
@@ -184,9 +225,9 @@ class StreamOrder:
             self.gaps.append(Gap(place.rank, expected, first - 1))
         return self._accept(place, event)
 
-    def from_live(self, topic: str, body: bytes) -> Snapshot | Missing | None:
-        """The snapshot in a live frame, if it is wanted, new and next; what is missing before it, if something is;
-        else ``None``."""
+    def from_live(self, topic: str, body: bytes) -> Snapshot | CheckpointMark | Missing | None:
+        """The snapshot in a live frame, if it is wanted, new and next, or the first rank's mark of a checkpoint; what
+        is missing before it, if something is; else ``None``."""
         found = self._next(topic, body)
         if found is None:
             return None
@@ -244,7 +285,7 @@ class StreamOrder:
         first = event.fields.get("base_first" if self._base_only else "first") if place.name == CUT else None
         return min(first, number) if type(first) is int else number
 
-    def _accept(self, place: _Place, event: EventBody) -> Snapshot | None:
+    def _accept(self, place: _Place, event: EventBody) -> Snapshot | CheckpointMark | None:
         self._numbering.follow(place.rank, place.name, event.seq, event.base_seq)
         if place.event is not None:
             return Snapshot(place.event, self.run, place.rank, event) if place.wanted else None
@@ -254,6 +295,8 @@ class StreamOrder:
             self._note_demand(place.rank, event)
         elif place.name == COMMAND:
             self._note_command(place.rank, event)
+        elif place.name == CHECKPOINT:
+            return self._checkpoint_mark(place.rank, event)
         elif place.name != CUT:
             self.skipped += 1
         return None
@@ -278,6 +321,17 @@ class StreamOrder:
         if rank == 0:
             told = {"batch": event.timestamp[_BATCH], **event.fields}
             self.outcomes.append(Outcome.from_wire(command, told)._replace(time_ns=event.time))
+
+    def _checkpoint_mark(self, rank: int, event: EventBody) -> CheckpointMark | None:
+        try:
+            mark = CheckpointMark.from_event(self.run, event)
+        except ProtocolError:
+            self.skipped += 1
+            return None
+        if rank:
+            return None
+        self.checkpoints.append(mark)
+        return mark
 
     def _note_end(self, rank: int, event: EventBody) -> None:
         self._ends[rank] = Ending.from_fields(event.fields)

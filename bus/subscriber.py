@@ -22,7 +22,7 @@ from bus.segment_fetch import fetch_segment
 from bus.sender import send_command_through
 from bus.sent_commands import SentCommands
 from bus.snapshot import Snapshot
-from bus.stream import Ending, Gap, InEffect, Missing, StreamOrder
+from bus.stream import CheckpointMark, Ending, Gap, InEffect, Missing, StreamOrder
 from bus.stream_link import StreamLink
 from bus.wire import BEAT, decode_body, decode_positions, split_frame
 
@@ -124,6 +124,8 @@ class Subscriber:
         """The recording that it reads; ``None`` for a run on another machine."""
         self.name_sender: Callable[[], str | None] = lambda: None
         """Who sends a command through a snapshot, where it gives no reason: asked within that call."""
+        self.on_checkpoint: Callable[[CheckpointMark], object] = lambda mark: None
+        """Called where the training has saved or loaded a checkpoint, between the snapshots before and after that."""
         self.ending: Ending | None = None
         """How the run ended; ``None`` until then."""
         self._demand = Demand.of(events or ()) if demand is None else demand
@@ -137,7 +139,7 @@ class Subscriber:
         self._given_security = security
         self._reader = self._source.reader
         self._chunks = self._reader.read()
-        self._ready: deque[Snapshot] = deque()
+        self._ready: deque[Snapshot | CheckpointMark] = deque()
         self._missing: Missing | None = None
         self._catching_up = True
         self._over = False
@@ -297,6 +299,8 @@ class Subscriber:
         while True:
             while self._ready:
                 snapshot = self._next()
+                if snapshot is None:
+                    continue
                 yield snapshot
                 self._note_handled(snapshot)
             pause = self._advance()
@@ -314,6 +318,8 @@ class Subscriber:
         while True:
             while self._ready:
                 snapshot = self._next()
+                if snapshot is None:
+                    continue
                 yield snapshot
                 self._note_handled(snapshot)
             pause = self._advance()
@@ -327,8 +333,12 @@ class Subscriber:
                 # A long history must not keep other tasks of the loop from running.
                 await asyncio.sleep(min(pause, FETCH_SECONDS))
 
-    def _next(self) -> Snapshot:
+    def _next(self) -> Snapshot | None:
+        """The next snapshot; ``None`` where a mark of a checkpoint came instead."""
         snapshot = self._ready.popleft()
+        if isinstance(snapshot, CheckpointMark):
+            self.on_checkpoint(snapshot)
+            return None
         snapshot.bind(self._send_from, self._fetch_tensors)
         self._given += 1
         self._last_seq = snapshot.seq
@@ -440,7 +450,7 @@ class Subscriber:
             self._compare(body)
             return
         result = self._order.from_live(f"{topic.run}/{topic.name}/{topic.rank}", body)
-        if isinstance(result, Snapshot):
+        if isinstance(result, Snapshot | CheckpointMark):
             self._ready.append(result)
         elif result is not None:
             self._fall_back(result)

@@ -12,6 +12,7 @@ from bus.errors import InvalidRunNameError, ProtocolError
 __all__ = [
     "BEAT",
     "BUNDLE",
+    "CHECKPOINT",
     "COMMAND",
     "CUT",
     "DEMAND",
@@ -54,6 +55,7 @@ END = "$end"
 BEAT = "$beat"
 DEMAND = "$demand"
 COMMAND = "$command"
+CHECKPOINT = "$checkpoint"
 CUT = "$cut"
 BUNDLE = "events"
 

@@ -63,6 +63,11 @@ class AdaptedCallback(Callback):
         result: MaybeAwaitable = self.callback.post_close()
         return result
 
+    @property
+    def has_state(self) -> bool:
+        """Whether the callback has a ``state_dict`` of its own."""
+        return _overrides(self.callback, "state_dict")
+
     def state_dict(self) -> dict[str, Any]:
         """What the callback gives."""
         state: dict[str, Any] = self.callback.state_dict()

@@ -24,6 +24,7 @@ from bus.security import ClientSecurity, client_security
 from bus.subscriber import Subscriber
 from consumers.callback import Callback, demand_of
 from consumers.callbacks import TrainerMetrics
+from consumers.checkpoint_states import CheckpointStates
 from consumers.logger import LoggerDestination
 from consumers.loggers import ConsoleLogger
 from consumers.members import decides_of
@@ -66,7 +67,8 @@ def run_attached(
             security=security,
         )
 
-    _, statistics = run_session(open_stream, made, list(loggers) or [ConsoleLogger()])
+    destinations = list(loggers) or [ConsoleLogger()]
+    _, statistics = run_session(open_stream, made, destinations, checkpoint_states=CheckpointStates(NAME))
     for line in told_outcomes(statistics):
         say(line, err=True)
     for line in (*statistics.problems, *(told_places(statistics) if shows else ())):

@@ -60,6 +60,10 @@ class Callback:
     """The events at which the callback may decide to stop the training: a trainer that was told to waits there for
     it."""
 
+    resumes: ClassVar[bool] = True
+    """Whether :meth:`state_dict` continues in a later attempt of the run, from the checkpoint from which that resumes;
+    ``False`` for a state that is about one attempt, such as a position in its file or the time of its last event."""
+
     owns_terminal: ClassVar[bool] = False
     """Whether the callback draws on the whole terminal: the command ``consumer`` then logs nothing there."""
 
@@ -119,7 +123,14 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what :meth:`state_dict` gave, before the first event; tuples are lists by then."""
+        """Takes up what :meth:`state_dict` gave; tuples are lists by then. Called before the first event, and, in an
+        attempt that resumes from a checkpoint, between ``BEFORE_LOAD`` and ``AFTER_LOAD`` with the state from where the
+        checkpoint was saved."""
+
+    @property
+    def has_state(self) -> bool:
+        """Whether :meth:`state_dict` is overridden."""
+        return self._overrides("state_dict")
 
     def _overrides(self, name: str) -> bool:
         return name in vars(self) or getattr(type(self), name) is not getattr(Callback, name)

@@ -13,6 +13,7 @@ from bus.replay_options import ReplayChoice, moment_given, rate_given
 from bus.replay_pace import Pace
 from bus.terminal import run_command
 from consumers.callback import Callback, demand_of
+from consumers.checkpoint_states import CheckpointStates
 from consumers.cli_metrics import list_metrics as print_metrics
 from consumers.cli_report import EXIT_TROUBLE, report, say, say_start
 from consumers.cli_source import Source, SourceStreams, open_state
@@ -199,11 +200,19 @@ def consumer(
     found = source.find(say)
     streams = SourceStreams(found, choice, pace, name)
     progress = None if name is None else open_state(state_dir, name, found)
+    states = None if name is None else CheckpointStates(name, state_dir)
     code = 0
     with keys:
         while True:
             stream, statistics = run_session(
-                streams.open, made, destinations, on_error, progress, commit_every, partial(say_start, name=name)
+                streams.open,
+                made,
+                destinations,
+                on_error,
+                progress,
+                commit_every,
+                partial(say_start, name=name),
+                states,
             )
             code = max(code, report(stream, statistics, sorted(demand_of(made).fields)))
             is_empty = streams.gave_nothing and not statistics.handled

@@ -27,13 +27,11 @@ from consumers.attach import (
     newest_run,
 )
 from consumers.callback import Callback, demand_of
+from consumers.checkpoint_states import STATE_DIR
 from consumers.members import decides_of, wanted_events
 from consumers.state_file import StateFile
 
 __all__ = ["Found", "Source", "SourceStreams", "open_state"]
-
-STATE_DIR = "consumers"
-"""Where in a run's directory named consumers keep how far they are."""
 
 Found: TypeAlias = RunInfo | RemoteRunInfo | Recording
 

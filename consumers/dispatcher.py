@@ -15,13 +15,13 @@ from bus.commands import Outcome
 from bus.errors import OffloopError
 from bus.event import Event
 from bus.snapshot import Snapshot
-from bus.stream import Ending, Gap
+from bus.stream import CheckpointMark, Ending, Gap
 from consumers.callback import Callback, CannotWorkError, demand_of, view_for
 from consumers.logger import Logger, RunPlace
 from consumers.members import Member, decides_of
 from consumers.progress import CallbackState
 
-__all__ = ["CallbackError", "Dispatcher", "OnError", "SnapshotStream"]
+__all__ = ["AtCheckpoint", "CallbackError", "Dispatcher", "OnError", "SnapshotStream"]
 
 OnError: TypeAlias = Literal["continue", "disable", "stop"]
 
@@ -30,6 +30,10 @@ SnapshotStream: TypeAlias = Iterable[Snapshot] | AsyncIterable[Snapshot]
 
 _BREATH = 256
 _NOWHERE = (0, 0)
+
+
+AtCheckpoint: TypeAlias = Callable[[CheckpointMark, "Dispatcher"], None]
+"""Called with a dispatcher where the training has saved or loaded a checkpoint."""
 
 
 class CallbackError(OffloopError):
@@ -44,6 +48,8 @@ class Dispatcher:
     that a callback raises, with the place in words, before ``on_error`` is followed. With ``keeps_positions`` it knows
     how far it came, and passes over what lies before; ``deliver`` is then called after each event that was handled.
     ``on_left`` is called after each callback that is given no more events because it cannot work.
+    ``at_checkpoint`` is called with this object between two events, where the training has saved or loaded a
+    checkpoint.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class Dispatcher:
         on_error: OnError,
         keeps_positions: bool,
         on_left: Callable[[], None] = lambda: None,
+        at_checkpoint: AtCheckpoint | None = None,
     ) -> None:
         self.members = [Member(callback, name) for name, callback in callbacks]
         self.place = _place(stream)
@@ -75,7 +82,8 @@ class Dispatcher:
         """Whether that is because it was asked to leave."""
         self._stream = stream
         self._deliver = deliver
-        self._note_error = note_error
+        self.note_error = note_error
+        """Told of what a callback has raised."""
         self._on_error = on_error
         self._on_left = on_left
         self._keeps_positions = keeps_positions
@@ -87,6 +95,9 @@ class Dispatcher:
         self._running: Member | None = None
         if hasattr(stream, "name_sender"):
             stream.name_sender = self._name_sender
+        self._at_checkpoint = at_checkpoint
+        if at_checkpoint is not None and hasattr(stream, "on_checkpoint"):
+            stream.on_checkpoint = self._see_checkpoint
 
     @property
     def ending(self) -> Ending | None:
@@ -115,10 +126,11 @@ class Dispatcher:
             member.errors, member.disabled = known.errors, known.disabled
         self._table = self._make_table()
 
-    def callback_states(self) -> tuple[CallbackState, ...] | None:
-        """How the callbacks are doing and what they know; ``None`` when one of them raised at being asked."""
+    def callback_states(self, members: Sequence[Member] | None = None) -> tuple[CallbackState, ...] | None:
+        """How the callbacks, or some of them, are doing and what they know; ``None`` when one of them raised at being
+        asked."""
         states = []
-        for member in self.members:
+        for member in self.members if members is None else members:
             try:
                 state = member.callback.state_dict()
             except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
@@ -126,6 +138,13 @@ class Dispatcher:
                 return None
             states.append(CallbackState(member.name, member.errors, member.disabled, state))
         return tuple(states)
+
+    def load_state(self, member: Member, state: dict[str, Any]) -> None:
+        """Gives a callback a state; what it raises is an error of the callback."""
+        try:
+            member.callback.load_state_dict(state)
+        except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
+            self._take_error(member, error, "load_state_dict")
 
     async def consume(self, after_each: Callable[[], None] | None = None) -> None:
         """Handles the stream to its end, or until it is left; ``after_each`` is called after each of its snapshots."""
@@ -234,6 +253,11 @@ class Dispatcher:
         self.handled += 1
         self._waiting = True
 
+    def _see_checkpoint(self, mark: CheckpointMark) -> None:
+        # Before its position lies what another one has seen that went before.
+        if self._at_checkpoint is not None and mark.seq > self.positions.get(0, _NOWHERE)[0]:
+            self._at_checkpoint(mark, self)
+
     def _name_sender(self) -> str | None:
         return None if self._running is None else f"callback {self._running.name}"
 
@@ -250,7 +274,7 @@ class Dispatcher:
     def _take_error(self, member: Member, error: Exception, where: str) -> None:
         member.errors += 1
         place = f"at {where}, seq {self.last.seq}" if self.last else f"at {where}, before any event"
-        self._note_error(member, error, place)
+        self.note_error(member, error, place)
         if member.closed:
             return
         if self._on_error == "stop":

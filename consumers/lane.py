@@ -8,7 +8,7 @@ from collections.abc import Callable
 from bus.snapshot import Snapshot
 from consumers.callback import Callback
 from consumers.delivery import Delivery
-from consumers.dispatcher import Dispatcher, OnError, SnapshotStream
+from consumers.dispatcher import AtCheckpoint, Dispatcher, OnError, SnapshotStream
 from consumers.logger import Logger
 from consumers.members import Member
 from consumers.progress import CallbackState, LaneState
@@ -25,9 +25,9 @@ class Lane:
     """Runs one callback over a stream of its own in a thread of its own; what it logs is delivered between what the
     others log.
 
-    ``note_error``, ``on_error`` and ``on_left`` are as for :class:`~consumers.dispatcher.Dispatcher`; an error
-    that ends it is handed to ``fail`` in its thread. With ``keeps_point`` it notes where it stands: with what it has
-    logged, and once a second.
+    ``note_error``, ``on_error``, ``on_left`` and ``at_checkpoint`` are as for
+    :class:`~consumers.dispatcher.Dispatcher`; an error that ends it is handed to ``fail`` in its thread. With
+    ``keeps_point`` it notes where it stands: with what it has logged, and once a second.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Lane:
         keeps_point: bool,
         fail: Callable[[Exception], None],
         on_left: Callable[[], None],
+        at_checkpoint: AtCheckpoint | None = None,
     ) -> None:
         self.name = name
         self.callback = callback
@@ -49,7 +50,7 @@ class Lane:
         """Where it stood when it last noted that. It changes only while the delivery's lock is held, so that it belongs
         to what the destinations have been given."""
         self.dispatcher = Dispatcher(
-            stream, [(name, callback)], self._deliver, note_error, on_error, keeps_point, on_left
+            stream, [(name, callback)], self._deliver, note_error, on_error, keeps_point, on_left, at_checkpoint
         )
         self._delivery = delivery
         self._keeps_point = keeps_point

@@ -8,9 +8,9 @@ or sends a message by itself does that again for the events after the last commi
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgpack
 
@@ -19,7 +19,20 @@ from bus.snapshot import Snapshot
 from bus.stream import Ending, Gap
 from consumers.snapshot_frame import pack_snapshot, unpack_snapshot
 
-__all__ = ["MAX_BYTES", "CallbackState", "Committed", "DestinationState", "LaneState", "Progress"]
+__all__ = [
+    "MAX_BYTES",
+    "CallbackState",
+    "Committed",
+    "DestinationState",
+    "LaneState",
+    "Progress",
+    "pack_state",
+    "seal",
+    "unpack_state",
+    "unseal",
+]
+
+Content = TypeVar("Content")
 
 MAX_BYTES = 256 * 1024 * 1024
 """How large the packed form may be."""
@@ -92,27 +105,21 @@ class Committed:
                 "last": None if self.last is None else pack_snapshot(self.last),
                 "handled": self.handled,
                 "callbacks": [
-                    [name, errors, disabled, _packed("callback", name, state)]
+                    [name, errors, disabled, pack_state("callback", name, state)]
                     for name, errors, disabled, state in self.callbacks
                 ],
-                "destinations": [[name, _packed("logger", name, state)] for name, state in self.destinations],
+                "destinations": [[name, pack_state("logger", name, state)] for name, state in self.destinations],
                 "gaps": self.gaps,
                 "ending": None if self.ending is None else list(astuple(self.ending)),
                 "damage": self.damage,
                 "lanes": [
-                    [dict(lane.positions), name, errors, disabled, _packed("callback", name, state)]
+                    [dict(lane.positions), name, errors, disabled, pack_state("callback", name, state)]
                     for lane in self.lanes
                     for name, errors, disabled, state in (lane.callback,)
                 ],
             }
         )
-        packed: bytes = msgpack.packb([_VERSION, zlib.crc32(content), content])
-        if len(packed) > MAX_BYTES:
-            raise ConfigurationError(
-                f"the callbacks' state_dict() of {len(packed)} bytes are over the limit of {MAX_BYTES}: "
-                "keep in them only what is needed to go on"
-            )
-        return packed
+        return seal(content)
 
     @classmethod
     def unpack(cls, packed: bytes) -> "Committed":
@@ -121,18 +128,7 @@ class Committed:
         Raises:
             RecordingError: it is damaged, or of a newer version; the message is to be completed by what it is about.
         """
-        try:
-            version, checksum, content = msgpack.unpackb(packed)
-            if version > _VERSION:
-                raise RecordingError(f"is of version {version}, and this offloop reads up to {_VERSION}: update it")
-            if zlib.crc32(content) != checksum:
-                raise ValueError("its checksum does not hold")
-            return cls._from_content(msgpack.unpackb(content, strict_map_key=False))
-        except (
-            *(ValueError, TypeError, OverflowError, KeyError, AttributeError, RecursionError),
-            *(msgpack.UnpackException, ProtocolError),
-        ) as error:
-            raise RecordingError(f"is damaged: {error or type(error).__name__}") from None
+        return unseal(packed, cls._from_content)
 
     @classmethod
     def _from_content(cls, content: dict[str, Any]) -> "Committed":
@@ -144,7 +140,7 @@ class Committed:
             handled=_whole(content["handled"]),
             callbacks=tuple(_callback(*told) for told in content["callbacks"]),
             destinations=tuple(
-                DestinationState(str(name), _unpacked(state)) for name, state in content["destinations"]
+                DestinationState(str(name), unpack_state(state)) for name, state in content["destinations"]
             ),
             gaps=tuple(Gap(*map(_whole, gap)) for gap in content["gaps"]),
             ending=None if content["ending"] is None else Ending(*content["ending"]),
@@ -153,6 +149,38 @@ class Committed:
                 LaneState(_positions(positions), _callback(*told)) for positions, *told in content.get("lanes", ())
             ),
         )
+
+
+def seal(content: bytes) -> bytes:
+    """Adds a version and a checksum to packed content.
+
+    Raises :class:`bus.errors.ConfigurationError` when it is too large."""
+    packed: bytes = msgpack.packb([_VERSION, zlib.crc32(content), content])
+    if len(packed) > MAX_BYTES:
+        raise ConfigurationError(
+            f"the callbacks' state_dict() of {len(packed)} bytes are over the limit of {MAX_BYTES}: "
+            "keep in them only what is needed to go on"
+        )
+    return packed
+
+
+def unseal(packed: bytes, read: Callable[[Any], Content]) -> Content:
+    """What ``read`` makes of the map in what :func:`seal` gave.
+
+    Raises :class:`bus.errors.RecordingError` when it is damaged, or of a newer version; the message is to be completed
+    by what it is about."""
+    try:
+        version, checksum, content = msgpack.unpackb(packed)
+        if version > _VERSION:
+            raise RecordingError(f"is of version {version}, and this offloop reads up to {_VERSION}: update it")
+        if zlib.crc32(content) != checksum:
+            raise ValueError("its checksum does not hold")
+        return read(msgpack.unpackb(content, strict_map_key=False))
+    except (
+        *(ValueError, TypeError, OverflowError, KeyError, AttributeError, RecursionError),
+        *(msgpack.UnpackException, ProtocolError),
+    ) as error:
+        raise RecordingError(f"is damaged: {error or type(error).__name__}") from None
 
 
 class Progress(Protocol):
@@ -174,7 +202,7 @@ def _positions(told: dict[Any, Any]) -> dict[int, tuple[int, int]]:
 
 
 def _callback(name: Any, errors: Any, disabled: Any, state: Any) -> CallbackState:
-    return CallbackState(str(name), _whole(errors), bool(disabled), _unpacked(state))
+    return CallbackState(str(name), _whole(errors), bool(disabled), unpack_state(state))
 
 
 def _whole(value: Any) -> int:
@@ -183,7 +211,10 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _packed(kind: str, name: str, state: dict[str, Any]) -> bytes:
+def pack_state(kind: str, name: str, state: dict[str, Any]) -> bytes:
+    """A ``state_dict()`` as MessagePack.
+
+    Raises :class:`bus.errors.ConfigurationError` when it holds something that cannot be stored."""
     try:
         return bytes(msgpack.packb(state))
     except (TypeError, ValueError, OverflowError) as error:
@@ -193,7 +224,10 @@ def _packed(kind: str, name: str, state: dict[str, Any]) -> bytes:
         ) from None
 
 
-def _unpacked(packed: bytes) -> dict[str, Any]:
+def unpack_state(packed: bytes) -> dict[str, Any]:
+    """What :func:`pack_state` was given; tuples are lists.
+
+    Raises :class:`ValueError` and what MessagePack raises when it is none."""
     state = msgpack.unpackb(packed, strict_map_key=False)
     if not isinstance(state, dict):
         raise ValueError("a state_dict() is no map")

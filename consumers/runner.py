@@ -16,7 +16,7 @@ from bus.snapshot import Snapshot
 from consumers.callback import Callback, CannotWorkError
 from consumers.commits import COMMIT_EVENTS, Commits
 from consumers.delivery import Delivery, show_failure
-from consumers.dispatcher import CallbackError, Dispatcher, OnError
+from consumers.dispatcher import AtCheckpoint, CallbackError, Dispatcher, OnError
 from consumers.lane import LOOK_SECONDS, Lane
 from consumers.logger import LoggerDestination
 from consumers.loggers.spool import spooled
@@ -50,6 +50,9 @@ class Runner:
     has ended, a last commit after that says that all is done, and later runners do nothing. While a destination has
     failed, and once ``stop`` has ended the run, nothing is committed: the next runner begins before that failure.
 
+    ``at_checkpoint``, such as :meth:`~consumers.checkpoint_states.CheckpointStates.take`, is called where the training
+    has saved or loaded a checkpoint, with each dispatcher whose callbacks have come there.
+
     SIGINT and SIGTERM, where they are not ignored, let the current event be finished and everything be closed; a second
     one interrupts at once, and so does the first when nothing is left but to wait for servers.
     """
@@ -62,6 +65,7 @@ class Runner:
         on_error: OnError = "continue",
         progress: Progress | None = None,
         commit_every: int = COMMIT_EVENTS,
+        at_checkpoint: AtCheckpoint | None = None,
     ) -> None:
         if commit_every < 1:
             raise ConfigurationError(f"commit_every counts handled events and is at least 1, not {commit_every}")
@@ -69,6 +73,7 @@ class Runner:
             raise ConfigurationError(f"on_error {on_error!r} is not known: use {', '.join(get_args(OnError))}")
         self._on_error = on_error
         self._keeps_progress = progress is not None
+        self._at_checkpoint = at_checkpoint
         # Named before they are wrapped: people know them by what they are.
         self._destinations = dict(zip(numbered_names(destinations), map(spooled, destinations), strict=True))
         self._delivery = Delivery(self._destinations, lambda error: self._shared.fail(error))
@@ -80,6 +85,7 @@ class Runner:
             on_error,
             self._keeps_progress,
             self._note_left,
+            at_checkpoint,
         )
         self._lanes: list[Lane] = []
         self._commits = Commits(
@@ -137,6 +143,7 @@ class Runner:
                 keeps_point=self._keeps_progress,
                 fail=self._shared.fail,
                 on_left=self._note_left,
+                at_checkpoint=self._at_checkpoint,
             )
         )
 

@@ -7,6 +7,7 @@ from typing import TypeAlias
 from bus.subscriber import Subscriber
 from consumers.attach import Stream
 from consumers.callback import Callback
+from consumers.checkpoint_states import CheckpointStates
 from consumers.logger import LoggerDestination
 from consumers.members import divided
 from consumers.progress import Committed, Progress
@@ -44,11 +45,13 @@ def run_session(
     open_progress: contextlib.AbstractContextManager[Progress] | None = None,
     commit_every: int = COMMIT_EVENTS,
     on_start: Callable[[Stream, Committed | None], object] = lambda stream, committed: None,
+    checkpoint_states: CheckpointStates | None = None,
 ) -> tuple[Stream, RunnerStatistics]:
     """Runs callbacks until the run has ended, each of those with ``own_cursor`` beside the others; returns the stream
     that the others share.
 
-    ``open_progress`` keeps how far it is. ``on_start`` is called when all is open, with the shared stream and what was
+    ``open_progress`` keeps how far it is, ``checkpoint_states`` what callbacks knew where the training saved
+    checkpoints. ``on_start`` is called when all is open, with the shared stream and what was
     committed before. Raises what :meth:`consumers.runner.Runner.run` does."""
     watchers = [watcher for destination in destinations for watcher in destination.companions()]
     destinations = [*destinations, *(further for callback in callbacks for further in callback.destinations())]
@@ -63,7 +66,8 @@ def run_session(
             return opened.enter_context(stream) if isinstance(stream, Subscriber) else stream
 
         stream = open_for([callback for _, callback in shared], committed.positions if committed else None)
-        runner = Runner(stream, shared, destinations, on_error, progress, commit_every)
+        at_checkpoint = None if checkpoint_states is None else checkpoint_states.take
+        runner = Runner(stream, shared, destinations, on_error, progress, commit_every, at_checkpoint)
         for name, callback in beside:
             runner.run_beside(name, callback, open_for([callback], lanes.get(name)))
         on_start(stream, committed)

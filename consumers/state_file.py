@@ -12,7 +12,7 @@ from bus.run_files import open_file
 from bus.wire import check_run_name
 from consumers.progress import MAX_BYTES, Committed
 
-__all__ = ["StateFile", "check_name"]
+__all__ = ["StateFile", "check_name", "read_state", "write_state"]
 
 
 def check_name(name: str) -> str:
@@ -91,15 +91,8 @@ class StateFile:
             ConfigurationError: a callback's state cannot be stored.
         """
         packed = committed.pack()
-        temporary = self.path.with_name(f".{self.path.name}.new")
         with self._explained():
-            descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            with open(descriptor, "wb") as file:
-                file.write(packed)
-                file.flush()
-                os.fsync(descriptor)
-            os.replace(temporary, self.path)
-            self._sync_directory()
+            write_state(self.path, packed)
 
     def close(self) -> None:
         """Lets the next consumer of that name in. Can be called more than once."""
@@ -117,18 +110,7 @@ class StateFile:
 
     def _read(self) -> bytes | None:
         with self._explained():
-            try:
-                with open(open_file(self.path), "rb") as file:
-                    return file.read(MAX_BYTES + 1)
-            except FileNotFoundError:
-                return None
-
-    def _sync_directory(self) -> None:
-        descriptor = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            return read_state(self.path)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -139,3 +121,32 @@ class StateFile:
                 f"the state of consumer {self.name!r} cannot be kept in {self.path}: {error.strerror}; "
                 "'--state-dir DIR' keeps it elsewhere"
             ) from None
+
+
+def read_state(path: Path) -> bytes | None:
+    """What is in a file of a state; ``None`` when there is no such file.
+
+    Raises :class:`OSError` when it cannot be read."""
+    try:
+        with open(open_file(path), "rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+
+
+def write_state(path: Path, content: bytes) -> None:
+    """Puts a file in its place as a whole; it is on the disk then.
+
+    Raises :class:`OSError` when it cannot be written; what was there before is still there."""
+    temporary = path.with_name(f".{path.name}.new")
+    descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -46,7 +46,7 @@ from bus.recording import Recording
 from bus.recovery import recover
 from bus.runs import BROKER_FILE, RUN_FILE, read_run
 from bus.snapshot import Snapshot
-from bus.stream import Ending, StreamOrder
+from bus.stream import CheckpointMark, Ending, StreamOrder
 from bus.time import Time, Timestamp, TimeUnit
 from bus.wire import (
     END,
@@ -159,7 +159,7 @@ def _demands() -> list[bytes]:
 
 # -- the order of a stream --------------------------------------------------------------------------------------------
 
-NAMES = (*(event.value for event in Event), END, "$demand", "from_the_future")
+NAMES = (*(event.value for event in Event), END, "$demand", "$checkpoint", "from_the_future")
 
 
 def _order(data: bytes) -> None:
@@ -184,6 +184,8 @@ def _follow(order: StreamOrder, steps: list[Any]) -> None:
                     check(given.seq > numbers.get(given.rank, 0), "an event was given twice, or out of order")
                     numbers[given.rank] = given.seq
                     _look_at(given)
+                elif isinstance(given, CheckpointMark):
+                    check(given.action in ("save", "load"), "a checkpoint is neither saved nor loaded")
                 elif given is not None:
                     check(not order.has(given), "what is missing is there")
                     order.give_up(given)

@@ -64,6 +64,9 @@ class Stream:
     def demand_in_effect(self, timestamp: tuple[int, ...]) -> None:
         self.in_effect.append((len(self.sent), timestamp[2]))
 
+    def mark_checkpoint(self, action: str, timestamp: tuple[int, ...], run: str | None = None) -> None:
+        """No state is kept for it."""
+
     def close(self, status: str, error: str | None, reason: str | None) -> None:
         assert error is None
 

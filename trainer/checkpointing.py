@@ -1,7 +1,7 @@
 """When checkpoints are written."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from bus.errors import ConfigurationError
 from bus.event import Event
@@ -10,9 +10,17 @@ from trainer.checkpoint_folder import CheckpointFolder
 from trainer.durations import Interval
 from trainer.state import State
 
-__all__ = ["CheckpointSaver", "NoSaver"]
+__all__ = ["Announce", "CheckpointSaver", "NoSaver"]
 
 _EVENTS = (Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT, Event.BATCH_CHECKPOINT)
+
+
+class Announce(Protocol):
+    """Tells the stream where a checkpoint is saved or loaded, as :meth:`bus.Publisher.mark_checkpoint` does."""
+
+    def __call__(
+        self, action: Literal["save", "load"], timestamp: tuple[int, ...], run: str | None = None
+    ) -> object: ...
 
 
 class NoSaver:
@@ -35,7 +43,7 @@ class CheckpointSaver:
     """Writes a checkpoint every so often and when the training is over, once for each batch.
 
     An evaluation that comes after the last one, at the end of the training, is put into it too. ``join`` is what the
-    other ranks do with their trees while the first one saves its own. Reference:
+    other ranks do with their trees while the first one saves its own; ``announce`` is called before that. Reference:
     ``composer/callbacks/checkpoint_saver.py``, but for the evaluation.
     """
 
@@ -46,12 +54,14 @@ class CheckpointSaver:
         interval: Time,
         join: Callable[[Mapping[str, Any]], None],
         weights_only: bool,
+        announce: Announce,
     ) -> None:
         self._state = state
         self._folder = folder
         self._interval = interval
         self._join = join
         self._weights_only = weights_only
+        self._announce = announce
         self._gather: Callable[[], dict[str, Any]] = dict
         self._planned: Interval | None = None
         # What a training goes on from, or begins with, needs not be written again.
@@ -81,6 +91,7 @@ class CheckpointSaver:
         if self._last_batch == self._state.timestamp.values[2] and self._last_evaluation is not self._evaluation:
             tree = self._gather()
             if self._state.rank == 0:
+                self._announce("save", self._state.timestamp.values)
                 self._folder.replace_last(tree)
             else:
                 self._join(tree)
@@ -90,6 +101,7 @@ class CheckpointSaver:
         """Writes a checkpoint now; the first rank does, for which all of them have to come here."""
         tree = self._gather()
         if self._state.rank == 0:
+            self._announce("save", self._state.timestamp.values)
             self._folder.save(self._state.timestamp, tree)
         else:
             self._join(tree)

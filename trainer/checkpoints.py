@@ -20,7 +20,7 @@ from trainer.checkpoint_file import (
     write_checkpoint,
 )
 from trainer.checkpoint_folder import CheckpointFolder
-from trainer.checkpointing import CheckpointSaver, NoSaver
+from trainer.checkpointing import Announce, CheckpointSaver, NoSaver
 from trainer.data import DataSpec
 from trainer.epoch_order import EpochOrder
 from trainer.evaluation import Evaluation
@@ -83,6 +83,8 @@ class Checkpoints:
         self._schedulers: tuple[Any, Path] | None = None
         self._saver: CheckpointSaver | None = None
         self._folder: CheckpointFolder | None = None
+        self.announce: Announce = _tell_nobody
+        """Told, on the first rank, where a checkpoint is saved and where one was loaded."""
         self.resumed = False
         """Whether the training goes on from a checkpoint of the same run."""
         self.sampler_seed: int | None = None
@@ -163,6 +165,8 @@ class Checkpoints:
         if self._folder is not None and self.resumed:
             self._folder.load_state_dict(tree.get("checkpoints") or {})
             self._folder.adopt(path)
+        if state.rank == 0:
+            self.announce("load", state.timestamp.values, tree.get("run", {}).get("name"))
 
     @property
     def interval(self) -> Time | None:
@@ -190,7 +194,9 @@ class Checkpoints:
                 self._folder.check_conflicts(self._state.timestamp)
                 self._folder.clean()
             join = partial(_write, None, sharded=self._sharded, ranks=self._ranks)
-            self._saver = CheckpointSaver(self._state, self._folder, self._interval, join, self._weights_only)
+            # A training does not resume from weights alone.
+            announce = _tell_nobody if self._weights_only else self.announce
+            self._saver = CheckpointSaver(self._state, self._folder, self._interval, join, self._weights_only, announce)
         # Nothing that holds this object: a trainer that is dropped is to be gone at once.
         gather = partial(
             _gather, self._state, self._order, self._ranks, self._weights_only, self._folder, evaluation, data
@@ -224,6 +230,8 @@ class Checkpoints:
     def write(self, path: Path, evaluation: Evaluation, data: DataSpec | None) -> Path:
         """Writes a checkpoint of its own; all ranks have to call this."""
         tree = _gather(self._state, self._order, self._ranks, self._weights_only, self._folder, evaluation, data)
+        if self._state.rank == 0 and not self._weights_only:
+            self.announce("save", self._state.timestamp.values)
         _write(path if self._state.rank == 0 else None, tree, sharded=self._sharded, ranks=self._ranks)
         return path
 
@@ -254,6 +262,10 @@ class Checkpoints:
                 f"there is no checkpoint in {path}: name a file, or the folder that they were saved in"
             )
         return latest
+
+
+def _tell_nobody(action: str, timestamp: tuple[int, ...], run: str | None = None) -> None:
+    """Of a training without a stream."""
 
 
 def _write(path: Path | None, tree: Mapping[str, Any], *, sharded: bool, ranks: Ranks | None) -> None:

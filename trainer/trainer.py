@@ -332,6 +332,8 @@ class Trainer:
         self._stream = RunStream(options, self.state, self._clock, self._ranks, shows=progress_bar)
         with self._ending_on_error():
             self._publisher = self._stream.start(self._control, self._max_duration)
+            if self._publisher is not None:
+                self._checkpoints.announce = self._publisher.mark_checkpoint
             self.engine = self._stream.make_engine(self.logger, self._control)
             self._evaluation = Evaluation(
                 self.state,

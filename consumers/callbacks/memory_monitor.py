@@ -48,6 +48,8 @@ class MemoryMonitor(Callback):
     Reference: ``composer/callbacks/memory_monitor.py``.
     """
 
+    resumes = False
+
     def __init__(
         self,
         memory_keys: Mapping[str, str] | Sequence[str] | None = None,

@@ -82,6 +82,7 @@ class MLPerfCallback(Callback):
     """
 
     own_cursor: ClassVar[bool] = True
+    resumes: ClassVar[bool] = False
     decides: ClassVar[tuple[Event, ...]] = (Event.EVAL_END,)
 
     def __init__(

@@ -42,6 +42,7 @@ class Phases(Callback):
     """
 
     all_ranks = True
+    resumes = False
     fields = ("phases",)
 
     def __init__(self, every: int | str = 10, window: int = 10, threshold: float = 0.3) -> None:

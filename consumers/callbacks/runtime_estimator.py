@@ -31,6 +31,8 @@ class RuntimeEstimator(Callback):
     Reference: ``composer/callbacks/runtime_estimator.py``.
     """
 
+    resumes = False
+
     def __init__(self, skip_batches: int = 1, time_unit: TimeUnitName = "hours") -> None:
         if skip_batches < 0:
             raise ConfigurationError(f"skip_batches counts batches and is at least 0, not {skip_batches}")

@@ -63,6 +63,8 @@ class StallMonitor(Callback):
     :class:`bus.Publisher`; the phase is that of the last event which left.
     """
 
+    resumes = False
+
     def __init__(self, factor: float = 10.0, min_seconds: float = 30.0, detailed: bool = False) -> None:
         if not factor >= 1:
             raise ConfigurationError(f"factor is {factor}: it multiplies the usual time of a batch, use 1 or more")

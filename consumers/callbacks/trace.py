@@ -41,6 +41,7 @@ class Trace(Callback):
     """
 
     all_ranks = True
+    resumes = False
     fields = ("phases",)
 
     def __init__(self, path: str | None = None, every: int = 1, overwrite: bool = False) -> None:

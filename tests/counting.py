@@ -1,0 +1,38 @@
+"""Callbacks that count."""
+
+from typing import Any
+
+from consumers import Callback, Logger
+
+__all__ = ["Counter", "SlowCounter"]
+
+
+class Counter(Callback):
+    """Logs how many batches and evaluations there were."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.evaluations = 0
+
+    def batch_end(self, state: Any, logger: Logger) -> None:
+        self.batches.append(int(state.timestamp.batch))
+        logger.log_metrics({"count": len(self.batches), "evaluations": self.evaluations})
+
+    def eval_end(self, state: Any, logger: Logger) -> None:
+        self.evaluations += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self.batches, "evaluations": self.evaluations}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.batches, self.evaluations = list(state["batches"]), state["evaluations"]
+
+
+class SlowCounter(Counter):
+    """The same with a stream of its own, under other names."""
+
+    own_cursor = True
+
+    def batch_end(self, state: Any, logger: Logger) -> None:
+        self.batches.append(int(state.timestamp.batch))
+        logger.log_metrics({"slow_count": len(self.batches), "slow_evaluations": self.evaluations})
