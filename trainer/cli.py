@@ -84,6 +84,26 @@ class _Beginning:
         if _is_first_rank() and not (given["broker"] or given["no_publish"] or given["help"]):
             self._announced.enter_context(announced(task, given["runs_dir"]))
 
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """While this is open, Ctrl-C and SIGTERM end the process at once: what is raised while torch and numpy load is
+        caught by them, and leaves them half loaded."""
+
+        def leave(*_: object) -> None:
+            self.end()
+            _say_interrupted()
+            os._exit(130)
+
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        taken = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+        for number in taken:
+            signal.signal(number, leave)
+        try:
+            yield
+        finally:
+            for number, handler in taken.items():
+                signal.signal(number, handler)
+
     def end(self) -> None:
         """The run has begun, or never will."""
         self.over = True
@@ -101,8 +121,7 @@ class _Tasks(click.Group):
             except KeyboardInterrupt:
                 if beginning.over:
                     raise
-                if _is_first_rank():
-                    printing.say("interrupted before the training began", err=True)
+                _say_interrupted()
                 sys.exit(130)
             finally:
                 beginning.end()
@@ -112,7 +131,8 @@ class _Tasks(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # As early as this: a user's own task loads torch when it is imported.
         ctx.obj.announce(args[0], args[1:])
-        return super().resolve_command(ctx, args)
+        with ctx.obj.loading():
+            return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(BUILT_IN)
@@ -140,6 +160,11 @@ class _Tasks(click.Group):
             if not _is_first_rank():
                 sys.exit(130)
             raise
+
+
+def _say_interrupted() -> None:
+    if _is_first_rank():
+        printing.say("interrupted before the training began", err=True)
 
 
 def _is_first_rank() -> bool:
@@ -260,7 +285,7 @@ def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> N
     Raises :class:`click.ClickException` when the task or one of its values will not do, and what the training
     raises."""
     with _refusing():
-        with _explaining_what_is_missing():
+        with beginning.loading(), _explaining_what_is_missing():
             from trainer.device import is_gpu
             from trainer.introduction import short_path
             from trainer.ranks import join_ranks
