@@ -18,10 +18,15 @@ class NotAFileError(OSError):
 
 
 def open_file(
-    path: str | os.PathLike[str], flags: int = os.O_RDONLY, *, dir_fd: int | None = None, follow: bool = False
+    path: str | os.PathLike[str],
+    flags: int = os.O_RDONLY,
+    mode: int = 0o600,
+    *,
+    dir_fd: int | None = None,
+    follow: bool = False,
 ) -> int:
-    """Opens a regular file without waiting; one that is made may be read by its owner alone. ``follow`` is for files
-    that the user has named.
+    """Opens a regular file without waiting; one that is made may be read by its owner alone unless ``mode`` says
+    otherwise. ``follow`` is for files that the user has named.
 
     Raises:
         NotAFileError: it is something else.
@@ -30,7 +35,7 @@ def open_file(
     # Opening a FIFO waits for its other end unless it is told not to.
     flags |= os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
-        descriptor = with_reserve(lambda: os.open(path, flags, 0o600, dir_fd=dir_fd))
+        descriptor = with_reserve(lambda: os.open(path, flags, mode, dir_fd=dir_fd))
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
             raise NotAFileError(errno.ELOOP, "it is a symbolic link, which is not followed", str(path)) from None

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from consumers import (
     Logger,
     LoggerDestination,
     LRMonitor,
+    ParquetLogger,
     Runner,
     SpeedMonitor,
     TrainerMetrics,
@@ -96,6 +98,22 @@ def test_every_row_is_in_the_file_as_soon_as_its_event_is_over(tmp_path: Path) -
 
     Runner([batch_end(n) for n in (1, 2, 3)], [Looks()], [JsonlLogger(str(path))]).run()
     assert seen == [0, 1, 2]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+@pytest.mark.parametrize(("logger", "name"), [(JsonlLogger, "jsonl"), (CsvLogger, "csv"), (ParquetLogger, "parquet")])
+def test_what_is_planted_in_a_runs_directory_is_neither_followed_nor_waited_for(
+    tmp_path: Path, logger: type[LoggerDestination], name: str, kind: str
+) -> None:
+    victim, run = tmp_path / "victim", tmp_path / "run"
+    run.mkdir()
+    victim.mkdir() if logger is ParquetLogger else victim.write_text("")
+    planted = run / f"metrics.{name}"
+    planted.symlink_to(victim) if kind == "link" else os.mkfifo(planted)
+    with pytest.raises(ConfigurationError, match=f"metrics.{name} cannot be written: "):
+        logger().open(RunPlace("r", 1, run))
+    assert os.listdir(victim) == [] if victim.is_dir() else victim.read_text() == ""
 
 
 # -- csv --------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bus.errors import ClosedError, ConfigurationError
+from bus.run_files import open_file
 from consumers.logger import LoggerDestination, RunPlace
 
 __all__ = ["FileDestination", "append_whole"]
@@ -23,7 +24,8 @@ class FileDestination(LoggerDestination):
 
     What an event logged is handed to the system as a whole, at once, so other programs can follow the file. An existing
     file that holds anything is refused unless ``overwrite`` is true, or unless this is a consumer that goes on: then
-    the file is cut back to where that consumer had committed it. A file has one writer at a time.
+    the file is cut back to where that consumer had committed it. A file has one writer at a time. In the run's
+    directory only a regular file is written to, and no symbolic link is followed.
     """
 
     name = ""
@@ -53,7 +55,12 @@ class FileDestination(LoggerDestination):
         try:
             if not self._goes_on:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = _open(self._path, os.O_APPEND | (0 if self._goes_on else os.O_CREAT))
+            flags = os.O_WRONLY | os.O_APPEND | (0 if self._goes_on else os.O_CREAT)
+            if self._chosen is None:
+                self._file = _open(self._path, flags)
+            else:
+                # What the user has named may be a pipe or a device.
+                self._file = open(os.open(self._path, flags | os.O_CLOEXEC, 0o666), "wb")  # noqa: SIM115  closed by close()
             if not _acquire(self._file, self._path):
                 raise self._problem("is being written by another process:")
             if self._goes_on:
@@ -130,7 +137,7 @@ class FileDestination(LoggerDestination):
         """
         path, old = self.opened_path, self._opened
         temporary = path.with_name(f".{path.name}.new")
-        file = _open(temporary, os.O_APPEND | os.O_CREAT)
+        file = _open(temporary, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(file.fileno(), 0)
@@ -230,7 +237,7 @@ def append_whole(descriptor: int, data: bytes, size: int) -> None:
 
 
 def _open(path: Path, flags: int) -> BinaryIO:
-    return open(os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o666), "wb")
+    return open(open_file(path, flags, 0o666), "wb")
 
 
 def _acquire(file: BinaryIO, path: Path) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import ClosedError, ConfigurationError
+from bus.run_files import open_directory, open_file
 from bus.snapshot import Snapshot
 from consumers.logger import LoggerDestination, LogValue, Row, RunPlace
 
@@ -82,7 +83,10 @@ class ParquetLogger(LoggerDestination):
         self._where = str(self._directory)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if self._chosen is None:
+                self._lock = open_directory(self._directory)
+            else:
+                self._lock = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             if not _acquire(self._lock):
                 raise self._problem("is being written by another process:")
             if self._committed is None:
@@ -296,7 +300,7 @@ def _write(file: Path, table: "pa.Table") -> None:
     # Readers of the directory pass over names that begin with a dot.
     temporary = file.with_name(f".{file.name}.new")
     try:
-        with temporary.open("wb") as opened:
+        with open(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), "wb") as opened:
             write_table(table, opened)
             opened.flush()
             os.fsync(opened.fileno())
