@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +18,15 @@ from bus.broker import Broker
 from bus.cli_recordings import cut_recording, diff_recordings, export_recording, merge_recordings, say_missing
 from bus.cli_replay import replay
 from bus.commands import COMMANDS, Outcome
-from bus.describe import describe_recording, describe_remote_run, describe_run, lasted, lines, when
+from bus.describe import (
+    describe_recording,
+    describe_remote_run,
+    describe_run,
+    hyperparameter_lines,
+    lasted,
+    lines,
+    when,
+)
 from bus.errors import ConfigurationError
 from bus.keys import PUBLIC_SUFFIX, load_public_key, make_keys
 from bus.printing import say
@@ -163,8 +171,15 @@ def info(
     if as_json:
         click.echo(json.dumps(plain(described), indent=2))
         return
-    told = list(lines(described))
-    width = max(len(label) for label, _ in told)
+    _say_pairs(lines(described))
+    if described.get("hyperparameters"):
+        say("hyperparameters")
+        _say_pairs((f"  {name}", text) for name, text in hyperparameter_lines(described))
+
+
+def _say_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    told = list(pairs)
+    width = max((len(label) for label, _ in told), default=0)
     for label, text in told:
         say(f"{label:<{width}}  {text}")
 

@@ -10,7 +10,7 @@ import click
 
 from bus.cut import cut, cut_path
 from bus.damage import shortened
-from bus.diff import Diff, EventDifference, MetricDifference, diff
+from bus.diff import Diff, EventDifference, FieldDifference, HyperparameterDifference, MetricDifference, diff
 from bus.errors import ConfigurationError, OffloopError
 from bus.event import Event
 from bus.export import FORMATS, export, exported_path
@@ -174,7 +174,8 @@ def diff_recordings(a: str, b: str, tolerance: float, times: bool, as_json: bool
     """Say at which event two recorded runs begin to differ, and which metrics do.
 
     A and B are recordings, or names or folders of runs. What is different in any two runs is not compared: names,
-    machines and, unless asked for, times.
+    machines and, unless asked for, times. Hyperparameters are compared by name; what two runs were started with, such
+    as the command, the git commit and the versions of packages, is told and makes no difference.
 
     Exit code: 0 when they are the same, 1 when they differ, 2 when that cannot be told.
     """
@@ -214,6 +215,8 @@ def _diff_lines(found: Diff) -> Iterator[str]:
         yield f"commands and endings that differ, or are in one alone: {found.differing_marks}"
     if found.metrics:
         yield from _metric_lines(found.metrics)
+    if found.hyperparameters:
+        yield from _hyperparameter_lines(found.hyperparameters)
     yield from shortened(found.incomplete, "places like these")
     yield from shortened(found.notes, "ranges of events")
     if found.same:
@@ -227,11 +230,24 @@ def _first_lines(first: EventDifference) -> Iterator[str]:
         yield f"first difference: {where} is in {only} alone (event {number})"
         return
     yield f"first difference: {where} (event {first.a} in A, {first.b} in B)"
-    for one in first.fields[:_LISTED]:
-        a, b = ("not there" if one.only == other else _short(value) for value, other in ((one.a, "B"), (one.b, "A")))
-        yield f"  {one.name}: {a} in A, {b} in B"
+    yield from map(_field_line, first.fields[:_LISTED])
     if len(first.fields) > _LISTED:
         yield f"  and {len(first.fields) - _LISTED} more fields"
+
+
+def _hyperparameter_lines(differing: Iterable[HyperparameterDifference]) -> Iterator[str]:
+    for kind, told in (
+        ("hyperparameters that differ", [one for one in differing if one.of_the_training]),
+        ("different in how they were started", [one for one in differing if not one.of_the_training]),
+    ):
+        if told:
+            yield f"{kind}:"
+            yield from map(_field_line, told)
+
+
+def _field_line(one: FieldDifference) -> str:
+    a, b = ("not there" if one.only == other else _short(value) for value, other in ((one.a, "B"), (one.b, "A")))
+    return f"  {one.name}: {a} in A, {b} in B"
 
 
 def _metric_lines(metrics: Iterable[MetricDifference]) -> Iterator[str]:

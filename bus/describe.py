@@ -11,6 +11,8 @@ from typing import Any
 
 from bus.errors import BrokerError, ProtocolError, RecordingError, RunNotFoundError
 from bus.export_source import LeftOut, Recorded
+from bus.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
+from bus.hyperparameters import hyperparameters_in, value_text
 from bus.journal import JournalReader, Record
 from bus.recording import Recording
 from bus.replay_origin import Origin
@@ -20,9 +22,19 @@ from bus.security import ClientSecurity
 from bus.stream import Gap, Reached, StreamOrder
 from bus.wire import CUT, EventBody, decode_event, parse_topic
 
-__all__ = ["describe_recording", "describe_remote_run", "describe_run", "duration", "lasted", "lines", "when"]
+__all__ = [
+    "describe_recording",
+    "describe_remote_run",
+    "describe_run",
+    "duration",
+    "hyperparameter_lines",
+    "lasted",
+    "lines",
+    "when",
+]
 
 _LISTED = 20
+_ALREADY_SAID = ("command", "git/", "version/", "config/", "machine/host")
 
 
 def describe_run(run: RunInfo) -> dict[str, Any]:
@@ -96,11 +108,15 @@ def describe_recording(path: Path) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     last: EventBody | None = None
     left_out: list[Gap] = []
+    hyperparameters: dict[str, Any] = {}
+    telling = {f"{recording.run_name}/{event.value}/0" for event in WITH_HYPERPARAMETERS}
     with JournalReader(path) as reader:
         for records in reader.read():
             for record in records:
                 counts[record.topic] += 1
                 order.from_record(record.topic, record.body)
+                if record.topic in telling and (told := _decoded(record.body)) is not None:
+                    hyperparameters |= hyperparameters_in(told.fields)
                 left_out += _left_out(record) if f"/{CUT}/" in record.topic else ()
             bodies = [one.body for one in records if "/$" not in one.topic]
             last = _decoded(bodies[-1]) if bodies else last
@@ -115,6 +131,7 @@ def describe_recording(path: Path) -> dict[str, Any]:
         "left_out": [gap._asdict() for gap in dict.fromkeys(left_out)],
         "damage": problems,
         "paused": _pause(order),
+        "hyperparameters": hyperparameters,
     }
 
 
@@ -165,6 +182,14 @@ def lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for label, text in _all_lines(described):
         if text not in ("", None):
             yield label, text
+
+
+def hyperparameter_lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The hyperparameters as pairs of a name and a text, without what :func:`lines` says already."""
+    is_known = "command" in described
+    for name, value in described.get("hyperparameters", {}).items():
+        if not (is_known and name.startswith(_ALREADY_SAID)):
+            yield name, value_text(value)
 
 
 def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:

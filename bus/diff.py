@@ -11,13 +11,16 @@ from bus.damage import shortened
 from bus.errors import ConfigurationError
 from bus.export_rows import COUNTERS, DURATIONS, as_row, flattened
 from bus.export_source import Recorded, Source, is_base, is_mark, ranks_in
+from bus.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
+from bus.hyperparameters import FIELD as HYPERPARAMETERS
+from bus.hyperparameters import hyperparameters_in, is_of_the_training
 from bus.stream import Gap
 from bus.wire import COMMAND, CUT, END
 
-__all__ = ["Diff", "EventDifference", "FieldDifference", "MetricDifference", "diff"]
+__all__ = ["Diff", "EventDifference", "FieldDifference", "HyperparameterDifference", "MetricDifference", "diff"]
 
 _TIMES = ("time", *DURATIONS)
-_NEVER = ("run", "attempt", "rank", "seq", "event", "utc", "id", "decided_at", "on_demand", "not_sent")
+_NEVER = ("run", "attempt", "rank", "seq", "event", "utc", "id", "decided_at", "on_demand", "not_sent", HYPERPARAMETERS)
 _OF_THE_CLOCK = frozenset(("system", "phases", "gpu_utilization", "late", "total_eval_wct", *_TIMES))
 _INNER_TIMES = ("eval_timestamp", "predict_timestamp")
 _FACTS = frozenset(
@@ -68,6 +71,14 @@ class EventDifference:
     fields: tuple[FieldDifference, ...] = ()
 
 
+@dataclass(frozen=True)
+class HyperparameterDifference(FieldDifference):
+    """A hyperparameter that differs."""
+
+    of_the_training: bool = True
+    """Whether it makes the runs differ: not when it says by what and where they were started."""
+
+
 @dataclass
 class MetricDifference:
     """A number that differs, over all events that both runs have."""
@@ -108,6 +119,8 @@ class Diff:
     """The first of them: the earliest batch, there the first event, of equal ones the lowest rank."""
     metrics: tuple[MetricDifference, ...]
     """Numbers that differ, by where they do first."""
+    hyperparameters: tuple[HyperparameterDifference, ...]
+    """Hyperparameters that differ, those of the training first."""
     notes: tuple[str, ...]
     """What was not compared because only one of them can have it, each in a line."""
     incomplete: tuple[str, ...]
@@ -116,12 +129,15 @@ class Diff:
     @property
     def same(self) -> bool:
         """Whether no difference was found."""
-        return self.first is None
+        return self.first is None and not any(one.of_the_training for one in self.hyperparameters)
 
 
 def diff(a: Path, b: Path, *, tolerance: float = 0.0, times: bool = False) -> Diff:
     """Compares two recordings, event by event: those of the same rank, batch and name, commands and endings among
     them.
+
+    Hyperparameters are compared by name. Those that say by what and where a run was started (``command``, ``git/``,
+    ``version/``, ``machine/``) are told and make no difference, nor do all of them where one run alone has any.
 
     What differs in any case is not compared: the run's name, attempt and machine, numbers of events, and, unless
     ``times`` is true, when things happened and how long they took. Two numbers are the same when they are equal, both
@@ -150,6 +166,12 @@ def diff(a: Path, b: Path, *, tolerance: float = 0.0, times: bool = False) -> Di
         for name, mine, others in (("A", of_a, of_b), ("B", of_b, of_a))
         for rank in sorted(mine - others)
     ]
+    hyperparameters_a, hyperparameters_b = (
+        {name: value for side in sides[place::2] for name, value in side.hyperparameters.items()} for place in (0, 1)
+    )
+    if bool(hyperparameters_a) is not bool(hyperparameters_b):
+        notes.append(f"{'A' if hyperparameters_a else 'B'} alone says its hyperparameters")
+        hyperparameters_a = hyperparameters_b = {}
     if not comparison.events:
         raise ConfigurationError(f"{a} and {b} have no event in common, so there is nothing to compare")
     return Diff(
@@ -161,6 +183,7 @@ def diff(a: Path, b: Path, *, tolerance: float = 0.0, times: bool = False) -> Di
         comparison.differing_marks,
         comparison.first[1] if comparison.first else None,
         tuple(sorted(comparison.metrics.values(), key=lambda one: (one.batch, one.rank))),
+        _differing(hyperparameters_a, hyperparameters_b, tolerance),
         (*notes, *comparison.notes(), *(line for side in sides for line in side.left_out())),
         tuple(dict.fromkeys(line for side in sides for line in side.trouble())),
     )
@@ -181,6 +204,8 @@ class _Side:
         self.batch = 0
         """Of the next event."""
         self.next: Recorded | None = None
+        self.hyperparameters: dict[str, Any] = {}
+        """What the first rank has said of them so far."""
         self._advance()
 
     def take(self) -> Recorded:
@@ -200,6 +225,8 @@ class _Side:
                 self._holes.append((before, batch))
             self._seq, self.batch = seq, batch
             if not name.startswith("$") or name in (COMMAND, END):
+                if not record.topic.rank and name in WITH_HYPERPARAMETERS:
+                    self.hyperparameters |= hyperparameters_in(record.event.fields)
                 self.next = record
                 return
         if any(gap.first > self._seq for gap in self.source.gaps):
@@ -282,6 +309,17 @@ def _key(record: Recorded, counts: "Counter[Any]") -> _Key:
 def _batch_of(timestamp: Any) -> int:
     counted = isinstance(timestamp, list) and len(timestamp) > _BATCH and isinstance(timestamp[_BATCH], int)
     return timestamp[_BATCH] if counted else 0
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any], tolerance: float) -> tuple[HyperparameterDifference, ...]:
+    """The hyperparameters that differ."""
+    found = [
+        HyperparameterDifference(name, a.get(name), b.get(name), only, is_of_the_training(name))
+        for name in {**a, **b}
+        for only in [None if name in a and name in b else "A" if name in a else "B"]
+        if only or not _is_same(a[name], b[name], tolerance)
+    ]
+    return tuple(sorted(found, key=lambda one: not one.of_the_training))
 
 
 # -- comparing --------------------------------------------------------------------------------------------------------

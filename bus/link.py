@@ -15,6 +15,7 @@ from bus import processes
 from bus.broker_start import BrokerProcess, named_error
 from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError
 from bus.event import Event
+from bus.redaction import redact_command
 from bus.runs import SOCKET_FILES, new_run_name, runs_dir, socket_address
 from bus.security import ClientSecurity, allow_ipv6, client_security_for
 from bus.stream_link import notice_silence
@@ -24,6 +25,8 @@ __all__ = ["BrokerLink", "connect", "describe_process"]
 
 WELCOME_PATIENCE = 10.0
 SEND_QUEUE = 1000
+
+_GIT_SECONDS = 2.0
 
 
 class BrokerLink:
@@ -41,6 +44,8 @@ class BrokerLink:
         self.run_name: str = hello["run"]
         self.address = address
         self.process = process
+        self.info: dict[str, Any] = hello["info"]
+        """What is written down about the run."""
         self._hello = hello
         self._security = security
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -203,16 +208,19 @@ def _refusal(content: dict[str, Any]) -> OffloopError:
 
 
 def describe_process() -> dict[str, Any]:
-    """What ``run.json`` says about the program that publishes: command, folder, host, versions, git commit."""
+    """What ``run.json`` says about the program that publishes: command (see :func:`bus.redaction.redact_command`),
+    folder, host, versions, git commit. What git does not say, or not soon, is ``None``."""
+    commit = _git("rev-parse", "HEAD")
+    changes = None if commit is None else _git("status", "--porcelain", "--untracked-files=no")
     return {
-        "command": [_readable(argument) for argument in sys.argv],
+        "command": [_readable(argument) for argument in redact_command(sys.argv)],
         "cwd": _readable(os.getcwd()),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "python": sys.version.split()[0],
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "git_commit": commit,
+        "git_dirty": None if changes is None else bool(changes),
     }
 
 
@@ -232,9 +240,13 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says of the current folder; ``None`` without git or outside a repository."""
+    """What git says of the current folder; ``None`` without git, outside a repository, and when it takes long."""
+    # A status need not write the index, for which it would wait for others.
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, timeout=_GIT_SECONDS, check=True, env=environment
+        )
+    except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    return done.stdout.strip() or None
+    return done.stdout.strip()

@@ -163,6 +163,8 @@ class Publisher:
         self.recording: Path = self.run_dir / welcome["recording"]
         """Where the broker records this attempt."""
         self.attempt: int = welcome["attempt"]
+        self.info = link.info
+        """What is written down about the run in ``run.json``: what was given as ``info``, and the process."""
         self.address = link.address
         """Where the run's broker is: further ranks join it there."""
         self._topic = Topic(self.run_name, END, rank)

@@ -74,6 +74,7 @@ class Commits:
         shared.last = committed.last
         shared.handled = self._handled_at_commit = committed.handled
         shared.go_on_from(committed.positions, committed.callbacks)
+        self._delivery.named.update(committed.named)
         if committed.ending is not None:
             return True
         for member, known in zip(shared.members, committed.callbacks, strict=True):
@@ -159,6 +160,7 @@ class Commits:
                 ending=ending,
                 damage=statistics.damage if ending else None,
                 lanes=tuple(lane.point for lane in self._lanes),
+                named=tuple(sorted(self._delivery.named)),
             )
         )
 

@@ -34,6 +34,8 @@ class Delivery:
         self._failed: dict[str, LoggerDestination] = {}
         self.only_sends = False
         """Whether it is being closed, and nothing is left but to wait for servers."""
+        self.named: set[str] = set()
+        """The hyperparameters that callbacks have logged: of one name, theirs counts and not the run's."""
         self.lock = threading.RLock()
         """Held while anything is delivered. Whoever stores positions holds it from the first position to the last, of
         callbacks as of destinations, so that they belong together."""
@@ -71,10 +73,15 @@ class Delivery:
         if not logger.pending:
             return
         gathered = logger.take(state)
+        with self.lock:
+            self.named |= gathered.hyperparameters.keys()
+            hyperparameters = gathered.hyperparameters | {
+                name: value for name, value in gathered.of_run.items() if name not in self.named
+            }
 
         def give(destination: LoggerDestination) -> None:
-            if gathered.hyperparameters:
-                destination.log_hyperparameters(gathered.hyperparameters, state)
+            if hyperparameters:
+                destination.log_hyperparameters(hyperparameters, state)
             if gathered.rows:
                 destination.log_rows(gathered.rows, state)
             for images in gathered.images:

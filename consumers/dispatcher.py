@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeAlias
 from bus.commands import Outcome
 from bus.errors import OffloopError
 from bus.event import Event
+from bus.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
+from bus.hyperparameters import hyperparameters_in
 from bus.snapshot import Snapshot
 from bus.stream import CheckpointMark, Ending, Gap
 from consumers.callback import Callback, CannotWorkError, demand_of, view_for
@@ -50,6 +52,7 @@ class Dispatcher:
     ``on_left`` is called after each callback that is given no more events because it cannot work.
     ``at_checkpoint`` is called with this object between two events, where the training has saved or loaded a
     checkpoint.
+    With ``logs_hyperparameters`` it logs what the run says of itself.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Dispatcher:
         keeps_positions: bool,
         on_left: Callable[[], None] = lambda: None,
         at_checkpoint: AtCheckpoint | None = None,
+        logs_hyperparameters: bool = True,
     ) -> None:
         self.members = [Member(callback, name) for name, callback in callbacks]
         self.place = _place(stream)
@@ -87,6 +91,7 @@ class Dispatcher:
         self._on_error = on_error
         self._on_left = on_left
         self._keeps_positions = keeps_positions
+        self._with_hyperparameters = WITH_HYPERPARAMETERS if logs_hyperparameters else frozenset()
         self._logger = Logger()
         self._table = self._make_table()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -214,7 +219,9 @@ class Dispatcher:
             return
         # A recording reads faster when it knows what it need not decode.
         select = getattr(stream, "snapshots", None)
-        selected = stream if select is None else select(set(self._table), after=self.positions)
+        selected = (
+            stream if select is None else select({*self._table, *self._with_hyperparameters}, after=self.positions)
+        )
         for count, snapshot in enumerate(selected, 1):
             yield snapshot
             if count % _BREATH == 0:
@@ -226,10 +233,14 @@ class Dispatcher:
         members = self._table.get(event, ())
         if snapshot.rank:
             members = [member for member in members if member.all_ranks]
+        logger = self._logger
+        if event in self._with_hyperparameters and not snapshot.rank:
+            logger.take_from_run(hyperparameters_in(snapshot.fields))
         if not members:
+            if logger.pending:
+                self._deliver(logger, snapshot)
             return
         self._waiting = False
-        logger = self._logger
         logger.begin(snapshot)
         self.last = snapshot
         for name in snapshot.on_demand:

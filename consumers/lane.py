@@ -49,8 +49,17 @@ class Lane:
         self.point = LaneState({}, CallbackState(name, 0, False, {}))
         """Where it stood when it last noted that. It changes only while the delivery's lock is held, so that it belongs
         to what the destinations have been given."""
+        # The others' stream brings the hyperparameters.
         self.dispatcher = Dispatcher(
-            stream, [(name, callback)], self._deliver, note_error, on_error, keeps_point, on_left, at_checkpoint
+            stream,
+            [(name, callback)],
+            self._deliver,
+            note_error,
+            on_error,
+            keeps_point,
+            on_left,
+            at_checkpoint,
+            logs_hyperparameters=False,
         )
         self._delivery = delivery
         self._keeps_point = keeps_point

@@ -1,5 +1,6 @@
 """Callbacks decide what is logged, destinations where it goes; the logger stands between them."""
 
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,8 @@ LogValue: TypeAlias = float | int | str | bool
 """A metric's value as destinations get it."""
 
 _RESERVED = ("step", "time")
+_DEEPEST = 8
+_LARGEST = 2**63 - 1
 
 
 class Row(NamedTuple):
@@ -103,11 +106,14 @@ class Gathered(NamedTuple):
     """Everything that was logged during one event, in the order in which destinations are given it."""
 
     hyperparameters: dict[str, Any]
+    """Those that callbacks logged."""
     rows: list[Row]
     images: list[Images]
     tables: list[Table]
     texts: list[Text]
     uploads: list[Upload]
+    of_run: dict[str, Any]
+    """The hyperparameters that the run says of itself."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +207,8 @@ class LoggerDestination:
         Called after all callbacks have handled the event; ``state`` is the event's snapshot."""
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
-        """Takes values that describe the run as a whole. Left out unless a destination overrides it."""
+        """Takes values that describe the run as a whole: those that callbacks log, and those that the run says of
+        itself. Left out unless a destination overrides it."""
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
         """Takes images. Left out unless a destination overrides it."""
@@ -251,6 +258,7 @@ class Logger:
         self._state: Snapshot | None = None
         self._rows: dict[int, dict[str, LogValue]] = {}
         self._hyperparameters: dict[str, Any] = {}
+        self._of_run: dict[str, Any] = {}
         self._images: list[Images] = []
         self._tables: list[Table] = []
         self._texts: list[Text] = []
@@ -269,8 +277,10 @@ class Logger:
             self._rows.setdefault(self._step("log_metrics", step), {}).update(checked)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Logs values that describe the run as a whole, such as a seed or a model's size."""
-        self._hyperparameters.update(hyperparameters)
+        """Logs values that describe the run as a whole, beside those that it says of itself; of one name it is this
+        value that counts. What is no number, text, boolean or ``None``, nor a list or map of these, is logged as its
+        text."""
+        self._hyperparameters.update({str(name): _as_plain(value) for name, value in hyperparameters.items()})
 
     def log_images(
         self,
@@ -354,7 +364,19 @@ class Logger:
     @property
     def pending(self) -> bool:
         """Whether anything has been logged and not been taken yet."""
-        return bool(self._rows or self._hyperparameters or self._images or self._tables or self._texts or self._uploads)
+        return bool(
+            self._rows
+            or self._hyperparameters
+            or self._of_run
+            or self._images
+            or self._tables
+            or self._texts
+            or self._uploads
+        )
+
+    def take_from_run(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Takes what the run says of itself, for whoever takes all."""
+        self._of_run.update(hyperparameters)
 
     def take(self, state: Snapshot) -> Gathered:
         """Gives everything that was gathered, timed by ``state``, and begins anew."""
@@ -365,7 +387,9 @@ class Logger:
             [entry._replace(time=state.time) for entry in self._tables],
             [entry._replace(time=state.time) for entry in self._texts],
             self._uploads,
+            self._of_run,
         )
+        self._of_run = {}
         self._images, self._tables, self._texts, self._uploads = [], [], [], []
         return gathered
 
@@ -392,6 +416,23 @@ def _checked(name: str, value: Any) -> LogValue:
     if name in _RESERVED:
         raise ConfigurationError(f"a metric cannot be called {name!r}, every row has that already: choose another name")
     return _plain(f"metric {name!r} has a value", value)
+
+
+def _as_plain(value: Any, depth: int = 0) -> Any:
+    """A hyperparameter as every destination can take it."""
+    if depth < _DEEPEST and isinstance(value, Mapping):
+        return {str(name): _as_plain(part, depth + 1) for name, part in value.items()}
+    if depth < _DEEPEST and isinstance(value, list | tuple):
+        return [_as_plain(part, depth + 1) for part in value]
+    if isinstance(value, numbers.Integral):
+        value = value if isinstance(value, bool) else int(value)
+        return value if abs(value) <= _LARGEST else hex(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if value is None or isinstance(value, str):
+        # What is not UTF-8 cannot be written or sent.
+        return value and value.encode(errors="backslashreplace").decode()
+    return str(value)
 
 
 def _cell(name: str, value: Any) -> LogValue | None:

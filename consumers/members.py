@@ -6,18 +6,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from bus.errors import ConfigurationError
 from bus.event import Event
+from bus.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from consumers.callback import Callback
 
 __all__ = ["Member", "decides_of", "divided", "numbered_names", "wanted_events"]
 
 
 def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
-    """Every event that at least one of the callbacks wants.
+    """Every event that at least one of the callbacks wants, and those that bring hyperparameters, which are logged
+    without being asked for.
 
     Raises:
         ConfigurationError: one of them handles nothing at all, which is a slip of the pen.
     """
-    events: set[Event] = set()
+    events: set[Event] = set(WITH_HYPERPARAMETERS)
     for callback in callbacks:
         wanted = callback.wanted_events()
         if not wanted and not _overrides(callback, "close", "post_close"):

@@ -90,6 +90,8 @@ class Committed:
     """What of the recording could not be read, at the end."""
     lanes: tuple[LaneState, ...] = ()
     """The callbacks with streams of their own."""
+    named: tuple[str, ...] = ()
+    """The hyperparameters that callbacks have logged."""
 
     def pack(self) -> bytes:
         """The stored form: a version, a checksum, and MessagePack.
@@ -112,6 +114,7 @@ class Committed:
                 "gaps": self.gaps,
                 "ending": None if self.ending is None else list(astuple(self.ending)),
                 "damage": self.damage,
+                "named": self.named,
                 "lanes": [
                     [dict(lane.positions), name, errors, disabled, pack_state("callback", name, state)]
                     for lane in self.lanes
@@ -148,6 +151,7 @@ class Committed:
             lanes=tuple(
                 LaneState(_positions(positions), _callback(*told)) for positions, *told in content.get("lanes", ())
             ),
+            named=tuple(map(str, content.get("named", ()))),
         )
 
 

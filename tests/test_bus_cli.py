@@ -72,6 +72,25 @@ def test_info_describes_a_run_by_name_by_folder_and_by_recording(two_runs):
     assert file["events"] == {"batch_end": 5, "fit_end": 1}
 
 
+def test_info_shows_the_hyperparameters_of_a_training_in_a_section_of_their_own(runs_dir):
+    with gold_trainer(publish=True, run_name="r", max_duration="1ba", config={"task": "gold"}) as trainer:
+        trainer.fit()
+    section = invoke("info", "r").partition("\nhyperparameters\n")[2].splitlines()
+    assert section[0].split() == ["model/name", "GoldMLP"]
+    told = dict(line.split(maxsplit=1) for line in section)
+    assert (told["optimizer/name"], told["optimizer/lr"], told["seed"], told["max_duration"]) == (
+        "SGD",
+        "0.1",
+        "17",
+        "1ba",
+    )
+    # What is said above is not said again.
+    assert not [name for name in told if name.startswith(("config/", "git/", "version/", "command"))]
+    described = json.loads(invoke("info", "r", "--json"))["hyperparameters"]
+    assert (described["optimizer/lr"], described["config/task"]) == (0.1, "gold")
+    assert "config/task" in invoke("info", trainer.recording)
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"name": "first", "attempts": [{"started": "x"}]}'])
 def test_one_damaged_run_does_not_hide_the_others(two_runs, content, caplog):
     (two_runs / "first" / "run.json").write_text(content)

@@ -320,6 +320,25 @@ loss    3ba   1       inf at 3ba        inf at 3ba     3.0         NaN
     )
 
 
+def test_the_command_names_hyperparameters_that_differ(tmp_path):
+    a = {"optimizer": {"lr": 0.1}, "seed": 1, "machine": {"host": "x"}}
+    compare(
+        tmp_path,
+        [Entry("fit_start", fields={"hyperparameters": a})],
+        [Entry("fit_start", fields={"hyperparameters": {**a, "optimizer": {"lr": 0.2}, "machine": {"host": "y\n"}}})],
+    )
+    result = run(tmp_path / "a.mcap", tmp_path / "b.mcap")
+    assert result.return_value == 1
+    assert result.output.splitlines()[2:] == [
+        "hyperparameters that differ:",
+        "  optimizer/lr: 0.1 in A, 0.2 in B",
+        "different in how they were started:",
+        "  machine/host: x in A, y\\n in B",
+    ]
+    told = json.loads(run(tmp_path / "a.mcap", tmp_path / "b.mcap", "--json").output)
+    assert (told["same"], told["hyperparameters"][0]["name"]) == (False, "optimizer/lr")
+
+
 def test_the_command_shows_what_one_alone_has(tmp_path):
     compare(tmp_path, losses(1.0, 2.0), losses(1.0))
     result = run(tmp_path / "a.mcap", tmp_path / "b.mcap")

@@ -52,7 +52,8 @@ def live_and_in_replay(runs_dir: Path, make: Callable[[], Callback], **arguments
         publish=True, run_name="r", callbacks=[make()], loggers=[JsonlLogger(str(path))], **arguments
     ) as trainer:
         trainer.fit()
-    live = [json.loads(line) for line in path.read_text().splitlines()]
+    # The first line has the hyperparameters, which the run says of itself.
+    _, *live = [json.loads(line) for line in path.read_text().splitlines()]
     collector = Collector()
     Runner(Recording(runs_dir / "r"), [make()], [collector]).run()
     replayed = logged(collector.rows)

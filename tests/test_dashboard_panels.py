@@ -56,7 +56,8 @@ def recording(runs_dir: Path) -> Path:
         Publisher("odd", world_size=2) as first,
         Publisher("odd", broker=first.address, rank=1, world_size=2) as second,
     ):
-        first.publish(Event.FIT_START, max_duration="30ba")
+        told = {"optimizer": {"lr": 0.125}, MARKUP: MARKUP}
+        first.publish(Event.FIT_START, max_duration="30ba", hyperparameters=told)
         for batch in range(1, 31):
             at = {"batch": batch, "sample": 8 * batch, "batch_size": 8, "loss": 1 / batch}
             began = 1_700_000_000_000 * MILLISECOND + 10 * batch * MILLISECOND
@@ -98,8 +99,13 @@ def test_ranks_phases_and_images_are_drawn_and_names_stay_text(recording, tmp_pa
             sizes = "[...document.querySelectorAll('figure img')].map(i => [i.naturalWidth, i.naturalHeight])"
             assert page.evaluate(sizes) == [[6, 4]] * 8 + [[8, 8]]
             there.sees("8 of 10")
+            page.get_by_text("Hyperparameters").click()
+            for text in ("optimizer/lr", "0.125"):
+                page.get_by_role("cell", name=text, exact=True).wait_for()
+            odd = page.get_by_role("cell", name=MARKUP)
+            assert odd.count() == 2
             page.get_by_text("Latest values").click()
-            page.get_by_role("cell", name=MARKUP).wait_for()
+            there.waits_for(lambda: odd.count() == 3, "the metric among the latest values")
             assert page.locator(".run-problem").inner_text() == MARKUP
             log = page.locator(".log").inner_text()
             assert f"{MARKUP}: {MARKUP}" in log

@@ -133,7 +133,8 @@ def test_attached_before_in_the_middle_and_after_the_files_are_the_same_to_the_b
         assert process.returncode == 0, err
     contents = [(tmp_path / f"{name}.jsonl").read_bytes() for name in ("before", "middle", "after", "replay")]
     assert len(set(contents)) == 1
-    rows = [json.loads(line) for line in contents[0].splitlines()]
+    told, *rows = [json.loads(line) for line in contents[0].splitlines()]
+    assert told["hyperparameters"]["model/name"] == "GoldMLP"
     assert max(row["step"] for row in rows) == 120
     assert any("throughput/samples_per_sec" in row for row in rows)
     assert any("metrics/eval_a/MulticlassAccuracy" in row for row in rows)

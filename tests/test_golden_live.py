@@ -241,7 +241,11 @@ def test_estimates_are_those_of_the_reference_live_and_in_replay(run: str, runs_
     train([estimator], live, max_duration=LASTING[run], eval_dataloader=evaluators, **timed())
     replay(runs_dir, [RuntimeEstimator(**ESTIMATORS[run])], replayed)
     assert live.calls == replayed.calls == ESTIMATED[run]["logged"]
-    assert live.hyperparameters == replayed.hyperparameters == ESTIMATED[run]["hyperparameters"]
+    assert live.hyperparameters == replayed.hyperparameters
+    *logged, of_the_run = live.hyperparameters
+    assert logged == ESTIMATED[run]["hyperparameters"]
+    # What the run says of itself comes without a callback.
+    assert of_the_run["model/name"] == "GoldMLP"
 
 
 # -- MLPerfCallback ---------------------------------------------------------------------------------------------------

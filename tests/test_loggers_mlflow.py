@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from consumers_stream import batch_end, record_run, snapshots_of_training
+from gold import GoldMLP
 from helpers import strict_json, wait_for
 from mlflow import MlflowClient
 from mlflow.entities import Metric
@@ -21,6 +23,7 @@ from mlflow.entities import Run as MlflowRun
 from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+from training import gold_trainer
 
 from bus.errors import ConfigurationError
 from bus.publisher import Publisher
@@ -209,6 +212,45 @@ def test_hyperparameters_that_changed_become_tags(database: str) -> None:
     assert len(run.data.params) == 152
     assert (run.data.params["seed"], run.data.tags["seed"]) == ("1", "2")
     assert "same" not in run.data.tags
+
+
+def test_a_training_s_hyperparameters_are_there_without_being_asked_for(database: str, runs_dir: Path) -> None:
+    for lr in (0.1, 0.2):
+        model = GoldMLP()
+        with gold_trainer(
+            model=model,
+            optimizers=torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5),
+            config={"api_key": "s3cret", "long": "x" * 900},
+            publish=True,
+            run_name="trained",
+            max_duration="1ba",
+            loggers=[MLFlowLogger(tracking_uri=database)],
+        ) as trainer:
+            trainer.fit()
+    found = only_run(database, "trained").data
+    params = found.params
+    assert (
+        params.items()
+        >= {
+            "model/name": "GoldMLP",
+            "optimizer/name": "SGD",
+            "optimizer/lr": "0.1",
+            "optimizer/momentum": "0.5",
+            "global_train_batch_size": "6",
+            "train_samples": "24",
+            "seed": "17",
+            "max_duration": "1ba",
+            "config/api_key": "***",
+            "config/long": "x" * 900,
+            "version/torch": torch.__version__,
+            "machine/host": socket.gethostname(),
+        }.items()
+    )
+    # What the second attempt has otherwise, which params cannot be.
+    assert {name: value for name, value in found.tags.items() if name in params} == {"optimizer/lr": "0.2"}
+    recording = find_run("trained").path / "recording-1.mcap"
+    assert Runner(Recording(recording), [], [spooled(MLFlowLogger(tracking_uri=database))]).run().problems == []
+    assert only_run(database, "trained").data.params == params
 
 
 def test_more_metrics_than_fit_in_a_request(database: str) -> None:

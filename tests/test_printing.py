@@ -49,6 +49,7 @@ def failed_run(runs_dir: Path) -> Path:
     told = dict.fromkeys(("host", "git_commit", "python"), HOSTILE)
     told |= {"command": [HOSTILE], "versions": {HOSTILE: HOSTILE}}
     publisher = Publisher("odd", info={**told, "config": {HOSTILE: HOSTILE, "nested": {HOSTILE: [HOSTILE]}}})
+    publisher.publish(Event.FIT_START, hyperparameters={HOSTILE: HOSTILE, "nested": {HOSTILE: [HOSTILE]}})
     for batch in range(1, 4):
         metrics = {HOSTILE: float(batch), "text": HOSTILE}
         publisher.publish(Event.BATCH_END, batch=batch, loss=0.5, train_metrics=metrics, lr={HOSTILE: [0.1]})

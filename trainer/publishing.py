@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from bus import hyperparameters
 from bus.demand import BASE_EVENTS, Demand, batch_number
 from bus.errors import ConfigurationError
 from bus.event import Event
@@ -17,6 +18,7 @@ from trainer.device import DeferredMap
 from trainer.field_budget import BYTES_PER_SECOND, TIME_SHARE, FieldBudget, wire_size
 from trainer.field_phases import PhaseWatch
 from trainer.fields import BUILT_IN, Field, FieldsOnDemand
+from trainer.hyperparameters import describe_hyperparameters
 from trainer.logger import Logger
 from trainer.metrics import read_metrics
 from trainer.optimizer_names import optimizer_names
@@ -33,7 +35,8 @@ _PAUSES = {Event.EPOCH_END, Event.EPOCH_CHECKPOINT, Event.ITERATION_END, Event.I
 _WITH_EVAL_METRICS = _AFTER_EVALUATION | _PAUSES
 _WITH_TRAIN_METRICS = {Event.BATCH_END, Event.BATCH_CHECKPOINT} | _PAUSES
 _WITH_FLOPS = {Event.BATCH_END}
-_WITH_FACTS = {Event.INIT, Event.FIT_START}
+_WITH_HYPERPARAMETERS = hyperparameters.EVENTS - {Event.INIT}
+_WITH_FACTS = {Event.INIT} | _WITH_HYPERPARAMETERS
 
 _MAX_LATE = 8
 
@@ -108,6 +111,7 @@ class StatePublisher:
         sharing: how tensors get to consumers that ask for them; without it they do not. What cannot be had when it is
             due, and is worth waiting for, comes with the next event that it is wanted of.
         clock: nanoseconds since 1970, by which events are timed.
+        info: what is written down about the run, which is part of its hyperparameters.
     """
 
     def __init__(
@@ -119,8 +123,11 @@ class StatePublisher:
         fields: Mapping[str, Field] = BUILT_IN,
         sharing: TensorSharing | None = None,
         clock: Callable[[], int] = time_ns,
+        info: Mapping[str, Any] = {},
     ) -> None:
         self._state = state
+        self._info = info
+        self._hyperparameters: dict[str, Any] = {}
         self._stream = stream
         self._always = always
         self._sharing = sharing
@@ -417,6 +424,8 @@ class StatePublisher:
             more["system"] = describe_system(state)
         elif event is Event.FIT_START:
             more.update(describe_sizes(state))
+        if event in _WITH_HYPERPARAMETERS and state.rank == 0 and (changed := self._changed_hyperparameters()):
+            more[hyperparameters.FIELD] = changed
         if event in _WITH_EVAL_METRICS and state.eval_metric_values:
             more["eval_metrics"] = state.eval_metric_values
         if event in _WITH_TRAIN_METRICS and state.train_metrics and state.batch_loss is not None:
@@ -427,6 +436,19 @@ class StatePublisher:
         if self._logged and event in BASE_EVENTS:
             more["logged"] = self._logger.take()
         return more
+
+    def _changed_hyperparameters(self) -> dict[str, Any]:
+        """Those that are new or other than when they were published last: each is published once."""
+        try:
+            found = describe_hyperparameters(self._state, describe_system(self._state), self._info)
+        except Exception as error:  # noqa: BLE001  they are read from objects of the user's, which may do anything
+            _log.warning(
+                "the hyperparameters of run %s are not published: reading them raised %s: %s",
+                *(self._state.run_name, type(error).__name__, error),
+            )
+            return {}
+        known, self._hyperparameters = self._hyperparameters, found
+        return {name: value for name, value in found.items() if name not in known or known[name] != value}
 
     def _read_losses(self) -> Any:
         losses = {

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bus.publisher import Publisher
+from bus.redaction import redact
 from bus.runs import RunInfo, changed_in_words, read_run
 from bus.time import Time
 from trainer.attached import AttachedConsumers, run_place
@@ -74,7 +75,16 @@ class RunStream:
         if publisher is None:
             return Engine(state, logger)
         self.sharing = share_tensors(state, publisher)
-        published = StatePublisher(state, logger, publisher, options.always, options.fields, self.sharing, self._clock)
+        published = StatePublisher(
+            state,
+            logger,
+            publisher,
+            options.always,
+            options.fields,
+            self.sharing,
+            self._clock,
+            publisher.info,
+        )
         publish = published.publish
         if options.waits_for:
             publish = Decisions(
@@ -106,7 +116,7 @@ class RunStream:
                 broker=broker,
                 rank=state.rank,
                 world_size=state.world_size,
-                info={**_described(state, max_duration), "config": options.config},
+                info={**_described(state, max_duration), "config": redact(options.config)},
                 events=options.always.events,
                 security=options.security,
                 clock=self._clock,

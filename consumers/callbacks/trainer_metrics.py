@@ -31,8 +31,8 @@ class TrainerMetrics(Callback):
     A value that is a list or a map is logged in numbers, as ``NAME/0`` or ``NAME/KEY``; ``None`` is left out.
 
     What differs: the ``time/...`` of a batch are logged together with its loss at ``BATCH_END`` and not when it begins,
-    the microbatch size and the hyperparameters of the trainer are not logged (the run's ``run.json`` describes it), and
-    what algorithms and loops log arrives with the next event, under the steps that they gave.
+    the microbatch size and the hyperparameters of the trainer are not logged (the run says them itself), and what
+    algorithms and loops log arrives with the next event, under the steps that they gave.
     """
 
     def wanted_events(self) -> set[Event]:

@@ -1,12 +1,15 @@
-"""What is below the charts: ranks, latest values, images, and the log."""
+"""What is below the charts: ranks, hyperparameters, latest values, images, and the log."""
 
 import base64
 import io
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bus.hyperparameters import value_text
 from consumers.dashboard.run_view import LogEntry
-from consumers.dashboard.units import scale_of, value_text
+from consumers.dashboard.units import scale_of
+from consumers.dashboard.units import value_text as metric_text
 from consumers.dashboard.web_runs import WatchedRun
 from consumers.images import as_bytes
 from consumers.logger import Images
@@ -14,12 +17,14 @@ from consumers.logger import Images
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Panels", "png"]
+__all__ = ["Panels", "hyperparameter_rows", "png"]
 
 LOG_LINES = 500
 """So many lines of the log are on a page; the view behind it keeps more."""
 
 IMAGES_OF_A_NAME = 8
+
+_LONGEST_CELL = 300
 
 _RANK_COLUMNS = (
     ("rank", "rank"),
@@ -47,6 +52,10 @@ class Panels:
             self._log.props('role="log" tabindex="0" aria-label="Events and commands"')
         with self._panel("Ranks", "view_column", is_open=True) as self._rank_panel:
             self._ranks = ui.table(rows=[], columns=[], row_key="key").props('dense flat aria-label="Ranks"')
+        with self._panel("Hyperparameters", "tune", is_open=False) as self._hyperparameter_panel:
+            self._hyperparameters = ui.table(rows=[], columns=[], row_key="name").props(
+                'dense flat wrap-cells aria-label="Hyperparameters"'
+            )
         with self._panel("Images", "image", is_open=True) as self._image_panel:
             self._pictures = ui.element("div").classes("pictures")
         with self._panel("Latest values", "table_rows", is_open=False) as self._value_panel:
@@ -57,7 +66,10 @@ class Panels:
     @property
     def opened(self) -> tuple[bool, ...]:
         """Which of them are open."""
-        panels = (self._log_panel, self._rank_panel, self._image_panel, self._value_panel)
+        panels = (
+            *(self._log_panel, self._rank_panel, self._hyperparameter_panel),
+            *(self._image_panel, self._value_panel),
+        )
         return tuple(bool(panel.value) for panel in panels)
 
     def update(self, runs: list[WatchedRun], labels: list[str]) -> None:
@@ -66,6 +78,7 @@ class Panels:
         self._update_log()
         if self._rank_panel.value:
             self._update_ranks()
+        self._update_hyperparameters()
         self._update_images()
         if self._value_panel.value:
             self._update_values()
@@ -109,6 +122,16 @@ class Panels:
         columns = [*([("run", "run")] if len(runs) > 1 else []), *_RANK_COLUMNS]
         self._fill(self._ranks, "ranks", columns, rows)
 
+    def _update_hyperparameters(self) -> None:
+        told = [run.view.hyperparameters for run in self._runs]
+        self._hyperparameter_panel.set_visibility(any(told))
+        if self._hyperparameter_panel.value:
+            rows = hyperparameter_rows(told)
+            columns = [("name", "name"), *((str(number), label) for number, label in enumerate(self._labels))]
+            if len(told) > 1:
+                columns.insert(1, ("differs", "differs"))
+            self._fill(self._hyperparameters, "hyperparameters", columns, rows)
+
     def _update_values(self) -> None:
         runs = self._runs
         names = sorted({name for run in runs for name in run.view.names()})
@@ -119,7 +142,7 @@ class Panels:
             for number, run in enumerate(runs):
                 try:
                     scale = scale_of(name, hyperparameters[number])
-                    row[str(number)] = value_text(run.view.series(name).last, scale)
+                    row[str(number)] = metric_text(run.view.series(name).last, scale)
                 except KeyError:
                     row[str(number)] = ""
             rows.append(row)
@@ -155,6 +178,22 @@ class Panels:
                         picture = ui.element("img")
                         picture.props["src"] = "data:image/png;base64," + base64.b64encode(png(image)).decode()
                         picture.props["alt"] = f"{title}, image {place + 1} of {count}"
+
+
+def hyperparameter_rows(told: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """A row for each name that one of the runs has, with the value of each; of several runs those that differ first,
+    with a mark."""
+    rows = []
+    for name in {name: None for values in told for name in values}:
+        texts = [value_text(values[name]) if name in values else "" for values in told]
+        rows.append(
+            {
+                "name": name,
+                "differs": "≠" if len(set(texts)) > 1 else "",
+                **{str(number): text[:_LONGEST_CELL] for number, text in enumerate(texts)},
+            }
+        )
+    return sorted(rows, key=lambda row: not row["differs"])
 
 
 def png(image: "np.ndarray[Any, Any]") -> bytes:

@@ -12,6 +12,7 @@ from typing import Any
 from bus.commands import Outcome
 from bus.errors import ConfigurationError
 from bus.event import Event
+from bus.hyperparameters import MOST
 from bus.snapshot import Snapshot
 from bus.stream import Ending
 from consumers.dashboard.series import Axis, Points, Series
@@ -53,7 +54,7 @@ class RunView:
     """Everything that a dashboard shows of one attempt of a run.
 
     It may be fed and asked from any thread. What it holds is bounded: :data:`MAX_POINTS`, :data:`MAX_SERIES`,
-    :data:`MAX_IMAGES`, the last 2,000 lines of the log.
+    :data:`MAX_IMAGES`, 1,000 hyperparameters, the last 2,000 lines of the log.
 
     Losses, learning rates, metrics and throughput are taken from the events of the first rank, under the names that the
     callbacks ``metrics``, ``lr`` and ``speed`` give them; what other callbacks log comes through :meth:`take_rows`.
@@ -140,7 +141,8 @@ class RunView:
         """Takes values that describe the run as a whole."""
         with self._lock:
             self.version += 1
-            self._hyperparameters.update(hyperparameters)
+            known = self._hyperparameters
+            known.update((name, value) for name, value in hyperparameters.items() if name in known or len(known) < MOST)
 
     def follow_outcomes(self, read: Callable[[], Sequence[Outcome]]) -> None:
         """Says where to read what became of the commands that the training was given: all of them so far, in order."""

@@ -29,6 +29,8 @@ _HIDDEN = (
     "throughput/device/*_per_sec",
     # There is one for each parameter or module.
     *("l2_norm/*/*", f"!{_GLOBAL_NORM}", "activations/*"),
+    # Hyperparameters that 'bus info' shows.
+    *("command", "git/*", "version/*", "machine/*"),
 )
 _AFTER_AN_EPOCH = (
     *(Event.EPOCH_END, Event.EPOCH_CHECKPOINT),
@@ -47,12 +49,13 @@ class ConsoleLogger(LoggerDestination):
     made prints at most five lines a second. Images, tables and texts are a short line each, the latest of each name,
     hyperparameters one line; files to upload are left out.
 
-    ``hide`` are patterns of metrics that are not shown, or are after all with ``!`` before them: the last one that fits
-    a name counts. By default they hide training time and wall-clock time, for which step and epoch stand, the
-    throughput of a single device, activations, and every norm of a single parameter. ``hide=`` hides nothing.
+    ``hide`` are patterns of metrics and hyperparameters that are not shown, or are after all with ``!`` before them:
+    the last one that fits a name counts. By default they hide training time and wall-clock time, for which step and
+    epoch stand, the throughput of a single device, activations, every norm of a single parameter, and by what and where
+    the run was started. ``hide=`` hides nothing.
 
-    A line has at most ``most`` metrics and the number of the others: losses and metrics of the model go first, then
-    those that came first.
+    A line has at most ``most`` metrics, or hyperparameters, and the number of the others: losses and metrics of the
+    model go first, then those that came first.
     """
 
     writes_to_terminal = True
@@ -101,8 +104,15 @@ class ConsoleLogger(LoggerDestination):
         self._note(entry.step, entry.name, entry.text, state)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
-        """Prints them on a line of their own."""
-        say(one_line(_GAP.join(f"{name}={value}" for name, value in hyperparameters.items())))
+        """Prints the first of them on a line of their own."""
+        cells = [
+            one_line(f"{name}={_shortened(str(value))}")
+            for name, value in hyperparameters.items()
+            if self._is_shown(name)
+        ]
+        if (left_out := len(cells) - self._most) > 0:
+            cells[self._most :] = [f"... and {left_out} more"]
+        _say_cells(cells)
 
     def close(self) -> None:
         """Prints what has not been printed yet."""
@@ -135,10 +145,7 @@ class ConsoleLogger(LoggerDestination):
         return shown
 
     def _note(self, step: int, name: str, text: str, state: Snapshot) -> None:
-        text = one_line(text)
-        self._notes[name] = f"step {step:>6}{_GAP}{one_line(name)}: " + (
-            text if len(text) <= _TEXT_WIDTH else f"{text[: _TEXT_WIDTH - 3]}..."
-        )
+        self._notes[name] = f"step {step:>6}{_GAP}{one_line(name)}: {_shortened(one_line(text))}"
         self._print_what_is_due(state)
 
     def _print_what_is_due(self, state: Snapshot) -> None:
@@ -163,8 +170,7 @@ class ConsoleLogger(LoggerDestination):
             cells += (one_line(f"{name} {format_value(self._metrics[name]):>{_VALUE_WIDTH}}") for name in kept)
             if left_out := len(named) - len(kept):
                 cells.append(f"... and {left_out} more")
-            for line in _wrapped(cells) if sys.stdout.isatty() else [_GAP.join(cells)]:
-                say(line)
+            _say_cells(cells)
         for note in self._notes.values():
             say(note)
         self._metrics, self._notes = {}, {}
@@ -185,6 +191,16 @@ def format_value(value: LogValue) -> str:
     if isinstance(value, int) and abs(value) < _BIGGEST_WHOLE:
         return str(value)
     return f"{value:.4g}"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _TEXT_WIDTH else f"{text[: _TEXT_WIDTH - 3]}..."
+
+
+def _say_cells(cells: list[str]) -> None:
+    if cells:
+        for line in _wrapped(cells) if sys.stdout.isatty() else [_GAP.join(cells)]:
+            say(line)
 
 
 def _wrapped(cells: list[str]) -> list[str]:

@@ -24,6 +24,7 @@ _MOST_METRICS = 1000
 _MOST_PARAMS = 100
 _LONGEST_PART = 200
 _LONGEST_KEY = 250
+_LONGEST_PARAM = 6000
 # MLflow itself would try for minutes, and say nothing: the spool tries again, and says so.
 _TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 _REQUEST_SECONDS = "20"
@@ -39,8 +40,8 @@ class MLFlowLogger(LoggerDestination):
     of a metric, no step is logged that the run has.
 
     It begins and ends with the first and the last event that something was logged at. Metrics have the training's step
-    and the event's time; those that are texts are tags. Hyperparameters are params,
-    and as those cannot change, a later value is a tag of that name. Images are ``images/NAME/STEP-NUMBER.png`` with
+    and the event's time; those that are texts are tags. Hyperparameters are params, cut at 6,000 characters, and as
+    those cannot change, a later value is a tag of that name. Images are ``images/NAME/STEP-NUMBER.png`` with
     masks beside them, tables ``tables/NAME/STEP.json`` in the form of ``mlflow.log_table``, texts
     ``texts/NAME/STEP.txt``, files are artifacts of their names. What MLflow does not take in a name becomes ``_``.
 
@@ -154,7 +155,7 @@ class MLFlowLogger(LoggerDestination):
         from mlflow.entities import Param, RunTag
 
         self._reach(state.time)
-        values = {_key(name): str(value) for name, value in hyperparameters.items()}
+        values = {_key(name): _shortened(str(value)) for name, value in hyperparameters.items()}
         new = [Param(key, value) for key, value in values.items() if key not in self._params]
         for some in _batches(new, _MOST_PARAMS):
             self._request("log_batch", synchronous=True, params=some)
@@ -289,6 +290,10 @@ def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
 
 def _milliseconds(time: float) -> int:
     return int(time * 1000)
+
+
+def _shortened(value: str) -> str:
+    return value if len(value) <= _LONGEST_PARAM else f"{value[: _LONGEST_PARAM - 3]}..."
 
 
 def _key(name: str) -> str:

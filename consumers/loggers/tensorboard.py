@@ -21,6 +21,7 @@ __all__ = ["TensorboardLogger"]
 
 _FILE_VERSION = "brain.Event:2"
 _BEFORE_THE_TRAINING_TIME_IS_KNOWN = (Event.INIT, Event.BEFORE_LOAD)
+_BEFORE_THE_RUN_DESCRIBES_ITSELF = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD)
 _GOLDEN_RATIO = 0.618034
 _OWNER = ".offloop-run"
 """The file in which a folder says whose it is."""
@@ -34,7 +35,7 @@ class TensorboardLogger(FileDestination):
     its masks (``Images/0/prediction``): the classes in colours over the image, except class 0, the background. Floats
     in images go from 0 to 1; an image that goes beyond is stretched from its lowest value to its highest. Tables are
     Markdown. Hyperparameters are a table, and an entry of the HParams dashboard, which shows those that were logged
-    first. Files to upload are left out.
+    first: those of the run, and what callbacks logged until then. Files to upload are left out.
 
     With ``log_dir`` each run has a directory of its own name in that one, to which a second run of that name adds its
     id. Every attempt of a run writes a file of its
@@ -49,6 +50,9 @@ class TensorboardLogger(FileDestination):
         self._log_dir = None if log_dir is None else Path(log_dir)
         self._run_name = ""
         self._begins_again = False
+        self._waiting: dict[str, Any] = {}
+        """Hyperparameters for the dashboard, which shows the first entry alone."""
+        self._waiting_since = (0.0, 0)
 
     def check(self) -> None:
         """Raises :class:`bus.errors.ConfigurationError` where TensorBoard is not installed."""
@@ -77,21 +81,25 @@ class TensorboardLogger(FileDestination):
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Writes a record for each."""
         self._begin_attempt(state, min(row.step for row in rows))
+        if state.event not in _BEFORE_THE_RUN_DESCRIBES_ITSELF:
+            self._write_for_dashboard()
         for row in rows:
             self._write_values((_metric(name, value) for name, value in row.metrics.items()), row.time, row.step)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
         """Writes them as a table, and for the HParams dashboard."""
-        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-
         # They come before the rows of their event, and those of a batch may have the step at which it began.
         began = state.previous_timestamp if state.event is Event.BATCH_END else None
         self._begin_attempt(state, (began or state.timestamp).values[2])
         step = state.timestamp.values[2]
         values = {name: _plain(value) for name, value in hyperparameters.items()}
         table = _markdown(["name", "value"], list(map(list, values.items())))
-        for_dashboard = hparams_pb(values, trial_id=self._run_name, start_time_secs=state.time)
-        self._write_values([_text("hyperparameters", table), *for_dashboard.value], state.time, step)
+        self._write_values([_text("hyperparameters", table)], state.time, step)
+        if not self._waiting:
+            self._waiting_since = (state.time, step)
+        self._waiting |= values
+        if state.event not in _BEFORE_THE_RUN_DESCRIBES_ITSELF:
+            self._write_for_dashboard()
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
         """Writes each image, and each again under each of its masks."""
@@ -108,14 +116,26 @@ class TensorboardLogger(FileDestination):
         self._begin_attempt(state, entry.step)
         self._write_values([_text(entry.name, entry.text)], entry.time, entry.step)
 
+    def close(self) -> None:
+        """Writes what waits, and closes the file."""
+        try:
+            if self._file is not None:
+                self._write_for_dashboard()
+        finally:
+            super().close()
+
     def state_dict(self) -> dict[str, Any]:
-        """As of every file, and whether this attempt has still to say at which step it begins."""
-        return {**super().state_dict(), "begins_again": self._begins_again}
+        """As of every file, and whether this attempt has still to say at which step it begins, and what waits."""
+        waiting = {"waiting": dict(self._waiting), "waiting_since": list(self._waiting_since)}
+        return {**super().state_dict(), "begins_again": self._begins_again, **waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Says which records to keep when the file is opened."""
         super().load_state_dict(state)
         self._begins_again = bool(state["begins_again"])
+        self._waiting = dict(state.get("waiting", {}))
+        time, step = state.get("waiting_since", (0.0, 0))
+        self._waiting_since = (float(time), int(step))
 
     def _default_path(self, place: RunPlace) -> Path:
         directory = place.run_dir / "tensorboard" if place.run_dir else None
@@ -136,6 +156,16 @@ class TensorboardLogger(FileDestination):
             self._begins_again = False
             start = SessionLog(status=SessionLog.START)
             self._write_event(wall_time=state.time, step=step, session_log=start)
+
+    def _write_for_dashboard(self) -> None:
+        """Writes the entry of the HParams dashboard, if one waits."""
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
+        if self._waiting:
+            time, step = self._waiting_since
+            entry = hparams_pb(self._waiting, trial_id=self._run_name, start_time_secs=time)
+            self._write_values(entry.value, time, step)
+            self._waiting = {}
 
     def _write_values(self, values: Iterable[Any], time: float, step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary

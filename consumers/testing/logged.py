@@ -22,7 +22,7 @@ class Logged:
         self.rows: list[Row] = []
         """Metrics: a row for each step that something was logged for during an event."""
         self.hyperparameters: dict[str, Any] = {}
-        """What describes the run as a whole."""
+        """What describes the run as a whole: what callbacks logged, and what the run says of itself."""
         self.images: list[Images] = []
         """Images, as destinations get them."""
         self.tables: list[Table] = []

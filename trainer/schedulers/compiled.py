@@ -31,10 +31,12 @@ class TimeAwareScheduler:
         self, scheduler: SchedulerFunction, optimizer: torch.optim.Optimizer, state: "State", ssr: float
     ) -> None:
         self.optimizer = optimizer
-        self._scheduler = scheduler
+        self.schedule = scheduler
+        """What gives the multiplier."""
         # The state holds its schedulers: a trainer that is dropped is to be gone at once.
         self._state = weakref.ref(state)
-        self._ssr = ssr
+        self.scale_schedule_ratio = ssr
+        """By how much the schedule is stretched."""
         self._set_rates(state)
 
     def step(self) -> None:
@@ -76,10 +78,10 @@ class TimeAwareScheduler:
             _set_rate(group, float(rate))
 
     def _set_rates(self, state: "State") -> None:
-        multiplier = self._scheduler(state, self._ssr)
+        multiplier = self.schedule(state, self.scale_schedule_ratio)
         if not isinstance(multiplier, NUMBERS) or not math.isfinite(multiplier):
             raise ConfigurationError(
-                f"scheduler {_name(self._scheduler)} returned {multiplier!r}: "
+                f"scheduler {_name(self.schedule)} returned {multiplier!r}: "
                 "return a finite number, which the base learning rate is multiplied by"
             )
         multiplier = float(multiplier)
