@@ -40,12 +40,14 @@ def digits(batch_size: int = 32) -> dict[str, Any]:
     """Handwritten digits, on the made-up machine."""
     import torch
 
+    from bus import link
     from trainer import publishing
     from trainer.tasks.digits import digits as task
 
     facts = {**MACHINE, "python": sys.version.partition(" ")[0], "torch": torch.__version__.partition("+")[0]}
     facts["offloop"] = version("offloop")
     publishing.describe_system = lambda _: facts
+    link.describe_process = lambda: {"command": ["trainer", "digits"], "host": facts["host"], "pid": 1}
     return task(batch_size=batch_size)
 
 
