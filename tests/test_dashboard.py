@@ -286,7 +286,7 @@ def test_runs_at_a_broker_elsewhere_are_shown_and_commanded_through_it(runs_dir,
             with Publisher("far", broker=broker.address) as second:
                 for batch in range(1, 4):
                     second.publish(Event.BATCH_END, batch=batch, loss=1.0)
-                there.waits_for(lambda: second.poll() or len(there.points(LOSS, 1)) == 2, "the second attempt")
+                there.waits_for(lambda: second.poll() or len(there.points(LOSS, 1)) == 3, "the second attempt")
                 there.page.get_by_role("article", name="Run far #2", exact=True).wait_for()
                 there.page.get_by_role("button", name="stop", exact=True).click()
                 there.page.get_by_role("button", name="Stop", exact=True).last.click()
