@@ -105,8 +105,9 @@ class SourceStreams:
 
     @property
     def gave_nothing(self) -> bool:
-        """Whether what was replayed had no event that was wanted."""
-        return bool(self._replays) and not any(replay.given for replay in self._replays)
+        """Whether what was replayed had no event that callbacks with streams of their own want. The first stream is
+        the others', and brings what the run says of itself too."""
+        return bool(self._replays) and not any(replay.given for replay in self._replays[1:])
 
     def open(self, callbacks: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:
         """The stream for these callbacks, as :data:`consumers.session.OpenStream` has it.

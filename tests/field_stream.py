@@ -1,7 +1,7 @@
 """A training whose consumers the test plays: it says what they ask for, and looks at what is sent."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from training import gold_trainer
@@ -22,6 +22,7 @@ class Stream:
     run_dir = None
     recording = None
     attempt = 1
+    info: ClassVar[dict[str, Any]] = {}
     unlimited_demand: Demand | None = None
     fields_left_out = 0
 

@@ -21,7 +21,7 @@ from terminals import Terminal
 
 from bus import BrokerError, Event, Publisher, Recording, Subscriber, find_run
 from bus.run_source import list_remote_runs
-from bus.wire import Topic, decode_control, encode_control, event_encoder, pack_map, split_frame
+from bus.wire import Control, Topic, decode_control, encode_control, event_encoder, pack_map, split_frame
 
 
 @pytest.fixture
@@ -182,7 +182,9 @@ def test_every_answer_carries_the_id_of_its_request(standalone, stranger, runs_d
     # A request without one is answered without one, and one of another type is refused.
     stranger.send(encode_control("runs", {}))
     stranger.send(encode_control("runs", {"id": 5}))
-    replies = [reply for reply in (answer(stranger) for _ in range(3)) if reply.kind in ("runs", "refused")]
+    replies: list[Control] = []
+    while len(replies) < 2:
+        replies += [reply for reply in [answer(stranger)] if reply.kind in ("runs", "refused")]
     assert "id" not in replies[0].content
     assert "'id' is '5', an integer" in replies[1].content["reason"]
 

@@ -295,9 +295,6 @@ def test_a_wrong_name_is_an_error_in_one_line(runs_dir):
         assert refused.close() == 1
     assert len(refused.said) == 1
     assert refused.said[0].startswith("error: no run 'nobody'")
-    with dashboard_of() as refused:
-        assert refused.close() == 1
-    assert "'trainer digits' makes one" in refused.said[0]
 
 
 def test_without_the_extra_it_says_what_to_install():

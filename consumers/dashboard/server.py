@@ -3,7 +3,7 @@
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -50,8 +50,8 @@ def serve_runs(
     say: Callable[[str], None] = print,
 ) -> None:
     """Serves one page with all these runs until it is interrupted. Each is a run's name, its directory, or a recording;
-    without any it is those that are live, or else the newest one, and those that become live meanwhile. Every attempt
-    of a run is shown, and further ones as they begin.
+    without any it is those that are live, or else the newest one, and those that begin meanwhile. Every attempt of a
+    run is shown, and further ones as they begin.
 
     With ``wait`` a run may begin later. ``every`` is after how many batches phases are measured.
 
@@ -62,6 +62,7 @@ def serve_runs(
         ConfigurationError: the page cannot be served.
     """
     followed = _Followed(where, every)
+    before = _newest_attempts(where)
     chosen = list(dict.fromkeys(names)) or _live_names(where) or _newest_name(where)
     waiting = [name for name in chosen if not followed.add(name, wait)]
     if waiting or not chosen:
@@ -73,7 +74,7 @@ def serve_runs(
             while server.wait(_LOOK_SECONDS):
                 # A directory that cannot be read at this moment, or a broker that is away, is asked the next time.
                 with contextlib.suppress(OffloopError):
-                    further = waiting if names else _live_names(where)
+                    further = waiting if names else _names_since(before, where)
                     waiting = [name for name in further if not followed.add(name, wait=True)]
                 followed.look()
     finally:
@@ -90,6 +91,15 @@ def _runs(where: Where) -> Sequence[RunInfo | RemoteRunInfo]:
 
 def _live_names(where: Where) -> list[str]:
     return [run.name for run in _runs(where) if is_live(run)]
+
+
+def _newest_attempts(where: Where) -> dict[str, int]:
+    return {run.name: run.attempt if isinstance(run, RemoteRunInfo) else run.last.number for run in _runs(where)}
+
+
+def _names_since(before: Mapping[str, int], where: Where) -> list[str]:
+    """The runs that have begun an attempt since: a short one may be over by now."""
+    return [name for name, attempt in _newest_attempts(where).items() if before.get(name) != attempt]
 
 
 def _newest_name(where: Where) -> list[str]:
