@@ -6,6 +6,7 @@ receive -> run callbacks -> gather what they logged -> hand it to the destinatio
 import asyncio
 import contextlib
 import signal
+import socket
 import threading
 from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
 from types import FrameType
@@ -270,10 +271,33 @@ class Runner:
         for number in taken:
             signal.signal(number, on_signal)
         try:
-            yield
+            with _woken_by_signals():
+                yield
         finally:
             for number, handler in taken.items():
                 signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _woken_by_signals() -> Iterator[None]:
+    """Has the event loop wake at every signal. One that comes just before the loop falls asleep would otherwise be seen
+    when something else wakes it, which in a replay that stands still nothing does."""
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
+        receiver.setblocking(False)
+        sender.setblocking(False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(receiver, lambda: receiver.recv(4096))
+        before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        if before != -1:
+            # Somebody else's loop, as of a notebook: it is woken already.
+            signal.set_wakeup_fd(before)
+        try:
+            yield
+        finally:
+            if before == -1:
+                signal.set_wakeup_fd(-1)
+            loop.remove_reader(receiver)
 
 
 def _named(callbacks: Sequence[Callback | tuple[str, Callback]]) -> list[tuple[str, Callback]]:

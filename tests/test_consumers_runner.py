@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -384,3 +386,28 @@ def test_a_destination_that_could_not_be_sent_everything_is_a_problem() -> None:
 
     statistics = Runner(snapshots_of_training(), [], [Away()]).run()
     assert statistics.problems == ["destination Away lacks 3 of 3 entries"]
+
+
+STANDING_STILL = """
+import asyncio, os, signal, threading
+from consumers import Callback, Runner
+
+class Stream:
+    run_name, attempt, run_dir, ending = "r", 1, None, None
+    async def __aiter__(self):
+        # The signal is another thread's, as one is that comes just before the main thread falls asleep.
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        await asyncio.Event().wait()
+        yield
+
+class Watch(Callback):
+    def batch_end(self, state, logger): pass
+
+assert Runner(Stream(), [Watch()], []).run().interrupted
+"""
+
+
+def test_a_signal_ends_it_also_while_nothing_else_wakes_it() -> None:
+    done = subprocess.run([sys.executable, "-c", STANDING_STILL], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
