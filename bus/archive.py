@@ -84,7 +84,8 @@ def _described(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:
         "attempt": last.number,
         "attempts": [attempt.number for attempt in run.attempts],
         # Also while its trainer, on this machine, is about to find the broker again.
-        "status": "live" if live else run.status,
+        "status": run.status if not live or run.paused else "live",
+        "paused": run.paused._asdict() if run.paused else None,
         "live": live,
         "stream": served.get("stream"),
         "started": last.started,

@@ -71,7 +71,7 @@ WASTED_BYTES = 32 << 20
 """How much of what is dropped may come from a connection at a time, before it is closed."""
 MAX_ASKED = 10
 PUBLISHED_MARKS = (END, DEMAND, COMMAND, CHECKPOINT)
-"""The marks that a publisher may send; one that replays a recording may also send ``$cut``."""
+"""The marks that a publisher may send; :attr:`bus.live_run.LiveRank.may_cut` is about one more."""
 
 
 @dataclass(frozen=True)
@@ -403,7 +403,7 @@ class Broker:
         if (
             topic.name.startswith("$")
             and topic.name not in PUBLISHED_MARKS
-            and not (topic.name == CUT and rank.is_replay)
+            and not (topic.name == CUT and rank.may_cut)
         ):
             raise ProtocolError(
                 f"publishers do not send {topic.name[:40]!r}: their marks are {', '.join(PUBLISHED_MARKS)}"
@@ -441,6 +441,8 @@ class Broker:
         self._collected += 1
         if not name.startswith("$"):
             rank.last = event
+        elif name == COMMAND:
+            run.note_command(rank, event)
         elif name == END:
             self._runs.unwatch(rank)
             run.note_end(rank, frame[:end], event, body, time.monotonic())

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from bus import errors
 from bus.errors import BrokerError, OffloopError, RunDirectoryError, RunIsLiveError
+from bus.takeover import Predecessor
 
-__all__ = ["TEMPORARY", "BrokerProcess", "named_error", "python_path"]
+__all__ = ["TEMPORARY", "BrokerProcess", "Taken", "named_error", "python_path"]
 
 TEMPORARY = (RunDirectoryError, RunIsLiveError)
 """Why a broker may not take up a run now and may later: a disk that takes nothing, a lock that somebody still holds."""
@@ -22,21 +24,41 @@ RESTART_PAUSES = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
 STEADY_SECONDS = 10.0
 
 
+class Taken(NamedTuple):
+    """Where an attempt is recorded whose broker is gone."""
+
+    door: str
+    """Address of its new broker."""
+    path: Path
+    """The run's directory."""
+    in_place: bool
+    """Whether it goes on in the same recording; otherwise in one more."""
+
+
 class BrokerProcess:
     """The process that serves one run. It is started again when it dies, and then takes up the attempt where the record
     ends.
+
+    With ``before`` it takes up an attempt whose broker stood alone and is gone: that one is not waited for, see
+    :meth:`taken`.
 
     Raises:
         OffloopError: the one that the process named, when it could not begin.
     """
 
-    def __init__(self, root: Path, name: str) -> None:
+    def __init__(self, root: Path, name: str, before: Predecessor | None = None) -> None:
         self._root = root
         self._name = name
-        self._process = self._spawn("begin")
+        self.is_another_ranks = False
+        """Whether the broker of another rank serves the run, and this process has ended in peace."""
+        self._process = self._spawn("begin") if before is None else self._spawn("take-over", json.dumps(before))
         self._began = time.monotonic()
         self._restarts = 0
         self._not_before = 0.0
+        if before is None:
+            self._first_answer()
+
+    def _first_answer(self) -> dict[str, Any]:
         try:
             answer = self._first_words()
         except BaseException:
@@ -45,12 +67,28 @@ class BrokerProcess:
         if "error" in answer:
             self._process.wait()
             raise named_error(answer["error"], answer["message"])
+        return answer
 
-    def _spawn(self, what: str) -> "subprocess.Popen[bytes]":
+    def taken(self) -> Taken | None:
+        """Where the attempt is recorded from now on; ``None`` while that is not known yet. Does not wait.
+
+        Raises:
+            OffloopError: the attempt could not be taken up.
+        """
+        out = self._process.stdout
+        if out is None or not select.select([out], [], [], 0)[0]:
+            return None
+        answer = self._first_answer()
+        path = Path(answer["path"])
+        self._root = path.parent
+        self.is_another_ranks = "joined" in answer
+        return Taken(answer["ready"], path, answer["in_place"])
+
+    def _spawn(self, what: str, *more: str) -> "subprocess.Popen[bytes]":
         # A session of its own: Ctrl-C in the terminal ends the trainer, and the broker then finishes the record.
         return subprocess.Popen(
             # -P: what lies in the current folder must not take the place of a package.
-            [sys.executable, "-P", "-m", "bus.broker_process", what, str(self._root), self._name],
+            [sys.executable, "-P", "-m", "bus.broker_process", what, str(self._root), self._name, *more],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -58,14 +96,14 @@ class BrokerProcess:
             env={**os.environ, "PYTHONPATH": python_path()},
         )
 
-    def _first_words(self) -> dict[str, str]:
+    def _first_words(self) -> dict[str, Any]:
         """The line in which a new broker says that it is ready, or why it cannot be."""
         process = self._process
         assert process.stdout is not None and process.stderr is not None  # noqa: PT018  they are pipes
         readable, _, _ = select.select([process.stdout], [], [], START_PATIENCE)
         line = process.stdout.readline() if readable else b""
         try:
-            answer: dict[str, str] = json.loads(line)
+            answer: dict[str, Any] = json.loads(line)
         except ValueError:
             process.kill()
             *_, why = ["it said nothing", *process.stderr.read().decode(errors="replace").strip().splitlines()]

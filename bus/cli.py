@@ -19,6 +19,7 @@ from bus.cli_recordings import cut_recording, diff_recordings, export_recording,
 from bus.cli_replay import replay
 from bus.commands import COMMANDS, Outcome
 from bus.describe import (
+    GOING_ON,
     describe_recording,
     describe_remote_run,
     describe_run,
@@ -131,7 +132,7 @@ def runs(
         listed = list_remote_runs(broker, client_security(key, broker_key))
     else:
         listed = [_summary(run) for run in list_runs(runs_dir)]
-    listed = [run for run in listed if run["status"] == "live" or not live]
+    listed = [run for run in listed if run["status"] in GOING_ON or not live]
     if as_json:
         click.echo(json.dumps(plain(listed), indent=2))
         return
@@ -141,7 +142,7 @@ def runs(
         return
     rows = [("RUN", "STATUS", "STARTED", "LASTED", "REACHED", "" if broker else "RECORDING")]
     for run in listed:
-        took = lasted(run["started"], run["ended"], live=run["status"] == "live")
+        took = lasted(run["started"], run["ended"], live=run["status"] in GOING_ON)
         rows.append((run["run"], run["status"], when(run["started"]), took, _reached(run), run.get("recording", "")))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     for row in rows:
@@ -330,7 +331,7 @@ def broker(listen: str, key: str | None, allow_list: str | None, runs_dir: str |
     security = server_security(key, allow_list)
     stream = _stream_address(listen)
     check_listen_address(listen, security)
-    serving = Broker(listen, stream, _where(runs_dir), security=security)
+    serving = Broker(listen, stream, _where(runs_dir).absolute(), security=security)
     signal.signal(signal.SIGTERM, lambda *_: serving.stop())
     signal.signal(signal.SIGINT, _Interrupt(serving))
     say(f"serving at {serving.door}, runs in {_where(runs_dir)}; start trainers with --broker {serving.door}")
@@ -360,7 +361,10 @@ class _Interrupt:
 def _left_live(runs: Sequence[str]) -> str:
     if not runs:
         return ""
-    return f"; {_are_live(runs)}: their trainings go on and keep their events for a broker that is started here again"
+    return (
+        f"; {_are_live(runs)}: their trainings go on, keep their events for a broker that is started here again, and "
+        "record them on their own if none is"
+    )
 
 
 def _are_live(runs: Sequence[str]) -> str:
@@ -442,6 +446,7 @@ def _summary(run: RunInfo) -> dict[str, Any]:
         # That by which it is found, also after its directory was renamed.
         "run": run.path.name,
         "status": run.status,
+        "paused": run.paused._asdict() if run.paused else None,
         "started": run.started,
         "ended": run.last.ended,
         "attempt": run.last.number,

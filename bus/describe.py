@@ -33,6 +33,9 @@ __all__ = [
     "when",
 ]
 
+GOING_ON = ("live", "paused")
+"""The status of a run that has not ended."""
+
 _LISTED = 20
 _ALREADY_SAID = ("command", "git/", "version/", "config/", "machine/host")
 
@@ -62,7 +65,8 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
     origin = Origin.of(told)
     if origin is not None:
         described["replay_of"] = origin._asdict()
-    return {**described, **_recorded(run.recording), "run": run.name, **_statistics(run)}
+    paused = None if run.paused is None else run.paused._asdict()
+    return {**described, **_recorded(run.recording), "run": run.name, "paused": paused, **_statistics(run)}
 
 
 def _recorded(path: Path) -> dict[str, Any]:
@@ -201,7 +205,7 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "attempt", f"{described['attempt']} of {len(described['attempts'])}"
         yield "changed", changed_in_words(described.get("changed", {}))
         yield "started", when(described["started"])
-        yield "lasted", lasted(described["started"], described["ended"], live=described["status"] == "live")
+        yield "lasted", lasted(described["started"], described["ended"], live=described["status"] in GOING_ON)
     if described.get("paused"):
         yield "paused", f"since {when(described['paused']['since'])}, after batch {described['paused']['batch']}"
     if described.get("replay_of"):
@@ -222,7 +226,10 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "recording", described["recording"]
         yield "size", f"{described['size']:,} bytes"
         yield "missing", _gaps(described["gaps"])
-        yield "left out", f"{_gaps(described['left_out'])}, by a cut" if described["left_out"] else ""
+        yield (
+            "left out",
+            f"{_gaps(described['left_out'])}, which another recording holds" if described["left_out"] else "",
+        )
         yield "damage", "; ".join(described["damage"])
     yield from _statistics_lines(described.get("statistics") or {})
     yield "trouble", described.get("trouble")

@@ -11,7 +11,7 @@ from bus.commands import Command, check_command, new_command_id
 from bus.content import integer, integer_or_none, text, text_or_none
 from bus.demand import LEASE_SECONDS, Demand
 from bus.errors import BrokerError, OffloopError, ProtocolError
-from bus.live_run import LiveRank, LiveRun
+from bus.live_run import MAX_RESUME, LiveRank, LiveRun
 from bus.live_runs import AnnouncedRun, LiveRuns
 from bus.segment_fetch import SegmentDesk
 from bus.wire import PROTOCOL_VERSION, Control
@@ -26,7 +26,6 @@ TURN_AWAY_SECONDS = 1.0
 MAX_REASON = 1000
 MAX_OUTCOME = 1 << 16
 MAX_ID = 100
-MAX_RESUME = 1 << 53  # what is missing is added up, and has to stay a number that can be sent
 
 
 class Answer(Protocol):
@@ -125,19 +124,23 @@ class Door:
         greeted = self._runs.greet(identity, hello, request.peer)
         if isinstance(greeted, AnnouncedRun):
             attempt, recording, acknowledged, trouble = greeted.attempt, greeted.recording, 0, None
+            run_id, ended = greeted.id, None
             news: dict[str, Any] = {"demand": {}, "unlimited": None, "consumers": {}}
         else:
             run, rank = greeted
             self.push_demand(run)
             attempt, recording, acknowledged, trouble = run.attempt, run.journal.path, rank.acknowledged, run.trouble
+            run_id, ended = run.directory.run_id, rank.seq if rank.ended else None
             news = self._news(run, rank)
         welcome = {
             "attempt": attempt,
+            "id": run_id,
             "stream": self._runs.stream,
             "path": str(recording.parent),
             "recording": recording.name,
             **news,
             "acknowledged": acknowledged,
+            "ended": ended,
         }
         self._reply(request, "welcome", welcome)
         if trouble is not None:
@@ -312,10 +315,11 @@ def _described(run: AnnouncedRun, stream: str, before: Mapping[str, Any]) -> dic
     """A run of which there is nothing yet, with what is listed of its attempts before."""
     return {
         "run": run.name,
-        "id": before.get("id"),
+        "id": run.id,
         "attempt": run.attempt,
         "attempts": [*before.get("attempts", ()), run.attempt],
         "status": "live",
+        "paused": None,
         "live": True,
         "stream": stream,
         "started": run.announced,

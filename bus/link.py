@@ -1,30 +1,34 @@
 """How a publisher comes by its broker: it starts one in the run's directory, or joins one that stands alone."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import zmq
 
 from bus import processes
-from bus.broker_start import BrokerProcess, named_error
+from bus.broker_start import BrokerProcess, Taken, named_error
 from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError
 from bus.event import Event
 from bus.redaction import redact_command
-from bus.runs import SOCKET_FILES, new_run_name, runs_dir, socket_address
+from bus.runs import SOCKET_FILES, new_run_id, new_run_name, runs_dir, socket_address
 from bus.security import ClientSecurity, allow_ipv6, client_security_for
 from bus.stream_link import notice_silence
+from bus.takeover import Predecessor
 from bus.wire import Control, check_run_name, decode_control, encode_control, split_frame
 
 __all__ = ["BrokerLink", "connect", "describe_process"]
 
 WELCOME_PATIENCE = 10.0
 SEND_QUEUE = 1000
+_IDENTITY = re.compile(r"[0-9a-f]{1,32}")
 
 _GIT_SECONDS = 2.0
 
@@ -47,6 +51,7 @@ class BrokerLink:
         self.info: dict[str, Any] = hello["info"]
         """What is written down about the run."""
         self._hello = hello
+        self._successor: BrokerProcess | None = None
         self._security = security
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
@@ -102,6 +107,48 @@ class BrokerLink:
         again = {**self._hello, "attempt": self.welcome["attempt"], "demand": demand}
         self.send(encode_control("hello", again), zmq.NOBLOCK)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the broker stands alone, for any number of runs."""
+        return self.process is None and self._successor is None and self.address.startswith("tcp://")
+
+    def take_over(self, root: Path, *, in_place: bool) -> None:
+        """Starts a broker of our own, which takes the attempt up in the place of one that stood alone; in ``root`` if
+        the run's directory is not here, or ``in_place`` is false. It is not waited for: see :meth:`taken`.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        told = self.welcome
+        identity = told.get("id")
+        if not (isinstance(identity, str) and _IDENTITY.fullmatch(identity)):
+            identity = new_run_id()
+        before = Predecessor(told["path"] if in_place else "", told["attempt"], identity)
+        self._successor = BrokerProcess(root, self.run_name, before)
+
+    def taken(self) -> Taken | None:
+        """Where the attempt is recorded by a broker of our own, once that is known; what is published goes there after
+        :meth:`renew`. ``None`` while it is not known, and when no such broker was started.
+
+        Raises:
+            OffloopError: it could not be taken up; the broker stays the one before.
+        """
+        if self._successor is None:
+            return None
+        try:
+            taken = self._successor.taken()
+        except OffloopError:
+            self._successor = None
+            raise
+        if taken is not None:
+            self.process, self._successor = self._successor, None
+            self.address, self._security = taken.door, None
+        return taken
+
+    def say_recorded(self, number: int) -> None:
+        """Has each further ``hello`` say that other brokers have recorded everything up to that event."""
+        self._hello = {**self._hello, "recorded": number}
+
     def send(self, message: bytes, flags: int) -> None:
         """Hands a message to the socket; raises :class:`zmq.Again` when its queue is full."""
         self.socket.send(message, flags)
@@ -121,6 +168,8 @@ class BrokerLink:
         """Closes the connection, and waits a moment for a broker of ours to finish the record."""
         _open_links.discard(self)
         self._context.destroy(linger=0)
+        if self._successor is not None:
+            self._successor.kill()
         if self.process is not None:
             self.process.leave()
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bus.demand import Demand, Leases
-from bus.errors import OffloopError
+from bus.errors import OffloopError, RunDirectoryError
 from bus.journal import JournalWriter
-from bus.runs import RunDirectory
+from bus.runs import Pause, RunDirectory
 from bus.standings import Standings
 from bus.stream import Ending, Reached, worst_of
 from bus.wire import EventBody
@@ -19,6 +19,7 @@ _log = logging.getLogger("offloop.broker")
 
 JOIN_SECONDS = 30.0
 RETRY_SECONDS = 0.5
+MAX_RESUME = 1 << 53  # what is missing is added up, and has to stay a number that can be sent
 
 
 @dataclass
@@ -55,8 +56,8 @@ class LiveRank:
     """Behind which event it was last asked to."""
     asked_times: int = 0
     """How often it was asked for the event behind that one."""
-    is_replay: bool = False
-    """Whether it sends a recording again, and so may send what a cut has left in it."""
+    may_cut: bool = False
+    """Whether it may send ``$cut``: it sends a recording again, or goes on with what another broker has recorded."""
     ended: bool = False
     last: EventBody | None = None
     """Its last event, but for marks; ``None`` until one came to this broker."""
@@ -128,6 +129,16 @@ class LiveRun:
         rank.end = topic, event, body
         self.last_end = now
         self.note_ending(Ending.from_fields(event.fields))
+
+    def note_command(self, rank: LiveRank, event: EventBody) -> None:
+        """Writes down that the training stands still, or goes on, by a command that its first rank has obeyed."""
+        command = event.fields.get("command")
+        if rank.rank or event.fields.get("error") is not None or command not in ("pause", "resume", "stop"):
+            return
+        try:
+            self.directory.note_pause(Pause(event.time / 1e9, event.timestamp[2]) if command == "pause" else None)
+        except RunDirectoryError as error:
+            _log.error("run %s: %s", self.name, error)
 
     def note_ending(self, ending: Ending) -> None:
         """Notes how something of the run ended: of several endings the worst is the run's."""

@@ -18,9 +18,9 @@ from bus.content import boolean, container, integer, integer_or_none, text, text
 from bus.demand import Demand
 from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError
 from bus.journal import JournalWriter
-from bus.live_run import LiveRank, LiveRun
+from bus.live_run import MAX_RESUME, LiveRank, LiveRun
 from bus.recording import Recording
-from bus.runs import RUN_FILE, RunDirectory, check_writable, read_run
+from bus.runs import RUN_FILE, RunDirectory, check_writable, new_run_id, read_run
 from bus.wire import check_run_name
 
 __all__ = ["AnnouncedRun", "LiveRuns"]
@@ -44,6 +44,8 @@ class _Publisher(NamedTuple):
     is_replay: bool
     held: Demand | None
     """The demand that it goes on with."""
+    recorded: int | None
+    """The number of the last event that another broker has recorded, which this one does not need."""
 
 
 @dataclass
@@ -57,6 +59,8 @@ class AnnouncedRun:
     info: dict[str, Any]
     peer: str
     """Who said so first: a key, or the address of a host."""
+    id: str = ""
+    """The identity that it will have: see :attr:`bus.runs.RunInfo.id`."""
     publishers: dict[int, _Publisher] = field(default_factory=dict)
     announced: float = field(default_factory=time.time)
     """When that was, in seconds since 1970."""
@@ -141,8 +145,9 @@ class LiveRuns:
         host, is_replay = text_or_none(hello, "host"), boolean(hello, "replay")
         info = container(hello, "info", dict)
         container(hello, "events", list)
+        recorded = integer_or_none(hello, "recorded", 0, MAX_RESUME)
         held = Demand.from_wire(hello["demand"]) if attempt is not None and hello.get("demand") else None
-        publisher = _Publisher(identity, number, incarnation, pid, started, host, is_replay, held)
+        publisher = _Publisher(identity, number, incarnation, pid, started, host, is_replay, held, recorded)
         # It is written down as JSON, which does not take everything that travels: seen before anything is made.
         json.dumps(info, default=str)
         if self._directory is not None and self._directory.name != name:
@@ -153,10 +158,10 @@ class LiveRuns:
         if announced is not None and attempt is not None and attempt < announced.attempt:
             raise BrokerError(_overtaken(attempt, name, announced.attempt))
         run = self._live.get(name)
-        if run is None and attempt is not None and self._has_begun(name, attempt):
+        if run is None and attempt is not None and self._has_begun(name, attempt, recorded):
             run = self._resume(name, attempt, number, incarnation)
         elif run is None and self._directory is not None:
-            run = self._begin(name, world_size, info, pid)
+            run = self._begin(name, world_size, info, pid, attempt)
         elif run is None:
             return self._announce(AnnouncedRun(name, attempt or 0, Path(), world_size, info, peer), publisher)
         return self._admit(run, publisher, attempt)
@@ -169,7 +174,9 @@ class LiveRuns:
     def _admit(self, run: LiveRun, publisher: _Publisher, attempt: int | None) -> tuple[LiveRun, LiveRank]:
         rank = _rank_of(run, publisher.rank, publisher.incarnation, attempt)
         self.forget_connection(rank)
-        rank.identity, rank.is_replay = publisher.identity, publisher.is_replay
+        rank.identity, rank.may_cut = publisher.identity, publisher.is_replay or publisher.recorded is not None
+        if publisher.recorded is not None and not rank.seq:
+            rank.seq = rank.journaled = rank.acknowledged = publisher.recorded
         self._publishers[publisher.identity] = run, rank
         pid, started, host = publisher.pid, publisher.started, publisher.host
         if publisher.held is not None:
@@ -192,7 +199,7 @@ class LiveRuns:
         self._forget_announcer(publisher.identity)
         run = self._announced.get(new.name)
         if run is None:
-            new.attempt, new.recording = self._next_attempt(new.name, new.attempt, publisher.pid)
+            new.attempt, new.recording, new.id = self._next_attempt(new.name, new.attempt, publisher.pid)
             run = new
             others = [one for one in self._announced.values() if one.peer == new.peer]
             if len(others) >= MAX_ANNOUNCED:
@@ -237,7 +244,9 @@ class LiveRuns:
     def _begin_announced(self, announced: AnnouncedRun) -> None:
         self._forget_announced(announced)
         publishers = tuple(announced.publishers.values())
-        run = self._begin(announced.name, announced.world_size, announced.info, publishers[0].pid, announced.attempt)
+        run = self._begin(
+            announced.name, announced.world_size, announced.info, publishers[0].pid, announced.attempt, announced.id
+        )
         for publisher in publishers:
             self._admit(run, publisher, None)
 
@@ -263,32 +272,42 @@ class LiveRuns:
         for publisher in run.publishers.values():
             del self._announcers[publisher.identity]
 
-    def _has_begun(self, name: str, attempt: int) -> bool:
-        """Whether there is anything of an attempt, or of one after it."""
+    def _has_begun(self, name: str, attempt: int, recorded: int | None) -> bool:
+        """Whether there is anything of an attempt, or of one after it; in a directory that was given there is, unless
+        its front was ``recorded`` by another broker."""
         if self._directory is not None:
-            return True
+            return recorded is None or self._directory.has_attempt(attempt)
         path = self._root / check_run_name(name)
         return (path / RUN_FILE).exists() and any(one.number >= attempt for one in read_run(path).attempts)
 
-    def _next_attempt(self, name: str, attempt: int, pid: int | None) -> tuple[int, Path]:
-        """The number and recording of a run's next attempt, or of that attempt, of which there is nothing."""
+    def _next_attempt(self, name: str, attempt: int, pid: int | None) -> tuple[int, Path, str]:
+        """The number and recording of a run's next attempt, or of that attempt, of which there is nothing, and the
+        run's identity."""
         path = self._root / check_run_name(name)
-        number, recording = 1, path / "recording-1.mcap"
+        number, recording, run_id = 1, path / "recording-1.mcap", new_run_id()
         if path.exists():
             directory = RunDirectory(self._root, name)
             try:
                 _refuse_if_away(directory, pid)
-                number, recording = directory.next_attempt()
+                (number, recording), run_id = directory.next_attempt(), directory.run_id
             finally:
                 directory.release()
         else:
             check_writable(self._root)
-        return (attempt, path / f"recording-{attempt}.mcap") if attempt > number else (number, recording)
+        if attempt > number:
+            number, recording = attempt, path / f"recording-{attempt}.mcap"
+        return number, recording, run_id
 
     def _begin(
-        self, name: str, world_size: int, info: dict[str, Any], pid: int | None, attempt: int | None = None
+        self,
+        name: str,
+        world_size: int,
+        info: dict[str, Any],
+        pid: int | None,
+        attempt: int | None = None,
+        run_id: str | None = None,
     ) -> LiveRun:
-        directory = self._directory_of(name)
+        directory = self._directory_of(name, run_id)
         try:
             _refuse_if_away(directory, pid)
             # The recording first: whoever finds the run live may open it at once.
@@ -351,10 +370,10 @@ class LiveRuns:
             else:
                 rank.died = time.monotonic()
 
-    def _directory_of(self, name: str) -> RunDirectory:
+    def _directory_of(self, name: str, run_id: str | None = None) -> RunDirectory:
         if self._directory is not None and self._directory.name == name:
             return self._directory
-        return RunDirectory(self._root, name)
+        return RunDirectory(self._root, name, run_id)
 
     def _serve(self, run: LiveRun) -> LiveRun:
         self._live[run.name] = run

@@ -12,7 +12,7 @@ from bus.export_output import placing
 from bus.export_source import LeftOut, Recorded, Source, base_before, is_mark, ranks_in
 from bus.journal import JournalWriter
 from bus.stream import Ending, Gap
-from bus.wire import EventBody
+from bus.wire import END, EventBody
 
 __all__ = ["Merged", "merge", "merged_path"]
 
@@ -137,6 +137,13 @@ class _Head:
         self.left_out = None if self.record is None else LeftOut.of(self.record)
 
     @property
+    def is_obituary(self) -> bool:
+        """Whether the record is an end that a broker wrote because it had lost the publisher. What the publisher has
+        sent to another broker since takes its place."""
+        record = self.record
+        return record is not None and record.topic.name == END and record.event.fields.get("status") == "lost"
+
+    @property
     def number(self) -> int:
         assert self.record is not None  # by the caller
         return self.record.event.seq
@@ -158,6 +165,8 @@ class _Rank:
             first = [head for head in heads if head.number == number]
             stated += [head.left_out for head in first if head.left_out is not None]
             events = [head for head in first if head.left_out is None]
+            if any(head.left_out is None and not head.is_obituary for head in heads):
+                events = [head for head in events if not head.is_obituary]
             if events:
                 record = _agreed(events)
                 self.duplicates += 0 if is_mark(record) else len(events) - 1

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import zmq
 
 from bus.errors import ConfigurationError
-from bus.wire import MAX_FRAME, encode_bundle, encode_control
+from bus.wire import MAX_FRAME, encode_bundle, encode_control, frames_of
 
 __all__ = ["Outbox"]
 
@@ -57,6 +57,11 @@ class Outbox:
     def __len__(self) -> int:
         """How many frames wait to be sent."""
         return len(self._frames) + sum(parcel.last - parcel.first + 1 for parcel in self._unsent)
+
+    @property
+    def is_half_full(self) -> bool:
+        """Whether what is kept takes more than half of what it may."""
+        return self.size > self._limit // 2
 
     @property
     def count(self) -> int:
@@ -152,6 +157,23 @@ class Outbox:
         self._unsent.extendleft(reversed(self._sent))
         self._sent.clear()
         self._announce = True
+
+    @property
+    def oldest(self) -> bytes | None:
+        """The oldest frame that is kept."""
+        for parcels in (self._sent, self._unsent):
+            if parcels:
+                message, first, last, _ = parcels[0]
+                frame: bytes = message if first == last else frames_of(message)[0]
+                return frame
+        return self._frames[0] if self._frames else None
+
+    def put_in_front(self, frame: bytes) -> None:
+        """Puts a frame before the oldest one that is kept, with the number before it, and begins again there."""
+        number = self.first - 1
+        self.rewind()
+        self._unsent.appendleft(_Parcel(frame, number, number, len(frame)))
+        self.size += len(frame)
 
     def clear(self) -> None:
         """Forgets everything."""

@@ -23,6 +23,7 @@ from bus.event import Event
 from bus.intervals import Moment
 from bus.link import connect
 from bus.logged import LoggedValues, checked_step
+from bus.runs import runs_dir as runs_directory
 from bus.security import ClientSecurity
 from bus.standings import Standing
 from bus.stream import Ending
@@ -158,10 +159,6 @@ class Publisher:
         self._closed = False
         welcome = link.welcome
         self.run_name: str = link.run_name
-        self.run_dir: Path = Path(welcome["path"])
-        """The run's directory, as the broker sees it."""
-        self.recording: Path = self.run_dir / welcome["recording"]
-        """Where the broker records this attempt."""
         self.attempt: int = welcome["attempt"]
         self.info = link.info
         """What is written down about the run in ``run.json``: what was given as ``info``, and the process."""
@@ -172,7 +169,7 @@ class Publisher:
         self._clock = clock or wall_clock()
         self._began = self._clock()
         self._lanes = {event: _Lane(event, self._encoder(event.value)) for event in Event}
-        self._uplink = Uplink(link, backlog_bytes)
+        self._uplink = Uplink(link, backlog_bytes, runs_directory(runs_dir).absolute())
         self._outbox = self._uplink.outbox
         self._held = HeldEvents()
         self._max_delay = round(max_delay * 1e9)
@@ -387,6 +384,17 @@ class Publisher:
                 self._publish_logged()
             self._next_exchange = 0
             self._flush(wait=False)
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's directory, as the broker sees it; another one once a broker of our own has taken the place of one
+        elsewhere."""
+        return self._uplink.run_dir
+
+    @property
+    def recording(self) -> Path:
+        """Where the broker records this attempt."""
+        return self._uplink.recording
 
     @property
     def closed(self) -> bool:

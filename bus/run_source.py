@@ -242,7 +242,7 @@ class RemoteRun:
             self._lost_since = None
             self.place = Place(self._door_address, _seen_from_here(str(told.get("stream")), self._door_address))
             self._standing = Standing.LIVE
-        elif told.get("status") == "live":
+        elif told.get("status") in ("live", "paused"):
             self._lost_since = None
             self._standing = Standing.AWAY
         elif told.get("status") == "lost":

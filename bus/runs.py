@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bus import processes, run_lock
 from bus.descriptors import with_reserve
@@ -25,6 +25,7 @@ from bus.wire import check_run_name
 
 __all__ = [
     "Attempt",
+    "Pause",
     "RunDirectory",
     "RunInfo",
     "changed_in_words",
@@ -42,6 +43,15 @@ LOCK_FILE = "broker.lock"
 SOCKET_FILES = ("broker.sock", "stream.sock")
 
 _SOCKET_PATH_LIMIT = 107
+
+
+class Pause(NamedTuple):
+    """A training that stands still by command."""
+
+    since: float
+    """Seconds since 1970."""
+    batch: int
+    """After which batch."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,8 @@ class Attempt:
     publishers: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     """The processes that publish: ``rank``, ``pid``, ``started`` (see :func:`bus.processes.started`), ``host``,
     ``incarnation``."""
+    paused: Pause | None = None
+    """Since when it stands still by command, unless it has gone on."""
 
     @property
     def has_publisher(self) -> bool:
@@ -135,10 +147,15 @@ class RunInfo:
         return not self.live and self.last.status == "lost" and self.last.has_publisher
 
     @property
+    def paused(self) -> Pause | None:
+        """Since when the training stands still by command; ``None`` for one that does not, or has ended."""
+        return self.last.paused if self.last.status == "running" or self.away else None
+
+    @property
     def status(self) -> str:
-        """How the newest attempt stands: ``live``, or how it ended."""
+        """How the newest attempt stands: ``live``, ``paused``, or how it ended."""
         if self.last.status == "running" or self.away:
-            return "live"
+            return "paused" if self.paused else "live"
         return self.last.status
 
 
@@ -161,6 +178,11 @@ def runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
 def in_words(root: Path) -> str:
     """The folder of runs as messages name it."""
     return f"the folder {root}" if root.is_absolute() or root.parts[:1] == ("..",) else f"the folder ./{root}"
+
+
+def new_run_id() -> str:
+    """An identity for a run: see :attr:`RunInfo.id`."""
+    return secrets.token_hex(8)
 
 
 def new_run_name(prefix: str, where: str | os.PathLike[str] | None = None) -> str:
@@ -271,6 +293,7 @@ def _attempt(path: Path, entry: dict[str, Any], locked: bool) -> Attempt:
         info=dict(entry.get("info", {})),
         world_size=int(entry.get("world_size", 1)),
         publishers=tuple(dict(told) for told in entry.get("publishers", ())),
+        paused=Pause(float(entry["paused"]["since"]), int(entry["paused"]["batch"])) if entry.get("paused") else None,
     )
 
 
@@ -313,12 +336,14 @@ def _is_locked_in(directory: int) -> bool:
 class RunDirectory:
     """A run's directory in the hands of the broker that serves it: locked, described, given its next attempt.
 
+    ``run_id`` is the identity of a run that is new there, by default a new one.
+
     Raises:
         RunIsLiveError: another broker holds it.
         RunDirectoryError: it cannot be made or written.
     """
 
-    def __init__(self, root: Path, name: str) -> None:
+    def __init__(self, root: Path, name: str, run_id: str | None = None) -> None:
         self.path = root / check_run_name(name)
         self.name = name
         self._lock = self._directory = -1
@@ -334,7 +359,7 @@ class RunDirectory:
                     f"run {name!r} in {root} is live already: choose another run name, or wait until it ends"
                 )
             # The directory's name is the run's, also after somebody has moved it.
-            known = {"id": secrets.token_hex(8), "attempts": []} | _read_json(self.path, RUN_FILE, self._directory)
+            known = {"id": run_id or new_run_id(), "attempts": []} | _read_json(self.path, RUN_FILE, self._directory)
             self._record = known | {"name": name}
             # What a broker that was killed left behind would send consumers to nobody.
             self._remove_traces()
@@ -388,6 +413,10 @@ class RunDirectory:
         self._write(RUN_FILE, self._record)
         return recording, entry.get("world_size", 1), list(entry.get("publishers", []))
 
+    def has_attempt(self, number: int) -> bool:
+        """Whether an attempt of that number has begun here."""
+        return any(entry["attempt"] == number for entry in self._record["attempts"])
+
     def resumable(self) -> dict[str, Any] | None:
         """What ``run.json`` has of the newest attempt, if that is one whose broker ended before it."""
         attempts = self._record["attempts"]
@@ -406,6 +435,14 @@ class RunDirectory:
         entry["publishers"] = [*others, told]
         self._write(RUN_FILE, self._record)
 
+    def note_pause(self, pause: Pause | None) -> None:
+        """Writes down that the training stands still, or goes on."""
+        entry = self._record["attempts"][-1]
+        entry.pop("paused", None)
+        if pause is not None:
+            entry["paused"] = pause._asdict()
+        self._write(RUN_FILE, self._record)
+
     def announce(self, number: int, door: str, stream: str) -> None:
         """Writes down where the broker of an attempt listens: from here on it is live."""
         self._write(BROKER_FILE, {"door": door, "stream": stream, "pid": os.getpid(), "attempt": number})
@@ -414,6 +451,7 @@ class RunDirectory:
         """Writes down how the attempt ended, and how far it came; ``trouble`` stands in the place of an error where
         there is none."""
         entry = self._record["attempts"][-1]
+        entry.pop("paused", None)
         entry.update(ending.to_fields(), error=ending.error or trouble, ended=time.time())
         if reached is not None:
             entry["reached"] = reached._asdict()

@@ -3,15 +3,17 @@
 import contextlib
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import zmq
 
-from bus.broker_start import TEMPORARY, named_error
+from bus.broker_start import START_PATIENCE, TEMPORARY, named_error
+from bus.demand import BASE_EVENTS
 from bus.errors import OffloopError
 from bus.link import BrokerLink
 from bus.outbox import Outbox
-from bus.wire import encode_control
+from bus.wire import CUT, decode_event, encode_control, event_encoder, pack_map, split_frame
 
 __all__ = ["Uplink"]
 
@@ -29,10 +31,12 @@ class Uplink:
     :meth:`settle`.
 
     A broker of our own that dies is started again, and whatever broker comes back is sent what it lacks, as far as
-    ``limit`` bytes reach. :attr:`lost` is true once no broker will take the run any more; everything is then
-    forgotten."""
+    ``limit`` bytes reach. When one that stands alone has not come back by the time that half of this is full, or at the
+    end, a broker of our own takes its place: in the run's directory if that is on this machine, else in ``runs_dir``,
+    with a recording of what came later. :attr:`lost` is true once no broker will take the run any more; everything is
+    then forgotten."""
 
-    def __init__(self, link: BrokerLink, limit: int) -> None:
+    def __init__(self, link: BrokerLink, limit: int, runs_dir: Path) -> None:
         self.run_name = link.run_name
         self.outbox = Outbox(link.send, limit)
         self.acknowledged = 0
@@ -48,6 +52,7 @@ class Uplink:
         self.commands: list[Any] = []
         """Commands that have come, in the form of the wire; whoever reads them empties it."""
         self._link = link
+        self._note_place(link.welcome)
         self._demand = link.welcome.get("demand")
         self._heard = time.monotonic()
         self._probed = self._asked = 0.0
@@ -56,9 +61,19 @@ class Uplink:
         self._named = 0
         """Number of the last event that was named as lost."""
         self._ended = False
+        self._runs_dir = runs_dir
+        self._shared_address = link.address
+        self._taking_over = False
+        self._refused_to_take_over = False
+        self._first_part: tuple[int, Path] | None = None
+        """The last event of which the broker before has said that it is recorded, and in which file there, when the
+        others are in another one."""
 
     def listen(self) -> None:
         """Takes what the broker has said, and looks whether it is still there."""
+        if self._taking_over:
+            self._look_after_successor()
+            return
         while not self.lost and (message := self._link.receive()) is not None:
             self._heard = time.monotonic()
             self._take(message.kind, message.content)
@@ -81,14 +96,16 @@ class Uplink:
         elif kind == "unknown":
             self._find_again("is another one, which does not know the run yet")
         elif kind == "welcome":
-            if self._is_ahead_of_us(content.get("acknowledged")):
-                self._give_up("took this trainer for lost while it could not be reached, and ended the record")
+            if self._has_ended_without_us(content):
+                why = "took this trainer for lost while it could not be reached, and ended the record"
+                self._give_up(why, is_closed=True)
                 return
             self._note_acknowledged(content.get("acknowledged"))
+            self._note_place(content)
             self._demand = content.get("demand", self._demand)
             self.news.append(content)
             self._send_again(self.acknowledged)
-            self.outbox.paused = False
+            self.outbox.paused = self._refused_to_take_over = False
             self._delay = None
         elif kind == "refused":
             self._take_refusal(named_error(str(content.get("error")), str(content.get("reason"))))
@@ -103,6 +120,12 @@ class Uplink:
             _log.warning("run %s is recorded again", self.run_name)
         elif kind == "notice":
             _log.warning("run %s: %s", self.run_name, content.get("text"))
+
+    def _note_place(self, welcome: dict[str, Any]) -> None:
+        self.run_dir = Path(str(welcome.get("path")))
+        """The run's directory, as the broker sees it."""
+        self.recording = self.run_dir / str(welcome.get("recording"))
+        """Where the broker records the attempt."""
 
     def _take_refusal(self, why: OffloopError) -> None:
         if not self.outbox.paused:
@@ -131,8 +154,11 @@ class Uplink:
             self._named = lost
         self.outbox.rewind()
 
-    def _is_ahead_of_us(self, number: Any) -> bool:
-        return isinstance(number, int) and number > self.outbox.count
+    def _has_ended_without_us(self, welcome: dict[str, Any]) -> bool:
+        """Whether a broker has written the end of the stream itself, in the place of an event of ours."""
+        acknowledged, ended = welcome.get("acknowledged"), welcome.get("ended")
+        last = self.outbox.count
+        return (isinstance(acknowledged, int) and acknowledged > last) or (isinstance(ended, int) and ended != last)
 
     def _note_acknowledged(self, number: Any) -> None:
         if isinstance(number, int) and number > self.acknowledged:
@@ -162,6 +188,8 @@ class Uplink:
 
     def _look_after_broker(self) -> None:
         process = self._link.process
+        if process is not None and process.is_another_ranks:
+            return
         how = process.ended() if process is not None and not self.lost else None
         if process is None or how is None:
             return
@@ -180,6 +208,10 @@ class Uplink:
     def _mind_silence(self) -> None:
         now = time.monotonic()
         if self.lost:
+            return
+        if self.outbox.paused and self.outbox.is_half_full and not self._refused_to_take_over:
+            self._take_over("has not come back")
+        if self._taking_over:
             return
         if self.outbox.paused:
             if now - self._asked > HELLO_AGAIN_SECONDS:
@@ -206,8 +238,73 @@ class Uplink:
                 *(self.run_name, SILENCE_SECONDS, self.acknowledged),
             )
 
-    def _give_up(self, why: str) -> None:
-        """No broker will take the run any more: the training goes on, and what it publishes goes nowhere."""
+    def _take_over(self, why: str, *, is_closed: bool = False) -> bool:
+        """Has a broker of our own take the place of one that stands alone; whether it is one, and that was begun. With
+        ``is_closed`` nothing more can be added to the recording there."""
+        if not self._link.is_shared:
+            return False
+        self.outbox.paused = True
+        self._ended, self.trouble = False, None
+        try:
+            self._link.take_over(self._runs_dir, in_place=not is_closed)
+        except OSError as error:
+            self._note_refusal(error)
+            return False
+        _log.warning(
+            "the broker of run %s at %s %s: the training starts one of its own for what came after event %d",
+            *(self.run_name, self._shared_address, why, self.acknowledged),
+        )
+        self._taking_over = True
+        return True
+
+    def _look_after_successor(self) -> None:
+        try:
+            taken = self._link.taken()
+        except OffloopError as error:
+            self._taking_over = False
+            self._note_refusal(error)
+            self._renew()
+            return
+        if taken is None:
+            return
+        self._taking_over = False
+        self._heard = time.monotonic()
+        if taken.in_place:
+            _log.warning("run %s is recorded again, where it was: in %s", self.run_name, taken.path)
+        else:
+            self._begin_rest()
+            _log.warning(
+                "run %s is recorded again: what came after event %d, in %s",
+                *(self.run_name, self.acknowledged, taken.path),
+            )
+        self._renew()
+
+    def _begin_rest(self) -> None:
+        """The recording of our own broker begins behind what the broker before has recorded, and says so."""
+        before = self.outbox.first - 1
+        if before > self.acknowledged:
+            # What fell off is in neither, and has to be missed between the two.
+            self._link.say_recorded(self.acknowledged)
+        else:
+            self._link.say_recorded(max(0, before - 1))
+            oldest = self.outbox.oldest
+            if before and oldest is not None:
+                self.outbox.put_in_front(_mark_before(oldest, before))
+        self._first_part = self.acknowledged, self.recording
+
+    def _note_refusal(self, error: Exception) -> None:
+        self._refused_to_take_over = True
+        _log.warning(
+            "run %s cannot be recorded by a broker of its own either: %s; what came after event %d is kept for the one "
+            "at %s, as far as backlog_bytes can hold it",
+            *(self.run_name, error, self.acknowledged, self._shared_address),
+        )
+
+    def _give_up(self, why: str, *, is_closed: bool = False) -> None:
+        """No broker will take the run any more: unless one of our own does, the training goes on, and what it publishes
+        goes nowhere."""
+        if not self._refused_to_take_over and self._take_over(why, is_closed=is_closed):
+            return
         _log.warning(
             "the broker of run %s %s: the training goes on, nothing after event %d is recorded",
             *(self.run_name, why, self.acknowledged),
@@ -230,23 +327,29 @@ class Uplink:
         self._link.socket.poll(POLL_MILLISECONDS)
 
     def settle(self, last: int) -> None:
-        """Waits until the broker has everything up to event ``last`` on disk, for as long as it gets on with that; says
-        what is missing if it does not come to that."""
-        deadline = time.monotonic() + SETTLE_SECONDS
-        before = self.acknowledged
+        """Waits until the broker has everything up to event ``last`` on disk, for as long as it gets on with that; has
+        a broker of our own take the place of one that does not, and says what is missing if neither does."""
+        if self._has_recorded(last) or (self._take_over("does not answer") and self._has_recorded(last)):
+            return
+        if not self.lost and not (self.trouble and self._ended):
+            _log.warning(
+                "the broker of run %s does not answer: events %d to %d may not be recorded",
+                *(self.run_name, self.acknowledged + 1, last),
+            )
+
+    def _has_recorded(self, last: int) -> bool:
+        """Whether everything up to that event is on disk, after waiting for it as long as the broker gets on."""
+        deadline = time.monotonic() + (START_PATIENCE if self._taking_over else SETTLE_SECONDS)
+        before = self.acknowledged, self._taking_over
         while self.acknowledged < last and not (self.trouble and self._ended) and not self.lost:
             if time.monotonic() > deadline:
-                _log.warning(
-                    "the broker of run %s does not answer: events %d to %d may not be recorded",
-                    *(self.run_name, self.acknowledged + 1, last),
-                )
-                return
+                return False
             self.outbox.send()
             self.wait()
             self.listen()
-            if self.acknowledged > before:
-                before = self.acknowledged
-                deadline = time.monotonic() + SETTLE_SECONDS
+            if before != (before := (self.acknowledged, self._taking_over)):
+                deadline = time.monotonic() + (START_PATIENCE if self._taking_over else SETTLE_SECONDS)
+        return self.acknowledged >= last
 
     def close(self) -> None:
         """Ends the connection."""
@@ -257,3 +360,20 @@ class Uplink:
             _log.warning(
                 "%d events of run %s were given up: the broker did not read them in time", dropped, self.run_name
             )
+        if self._first_part is not None:
+            _log.warning(
+                "run %s is in two recordings: up to event %d in %s with the broker at %s, what came after in %s; 'bus "
+                "merge' makes one of the two",
+                *(self.run_name, *self._first_part, self._shared_address, self.recording),
+            )
+
+
+def _mark_before(frame: bytes, number: int) -> bytes:
+    """The mark ``$cut`` for everything up to event ``number``, which ``frame`` follows."""
+    topic, body = split_frame(frame)
+    assert topic is not None  # it is an event
+    event = decode_event(body)
+    is_base = topic.name.startswith("$") or topic.name in BASE_EVENTS
+    encode = event_encoder(topic._replace(name=CUT), event.attempt)
+    fields = {"first": 1, "base_first": 1}
+    return encode(number, event.base_seq - is_base, event.time, event.timestamp, None, fields, pack_map({}))

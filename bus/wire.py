@@ -145,6 +145,12 @@ def encode_bundle(frames: list[bytes]) -> bytes:
     return encode_control(BUNDLE, {"frames": frames})
 
 
+def frames_of(bundle: bytes) -> list[bytes]:
+    """The frames of a message that :func:`encode_bundle` has made."""
+    frames: list[bytes] = decode_control(split_frame(bundle)[1]).content["frames"]
+    return frames
+
+
 def is_bundle(front: bytes) -> bool:
     """Whether a control message that begins like this holds events, without reading it further."""
     return front[3:10] == b"\xa6" + BUNDLE.encode()

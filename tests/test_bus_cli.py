@@ -11,15 +11,18 @@ import pytest
 from brokers import free_address, start_broker
 from click.testing import CliRunner
 from helpers import wait_for
+from proxy import StandingBroker
 from recorded_runs import Entry, write_foreign, write_recording
 from test_plugins import install
 from training import Act, gold_trainer
 
 from bus import ConfigurationError, Event, Publisher, RecordingError, RunDirectoryError, Subscriber, cli, find_run
 from bus.cli import bus
+from bus.commands import Command
 from bus.cut import cut
 from bus.describe import duration, when
 from bus.terminal import run_command
+from bus.time import Timestamp
 from bus.wire import decode_event
 
 
@@ -112,7 +115,9 @@ def test_info_names_damage(two_runs):
 def test_info_says_what_a_cut_has_left_out(tmp_path):
     write_recording(tmp_path / "a.mcap", [Entry(batch=batch) for batch in range(1, 10)])
     cut(tmp_path / "a.mcap", tmp_path / "b.mcap", "3ba", "8ba")
-    assert "\nleft out   events 1 to 2 of rank 0, event 9 of rank 0, by a cut\n" in invoke("info", tmp_path / "b.mcap")
+    assert "\nleft out   events 1 to 2 of rank 0, event 9 of rank 0, which another recording holds\n" in invoke(
+        "info", tmp_path / "b.mcap"
+    )
     told = json.loads(invoke("info", "--json", tmp_path / "b.mcap"))
     assert told["left_out"] == [{"rank": 0, "first": 1, "last": 2}, {"rank": 0, "first": 9, "last": 9}]
     assert "left out" not in invoke("info", tmp_path / "a.mcap")
@@ -348,3 +353,29 @@ def test_a_wrong_option_is_named(runs_dir, arguments, message):
 )
 def test_how_long_a_run_took_is_told_in_words(seconds: float, told: str) -> None:
     assert duration(seconds) == told
+
+
+def test_a_run_that_stands_still_is_paused(runs_dir):
+    with StandingBroker(runs_dir) as broker, Publisher("r", broker=broker.address) as publisher:
+        publisher.publish(Event.BATCH_END, batch=7)
+        wait_for(lambda: publisher.poll() or publisher.recorded_all, "the run")
+        publisher.answer(Command("pause"), Event.BATCH_END, Timestamp(batch=7).values)
+        wait_for(lambda: publisher.poll() or find_run("r").status == "paused", "the pause")
+        for where in ([], ["--broker", broker.address]):
+            (line,) = invoke("runs", "--live", *where).splitlines()[1:]
+            assert line.split()[:2] == ["r", "paused"]
+            (listed,) = json.loads(invoke("runs", "--json", *where))
+            told = json.loads(invoke("info", "r", "--json", *where))
+            assert (listed["status"], told["status"]) == ("paused", "paused")
+            assert listed["paused"] == told["paused"] == {"since": listed["paused"]["since"], "batch": 7}
+            text = invoke("info", "r", *where)
+            assert "paused" in text.splitlines()[1]
+            assert ", after batch 7" in text
+        # What was refused changes nothing.
+        publisher.answer(Command("resume"), Event.BATCH_END, Timestamp(batch=7).values, "no")
+        publisher.answer(Command("resume"), Event.BATCH_END, Timestamp(batch=7).values)
+        wait_for(lambda: publisher.poll() or find_run("r").status == "live", "the end of the pause")
+        publisher.answer(Command("pause"), Event.BATCH_END, Timestamp(batch=8).values)
+        publisher.close()
+        assert find_run("r").status == "finished"
+        assert json.loads(invoke("info", "r", "--json"))["paused"] is None

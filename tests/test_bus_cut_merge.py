@@ -246,6 +246,20 @@ def test_ranks_that_were_recorded_apart_come_together_by_time(tmp_path):
     assert (merged.events, merged.duplicates, str(merged.ending)) == (8, 0, "finished")
 
 
+def test_what_a_broker_had_taken_for_lost_and_another_has_recorded_goes_on(tmp_path):
+    stream = [*(Entry(batch=batch) for batch in range(1, 11)), Entry("$end", fields={"status": "finished"})]
+    first, rest, whole = (tmp_path / name for name in ("a.mcap", "b.mcap", "c.mcap"))
+    written = write_recording(whole, stream)
+    write_recording(first, [*stream[:6], Entry("$end", fields={"status": "lost"})])
+    write_recording(rest, stream, missing=range(6))
+    merged = merge([first, rest], whole, force=True)
+    assert read_records(whole) == written
+    assert (str(merged.ending), merged.gaps) == ("finished", ())
+    # Where nobody has more, that is how it ended.
+    merged = merge([first, first], whole, force=True)
+    assert (merged.events, str(merged.ending)) == (6, "lost")
+
+
 def test_what_is_damaged_in_one_is_taken_from_the_other(tmp_path):
     stream = [*(Entry(batch=batch) for batch in range(1, 11)), Entry("$end", fields={"status": "finished"})]
     paths = [tmp_path / "a.mcap", tmp_path / "b.mcap"]

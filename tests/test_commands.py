@@ -130,7 +130,7 @@ def test_a_checkpoint_and_an_evaluation_are_made_at_once(runs_dir, tmp_path):
 
 
 def test_a_pause_stands_still_and_takes_no_training_time(runs_dir):
-    sender, batches = Sender(), []
+    sender, batches, shown = Sender(), [], []
 
     def step(event, state, logger):
         batches.append(int(state.timestamp.batch))
@@ -147,8 +147,10 @@ def test_a_pause_stands_still_and_takes_no_training_time(runs_dir):
         assert "stands still already" in send_command(find_run("r"), "pause", wait=20).error
         time.sleep(0.6)
         assert len(batches) == count
+        shown.append(find_run("r").status)
         assert send_command(find_run("r"), "resume", wait=20).error is None
         wait_for(lambda: len(batches) > count + 2, "the training to go on")
+        wait_for(lambda: find_run("r").status == "live", "the pause's end to be written down")
         assert send_command(find_run("r"), "stop", wait=20).error is None
 
     other = threading.Thread(target=resume)
@@ -159,7 +161,7 @@ def test_a_pause_stands_still_and_takes_no_training_time(runs_dir):
         other.start()
         trainer.fit()
     other.join()
-    assert find_run("r").status == "stopped"
+    assert (shown, find_run("r").status) == (["paused"], "stopped")
     snapshots = [one for one in Recording(find_run("r").recording) if one.event is Event.BATCH_END]
     paused_at = sender.outcomes[0].batch
     after = next(one for one in snapshots if int(one.timestamp.batch) == paused_at + 1)

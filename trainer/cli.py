@@ -298,14 +298,14 @@ def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> N
     with _refusing():
         made = Trainer(**arguments)
     beginning.end()
-    recording = None if made.recording is None else short_path(made.recording)
     try:
         with _refusing(ConfigurationError), made:
             say(made.introduce())
             made.fit()
     finally:
-        if recording:
-            say(f"recording: {recording}{_what_is_missing(made)}")
+        if made.recording is not None:
+            # Where it is by now: the broker may be another one than at the start.
+            say(f"recording: {short_path(made.recording)}{_what_is_missing(made)}")
         if made.save_folder is not None:
             _say_how_to_go_on(made, made.save_folder, arguments, values, say)
 
