@@ -12,7 +12,8 @@ def free_address() -> str:
     """An address at which nobody listens, and at the next port neither."""
     while True:
         # Below the ports that the system gives to connections, which would take one between this look and its use.
-        port = random.randrange(15_000, 32_000, 2)
+        # Tests that run beside this one begin with the same random numbers.
+        port = random.SystemRandom().randrange(15_000, 32_000, 2)
         with socket.socket() as door, socket.socket() as stream:
             try:
                 door.bind(("127.0.0.1", port))
