@@ -606,6 +606,9 @@ class Broker:
                     self._end_lost(run, rank, f"the trainer could not be reached for {ABSENCE_SECONDS:g} s")
 
     def _end_lost(self, run: LiveRun, rank: LiveRank, error: str = "the trainer's process died") -> None:
+        # Should it come back by the same connection, an acknowledgement of this end would be one of its next event.
+        self._runs.forget_connection(rank)
+        rank.identity = None
         fields = {"status": "lost", "error": error}
         encode = event_encoder(Topic(run.name, END, rank.rank), run.attempt)
         now = max(self._clock(), rank.time)

@@ -74,9 +74,12 @@ class Uplink:
         if self._taking_over:
             self._look_after_successor()
             return
-        while not self.lost and (message := self._link.receive()) is not None:
+        # What a broker that is left for one of our own says after that is of its record, not of ours.
+        while not (self.lost or self._taking_over) and (message := self._link.receive()) is not None:
             self._heard = time.monotonic()
             self._take(message.kind, message.content)
+        if self._taking_over:
+            return
         self._look_after_broker()
         self._mind_silence()
 

@@ -373,8 +373,13 @@ def test_live_it_writes_what_the_trainer_writes_and_a_small_one_again_in_a_repla
     assert consumer.wait(60) == 0, consumer.stderr.read()
     inside, outside = contents(tmp_path / "in"), contents(tmp_path / "out")
     # It may have missed the first ones, and knows only of those before that it has saved itself.
-    assert set(outside) <= set(inside)
-    assert all(_tensors(outside[name]) == _tensors(inside[name]) for name in outside)
+    both = set(outside) & set(inside)
+    assert both
+    assert all(_tensors(outside[name]) == _tensors(inside[name]) for name in both)
+    # Where no shared memory was free, the checkpoint came after a later batch: in the place of the one that was due.
+    late = {int(name.partition("-ba")[2].partition("-")[0]) for name in set(outside) - both}
+    assert size == "wide" or not late
+    assert not any(f"-ba{batch - batch % 3}-" in name for batch in late for name in outside)
     assert os.readlink(tmp_path / "in" / LATEST) == os.readlink(tmp_path / "out" / LATEST)
     if size == "small":
         saver = CheckpointSaver(str(tmp_path / "again"), save_interval="3ba")

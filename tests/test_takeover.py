@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from contextlib import ExitStack
 from subprocess import PIPE, Popen
 
 import pytest
@@ -14,6 +15,7 @@ from proxy import Network
 from bus import Event, Publisher, Recording, find_run
 from bus.cli_recordings import merge_recordings
 from bus.describe import describe_recording
+from bus.link import BrokerLink
 
 FAST = {"rate": 50, "size": 300, "backlog_bytes": 256 * 1024}
 """A training that keeps what it publishes in twelve seconds."""
@@ -146,10 +148,22 @@ def test_where_nothing_can_be_written_the_loss_is_named(far, near, monkeypatch, 
 def test_what_a_trainer_does_after_it_was_taken_for_lost_is_recorded(far, near, tmp_path, monkeypatch):
     """By a broker elsewhere, which could not reach it for a minute and has written the end of its stream."""
     monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(near))
+    receive = BrokerLink.receive
+
+    def receive_late(link):
+        """What the broker says after its welcome is there when that is read, as in a process that had no time."""
+        message = receive(link)
+        if message is not None and message.kind == "welcome":
+            link.socket.poll(1000)
+        return message
+
+    monkeypatch.setattr(BrokerLink, "receive", receive_late)
     impatient = "import bus.broker, bus.cli; bus.broker.ABSENCE_SECONDS = 1; bus.cli.main()"
     port = int(free_address().rpartition(":")[2])
     command = [sys.executable, "-c", impatient, "broker", "--listen", f"tcp://127.0.0.1:{port}", "--runs-dir", str(far)]
-    with Popen(command, stdout=PIPE, text=True) as broker, Network(port) as network:
+    with Popen(command, stdout=PIPE, text=True) as broker, ExitStack() as stack:
+        stack.callback(broker.terminate)
+        network = stack.enter_context(Network(port))
         assert "serving at" in broker.stdout.readline()
         with monkeypatch.context() as there:
             # On this machine the broker would see that the process lives.
@@ -168,4 +182,3 @@ def test_what_a_trainer_does_after_it_was_taken_for_lost_is_recorded(far, near, 
         whole = merge(far / "r" / "recording-1.mcap", publisher.recording, to=tmp_path / "whole.mcap")
         assert [one.timestamp.batch for one in whole] == [*range(1, 30)]
         assert (whole.gaps, str(whole.ending)) == ((), "finished")
-        broker.terminate()
