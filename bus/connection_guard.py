@@ -32,6 +32,8 @@ MEMORY_BUDGET = 256 << 20
 FORGIVEN_A_SECOND = 1 << 20
 TRIM_BYTES = 32 << 20
 TRIM_SECONDS = 1.0
+TRIMMING_SHARE = 0.01
+"""How much of the time may go into giving memory back."""
 STUCK_BYTES = 64 << 10
 DESCRIPTORS_SECONDS = 0.5
 COUNTING_SHARE = 0.05
@@ -66,7 +68,7 @@ class ConnectionGuard(threading.Thread):
         self._done = threading.Event()
         self._received: dict[int, int] = {}
         self._first_seen: dict[int, float] = {}
-        self._trimmed = self._minded = self._count_at = 0.0
+        self._trim_at = self._minded = self._count_at = 0.0
         # Descriptors of our own, for when there are no others.
         self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._spare = os.dup(self._nothing)
@@ -75,7 +77,7 @@ class ConnectionGuard(threading.Thread):
         with contextlib.suppress(OSError):
             self._statistics = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        self._calm = self._before = self._resident()
+        self._at_first = self._calm = self._before = self._resident()
 
     # -- what the broker tells it -------------------------------------------------------------------------------------
 
@@ -121,10 +123,11 @@ class ConnectionGuard(threading.Thread):
     def _mind_memory(self, now: float) -> None:
         resident = self._resident()
         self._calm = min(resident, self._calm + round(FORGIVEN_A_SECOND * LOOK_SECONDS))
-        if resident - self._calm > TRIM_BYTES and now - self._trimmed > TRIM_SECONDS and self._trim is not None:
+        # Of what is forgiven, too: most of it may be freed at last.
+        if resident - self._at_first > TRIM_BYTES and now >= self._trim_at and self._trim is not None:
             # glibc keeps what was freed for the next time; after a flood that is most of it.
             self._trim(0)
-            self._trimmed = now
+            self._trim_at = now + max(TRIM_SECONDS, (time.monotonic() - now) / TRIMMING_SHARE)
             resident = self._resident()
         is_growing, self._before = resident > self._before + (1 << 20), resident
         self.is_overrun = resident - self._calm > (MEMORY_BUDGET // 2 if self.is_overrun else MEMORY_BUDGET)

@@ -15,6 +15,7 @@ import zmq
 from brokers import free_address, start_broker
 from helpers import wait_for
 
+import bus.connection_guard
 from bus import BrokerError, Event, Publisher, Recording, Subscriber, find_run
 from bus.run_source import ask_broker
 from bus.wire import Topic, decode_control, event_encoder, pack_map, split_frame
@@ -123,6 +124,22 @@ def test_messages_that_are_never_complete_are_not_kept(broker, runs_dir):
         broker.wait_until_given_back()
     assert_recorded(runs_dir, events)
     assert broker.highest - broker.at_first < BUDGET + SPARE
+
+
+def test_memory_is_given_back_however_slowly_it_was_taken(monkeypatch):
+    # As if all that a flood left had been read over some minutes.
+    monkeypatch.setattr(bus.connection_guard, "FORGIVEN_A_SECOND", 1 << 40)
+    memory = psutil.Process().memory_info
+    with contextlib.closing(bus.connection_guard.ConnectionGuard("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")) as guard:
+        at_first = memory().rss
+        guard.start()
+        blocks = [bytes(1000) for _ in range(200_000)]
+        # What is freed in front of a block in use, glibc does not give back by itself.
+        last = [bytes(1000) for _ in range(1000)]
+        assert memory().rss > at_first + 2 * LEFT
+        del blocks
+        wait_for(lambda: memory().rss < at_first + LEFT, "the memory to be given back")
+        del last
 
 
 def test_heartbeats_behind_a_flood_whose_connection_is_reset_do_no_harm(broker, runs_dir):
