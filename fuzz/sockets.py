@@ -26,7 +26,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from random import Random
+from random import Random, SystemRandom
 from typing import Any
 
 import psutil
@@ -541,9 +541,10 @@ def _ask(door: str) -> float:
 def _free_addresses() -> tuple[str, str]:
     """Two ports, one after the other."""
     while True:
+        # Below the ports that the system gives to connections, which would take one between this look and its use.
+        port = SystemRandom().randrange(15_000, 32_000, 2)
         with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
+            first.bind(("127.0.0.1", port))
             second.bind(("127.0.0.1", port + 1))
             return f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"
 
