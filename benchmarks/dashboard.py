@@ -24,7 +24,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 from common import Report, scratch
 
 from bus import Event, Publisher, Recording
-from consumers.dashboard.run_view import RunView
+from consumers.dashboard.view.run_view import RunView
 
 CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
 LOSS = "loss/train/total"

@@ -1,8 +1,8 @@
 """What faults cost: how long the training is held up, how soon everybody goes on or is told, what is sent again.
 
-The faults are those of the tests, done to the same processes (``tests/faults.py``); what is promised of each stands in
-``docs/reliability.md``. Every figure is taken with nothing lost, or the program ends with an error. A call's time on
-the clock includes the waiting for a core, where there are fewer of those than processes.
+The faults are those of the tests, done to the same processes (``tests/support/faults.py``); what is promised of each
+stands in ``docs/reliability.md``. Every figure is taken with nothing lost, or the program ends with an error. A call's
+time on the clock includes the waiting for a core, where there are fewer of those than processes.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 
 from common import Report, scratch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from faults import (
     Follower,

@@ -112,7 +112,7 @@ def soak(runs_dir: Path, events: int, report: Report) -> list[str]:
     """Runs it, and returns what went wrong."""
     wrong = []
     with Publisher("soak", runs_dir=runs_dir, backlog_bytes=RING_BYTES) as publisher:
-        broker = next(child for child in psutil.Process().children() if "bus.broker_process" in child.cmdline())
+        broker = next(child for child in psutil.Process().children() if "bus.broker" in child.cmdline())
         consumers = [start_consumer("soak", runs_dir, name) for name in ("first", "second")]
         memory = Memory(
             {"publisher": psutil.Process().pid, "broker": broker.pid}

@@ -4,35 +4,39 @@ that carry them.
 Needs no torch. The other packages build on this one: ``trainer`` publishes, ``consumers`` subscribe.
 """
 
-from bus.broker import Broker, BrokerStatistics
-from bus.clock import wall_clock
-from bus.deferred import Deferred
-from bus.demand import BASE_EVENTS
-from bus.errors import (
-    BrokerError,
-    ClosedError,
-    ConfigurationError,
-    FieldNotAvailableError,
-    FrozenSnapshotError,
-    InvalidRunNameError,
-    InvalidTimeError,
-    OffloopError,
-    ProtocolError,
-    RecordingError,
-    RunDirectoryError,
-    RunError,
-    RunIsLiveError,
-    RunNotFoundError,
-    TimeUnitError,
-)
-from bus.event import Event
-from bus.publisher import Publisher, PublisherStatistics
-from bus.recording import Recording
-from bus.runs import Attempt, RunInfo, find_run, list_runs, new_run_name, runs_dir
-from bus.snapshot import Snapshot
-from bus.stream import Ending, Gap
-from bus.subscriber import Subscriber
-from bus.time import Time, Timestamp, TimeUnit
+from typing import TYPE_CHECKING
+
+from bus.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from bus.broker.broker import Broker, BrokerStatistics
+    from bus.errors import (
+        BrokerError,
+        ClosedError,
+        ConfigurationError,
+        FieldNotAvailableError,
+        FrozenSnapshotError,
+        InvalidRunNameError,
+        InvalidTimeError,
+        OffloopError,
+        ProtocolError,
+        RecordingError,
+        RunDirectoryError,
+        RunError,
+        RunIsLiveError,
+        RunNotFoundError,
+        TimeUnitError,
+    )
+    from bus.protocol.order import Ending, Gap
+    from bus.protocol.snapshot import Snapshot
+    from bus.publisher.publisher import Publisher, PublisherStatistics
+    from bus.recording.recording import Recording
+    from bus.runs.directory import Attempt, RunInfo, find_run, list_runs, new_run_name, runs_dir
+    from bus.subscriber.subscriber import Subscriber
+    from bus.types.deferred import Deferred
+    from bus.types.demand import BASE_EVENTS
+    from bus.types.event import Event
+    from bus.types.timestamp import Time, Timestamp, TimeUnit, wall_clock
 
 __all__ = [
     "BASE_EVENTS",
@@ -73,3 +77,37 @@ __all__ = [
     "runs_dir",
     "wall_clock",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "bus.broker.broker": ["Broker", "BrokerStatistics"],
+        "bus.publisher.deferred": ["Deferred"],
+        "bus.types.demand": ["BASE_EVENTS"],
+        "bus.errors": [
+            "BrokerError",
+            "ClosedError",
+            "ConfigurationError",
+            "FieldNotAvailableError",
+            "FrozenSnapshotError",
+            "InvalidRunNameError",
+            "InvalidTimeError",
+            "OffloopError",
+            "ProtocolError",
+            "RecordingError",
+            "RunDirectoryError",
+            "RunError",
+            "RunIsLiveError",
+            "RunNotFoundError",
+            "TimeUnitError",
+        ],
+        "bus.types.event": ["Event"],
+        "bus.publisher.publisher": ["Publisher", "PublisherStatistics"],
+        "bus.recording.recording": ["Recording"],
+        "bus.runs.directory": ["Attempt", "RunInfo", "find_run", "list_runs", "new_run_name", "runs_dir"],
+        "bus.protocol.snapshot": ["Snapshot"],
+        "bus.protocol.order": ["Ending", "Gap"],
+        "bus.subscriber.subscriber": ["Subscriber"],
+        "bus.types.timestamp": ["Time", "Timestamp", "TimeUnit", "wall_clock"],
+    },
+)

@@ -1,5 +1,5 @@
 """``python -m bus``."""
 
-from bus.cli import main
+from bus.cli.main import main
 
 main()

@@ -21,6 +21,10 @@
 Messages name the value, what is allowed and what to do next, in one line: the commands print them as they are.
 """
 
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
 from bus.printing import one_line
 
 __all__ = [
@@ -41,6 +45,7 @@ __all__ = [
     "RunIsLiveError",
     "RunNotFoundError",
     "TimeUnitError",
+    "close_matches",
 ]
 
 
@@ -114,3 +119,9 @@ class FrozenSnapshotError(OffloopError, AttributeError):
 
 class ConfigurationError(OffloopError, ValueError):
     """An argument, an option or a name is not allowed."""
+
+
+def close_matches(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+    """``did you mean speed? `` or nothing, to stand in a message."""
+    matches = get_close_matches(name, list(known), n=2, cutoff=0.5)
+    return f"did you mean {' or '.join(matches)}? " if matches else ""

@@ -1,10 +1,17 @@
-"""Which process is meant, and whether it is still there."""
+"""Processes: whether the one that is meant still runs, and how many files this one may have open."""
 
+import contextlib
+import errno
 import os
+import resource
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["is_running", "started"]
+__all__ = ["allow_many_connections", "is_running", "started", "with_reserve"]
+
+RESERVED = 64
+Opened = TypeVar("Opened")
 
 
 def started(pid: int) -> int | None:
@@ -41,3 +48,32 @@ def _answers(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def allow_many_connections() -> None:
+    """Lets this process have as many as the system permits, but for a few that only :func:`with_reserve` takes: each
+    connection is a file descriptor, and systems give programs few of them unless they ask for more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard - RESERVED if hard > 4 * RESERVED else hard
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def with_reserve(open_it: Callable[[], Opened]) -> Opened:
+    """Opens something; when no file descriptor is left, with one of those that connections cannot have.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    try:
+        return open_it()
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # libzmq accepts connections in a thread of its own: the limit is lifted for this one call.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        return open_it()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -12,7 +12,11 @@ from bus.printing import LOGGERS
 __all__ = ["Screen"]
 
 _TO_LINE_START = "\r"
+
+
 _ERASE_BELOW = "\x1b[J"
+
+
 _USUAL_COLUMNS = 80
 
 

@@ -1,11 +1,14 @@
-"""Values as strict JSON, which every program can read."""
+"""Values as strict JSON, which every program can read, and maps without maps in them, for tables."""
 
 import base64
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["plain"]
+__all__ = ["flattened", "json_text", "plain"]
+
+_EXACT = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False)
 
 
 def plain(value: Any) -> Any:
@@ -20,3 +23,31 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def flattened(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without maps: what is in them has the names that lead to it, joined by ``/``. Two values of one such name
+    get names of their own."""
+    flat: dict[str, Any] = {}
+    _flatten(row, "", flat)
+    return flat
+
+
+def _flatten(values: Mapping[Any, Any], prefix: str, flat: dict[str, Any]) -> None:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            _flatten(value, f"{name}/", flat)
+            continue
+        while name in flat:
+            name += "'"
+        flat[name] = value
+
+
+def json_text(value: Any) -> str:
+    """A value as strict JSON: NaN and infinities are the strings ``NaN``, ``Infinity`` and ``-Infinity``, bytes are
+    base64."""
+    try:
+        return _EXACT.encode(value)
+    except (TypeError, ValueError):
+        return _EXACT.encode(plain(value))

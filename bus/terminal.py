@@ -13,6 +13,7 @@ from bus.printing import one_line, say
 
 __all__ = ["HELP", "left_on_request", "run_command", "told_of_system"]
 
+
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 """Context settings of a command, also of one that is used apart from its group."""
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from consumers.callback import Callback, CannotWorkError
+    from consumers.api.callback import Callback, CannotWorkError
+    from consumers.api.logger import Logger, LoggerDestination
     from consumers.callbacks import (
         ActivationMonitor,
         Alert,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
         TrainerMetrics,
     )
     from consumers.dashboard import Dashboard, Top
-    from consumers.logger import Logger, LoggerDestination
     from consumers.loggers import (
         ConsoleLogger,
         CsvLogger,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         TensorboardLogger,
         WandBLogger,
     )
-    from consumers.runner import Runner
+    from consumers.runner.runner import Runner
 
 __all__ = [
     "ActivationMonitor",
@@ -91,9 +91,9 @@ __all__ = [
 ]
 
 _PLACES = (
-    "consumers.callback",
-    "consumers.logger",
-    "consumers.runner",
+    "consumers.api.callback",
+    "consumers.api.logger",
+    "consumers.runner.runner",
     "consumers.callbacks",
     "consumers.loggers",
     "consumers.dashboard",

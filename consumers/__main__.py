@@ -1,5 +1,5 @@
 """``python -m consumers``: the same as the command ``consumer``."""
 
-from consumers.cli import main
+from consumers.cli.main import main
 
 main()

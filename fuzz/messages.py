@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from bus.demand import Demand
-from bus.event import Event
-from bus.wire import Topic, event_encoder, pack_map
+from bus.protocol.frames import Topic, event_encoder, pack_map
+from bus.types.demand import Demand
+from bus.types.event import Event
 
 __all__ = ["CONTEXT", "DEMAND", "EVENT_FIELDS", "event_frame"]
 

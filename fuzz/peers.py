@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bus import Event, Publisher, Subscriber
 from bus.errors import OffloopError
-from bus.snapshot import Snapshot
+from bus.protocol.snapshot import Snapshot
 
 __all__: list[str] = []
 

@@ -35,9 +35,9 @@ from messages import DEMAND, event_frame
 from mutation import mutate_bytes, mutate_value, nested
 
 from bus.errors import OffloopError, ProtocolError
-from bus.journal import JournalWriter
-from bus.run_source import ask_broker
-from bus.wire import END, MAX_FRAME, decode_control, encode_beat, encode_bundle, encode_control, split_frame
+from bus.net.requests import ask_broker
+from bus.protocol.frames import END, MAX_FRAME, decode_control, encode_beat, encode_bundle, encode_control, split_frame
+from bus.recording.writer import JournalWriter
 
 __all__ = ["main"]
 

@@ -24,9 +24,7 @@ from messages import DEMAND, EVENT_FIELDS, event_frame
 from mutation import mutate_bytes, mutate_packed
 from target import Target
 
-from bus import mcap_records as records
-from bus.allow_list import ROLES, AllowList, allow
-from bus.demand import BASE_EVENTS, Demand, Leases, batch_number
+from bus.broker.leases import Leases
 from bus.errors import (
     BrokerError,
     CheckpointError,
@@ -39,16 +37,9 @@ from bus.errors import (
     RecordingError,
     RunDirectoryError,
 )
-from bus.event import Event
-from bus.journal import JournalReader, JournalWriter, Record
-from bus.keys import is_key, load_public_key, load_secret_key, make_keys
-from bus.recording import Recording
-from bus.recovery import recover
-from bus.runs import BROKER_FILE, RUN_FILE, read_run
-from bus.snapshot import Snapshot
-from bus.stream import CheckpointMark, Ending, StreamOrder
-from bus.time import Time, Timestamp, TimeUnit
-from bus.wire import (
+from bus.net.allow_list import ROLES, AllowList, allow
+from bus.net.keys import is_key, load_public_key, load_secret_key, make_keys
+from bus.protocol.frames import (
     END,
     EventBody,
     Topic,
@@ -63,7 +54,18 @@ from bus.wire import (
     parse_topic,
     split_frame,
 )
-from consumers.progress import CallbackState, Committed, DestinationState
+from bus.protocol.order import CheckpointMark, Ending, StreamOrder
+from bus.protocol.snapshot import Snapshot
+from bus.recording import records
+from bus.recording.reader import JournalReader, Record
+from bus.recording.recording import Recording
+from bus.recording.writer import JournalWriter
+from bus.runs.directory import BROKER_FILE, RUN_FILE, read_run
+from bus.tools.recovery import recover
+from bus.types.demand import BASE_EVENTS, Demand, batch_number
+from bus.types.event import Event
+from bus.types.timestamp import Time, Timestamp, TimeUnit
+from consumers.delivery.commit import CallbackState, Committed, DestinationState
 
 __all__ = ["TARGETS"]
 
@@ -568,7 +570,7 @@ def _checkpoint(data: bytes) -> None:
     # Not at the top: torch takes seconds to load, and the other targets do without.
     from safetensors.torch import save_file
 
-    from trainer.checkpoint_file import read_checkpoint, read_part, read_weights
+    from trainer.checkpoints.file import read_checkpoint, read_part, read_weights
 
     path = FOLDER / "checkpoint.safetensors"
     path.write_bytes(data)
@@ -589,7 +591,7 @@ def _read_checkpoint(path: Path, *ways: Callable[[Path], Any]) -> None:
 def _checkpoints() -> list[bytes]:
     import torch
 
-    from trainer.checkpoint_file import write_checkpoint
+    from trainer.checkpoints.file import write_checkpoint
 
     tree = {"model": {"weight": torch.ones(2)}, "rest": [1, None, 2**70, float("inf"), b"x", (1, {2: "a"})]}
     write_checkpoint(FOLDER / "seed.safetensors", tree)

@@ -31,4 +31,4 @@ def _run(package: str) -> None:
     except HiddenPackageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    import_module(f"{package}.cli").main()
+    import_module(f"{package}.cli.main").main()

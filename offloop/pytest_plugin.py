@@ -13,7 +13,7 @@ from offloop.packages import check_packages
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
-    from bus.recording import Recording
+    from bus.recording.recording import Recording
     from consumers.testing.golden import Golden
     from consumers.testing.live_run import LiveRun
     from consumers.testing.logged import Logged
@@ -48,7 +48,7 @@ def recording(request: pytest.FixtureRequest) -> "Callable[..., Recording]":
     def open_recording(path: str | Path, attempt: int | None = None) -> "Recording":
         __tracebackhide__ = True
         check_packages("bus", "consumers")
-        from bus.recording import Recording
+        from bus.recording.recording import Recording
 
         return Recording(_find(path, request), attempt)
 
@@ -62,7 +62,7 @@ def replay(request: pytest.FixtureRequest) -> "Callable[..., Logged]":
 
     def run(callbacks: Any, source: Any, **options: Any) -> "Logged":
         check_packages("bus", "consumers")
-        from consumers.testing.replaying import replay as replay_source
+        from consumers.testing.harness import replay as replay_source
 
         return replay_source(callbacks, _find(source, request) if isinstance(source, str | Path) else source, **options)
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from paths import ROOT
+
 # Two tests' worth of threads on a small machine only get in each other's way; also for the processes that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -33,7 +35,7 @@ TOOLS = {
 }
 """What ``@pytest.mark.needs`` may name, and what installs it on Debian: programs, and the packages of
 ``examples/node``."""
-NODE_MODULES = Path(__file__).parents[1] / "examples" / "node" / "node_modules"
+NODE_MODULES = ROOT / "examples" / "node" / "node_modules"
 
 _left_out = pytest.StashKey[str]()
 
@@ -102,7 +104,7 @@ def _scratch(request: pytest.FixtureRequest) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OFFLOOP_TEST", scratch.name)
         # On a busy machine a broker may take longer to come back than a training is to wait for it.
-        environment.setattr("bus.uplink.SETTLE_SECONDS", 30.0)
+        environment.setattr("bus.publisher.session.SETTLE_SECONDS", 30.0)
         yield scratch
     processes, sockets = watch.processes(), watch.sockets()
     leaked = [_describe(process) for process in processes] + [f"an open socket: {socket!r}" for socket in sockets]

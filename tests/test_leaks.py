@@ -1,7 +1,8 @@
 """The fixtures of conftest.py are tests too: they have to notice what is left behind."""
 
 import shutil
-from pathlib import Path
+
+from paths import SUPPORT
 
 pytest_plugins = ["pytester"]
 
@@ -44,8 +45,8 @@ def test_runs_dir_is_gone():
 
 
 def test_a_test_that_leaves_something_behind_fails(pytester):
-    for name in ("conftest.py", "leaks.py"):
-        shutil.copy(Path(__file__).parent / name, pytester.path)
+    for file in (SUPPORT.parent / "conftest.py", SUPPORT / "leaks.py"):
+        shutil.copy(file, pytester.path)
     pytester.makepyfile(LEAKING_TESTS)
     result = pytester.runpytest_subprocess("-o", "leak_grace=1.5", "-o", "pythonpath=.", "-rE")
     result.assert_outcomes(passed=8, errors=4)

@@ -66,7 +66,7 @@ def main() -> None:
             other = ("--run-name", f"digits-seed-{seed}", "--seed", str(seed), "--no-progress")
             command("trainer", "digits", "--max-duration", "6ep", *other).communicate()
         names = [f"digits-seed-{seed}" for seed in (1, 2, 3)]
-        code = "from bus.terminal import run_command; from consumers.dashboard.command import dashboard as d; "
+        code = "from bus.terminal import run_command; from consumers.dashboard.web.command import dashboard as d; "
         served = subprocess.Popen(
             [sys.executable, "-c", code + "run_command(d)", "--port", "0", *names], stderr=subprocess.PIPE, text=True
         )

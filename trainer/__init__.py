@@ -10,15 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.arguments.extras import missing_extra
+
 if TYPE_CHECKING:
-    from trainer.algorithm import Algorithm
-    from trainer.data import DataSpec
-    from trainer.engine import Engine
-    from trainer.evaluator import Evaluator
-    from trainer.logger import Logger
-    from trainer.models import Classifier, LanguageModel
-    from trainer.sampling import RankBatchSampler
-    from trainer.state import State
+    from trainer.data.evaluator import Evaluator
+    from trainer.data.models import Classifier, LanguageModel
+    from trainer.data.spec import DataSpec
+    from trainer.distributed.sampling import RankBatchSampler
+    from trainer.engine.algorithm import Algorithm, Logger
+    from trainer.engine.engine import Engine
+    from trainer.engine.state import State
     from trainer.trainer import Trainer
 
 __all__ = [
@@ -35,15 +36,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Algorithm": "trainer.algorithm",
-    "Classifier": "trainer.models",
-    "DataSpec": "trainer.data",
-    "Engine": "trainer.engine",
-    "Evaluator": "trainer.evaluator",
-    "LanguageModel": "trainer.models",
-    "Logger": "trainer.logger",
-    "RankBatchSampler": "trainer.sampling",
-    "State": "trainer.state",
+    "Algorithm": "trainer.engine.algorithm",
+    "Classifier": "trainer.data.models",
+    "DataSpec": "trainer.data.spec",
+    "Engine": "trainer.engine.engine",
+    "Evaluator": "trainer.data.evaluator",
+    "LanguageModel": "trainer.data.models",
+    "Logger": "trainer.engine.algorithm",
+    "RankBatchSampler": "trainer.distributed.sampling",
+    "State": "trainer.engine.state",
     "Trainer": "trainer.trainer",
 }
 _EXTRA = {"torch", "torchmetrics", "cloudpickle"}
@@ -71,8 +72,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def missing_extra(module: str) -> str:
-    """What to tell somebody who installed offloop without what the trainer needs."""
-    return f"the trainer needs {module}; install it with: pip install 'offloop[trainer]'"

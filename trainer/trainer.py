@@ -10,16 +10,14 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from bus.clock import wall_clock
 from bus.errors import ClosedError, ConfigurationError, RankError
-from bus.event import Event
-from bus.publisher import BACKLOG_BYTES, ending_for
-from bus.recording import Recording
-from bus.runs import new_run_name
-from bus.time import Time, TimeInput, Timestamp, TimeUnit
-from bus.wire import check_run_name
-from trainer.algorithm import Algorithm
-from trainer.arguments import (
+from bus.protocol.frames import check_run_name
+from bus.publisher.publisher import BACKLOG_BYTES, ending_for
+from bus.recording.recording import Recording
+from bus.runs.directory import new_run_name
+from bus.types.event import Event
+from bus.types.timestamp import Time, TimeInput, Timestamp, TimeUnit, wall_clock
+from trainer.arguments.checks import (
     OptimizerFactory,
     Optimizers,
     check_flags,
@@ -28,10 +26,7 @@ from trainer.arguments import (
     check_text,
     several,
 )
-from trainer.checkpoints import Checkpoints
-from trainer.data import DataSpec, as_data_spec, check_subset
-from trainer.device import Device, get_device, is_gpu
-from trainer.durations import (
+from trainer.arguments.durations import (
     check_countable,
     check_interval,
     check_iteration_length,
@@ -39,34 +34,36 @@ from trainer.durations import (
     end_after,
     scaled_max_duration,
 )
-from trainer.epoch_order import EpochOrder
-from trainer.evaluation import Evaluation
-from trainer.evaluator import Evaluator, as_evaluators
-from trainer.fields import FieldFunction
-from trainer.forward_pass import ForwardPass
-from trainer.interrupts import finishing_the_batch
-from trainer.introduction import introduction
-from trainer.logger import Logger
-from trainer.loop import TrainingLoop
-from trainer.microbatches import Microbatching, MicrobatchSize, check_microbatch_size
-from trainer.model_metrics import add_eval_metrics, add_train_metrics, evaluating_on_others, use_evaluators
-from trainer.models import check_model
-from trainer.optimization import Optimization
-from trainer.parallel import check_parts, check_shards
-from trainer.passes import check_loss_interpolation
-from trainer.precision import check_precision, make_scaler
-from trainer.prediction import predict
-from trainer.progress import make_progress
-from trainer.ranks import join_ranks, naming_lost_ranks
-from trainer.remote_control import RemoteControl
-from trainer.run_stream import RunStream
-from trainer.sampling import own_sampler
+from trainer.checkpoints.checkpoints import Checkpoints
+from trainer.control.interrupts import finishing_the_batch
+from trainer.control.remote_control import RemoteControl
+from trainer.control.settings import SettingFunction, check_settings, make_settings
+from trainer.data.epoch_order import EpochOrder
+from trainer.data.evaluator import Evaluator, as_evaluators
+from trainer.data.models import check_model
+from trainer.data.spec import DataSpec, as_data_spec, check_subset
+from trainer.device.device import Device, check_precision, get_device, is_gpu, make_scaler
+from trainer.device.seeding import check_seed, make_deterministic, new_seed, seed_all
+from trainer.distributed.parallel import check_parts, check_shards
+from trainer.distributed.ranks import join_ranks, naming_lost_ranks
+from trainer.distributed.sampling import own_sampler
+from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.engine import check_loss_interpolation
+from trainer.engine.state import State
+from trainer.evaluation.evaluation import Evaluation
+from trainer.evaluation.model_metrics import add_eval_metrics, add_train_metrics, evaluating_on_others, use_evaluators
+from trainer.evaluation.prediction import predict
+from trainer.fields.registry import FieldFunction
+from trainer.loop.forward_pass import ForwardPass
+from trainer.loop.loop import TrainingLoop
+from trainer.loop.microbatches import Microbatching, MicrobatchSize, check_microbatch_size
+from trainer.loop.optimization import Optimization
+from trainer.loop.progress import make_progress
+from trainer.loop.step import TrainStep
 from trainer.schedulers import SchedulerFunction
-from trainer.seeding import check_seed, make_deterministic, new_seed, seed_all
-from trainer.settings import SettingFunction, check_settings, make_settings
-from trainer.state import State
-from trainer.step import TrainStep
-from trainer.stream_options import check_stream_options
+from trainer.stream.introduction import introduction
+from trainer.stream.options import check_stream_options
+from trainer.stream.run_stream import RunStream
 
 __all__ = ["Trainer"]
 
@@ -75,7 +72,8 @@ class Trainer:
     """Trains a model, evaluates it, and publishes what happens for consumers to watch.
 
     Args:
-        model: an ``nn.Module`` with the methods of :class:`trainer.models.Model`, such as :class:`trainer.Classifier`.
+        model: an ``nn.Module`` with the methods of :class:`trainer.data.models.Model`, such as
+            :class:`trainer.Classifier`.
         train_dataloader: a dataloader, or a :class:`trainer.DataSpec` that says how to count and split its batches.
         eval_dataloader: a dataloader (its label is ``eval``), a :class:`trainer.Evaluator` or a list of them.
         optimizers: one or several torch optimizers of the model's parameters, or a function that makes them from the
@@ -99,7 +97,7 @@ class Trainer:
         scale_schedule_ratio: stretches the times of time-aware schedulers, and ``max_duration``.
         save_folder: where to write checkpoints; none are written without it. ``{run_name}`` and the like stand for
             what they name.
-        save_filename, save_latest_filename: names of checkpoints in it, see :mod:`trainer.checkpoint_folder`.
+        save_filename, save_latest_filename: names of checkpoints in it, see :mod:`trainer.checkpoints.folder`.
         save_interval: how often to write one, in the same way as ``eval_interval``, and at the end; 0 for never.
         save_num_checkpoints_to_keep: the oldest ones beyond this number are removed; -1 keeps all.
         save_overwrite: whether checkpoints that are in the folder already may be written over.
@@ -113,8 +111,9 @@ class Trainer:
         find_unused_parameters: with several ranks, whether parameters may be left out of a forward pass, see torch's
             ``DistributedDataParallel``.
         fsdp_config: shards the model over several ranks instead of giving each the whole (DDP): keyword arguments of
-            :class:`trainer.sharding.FullySharded`, which are ``shard``, ``reshard_after_forward``, ``mp_policy`` and
-            ``offload_policy``; ``{}`` for the defaults. Checkpoints are folders then, see :mod:`trainer.checkpoints`.
+            :class:`trainer.distributed.sharding.FullySharded`, which are ``shard``, ``reshard_after_forward``,
+            ``mp_policy`` and ``offload_policy``; ``{}`` for the defaults. Checkpoints are folders then, see
+            :mod:`trainer.checkpoints.checkpoints`.
         runs_dir: where runs live, by default ``$OFFLOOP_RUNS_DIR`` or ``runs``.
         publish: whether there is a stream at all.
         broker: the address of a broker that stands alone; by default one is started.
@@ -127,7 +126,7 @@ class Trainer:
         backlog_bytes: bound of the memory for events that the broker does not have on disk yet, 64 MiB by default.
         clock: nanoseconds since 1970, for tests.
         config: what else to write down about the run in ``run.json``.
-        fields: what else consumers can ask for, by name: functions of the state, see :mod:`trainer.fields`.
+        fields: what else consumers can ask for, by name: functions of the state, see :mod:`trainer.fields.registry`.
         settings: what else ``bus send RUN set NAME VALUE`` can set, by name: functions of the state and the value.
         wait_for: names of consumers that may decide to stop the training: it waits for them where they decide, so that
             they stop it exactly there. ``callbacks`` stands for those given here, ``all`` for every such consumer.
@@ -327,7 +326,7 @@ class Trainer:
         self.settings = make_settings(self._progress, own_settings)
         """What ``bus send RUN set NAME VALUE`` can set; more can be registered."""
         self.fields = options.fields
-        """What consumers can ask for; more can be registered, see :class:`trainer.fields.FieldRegistry`."""
+        """What consumers can ask for; more can be registered, see :class:`trainer.fields.registry.FieldRegistry`."""
         self._control = RemoteControl(self.state, self.settings, self._ranks, script, self._progress.note)
         self._stream = RunStream(options, self.state, self._clock, self._ranks, shows=progress_bar)
         with self._ending_on_error():
@@ -420,7 +419,7 @@ class Trainer:
         """Which run this is, where it is recorded and how to watch it, as one line for people. The first :meth:`fit`,
         :meth:`eval` or :meth:`predict` shows it, unless it was asked for before."""
         self._is_introduced = True
-        return introduction(self, *self._place)
+        return introduction(self.run_name, self.attempt, self.resumed_from, self.recording, *self._place)
 
     def _show_introduction(self) -> None:
         if self._publisher is not None and not self._is_introduced:

@@ -1,22 +1,21 @@
 """The callbacks that come with offloop."""
 
 from consumers.callbacks.activation_monitor import ActivationMonitor
-from consumers.callbacks.alert import Alert
+from consumers.callbacks.alert.alert import Alert
 from consumers.callbacks.checkpoint_saver import CheckpointSaver
-from consumers.callbacks.early_stopper import EarlyStopper
-from consumers.callbacks.export import ExportForInferenceCallback
+from consumers.callbacks.export.export import ExportForInferenceCallback
 from consumers.callbacks.image_visualizer import ImageVisualizer
 from consumers.callbacks.lr_monitor import LRMonitor
 from consumers.callbacks.memory_monitor import MemoryMonitor
 from consumers.callbacks.mlperf import MLPerfCallback
 from consumers.callbacks.nan_monitor import NaNMonitor
 from consumers.callbacks.optimizer_monitor import OptimizerMonitor
-from consumers.callbacks.phases import Phases
+from consumers.callbacks.phases.phases import Phases
 from consumers.callbacks.runtime_estimator import RuntimeEstimator
 from consumers.callbacks.speed_monitor import SpeedMonitor
 from consumers.callbacks.stall_monitor import StallMonitor
+from consumers.callbacks.stoppers import EarlyStopper, ThresholdStopper
 from consumers.callbacks.system_monitor import SystemMonitor
-from consumers.callbacks.threshold_stopper import ThresholdStopper
 from consumers.callbacks.trace import Trace
 from consumers.callbacks.trainer_metrics import TrainerMetrics
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from bus.demand import Demand, Want
-from bus.event import Event
-from bus.snapshot import Snapshot
-from bus.time import Time, TimeUnit
-from consumers.callback import Callback
-from consumers.logger import Logger
+from bus.protocol.snapshot import Snapshot
+from bus.types.demand import Demand, Want
+from bus.types.event import Event
+from bus.types.timestamp import Time, TimeUnit
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger
 
 __all__ = ["ActivationMonitor"]
 

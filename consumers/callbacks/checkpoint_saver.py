@@ -5,16 +5,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bus.checkpoint_image import read_contents, write_draft
-from bus.checkpoint_names import CheckpointName, CheckpointNames
-from bus.demand import Demand, Want
+from bus.checkpoints.image import read_contents, write_draft
+from bus.checkpoints.names import CheckpointName, CheckpointNames
 from bus.errors import FieldNotAvailableError
-from bus.event import Event
-from bus.intervals import AT_END, check_interval
-from bus.snapshot import Snapshot
-from bus.time import Time, Timestamp, TimeUnit
-from consumers.callback import Callback
-from consumers.logger import Logger
+from bus.protocol.snapshot import Snapshot
+from bus.types.demand import Demand, Want
+from bus.types.event import Event
+from bus.types.intervals import AT_END, check_interval
+from bus.types.timestamp import Time, Timestamp, TimeUnit
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger
 
 __all__ = ["CheckpointSaver"]
 
@@ -35,7 +35,7 @@ class CheckpointSaver(Callback):
 
     Args:
         folder: where to, a format string as ``filename``, such as ``{run_name}/checkpoints``.
-        filename: the name of each checkpoint, see :class:`bus.checkpoint_names.CheckpointNames`.
+        filename: the name of each checkpoint, see :class:`bus.checkpoints.names.CheckpointNames`.
         remote_file_name: the name under which it is given to loggers that store files; ``None`` for not at all.
         latest_filename: a link to what was saved last; ``None`` for none.
         latest_remote_file_name: the name, but for ``.symlink``, of a file for those loggers that holds the remote name

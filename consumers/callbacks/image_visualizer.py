@@ -5,18 +5,18 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from bus.demand import Demand, Want
 from bus.errors import ConfigurationError, FieldNotAvailableError
-from bus.event import Event
-from bus.snapshot import Snapshot
-from bus.time import Time, TimeUnit
-from consumers.callback import Callback
-from consumers.logger import Logger
+from bus.protocol.snapshot import Snapshot
+from bus.types.demand import Demand, Want
+from bus.types.event import Event
+from bus.types.timestamp import Time, TimeUnit
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from bus.tensors import TensorView
+    from bus.tensors.view import TensorView
 
 __all__ = ["ImageMode", "ImageVisualizer"]
 

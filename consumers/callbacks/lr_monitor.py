@@ -1,8 +1,8 @@
 """Learning rates as metrics."""
 
-from bus.snapshot import Snapshot
-from consumers.callback import Callback
-from consumers.logger import Logger
+from bus.protocol.snapshot import Snapshot
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger
 
 __all__ = ["LRMonitor"]
 

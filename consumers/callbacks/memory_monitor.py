@@ -5,12 +5,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bus.demand import Demand, Want
 from bus.errors import ConfigurationError
-from bus.event import Event
-from bus.snapshot import Snapshot
-from consumers.callback import Callback
-from consumers.logger import Logger
+from bus.protocol.snapshot import Snapshot
+from bus.types.demand import Demand, Want
+from bus.types.event import Event
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger
 
 __all__ = ["MemoryMonitor"]
 

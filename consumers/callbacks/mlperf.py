@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal, get_args
 
 from bus.errors import ConfigurationError
-from bus.event import Event
 from bus.printing import say
-from bus.snapshot import Snapshot
+from bus.protocol.snapshot import Snapshot
 from bus.strict_json import plain
-from consumers.callback import Callback, CannotWorkError
-from consumers.logger import Logger
+from bus.types.event import Event
+from consumers.api.callback import Callback, CannotWorkError
+from consumers.api.logger import Logger
 
 __all__ = ["MLPerfCallback"]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bus.errors import ConfigurationError
-from bus.event import Event
 from bus.printing import say
-from bus.snapshot import Snapshot
+from bus.protocol.snapshot import Snapshot
 from bus.strict_json import plain
-from consumers.callback import Callback
-from consumers.logger import Logger
+from bus.types.event import Event
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger
 
 __all__ = ["NaNMonitor"]
 

@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 from bus.errors import ConfigurationError
-from bus.snapshot import Snapshot
-from consumers.callback import Callback
-from consumers.logger import Logger
+from bus.protocol.snapshot import Snapshot
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger
 
 __all__ = ["OptimizerMonitor"]
 

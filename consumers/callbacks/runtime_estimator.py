@@ -4,10 +4,10 @@ from typing import Any, Literal, TypeAlias
 
 from bus.errors import ConfigurationError
 from bus.printing import say
-from bus.snapshot import Snapshot
-from bus.time import Time, Timestamp, TimeUnit
-from consumers.callback import Callback
-from consumers.logger import Logger
+from bus.protocol.snapshot import Snapshot
+from bus.types.timestamp import Time, Timestamp, TimeUnit
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger
 
 __all__ = ["RuntimeEstimator"]
 

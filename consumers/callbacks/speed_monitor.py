@@ -4,10 +4,10 @@ from collections import deque
 from typing import Any, Literal, TypeAlias
 
 from bus.errors import ConfigurationError
-from bus.snapshot import Snapshot
-from consumers.callback import Callback
+from bus.protocol.snapshot import Snapshot
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger
 from consumers.callbacks.peak_flops import peak_flops
-from consumers.logger import Logger
 
 __all__ = ["SpeedMonitor"]
 

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bus.commands import Outcome
-from bus.demand import BASE_EVENTS
 from bus.errors import ConfigurationError, RunDirectoryError
-from bus.event import Event
 from bus.printing import say
-from bus.replay_origin import Origin
-from bus.runs import read_run
-from bus.snapshot import Snapshot
-from consumers.callback import Callback
-from consumers.logger import Logger, LoggerDestination
-from consumers.place import PlaceKeeper
+from bus.protocol.snapshot import Snapshot
+from bus.runs.directory import read_run
+from bus.runs.origin import Origin
+from bus.types.commands import Outcome
+from bus.types.demand import BASE_EVENTS
+from bus.types.event import Event
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger, LoggerDestination
+from consumers.api.place import PlaceKeeper
 
 __all__ = ["StallMonitor"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from bus.errors import ConfigurationError
 from bus.printing import say
-from bus.snapshot import Snapshot
-from consumers.callback import Callback
-from consumers.logger import Logger
+from bus.protocol.snapshot import Snapshot
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger
 
 __all__ = ["SystemMonitor"]
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bus.demand import BASE_EVENTS, Demand, Want
 from bus.errors import ConfigurationError, RunDirectoryError
-from bus.event import Event
-from bus.snapshot import Snapshot
-from bus.stream import Ending
-from bus.trace import TraceWriter
-from consumers.callback import Callback
-from consumers.logger import Logger, LoggerDestination, RunPlace, Text
+from bus.protocol.order import Ending
+from bus.protocol.snapshot import Snapshot
+from bus.trace.writer import TraceWriter
+from bus.types.demand import BASE_EVENTS, Demand, Want
+from bus.types.event import Event
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger, LoggerDestination, RunPlace, Text
 from consumers.loggers.files import FileDestination
 
 __all__ = ["Trace"]
@@ -27,7 +27,7 @@ class Trace(Callback):
     There is a process for each rank with a track for each phase of a batch (waiting for data, forward, loss, backward,
     optimizer, publishing), for batches, epochs and evaluations; counters for loss, learning rates and throughput; and
     instants for commands, checkpoints, ends of epochs and the run's own end, and for texts that other callbacks of the
-    same consumer log. See :class:`bus.trace.TraceWriter`.
+    same consumer log. See :class:`bus.trace.writer.TraceWriter`.
 
     The file can be opened while the run goes on, and after whatever ended it. An existing file that holds anything is
     refused unless ``overwrite`` is true, or unless this is a consumer that goes on: then the file is cut back to where

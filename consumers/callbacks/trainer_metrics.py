@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bus.demand import BASE_EVENTS
-from bus.event import Event
-from bus.snapshot import Snapshot
-from bus.time import Timestamp
-from consumers.callback import Callback
-from consumers.logger import Logger
+from bus.protocol.snapshot import Snapshot
+from bus.types.demand import BASE_EVENTS
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger
 
 __all__ = ["TrainerMetrics"]
 

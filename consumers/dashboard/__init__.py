@@ -1,6 +1,17 @@
-"""Dashboards: what people watch while a run goes on, in a browser or in a terminal."""
+"""Dashboards: what people watch while a run goes on, in a browser (``web``) or in a terminal (``terminal``); both draw
+the model in ``view``."""
 
-from consumers.dashboard.callback import Dashboard
-from consumers.dashboard.top import Top
+from typing import TYPE_CHECKING
+
+from bus.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from consumers.dashboard.terminal.top import Top
+    from consumers.dashboard.web.callback import Dashboard
 
 __all__ = ["Dashboard", "Top"]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {"consumers.dashboard.terminal.top": ["Top"], "consumers.dashboard.web.callback": ["Dashboard"]},
+)

@@ -8,10 +8,10 @@ from time import monotonic
 from typing import Any
 
 from bus.errors import ConfigurationError
-from bus.event import Event
 from bus.printing import one_line, say
-from bus.snapshot import Snapshot
-from consumers.logger import Images, LoggerDestination, LogValue, Row, Table, Text
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from consumers.api.logger import Images, LoggerDestination, LogValue, Row, Table, Text
 
 __all__ = ["ConsoleLogger"]
 

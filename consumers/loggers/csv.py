@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bus.snapshot import Snapshot
-from consumers.logger import Row
+from bus.protocol.snapshot import Snapshot
+from consumers.api.logger import Row
 from consumers.loggers.files import FileDestination
 
 __all__ = ["CsvLogger"]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bus.errors import ClosedError, ConfigurationError
-from bus.run_files import open_file
-from consumers.logger import LoggerDestination, RunPlace
+from bus.files import open_file
+from consumers.api.logger import LoggerDestination, RunPlace
 
 __all__ = ["FileDestination", "append_whole"]
 

@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bus.snapshot import Snapshot
+from bus.protocol.snapshot import Snapshot
 from bus.strict_json import plain
-from consumers.logger import Row
+from consumers.api.logger import Row
 from consumers.loggers.files import FileDestination
 
 __all__ = ["JsonlLogger"]

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bus.errors import ConfigurationError
-from bus.snapshot import Snapshot
+from bus.protocol.snapshot import Snapshot
 from bus.strict_json import plain
-from consumers.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
+from consumers.api.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
 
 __all__ = ["MLFlowLogger"]
 
@@ -166,7 +166,7 @@ class MLFlowLogger(LoggerDestination):
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
         """Keeps each as a PNG file, and its masks as such of class numbers."""
-        from consumers.images import as_bytes, class_numbers
+        from consumers.api.images import as_bytes, class_numbers
 
         self._reach(entry.time)
         folder = f"images/{_part(entry.name)}"

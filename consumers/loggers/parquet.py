@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import ClosedError, ConfigurationError
-from bus.run_files import open_directory, open_file
-from bus.snapshot import Snapshot
-from consumers.logger import LoggerDestination, LogValue, Row, RunPlace
+from bus.files import open_directory, open_file
+from bus.protocol.snapshot import Snapshot
+from consumers.api.logger import LoggerDestination, LogValue, Row, RunPlace
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,13 +8,13 @@ from time import monotonic
 from typing import Any, ClassVar, Protocol, TextIO
 
 from bus.errors import ConfigurationError
-from bus.event import Event
 from bus.printing import one_line
+from bus.protocol.snapshot import Snapshot
 from bus.screen import Screen
-from bus.snapshot import Snapshot
-from bus.time import Timestamp, TimeUnit
-from consumers.callback import Callback
-from consumers.logger import Logger, LoggerDestination, RunPlace
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp, TimeUnit
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger, LoggerDestination, RunPlace
 from consumers.loggers.console import format_value, shown_epoch
 
 __all__ = ["ProgressLogger", "ProgressWatcher"]

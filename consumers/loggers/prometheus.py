@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from bus.errors import ClosedError, ConfigurationError
 from bus.printing import say
-from bus.snapshot import Snapshot
-from consumers.logger import LoggerDestination, Row, RunPlace
+from bus.protocol.snapshot import Snapshot
+from consumers.api.logger import LoggerDestination, Row, RunPlace
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer

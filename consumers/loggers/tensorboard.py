@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import ConfigurationError
-from bus.event import Event
-from bus.snapshot import Snapshot
-from consumers.logger import Images, LogValue, Row, RunPlace, Table, Text
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from consumers.api.logger import Images, LogValue, Row, RunPlace, Table, Text
 from consumers.loggers.files import FileDestination
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def _cell(value: Any) -> str:
 
 
 def _pictures(entry: Images) -> Iterator[Any]:
-    from consumers.images import as_bytes
+    from consumers.api.images import as_bytes
 
     labels = entry.mask_class_labels or {}
     legend = ", ".join(f"{number}: {label}" for number, label in labels.items())

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 from bus.errors import ConfigurationError
-from bus.snapshot import Snapshot
-from consumers.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
+from bus.protocol.snapshot import Snapshot
+from consumers.api.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
 
 __all__ = ["WandBLogger"]
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from consumers.testing.golden import Golden
+    from consumers.testing.harness import replay
     from consumers.testing.live_run import LiveRun
     from consumers.testing.logged import Logged
     from consumers.testing.memory_stream import MemoryStream
-    from consumers.testing.replaying import replay
 
 __all__ = ["Golden", "LiveRun", "Logged", "MemoryStream", "replay"]
 
@@ -27,7 +27,7 @@ _MODULES = {
     "LiveRun": "live_run",
     "Logged": "logged",
     "MemoryStream": "memory_stream",
-    "replay": "replaying",
+    "replay": "harness",
 }
 
 

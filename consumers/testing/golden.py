@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import ConfigurationError
-from consumers.logger import Images
+from consumers.api.logger import Images
 from consumers.testing.logged import Logged
 
 __all__ = ["Golden"]

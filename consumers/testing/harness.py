@@ -1,20 +1,24 @@
 """The runner of tests, and what it logs to."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
-from bus.commands import Command
-from bus.errors import OffloopError
-from bus.event import Event
-from bus.snapshot import CommandSender, Snapshot
-from consumers.callback import Callback
-from consumers.logger import LoggerDestination
-from consumers.members import Member, wanted_events
-from consumers.runner import CallbackError, OnError, Runner
+from bus.errors import ConfigurationError, OffloopError
+from bus.protocol.snapshot import CommandSender, Snapshot
+from bus.recording.recording import Recording
+from bus.types.commands import Command
+from bus.types.event import Event
+from consumers.api.callback import Callback
+from consumers.api.logger import LoggerDestination
+from consumers.runner.members import Member, wanted_events
+from consumers.runner.runner import CallbackError, OnError, Runner
 from consumers.testing.logged import Collector, Logged
 
-__all__ = ["Harness", "as_callbacks"]
+__all__ = ["Harness", "Stepper", "as_callbacks", "replay"]
 
 
 def as_callbacks(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
@@ -31,7 +35,7 @@ def as_callbacks(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
 class Harness:
     """Callbacks with all that they log to, in the order of events: also those that would have a stream of their own.
 
-    ``on_error`` is as for :class:`consumers.runner.Runner`; with ``stop`` :meth:`check` raises what a callback
+    ``on_error`` is as for :class:`consumers.runner.runner.Runner`; with ``stop`` :meth:`check` raises what a callback
     raised."""
 
     def __init__(
@@ -111,3 +115,135 @@ class _StrictRunner(Runner):
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         yield
+
+
+class Stepper:
+    """A runner whose event loop runs only within :meth:`handle`, until the callbacks have handled the event.
+
+    ``source`` says what the run is called and how it ended. Use it as a context manager: at the end the callbacks are
+    closed.
+
+    Raises:
+        ConfigurationError: a callback handles no event, or an event loop runs here already.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Snapshot],
+        callbacks: Sequence[Callback],
+        loggers: Sequence[LoggerDestination],
+        on_error: OnError,
+    ) -> None:
+        made = as_callbacks(callbacks)
+        self._feed = _Feed(source)
+        self._harness = Harness(self._feed, made, loggers, on_error)
+        self.logged = self._harness.logged
+
+    def __enter__(self) -> "Stepper":
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise ConfigurationError("an event loop runs here already: attach callbacks in a test that is not async")
+        self._loop = asyncio.new_event_loop()
+        self._task = self._loop.create_task(self._harness.runner.run_async())
+        self._turn()
+        return self
+
+    def handle(self, snapshot: Snapshot) -> None:
+        """Takes a snapshot through the callbacks; raises what one of them raises."""
+        snapshot.bind(self._harness.keep_command)
+        self._feed.put(snapshot)
+        self._turn()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._feed.put(None)
+            self._turn(to_its_end=True)
+        except Exception:
+            # What the test raised tells more than what comes of it while callbacks are closed.
+            if error is None:
+                raise
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    def _turn(self, to_its_end: bool = False) -> None:
+        """Lets the event loop run until the next snapshot is asked for."""
+        self._loop.run_until_complete(self._next_turn(to_its_end))
+        if self._task.done():
+            error = self._task.exception()
+            if error is not None and not isinstance(error, CallbackError):
+                raise error
+            self._harness.check()
+
+    async def _next_turn(self, to_its_end: bool) -> None:
+        if to_its_end:
+            await asyncio.wait({self._task})
+            return
+        asked = self._loop.create_task(self._feed.asked_for())
+        await asyncio.wait({self._task, asked}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+
+
+class _Feed:
+    """Snapshots for a runner, as they are put here; ``None`` ends them."""
+
+    def __init__(self, source: Iterable[Snapshot]) -> None:
+        self._source = source
+        self._queue: asyncio.Queue[Snapshot | None] = asyncio.Queue()
+        self._asked = asyncio.Event()
+
+    def put(self, snapshot: Snapshot | None) -> None:
+        self._asked.clear()
+        self._queue.put_nowait(snapshot)
+
+    async def asked_for(self) -> None:
+        """Returns when everything that was put here has been handled."""
+        await self._asked.wait()
+
+    async def __aiter__(self) -> AsyncIterator[Snapshot]:
+        while True:
+            self._asked.set()
+            snapshot = await self._queue.get()
+            if snapshot is None:
+                return
+            yield snapshot
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+def replay(
+    callbacks: Callback | Sequence[Callback],
+    source: Recording | str | os.PathLike[str] | Iterable[Snapshot],
+    *,
+    loggers: Sequence[LoggerDestination] = (),
+    on_error: OnError = "stop",
+) -> Logged:
+    """Takes a run through callbacks, as fast as it can be read, and returns what they logged.
+
+    They are run by what runs them live, in this process and thread, one after the other at each event; a callback with
+    ``own_cursor`` too, so that the order of what is logged is always the same. Commands that they send are kept in
+    :attr:`Logged.commands` and go nowhere.
+
+    Args:
+        callbacks: one, or several; objects that have not run before.
+        source: a recording, the path of one or of a run's directory, a :class:`~consumers.testing.MemoryStream`, or
+            snapshots in order.
+        loggers: destinations of your own, to be given what is logged as well.
+        on_error: what happens when a callback raises. ``stop`` raises its exception here, with its traceback, also when
+            it comes from ``close``; with ``continue`` and ``disable`` the errors are counted in
+            ``Logged.statistics.errors``.
+
+    Raises:
+        RecordingError: there is no such recording, or it is not one.
+        ConfigurationError: a callback handles no event.
+        OffloopError: one of ``loggers`` failed.
+    """
+    made = as_callbacks(callbacks)
+    stream = Recording(source) if isinstance(source, str | os.PathLike) else source
+    return Harness(stream, made, loggers, on_error).run()

@@ -16,18 +16,18 @@ from typing import Any
 from uuid import uuid4
 
 from bus import processes
-from bus.commands import Argument, Outcome
 from bus.errors import OffloopError
-from bus.event import Event
-from bus.recording import Recording
-from bus.runs import RUN_FILE, RunInfo, read_run
-from bus.sender import send_command
-from bus.stream import Ending
-from bus.subscriber import Subscriber
-from consumers.callback import Callback, demand_of
-from consumers.logger import LoggerDestination
-from consumers.members import decides_of, wanted_events
-from consumers.runner import OnError
+from bus.protocol.order import Ending
+from bus.recording.recording import Recording
+from bus.runs.directory import RUN_FILE, RunInfo, read_run
+from bus.subscriber.commands import send_command
+from bus.subscriber.subscriber import Subscriber
+from bus.types.commands import Argument, Outcome
+from bus.types.event import Event
+from consumers.api.callback import Callback, demand_of
+from consumers.api.logger import LoggerDestination
+from consumers.runner.members import decides_of, wanted_events
+from consumers.runner.runner import OnError
 from consumers.testing.harness import Harness, as_callbacks
 from consumers.testing.logged import Logged
 
@@ -42,7 +42,7 @@ WATCHER = "test"
 _MARK = "OFFLOOP_LIVE_RUN"
 """The environment variable by which the processes of a training are known, wherever they stand."""
 
-_BROKER = b"bus.broker_process"
+_BROKER = b"bus.broker"
 _POLL = 0.02
 _BROKER_SECONDS = 5.0
 _SHOWN = 50

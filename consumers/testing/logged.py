@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bus.commands import Command
-from bus.snapshot import Snapshot
-from consumers.logger import Images, LoggerDestination, LogValue, Row, Table, Text, Upload
-from consumers.runner import RunnerStatistics
+from bus.protocol.snapshot import Snapshot
+from bus.types.commands import Command
+from consumers.api.logger import Images, LoggerDestination, LogValue, Row, Table, Text, Upload
+from consumers.runner.runner import RunnerStatistics
 
 __all__ = ["Collector", "Logged"]
 

@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from bus.demand import BASE_EVENTS
 from bus.errors import ClosedError, ConfigurationError
-from bus.event import Event
-from bus.snapshot import Snapshot
-from bus.stream import SEVERITY, Ending
-from bus.time import Time, Timestamp
-from bus.wire import PROTOCOL_VERSION, EventBody, check_run_name
-from consumers.callback import Callback
-from consumers.logger import LoggerDestination
-from consumers.runner import OnError
+from bus.protocol.frames import PROTOCOL_VERSION, EventBody, check_run_name
+from bus.protocol.order import SEVERITY, Ending
+from bus.protocol.snapshot import Snapshot
+from bus.types.demand import BASE_EVENTS
+from bus.types.event import Event
+from bus.types.timestamp import Time, Timestamp
+from consumers.api.callback import Callback
+from consumers.api.logger import LoggerDestination
+from consumers.runner.runner import OnError
 from consumers.testing.logged import Logged
 
 __all__ = ["Evaluation", "MemoryStream", "OfBatch"]
@@ -170,7 +170,7 @@ class MemoryStream:
         Raises:
             ConfigurationError: a callback handles no event, or an event loop runs here already.
         """
-        from consumers.testing.stepper import Stepper
+        from consumers.testing.harness import Stepper
 
         stepper = Stepper(self, callbacks, loggers, on_error)
         with stepper:

@@ -6,9 +6,9 @@ Each class is loaded when it is first used, because loading one needs torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bus.registry import Registry
-from trainer import missing_extra
-from trainer.algorithm import Algorithm
+from bus.plugins.registry import Registry
+from trainer.arguments.extras import missing_extra
+from trainer.engine.algorithm import Algorithm
 
 if TYPE_CHECKING:
     from trainer.algorithms.blurpool import BlurPool

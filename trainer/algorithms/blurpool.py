@@ -7,12 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bus.errors import ConfigurationError
-from bus.event import Event
-from trainer.algorithm import Algorithm
-from trainer.algorithms.checks import check_count
-from trainer.algorithms.surgery import change_behavior
-from trainer.logger import Logger
-from trainer.state import State
+from bus.types.event import Event
+from trainer.algorithms.common import change_behavior, check_count
+from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.state import State
 
 __all__ = ["BlurPool"]
 

@@ -2,10 +2,9 @@
 
 import torch
 
-from bus.event import Event
-from trainer.algorithm import Algorithm
-from trainer.logger import Logger
-from trainer.state import State
+from bus.types.event import Event
+from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.state import State
 
 __all__ = ["ChannelsLast"]
 

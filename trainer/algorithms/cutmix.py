@@ -4,9 +4,9 @@ import math
 
 import torch
 
-from trainer.algorithms.images import check_images, random_span
+from trainer.algorithms.common import check_images, random_span
 from trainer.algorithms.mixing import Mixing
-from trainer.batch import BatchKey
+from trainer.device.batch import BatchKey
 
 __all__ = ["CutMix"]
 
@@ -24,7 +24,7 @@ class CutMix(Mixing):
         uniform_sampling: let every pixel be in the box with the same probability; by default the box's middle is drawn
             from all pixels, as in the paper.
         input_key, target_key: where images (of shape (rows, channels, height, width)) and targets (class numbers,
-            probabilities or values) are in the batch, see :mod:`trainer.batch`.
+            probabilities or values) are in the batch, see :mod:`trainer.device.batch`.
 
     Raises :class:`bus.errors.ConfigurationError`, see :class:`trainer.algorithms.mixing.Mixing`.
 

@@ -1,12 +1,10 @@
 """Training on images with holes in them."""
 
-from bus.event import Event
-from trainer.algorithm import Algorithm
-from trainer.algorithms.checks import check_count, check_key, check_share
-from trainer.algorithms.images import check_images, random_span
-from trainer.batch import BatchKey
-from trainer.logger import Logger
-from trainer.state import State
+from bus.types.event import Event
+from trainer.algorithms.common import check_count, check_images, check_key, check_share, random_span
+from trainer.device.batch import BatchKey
+from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.state import State
 
 __all__ = ["CutOut"]
 
@@ -22,7 +20,7 @@ class CutOut(Algorithm):
         uniform_sampling: let every pixel be in a hole with the same probability; by default a hole's middle is drawn
             from all pixels, as in the paper.
         input_key: where the images (of shape (rows, channels, height, width)) are in the batch, see
-            :mod:`trainer.batch`.
+            :mod:`trainer.device.batch`.
 
     Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for inputs that are no images.
 

@@ -5,14 +5,12 @@ from typing import Any
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from bus.errors import ConfigurationError
-from bus.event import Event
-from bus.time import Time, TimeInput, TimeUnit
-from trainer.algorithm import Algorithm
-from trainer.algorithms.checks import check_share
-from trainer.algorithms.training_time import check_point, check_update_interval, has_reached, update_event
+from bus.types.event import Event
+from bus.types.timestamp import Time, TimeInput, TimeUnit
+from trainer.algorithms.common import check_point, check_share, check_update_interval, has_reached, update_event
 from trainer.algorithms.weight_average import WeightAverage
-from trainer.logger import Logger
-from trainer.state import State
+from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.state import State
 
 __all__ = ["EMA"]
 

@@ -1,17 +1,16 @@
 """Limits to the size of gradients."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from bus.errors import ConfigurationError
-from bus.event import Event
-from trainer.algorithm import Algorithm
-from trainer.algorithms.checks import check_number
-from trainer.logger import Logger
-from trainer.state import State
+from bus.types.event import Event
+from trainer.algorithms.common import check_number
+from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.state import State
 
 __all__ = ["GradientClipping"]
 
@@ -46,6 +45,9 @@ class GradientClipping(Algorithm):
     ``adaptive``, Brock et al. 2021, "High-Performance Large-Scale Image Recognition Without Normalization",
     arXiv:2102.06171, section 4. Reference: ``composer/algorithms/gradient_clipping``.
     """
+
+    # What the optimizers step along is to be clipped, and not what another algorithm, such as SAM, goes on to replace.
+    position: ClassVar = {Event.AFTER_TRAIN_BATCH: "last"}
 
     def __init__(self, clipping_type: str, clipping_threshold: float) -> None:
         if clipping_type not in _CLIP:

@@ -2,13 +2,11 @@
 
 import torch
 
-from bus.event import Event
-from trainer.algorithm import Algorithm
-from trainer.algorithms.checks import check_key, check_share
-from trainer.algorithms.targets import soft_targets
-from trainer.batch import BatchKey
-from trainer.logger import Logger
-from trainer.state import State
+from bus.types.event import Event
+from trainer.algorithms.common import check_key, check_share, soft_targets
+from trainer.device.batch import BatchKey
+from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.state import State
 
 __all__ = ["LabelSmoothing"]
 
@@ -26,7 +24,7 @@ class LabelSmoothing(Algorithm):
 
     Args:
         smoothing: share of the uniform distribution, from 0 (none) to 1 (the targets do not matter any more).
-        target_key: where the targets are in the batch, see :mod:`trainer.batch`.
+        target_key: where the targets are in the batch, see :mod:`trainer.device.batch`.
 
     Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for targets that do not go with
     the outputs.

@@ -4,11 +4,10 @@ from typing import Any
 
 from torch import nn
 
-from bus.event import Event
-from trainer.algorithm import Algorithm
-from trainer.algorithms.checks import check_share
-from trainer.logger import Logger
-from trainer.state import State
+from bus.types.event import Event
+from trainer.algorithms.common import check_share
+from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.state import State
 
 __all__ = ["LayerFreezing"]
 

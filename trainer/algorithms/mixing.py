@@ -8,14 +8,12 @@ from typing import Any
 import torch
 
 from bus.errors import ConfigurationError
-from bus.event import Event
-from trainer.algorithm import Algorithm
-from trainer.algorithms.checks import check_key, check_number
-from trainer.algorithms.targets import soft_targets
-from trainer.batch import BatchKey
-from trainer.logger import Logger
-from trainer.precision import autocast_of
-from trainer.state import State
+from bus.types.event import Event
+from trainer.algorithms.common import check_key, check_number, soft_targets
+from trainer.device.batch import BatchKey
+from trainer.device.device import autocast_of
+from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.state import State
 
 __all__ = ["Mixing"]
 
@@ -33,7 +31,7 @@ class Mixing(Algorithm):
         alpha: both parameters of the Beta distribution that the mixing coefficient is drawn from; 0 for no mixing.
         interpolate_loss: mix losses and not targets. Another algorithm's change to the targets, such as label
             smoothing, then acts on the loss for the rows' own targets only.
-        input_key, target_key: where inputs and targets are in the batch, see :mod:`trainer.batch`.
+        input_key, target_key: where inputs and targets are in the batch, see :mod:`trainer.device.batch`.
 
     Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for inputs that are no tensor and
     for targets that do not go with the outputs.

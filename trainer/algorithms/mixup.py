@@ -4,7 +4,7 @@ import torch
 
 from bus.errors import ConfigurationError
 from trainer.algorithms.mixing import Mixing
-from trainer.batch import BatchKey
+from trainer.device.batch import BatchKey
 
 __all__ = ["MixUp"]
 
@@ -20,7 +20,7 @@ class MixUp(Mixing):
         alpha: parameter of the Beta distribution, 0 or more: the larger, the closer to equal parts; 0 for no mixing.
         interpolate_loss: mix the losses for both sets of targets, for losses that take no probabilities as targets.
         input_key, target_key: where inputs (floats of shape (rows, ...)) and targets (class numbers, probabilities or
-            values) are in the batch, see :mod:`trainer.batch`.
+            values) are in the batch, see :mod:`trainer.device.batch`.
 
     Raises :class:`bus.errors.ConfigurationError`, see :class:`trainer.algorithms.mixing.Mixing`.
 

@@ -9,13 +9,11 @@ import torch
 from torch.nn import functional
 
 from bus.errors import ConfigurationError
-from bus.event import Event
-from trainer.algorithm import Algorithm
-from trainer.algorithms.checks import check_count, check_key, check_share
-from trainer.algorithms.images import check_images
-from trainer.batch import BatchKey
-from trainer.logger import Logger
-from trainer.state import State
+from bus.types.event import Event
+from trainer.algorithms.common import check_count, check_images, check_key, check_share
+from trainer.device.batch import BatchKey
+from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.state import State
 
 __all__ = ["ProgressiveResizing"]
 
@@ -48,7 +46,7 @@ class ProgressiveResizing(Algorithm):
         resize_targets: treat the targets, of shape (rows, height, width) or (rows, channels, height, width), in the
             same way, for targets that have a value for each pixel.
         input_key, target_key: where images (of shape (rows, channels, height, width)) and targets are in the batch, see
-            :mod:`trainer.batch`.
+            :mod:`trainer.device.batch`.
 
     Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for inputs or targets that are no
     images.

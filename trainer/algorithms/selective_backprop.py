@@ -2,20 +2,18 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional
 
 from bus.errors import ConfigurationError
-from bus.event import Event
-from trainer.algorithm import Algorithm
-from trainer.algorithms.checks import check_count, check_key, check_share
-from trainer.batch import BatchKey, batch_set
-from trainer.data import map_tensors
-from trainer.logger import Logger
-from trainer.precision import autocast_of
-from trainer.state import State
+from bus.types.event import Event
+from trainer.algorithms.common import check_count, check_key, check_share
+from trainer.device.batch import BatchKey, batch_set, map_tensors
+from trainer.device.device import autocast_of
+from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.state import State
 
 __all__ = ["SelectiveBackprop"]
 
@@ -43,7 +41,7 @@ class SelectiveBackprop(Algorithm):
             0 and up to 1, which makes it cheaper for models that take any size. Other than 1 it needs inputs of shape
             (rows, channels, length), (rows, channels, height, width) or with one dimension more.
         interrupt: leave every such batch of an epoch whole, to stay close to the whole data; 0 for none.
-        input_key, target_key: where inputs and targets are in the batch, see :mod:`trainer.batch`.
+        input_key, target_key: where inputs and targets are in the batch, see :mod:`trainer.device.batch`.
         loss_fn: takes outputs and targets and gives one loss for each row, or several whose mean counts, such as
             ``torch.nn.MSELoss(reduction="none")``; by default the cross entropy, classes being the last dimension of
             the outputs, or the second one as torch has it.
@@ -66,6 +64,9 @@ class SelectiveBackprop(Algorithm):
     Paper: Jiang et al. 2019, "Accelerating Deep Learning by Focusing on the Biggest Losers", arXiv:1910.00762.
     Reference: ``composer/algorithms/selective_backprop``.
     """
+
+    # Losses are to be those of the data, before others change it, and what is thrown away need not be changed.
+    position: ClassVar = {Event.AFTER_DATALOADER: "first"}
 
     def __init__(
         self,

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from bus.errors import ConfigurationError
-from bus.event import Event
-from bus.time import TimeUnit
-from trainer.algorithm import Algorithm
-from trainer.algorithms.checks import check_count, check_share
-from trainer.data import count_samples, map_tensors
-from trainer.logger import Logger
-from trainer.state import State
+from bus.types.event import Event
+from bus.types.timestamp import TimeUnit
+from trainer.algorithms.common import check_count, check_share
+from trainer.data.spec import count_samples
+from trainer.device.batch import map_tensors
+from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.state import State
 
 __all__ = ["SequenceLengthWarmup"]
 

@@ -6,14 +6,11 @@ import torch
 from torch import nn
 
 from bus.errors import ConfigurationError
-from bus.event import Event
-from bus.time import TimeInput
-from trainer.algorithm import Algorithm
-from trainer.algorithms.checks import check_share
-from trainer.algorithms.surgery import change_behavior
-from trainer.algorithms.training_time import check_point, share_of_way
-from trainer.logger import Logger
-from trainer.state import State
+from bus.types.event import Event
+from bus.types.timestamp import TimeInput
+from trainer.algorithms.common import change_behavior, check_point, check_share, share_of_way
+from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.state import State
 
 __all__ = ["StochasticDepth"]
 

@@ -11,15 +11,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import get_swa_multi_avg_fn, update_bn
 
 from bus.errors import ConfigurationError
-from bus.event import Event
-from bus.time import TimeInput, TimeUnit
-from trainer.algorithm import Algorithm
-from trainer.algorithms.checks import check_count, check_number
-from trainer.algorithms.training_time import check_point, check_update_interval, has_reached, update_event
+from bus.types.event import Event
+from bus.types.timestamp import TimeInput, TimeUnit
+from trainer.algorithms.common import (
+    check_count,
+    check_number,
+    check_point,
+    check_update_interval,
+    has_reached,
+    update_event,
+)
 from trainer.algorithms.weight_average import WeightAverage
-from trainer.logger import Logger
-from trainer.precision import autocast_of
-from trainer.state import State
+from trainer.device.device import autocast_of
+from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.state import State
 
 __all__ = ["SWA"]
 

@@ -1,7 +1,7 @@
 """Learning-rate schedules in training time: a multiplier of the base learning rate at ``state.timestamp``.
 
-Every time in a schedule is a :class:`bus.time.Time`, a time string or a timedelta, in any unit, and is counted by that
-unit's own counter. Two units depend on the training:
+Every time in a schedule is a :class:`bus.types.timestamp.Time`, a time string or a timedelta, in any unit, and is
+counted by that unit's own counter. Two units depend on the training:
 
 - ``dur`` is a share of ``state.max_duration``;
 - ``ep`` is counted in batches when ``state.dataloader_len`` is known, so that rates move within an epoch; otherwise

@@ -5,11 +5,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
-from bus.time import TimeInput
+from bus.types.timestamp import TimeInput
 from trainer.schedulers.times import check_milestones, check_number, check_time, resolve, resolve_period, whole
 
 if TYPE_CHECKING:
-    from trainer.state import State
+    from trainer.engine.state import State
 
 __all__ = [
     "ConstantScheduler",

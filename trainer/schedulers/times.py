@@ -7,11 +7,11 @@ from numbers import Real
 from typing import TYPE_CHECKING
 
 from bus.errors import ConfigurationError
-from bus.time import Time, TimeInput, TimeUnit
-from trainer.durations import counter_of
+from bus.types.timestamp import Time, TimeInput, TimeUnit
+from trainer.arguments.durations import counter_of
 
 if TYPE_CHECKING:
-    from trainer.state import State
+    from trainer.engine.state import State
 
 __all__ = ["NUMBERS", "check_milestones", "check_number", "check_time", "resolve", "resolve_period", "whole"]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from bus.errors import ConfigurationError
-from bus.time import TimeInput
+from bus.types.timestamp import TimeInput
 from trainer.schedulers.schedules import (
     CosineAnnealingScheduler,
     Curve,
@@ -16,7 +16,7 @@ from trainer.schedulers.schedules import (
 from trainer.schedulers.times import check_number, check_time, resolve, resolve_period
 
 if TYPE_CHECKING:
-    from trainer.state import State
+    from trainer.engine.state import State
 
 __all__ = [
     "ConstantWithWarmupScheduler",

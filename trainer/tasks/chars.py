@@ -10,10 +10,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from bus.errors import ConfigurationError
-from trainer.data import DataSpec
-from trainer.metrics import CrossEntropy
-from trainer.models import LanguageModel
-from trainer.sampling import RankBatchSampler
+from trainer.data.models import CrossEntropy, LanguageModel
+from trainer.data.spec import DataSpec
+from trainer.distributed.sampling import RankBatchSampler
 from trainer.tasks import check_batch_size, check_rate
 
 __all__ = ["ALPHABET", "chars", "read_source"]

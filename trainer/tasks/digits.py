@@ -7,8 +7,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer.models import Classifier
-from trainer.sampling import RankBatchSampler
+from trainer.data.models import Classifier
+from trainer.distributed.sampling import RankBatchSampler
 from trainer.tasks import check_batch_size, check_rate
 
 __all__ = ["digits"]

@@ -1,0 +1,15 @@
+"""Records and forwards the events of runs, and answers publishers and consumers.
+
+May import: net, recording, tensors. Begin with ``broker``, then ``control``; ``python -m bus.broker`` serves one run.
+"""
+
+from typing import TYPE_CHECKING
+
+from bus.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from bus.broker.broker import Broker, BrokerStatistics
+
+__all__ = ["Broker", "BrokerStatistics"]
+
+__getattr__ = lazy_exports(__name__, {"bus.broker.broker": __all__})

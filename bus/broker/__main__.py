@@ -1,0 +1,91 @@
+"""The broker that a publisher starts for itself: ``python -m bus.broker begin|resume RUNS_DIR RUN_NAME``, or
+``take-over`` with the same and a third argument.
+
+It locks the run's directory, listens inside it, says so in one line of JSON on standard output, and serves until the
+run is over. With ``resume`` it takes up the newest attempt, whose broker has died. With ``take-over`` it takes up an
+attempt of a broker that stood alone: the third argument is a list in JSON, see :class:`bus.runs.takeover.Predecessor`.
+It has no terminal: what it has to say later goes into ``broker.log`` in the run's directory."""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+from bus.broker.broker import Broker
+from bus.errors import BrokerError, OffloopError
+from bus.files import open_file
+from bus.runs.directory import RUN_FILE, SOCKET_FILES, RunDirectory, socket_address
+from bus.runs.takeover import Predecessor, take_over
+
+
+def main() -> None:
+    """Runs the broker of one run; see the module's text."""
+    os.umask(0o077)
+    what, root, name = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    resumes = what == "resume"
+    taken: dict[str, Any] = {}
+    directory = None
+    try:
+        if resumes and not (root / name / RUN_FILE).exists():
+            raise BrokerError(f"the directory of run {name!r} in {root} is gone")
+        if what == "take-over":
+            found = take_over(root, name, Predecessor(*json.loads(sys.argv[4])))
+            taken = {"path": str(found.path), "in_place": found.in_place}
+            if found.directory is None:
+                _say({"ready": found.door, "joined": True, **taken})
+                return
+            directory, resumes = found.directory, found.in_place
+        else:
+            directory = RunDirectory(root, name)
+        door, stream = (socket_address(directory.path / name) for name in SOCKET_FILES)
+        broker = Broker(door, stream, directory.path.parent, directory=directory, until_over=True)
+        _log_to(directory.path / "broker.log")
+        if resumes:
+            broker.resume()
+    except OffloopError as error:
+        if directory is not None:
+            directory.release()
+        _say({"error": type(error).__name__, "message": str(error)})
+        sys.exit(1)
+    signal.signal(signal.SIGTERM, lambda *_: broker.stop())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _say({"ready": door, **taken})
+    broker.serve()
+
+
+def _log_to(path: Path) -> None:
+    log = _LogFile(path, delay=True)
+    log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.getLogger("offloop").addHandler(log)
+
+
+class _LogFile(logging.FileHandler):
+    """A log that cannot be written is no reason to end: the broker has nobody else to tell."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(open_file(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Says nothing: what it would be written to is a pipe that nobody reads."""
+
+
+def _say(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
+    # Nothing may be kept waiting for the end of our output.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    if "ready" in answer:
+        os.dup2(nowhere, sys.stderr.fileno())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What a broker gives to consumers that cannot see its disk: which runs there are, and ranges of their recordings."""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bus.broker.content import integer, integer_or_none, text
+from bus.errors import RecordingError
+from bus.files import open_directory, open_file
+from bus.protocol.frames import check_run_name
+from bus.runs.directory import RUN_FILE, RunInfo, list_runs, read_run
+
+__all__ = ["MAX_RANGE", "Archive"]
+
+MAX_RANGE = 256 * 1024
+MAX_OFFSET = 1 << 62
+MAX_LISTED = 1000
+LIST_SECONDS = 0.5
+
+
+class Archive:
+    """The runs in one runs directory, read-only."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._root = runs_dir
+        self._listed: list[RunInfo] = []
+        self._list_again = 0.0
+
+    def listing(self, name: str | None, live: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The runs, the newest first and at most :data:`MAX_LISTED`; with ``name`` that one, if it is there. ``live``
+        holds of each run that is served here its ``attempt`` and the address of its ``stream``."""
+        if name is None:
+            runs = self._all()
+        else:
+            path = self._root / check_run_name(name)
+            runs = [read_run(path)] if (path / RUN_FILE).is_file() else []
+        return [_described(run, live.get(run.name, {})) for run in runs]
+
+    def _all(self) -> list[RunInfo]:
+        # Whoever asks often must not keep the broker busy with reading.
+        now = time.monotonic()
+        if now >= self._list_again:
+            self._listed = list_runs(self._root)[:MAX_LISTED]
+            self._list_again = time.monotonic() + max(LIST_SECONDS, 10 * (time.monotonic() - now))
+        return self._listed
+
+    def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """A range of a recording: ``run``, ``attempt``, ``offset``, and ``data``, at most :data:`MAX_RANGE` bytes from
+        there and fewer, or none, where the file ends.
+
+        Raises:
+            RecordingError: there is no such recording.
+            ProtocolError: the request is malformed.
+        """
+        name, attempt = check_run_name(text(wanted, "run")), integer(wanted, "attempt", 1)
+        offset = integer(wanted, "offset", 0, MAX_OFFSET)
+        size = min(integer_or_none(wanted, "size") or MAX_RANGE, MAX_RANGE)
+        try:
+            # Whoever asks is to be given nothing to which a link leads that somebody has put there.
+            directory = open_directory(self._root / name)
+            try:
+                descriptor = open_file(f"recording-{attempt}.mcap", dir_fd=directory)
+            finally:
+                os.close(directory)
+            try:
+                data = os.pread(descriptor, max(0, size), offset)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise RecordingError(
+                f"the broker has no recording of attempt {attempt} of run {name!r} ({error.strerror})"
+            ) from None
+        return {"run": name, "attempt": attempt, "offset": offset, "data": data}
+
+
+def _described(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:
+    last = run.last
+    live = served.get("attempt") == last.number
+    return {
+        "run": run.name,
+        "id": run.id,
+        "attempt": last.number,
+        "attempts": [attempt.number for attempt in run.attempts],
+        # Also while its trainer, on this machine, is about to find the broker again.
+        "status": run.status if not live or run.paused else "live",
+        "paused": run.paused._asdict() if run.paused else None,
+        "live": live,
+        "stream": served.get("stream"),
+        "started": last.started,
+        "ended": last.ended,
+        "error": last.error,
+        "reason": last.reason,
+        "reached": None if last.reached is None else last.reached._asdict(),
+    }

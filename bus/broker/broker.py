@@ -1,0 +1,658 @@
+"""The broker: it collects the events of publishers, writes them to the journal and fans them out to consumers."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from bus.broker.admission import Admission, ForbiddenError
+from bus.broker.archive import Archive
+from bus.broker.connection_guard import ConnectionGuard
+from bus.broker.control import MAX_REASON, Door
+from bus.broker.run import LiveRank, LiveRun
+from bus.broker.runs import LiveRuns
+from bus.errors import OffloopError, ProtocolError
+from bus.net.curve import DOOR, STREAM, Gatekeeper, ServerSecurity
+from bus.net.sockets import listen
+from bus.processes import allow_many_connections
+from bus.protocol.frames import (
+    BUNDLE,
+    CHECKPOINT,
+    COMMAND,
+    CUT,
+    DEMAND,
+    END,
+    MAX_FRAME,
+    MAX_TOPIC,
+    Control,
+    EventBody,
+    Topic,
+    decode_control,
+    decode_event,
+    encode_beat,
+    encode_control,
+    event_encoder,
+    is_bundle,
+    pack_map,
+    sequence_number,
+    split_frame,
+)
+from bus.protocol.numbering import base_seq_problem
+from bus.protocol.order import SEVERITY, Ending
+from bus.runs.directory import RunDirectory, check_path
+from bus.types.timestamp import Timestamp, wall_clock
+
+__all__ = ["Broker", "BrokerStatistics"]
+
+_log = logging.getLogger("offloop.broker")
+
+FLUSH_SECONDS = 0.2
+BEAT_SECONDS = 0.5
+LIVE_FRAME = 32 * 1024
+COLLECT_SECONDS = 0.02
+MAX_BUNDLE = 4096
+ASK_AGAIN_SECONDS = 0.5
+QUIET_SECONDS = 0.2
+BURIAL_SECONDS = 2.0
+NAMED_REFUSALS = 10
+FIRST_RUN_PATIENCE = 30.0
+RETURN_SECONDS = 2.0
+ABSENCE_SECONDS = 60.0
+MAX_TOPICS = 200
+MAX_UNREAD = 1 << 20
+"""Bytes of a message that is read although its sender publishes no run."""
+WASTED_MESSAGES = 2000
+WASTED_BYTES = 32 << 20
+"""How much of what is dropped may come from a connection at a time, before it is closed."""
+MAX_ASKED = 10
+PUBLISHED_MARKS = (END, DEMAND, COMMAND, CHECKPOINT)
+"""The marks that a publisher may send; :attr:`bus.broker.run.LiveRank.may_cut` is about one more."""
+
+
+@dataclass(frozen=True)
+class BrokerStatistics:
+    """How a broker is doing; counts since it began."""
+
+    runs: int
+    """Runs served now."""
+    collected: int
+    """Events taken from publishers and sent out."""
+    recorded: int
+    """Events written to journals."""
+    duplicates: int
+    """Events that came a second time and were skipped."""
+    refused: int
+    """Messages that made no sense or came from strangers."""
+    asked_again: int
+    """How often a publisher was asked to send again."""
+    missing: int
+    """Events that publishers had to give up before they came: gaps."""
+    ended: int
+    """Runs that have ended."""
+
+
+class Broker:
+    """Serves runs at one address: ``door`` for publishers and requests, ``stream`` for the events themselves.
+
+    Nothing that a peer sends stops it: what makes no sense is counted and named in the log. Each event is journaled
+    and sent out once, in the order in which it came. :meth:`serve` runs until :meth:`stop`, or, with ``until_over``,
+    until the runs that came have ended. With ``security`` only keys that its list admits get in, each for what the
+    list says.
+
+    Raises:
+        BrokerError: the address cannot be listened at.
+        ConfigurationError: the list of keys cannot be used, or the path of ``runs_dir`` is not UTF-8.
+    """
+
+    def __init__(
+        self,
+        door: str,
+        stream: str,
+        runs_dir: Path,
+        *,
+        directory: RunDirectory | None = None,
+        until_over: bool = False,
+        security: ServerSecurity | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        check_path(runs_dir)
+        self._until_over = until_over
+        self._clock = clock or wall_clock()
+        self._collected = self._duplicates = self._refused = self._unnamed = 0
+        self._asked_again = self._missing = 0
+        self._heard = 0.0
+        self._wasted: dict[bytes, tuple[int, int]] = {}
+        self._stopping = False
+        allow_many_connections()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            gatekeeper = Gatekeeper(self._context, security) if security is not None else None
+            self._door_socket = listen(self._context, zmq.ROUTER, door, DOOR, security)
+            self._stream_socket = listen(self._context, zmq.PUB, stream, STREAM, security)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self.door = self._door_socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.stream = self._stream_socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._guard = ConnectionGuard(self.door, self.stream)
+        self._poller = zmq.Poller()
+        self._poller.register(self._door_socket, zmq.POLLIN)
+        self._admission: Admission | None = None
+        if gatekeeper is not None:
+            self._admission = Admission(gatekeeper, self._door_socket, self._stream_socket)
+            for asked in self._admission.sockets:
+                self._poller.register(asked, zmq.POLLIN)
+        self._runs = LiveRuns(
+            runs_dir,
+            directory,
+            self.door,
+            self.stream,
+            self._poller,
+            lambda identity: self._answer(identity, "beat", {}),
+        )
+        self._door = Door(
+            self._runs, Archive(runs_dir), self._answer, self._ask_again, self._go_on_from, self.statistics
+        )
+
+    def stop(self) -> None:
+        """Makes :meth:`serve` end soon; may be called from a signal handler."""
+        self._stopping = True
+
+    def statistics(self) -> BrokerStatistics:
+        """How the broker is doing."""
+        return BrokerStatistics(
+            runs=len(self._runs),
+            collected=self._collected,
+            recorded=self._runs.recorded,
+            duplicates=self._duplicates,
+            refused=self._refused,
+            asked_again=self._asked_again,
+            missing=self._missing,
+            ended=self._runs.served - len(self._runs),
+        )
+
+    def resume(self) -> None:
+        """Takes up the run of the directory that was given where the broker before this one left it.
+
+        Raises:
+            BrokerError: its newest attempt has ended, or there is none.
+        """
+        self._runs.resume_given()
+
+    @property
+    def live_runs(self) -> list[str]:
+        """The names of the runs that are served now, or are about to begin."""
+        return sorted(run.name for run in (*self._runs, *self._runs.announced()))
+
+    def serve(self) -> list[str]:
+        """Collects, journals and fans out until stopped; then closes every journal in order. Returns the names of the
+        runs that were live when it was stopped."""
+        next_flush = next_beat = 0.0
+        begun = time.monotonic()
+        self._guard.start()
+        try:
+            while not self._stopping and not self._all_over(begun):
+                ready = dict(self._poller.poll(50))
+                if self._admission is not None:
+                    self._admission.handle()
+                if self._door_socket in ready:
+                    self._collect()
+                now = time.monotonic()
+                if self._door_socket in ready:
+                    self._heard = now
+                self._bury(ready, now)
+                if now >= next_flush or any(run.flush_soon for run in self._runs):
+                    next_flush = now + FLUSH_SECONDS
+                    self._flush(now)
+                if now >= next_beat:
+                    next_beat = now + BEAT_SECONDS
+                    self._beat()
+                    self._miss(now)
+                    self._runs.forget_disconnected()
+                    self._sum_up_refusals()
+            return self.live_runs
+        finally:
+            self._close()
+
+    def _all_over(self, begun: float) -> bool:
+        if not self._until_over or len(self._runs):
+            return False
+        return self._runs.served > 0 or time.monotonic() - begun > FIRST_RUN_PATIENCE
+
+    # -- collect -> journal -> fan out --------------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        receive = self._door_socket.recv
+        gone: dict[bytes, bool] = {}
+        until = time.monotonic() + COLLECT_SECONDS
+        # Whatever comes in, what is due by the clock is done in between.
+        while time.monotonic() < until:
+            try:
+                identity = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                # Nothing waits that was dropped in vain.
+                self._wasted.clear()
+                return
+            # As a Frame it says itself whether more follow, which costs less than asking the socket.
+            frame = self._door_socket.recv(zmq.NOBLOCK, copy=False)
+            is_whole = not frame.more
+            while frame.more:
+                frame = self._door_socket.recv(zmq.NOBLOCK, copy=False)
+            if self._has_wasted_too_much(identity):
+                continue
+            if self._guard.is_overrun:
+                if identity not in gone:
+                    gone[identity] = not self._is_connected(identity)
+                if gone[identity]:
+                    continue
+            if is_whole:
+                self._take_message(identity, frame)
+            else:
+                self._refuse(identity, frame, "a message of several frames")
+
+    def _take_message(self, identity: bytes, message: zmq.Frame) -> None:
+        request: dict[str, Any] = {}
+        try:
+            is_publisher = self._runs.publisher(identity) is not None or self._runs.is_announced(identity)
+            if not is_publisher and self._is_for_publishers_only(identity, message):
+                return
+            frame = message.bytes
+            if not frame.startswith(b"\0"):
+                self._admit(message, BUNDLE)
+                self._take_event(identity, message, frame)
+                return
+            control = decode_control(split_frame(frame)[1])
+            request = {name: value for name, value in control.content.items() if name == "id" and type(value) is str}
+            self._admit(message, control.kind)
+            if control.kind != BUNDLE:
+                self._door.take(identity, self._peer(message), control, self._may_command(message))
+                self._note_who_it_is(identity, message, control)
+                return
+            frames = control.content.get("frames")
+        except ProtocolError as error:
+            self._refuse(identity, message, str(error))
+            return
+        except ForbiddenError as error:
+            self._refuse(identity, message, str(error))
+            self._answer(identity, "refused", {"reason": str(error), "error": "BrokerError", **request})
+            return
+        if not isinstance(frames, list) or len(frames) > MAX_BUNDLE:
+            self._refuse(identity, message, f"a bundle that is not a list of at most {MAX_BUNDLE} events")
+            return
+        for event in frames:
+            self._take_event(identity, message, event)
+
+    def _is_for_publishers_only(self, identity: bytes, message: zmq.Frame) -> bool:
+        """Whether a message from somebody who is not known as a publisher is left unread.
+
+        Raises:
+            ProtocolError: nobody may send such a thing.
+            ForbiddenError: its key may not publish.
+        """
+        front = bytes(message.buffer[: MAX_TOPIC + 1])
+        is_control = front.startswith(b"\0")
+        if is_control and not is_bundle(front):
+            if len(message) > MAX_UNREAD:
+                reason = f"{len(message)} bytes from a connection that publishes no run: it may send {MAX_UNREAD}"
+                self._answer(identity, "refused", {"reason": reason, "error": "ProtocolError"})
+                raise ProtocolError(reason)
+            return False
+        if not is_control:
+            split_frame(front)
+        self._admit(message, BUNDLE)
+        self._turn_away(identity, message)
+        return True
+
+    def _turn_away(self, identity: bytes, message: zmq.Frame) -> None:
+        # Most likely of a broker before this one, and sent again once the peer has said who it is.
+        if self._door.turn_away(identity):
+            self._refuse(identity, message, "it has not said hello to this broker")
+        else:
+            self._refused += 1
+            self._waste(identity, message)
+
+    def _admit(self, message: zmq.Frame, kind: str) -> None:
+        if self._admission is not None:
+            self._admission.check(message, kind)
+
+    def _may_command(self, message: zmq.Frame) -> bool:
+        return self._admission is None or self._admission.may(message, "command")
+
+    def _peer(self, message: zmq.Frame) -> str:
+        """Whose connection a message came by, as far as that is known."""
+        return str(message.get("Peer-Address" if self._admission is None else "User-Id"))
+
+    def _note_who_it_is(self, identity: bytes, message: zmq.Frame, control: Control) -> None:
+        """Connections of publishers and consumers stay when descriptors are short."""
+        if self._runs.publisher(identity) is not None or (
+            control.kind == "want" and self._runs.get(str(control.content.get("run"))) is not None
+        ):
+            self._guard.know(int(message.get(zmq.SRCFD)))
+
+    def _take_event(self, identity: bytes, message: zmq.Frame, frame: Any) -> None:
+        place = self._runs.publisher(identity) or self._begin(identity, message)
+        if place is None:
+            return
+        try:
+            if not isinstance(frame, bytes) or frame.startswith(b"\0"):
+                raise ProtocolError("a bundle holds something else than frames of events")
+            self._take(*place, frame)
+        except ProtocolError as error:
+            if self._refuse(identity, message, str(error)):
+                self._answer(identity, "refused", {"reason": str(error)[:MAX_REASON], "error": "ProtocolError"})
+
+    def _take(self, run: LiveRun, rank: LiveRank, frame: bytes) -> None:
+        end = frame.find(b"\0", 0, 257)
+        name = rank.names.get(frame[:end])
+        if name is None:
+            try:
+                name = self._name_topic(run, rank, frame, end)
+            except ProtocolError:
+                self._pass_over(run, rank, None)
+                raise
+        body = frame[end + 1 :]
+        try:
+            event = decode_event(body)
+        except ProtocolError:
+            self._pass_over(run, rank, sequence_number(body))
+            raise
+        if event.attempt != run.attempt:
+            raise ProtocolError(f"an event of attempt {event.attempt} of run {run.name!r} in attempt {run.attempt}")
+        if rank.ended and event.seq > rank.seq:
+            raise ProtocolError(f"an event of {run.name}/{rank.rank} after its end")
+        if event.seq > rank.seq + 1:
+            # Something was lost on the way, or in a broker before this one.
+            self._ask_again(rank)
+        elif event.seq > rank.seq:
+            problem = base_seq_problem(name, event.seq, event.base_seq, (rank.base_seq_at, rank.base_seq))
+            problem = problem or (_end_problem(event) if name == END else None)
+            if problem is not None:
+                self._pass_over(run, rank, event.seq)
+                raise ProtocolError(f"rank {rank.rank} of run {run.name!r}: {problem}")
+            self._accept(run, rank, name, event, frame, end)
+        elif event.seq == rank.journaled + 1 and run.trouble is None:
+            run.record(rank, frame[:end], event, body)
+        else:
+            self._duplicates += 1
+
+    def _begin(self, identity: bytes, message: zmq.Frame) -> tuple[LiveRun, LiveRank] | None:
+        """Begins the run of somebody who has said hello, with the first event."""
+        try:
+            place = self._runs.begin_announced(identity)
+        except (OffloopError, OSError) as error:
+            name = type(error).__name__ if isinstance(error, OffloopError) else "RunDirectoryError"
+            self._answer(identity, "refused", {"reason": str(error), "error": name})
+            return None
+        if place is None:
+            # Its run has ended in the same bundle.
+            self._turn_away(identity, message)
+        else:
+            self._guard.know(int(message.get(zmq.SRCFD)))
+        return place
+
+    def _name_topic(self, run: LiveRun, rank: LiveRank, frame: bytes, end: int) -> str:
+        """The first event of a topic on a connection."""
+        topic, _ = split_frame(frame)
+        if topic is None or (topic.run, topic.rank) != (run.name, rank.rank):
+            raise ProtocolError(f"an event of {topic} from the publisher of {run.name}/{rank.rank}")
+        if (
+            topic.name.startswith("$")
+            and topic.name not in PUBLISHED_MARKS
+            and not (topic.name == CUT and rank.may_cut)
+        ):
+            raise ProtocolError(
+                f"publishers do not send {topic.name[:40]!r}: their marks are {', '.join(PUBLISHED_MARKS)}"
+            )
+        if len(rank.names) >= MAX_TOPICS:
+            raise ProtocolError(
+                f"{run.name}/{rank.rank} has sent {MAX_TOPICS} kinds of events, which is as many as may be"
+            )
+        rank.names[frame[:end]] = topic.name
+        return topic.name
+
+    def _pass_over(self, run: LiveRun, rank: LiveRank, number: int | None) -> None:
+        """An event that is refused is lost once it comes in its turn, by its number if it has one. What has none takes
+        none, until it comes again in the place of the event that was asked for."""
+        if number == rank.seq + 1 or (number is None and rank.spoiled == rank.seq + 1 and rank.asked_after == rank.seq):
+            self._go_on_from(run, rank, rank.seq + 2)
+        elif number is None and rank.asked_after == rank.seq:
+            rank.spoiled = rank.seq + 1
+
+    def _accept(self, run: LiveRun, rank: LiveRank, name: str, event: EventBody, frame: bytes, end: int) -> None:
+        rank.seq = event.seq
+        rank.time = event.time
+        rank.base_seq, rank.base_seq_at = event.base_seq, event.seq
+        body = frame[end + 1 :]
+        run.record(rank, frame[:end], event, body)
+        if rank.journaled < rank.seq and run.trouble is None:
+            self._ask_again(rank)
+        if len(frame) <= LIVE_FRAME:
+            # PUB never blocks: what a slow consumer cannot take is dropped for it, and it reads that part from the
+            # recording.
+            self._stream_socket.send(frame, zmq.NOBLOCK)
+        else:
+            # Nor may queues for slow consumers fill the memory: what is large is read from the recording by all.
+            run.flush_soon = True
+        self._collected += 1
+        if not name.startswith("$"):
+            rank.last = event
+        elif name == COMMAND:
+            run.note_command(rank, event)
+        elif name == END:
+            self._runs.unwatch(rank)
+            run.note_end(rank, frame[:end], event, body, time.monotonic())
+            if rank.identity is not None:
+                self._answer(rank.identity, "ended", {})
+            if run.over:
+                self._end_run(run)
+
+    def _ask_again(self, rank: LiveRank) -> None:
+        now = time.monotonic()
+        if rank.identity is not None and now - rank.asked > ASK_AGAIN_SECONDS:
+            rank.asked = now
+            rank.asked_times = rank.asked_times + 1 if rank.asked_after == rank.seq else 1
+            rank.asked_after = rank.seq
+            self._asked_again += 1
+            if rank.asked_times == MAX_ASKED:
+                self._name_stuck(rank)
+            self._answer(rank.identity, "resend", {"after": min(rank.seq, rank.journaled)})
+
+    def _name_stuck(self, rank: LiveRank) -> None:
+        """ZeroMQ closes the connection of a message that is too large, and tells nobody."""
+        text = (
+            f"event {rank.seq + 1} of rank {rank.rank} was asked for {MAX_ASKED} times and has not come: a message of "
+            f"more than {MAX_FRAME:,} bytes closes the connection; what cannot be sent is passed over with 'resume'"
+        )
+        assert rank.identity is not None  # it was asked
+        _log.warning("%s: %s", rank.identity[:8].hex(), text)
+        self._answer(rank.identity, "notice", {"text": text})
+
+    def _go_on_from(self, run: LiveRun, rank: LiveRank, first: int) -> None:
+        """A rank goes on with that event: what comes before it and is not here, nobody has."""
+        if run.trouble is None and first > rank.journaled + 1:
+            _log.warning(
+                "run %s, rank %d: events %d to %d are not recorded, because they were lost",
+                *(run.name, rank.rank, rank.journaled + 1, first - 1),
+            )
+            run.lost += first - 1 - rank.journaled
+            rank.journaled = first - 1
+        if first > rank.seq + 1:
+            self._missing += first - rank.seq - 1
+            rank.seq = first - 1
+
+    def _refuse(self, identity: bytes, message: zmq.Frame, why: str) -> bool:
+        """Counts what is dropped; returns whether it is named in the log, too."""
+        self._refused += 1
+        self._unnamed += 1
+        self._waste(identity, message)
+        # A log that cannot be written as fast as a stranger sends would hold up everybody else.
+        if self._unnamed > NAMED_REFUSALS:
+            return False
+        _log.warning("skipped a message from %s: %s", identity[:8].hex(), why)
+        return True
+
+    def _waste(self, identity: bytes, message: zmq.Frame) -> None:
+        """Counts what is dropped of a connection while more waits than is taken; closes one that sends too much."""
+        messages, size = self._wasted.get(identity, (0, 0))
+        self._wasted[identity] = messages + 1, size + len(message)
+        if self._has_wasted_too_much(identity):
+            self._guard.close_connection(int(message.get(zmq.SRCFD)), lambda: self._is_connected(identity))
+
+    def _is_connected(self, identity: bytes) -> bool:
+        """Whether a peer is known to be connected at this very moment."""
+        # Asked for its events, the socket takes what its connections have to say at once.
+        self._door_socket.getsockopt(zmq.EVENTS)
+        try:
+            self._door_socket.send_multipart([identity, encode_control("beat", {})], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def _has_wasted_too_much(self, identity: bytes) -> bool:
+        wasted = self._wasted.get(identity)
+        return wasted is not None and (wasted[0] > WASTED_MESSAGES or wasted[1] > WASTED_BYTES)
+
+    def _sum_up_refusals(self) -> None:
+        if self._unnamed > NAMED_REFUSALS:
+            _log.warning("skipped %d more messages", self._unnamed - NAMED_REFUSALS)
+        self._unnamed = 0
+        if self._admission is not None:
+            self._admission.refresh()
+
+    def _answer(self, identity: bytes, kind: str, content: dict[str, Any]) -> bool:
+        """Sends a control message, which is dropped when the peer does not read; whether the peer is connected."""
+        try:
+            self._door_socket.send_multipart([identity, encode_control(kind, content)], zmq.NOBLOCK)
+        except zmq.Again:
+            return True
+        except zmq.ZMQError:
+            if self._runs.publisher(identity) is None:
+                # It is gone: what else it had asked for needs no answer.
+                self._wasted[identity] = WASTED_MESSAGES + 1, 0
+            return False
+        return True
+
+    # -- what time brings ---------------------------------------------------------------------------------------------
+
+    def _flush(self, now: float) -> None:
+        self._door.tidy()
+        for run in self._runs:
+            was_well = run.trouble is None
+            run.flush()
+            if run.mend(now):
+                self._tell_all(run, "recovered", {})
+                for rank in run.ranks.values():
+                    self._ask_again(rank)
+            elif was_well and run.trouble is not None:
+                self._tell_all(run, "trouble", {"reason": run.trouble})
+            self._acknowledge(run)
+            self._door.push_demand(run)
+            if run.is_abandoned(now):
+                run.note_ending(Ending("lost", f"only {len(run.ranks)} of {run.world_size} ranks ever came"))
+                self._end_run(run)
+            elif run.over and now - (run.last_end or now) > RETURN_SECONDS:
+                # It had ended before a broker that did not come to write that down.
+                self._end_run(run)
+
+    def _tell_all(self, run: LiveRun, kind: str, content: dict[str, Any]) -> None:
+        for identity in run.connections():
+            self._answer(identity, kind, content)
+
+    def _acknowledge(self, run: LiveRun) -> None:
+        for rank in run.ranks.values():
+            if rank.identity is not None and rank.acknowledged > rank.answered:
+                rank.answered = rank.acknowledged
+                self._answer(rank.identity, "ack", {"seq": rank.acknowledged})
+
+    def _beat(self) -> None:
+        for run in self._runs:
+            positions = {number: (rank.seq, rank.base_seq) for number, rank in run.ranks.items()}
+            on_disk = {number: (place.seq, place.base_seq) for number, place in run.journal.positions.items()}
+            beat = encode_beat(run.name, run.attempt, self._clock(), positions, run.journal.size, on_disk)
+            self._stream_socket.send(beat, zmq.NOBLOCK)
+
+    def _bury(self, ready: dict[Any, int], now: float) -> None:
+        """Ends the streams of publishers that died without a word, once all that they had sent is collected.
+
+        The news of a death can be faster than the last message, so nothing must have come for a while."""
+        for run in self._runs:
+            for rank in run.ranks.values():
+                if rank.process in ready and rank.died is None:
+                    rank.died = now
+                if rank.died is not None and not rank.ended:
+                    quiet = now - max(rank.died, self._heard)
+                    if quiet > QUIET_SECONDS or now - rank.died > BURIAL_SECONDS:
+                        self._end_lost(run, rank)
+
+    def _miss(self, now: float) -> None:
+        """Ends the streams of publishers on other machines that have not been connected for a long time.
+
+        Whether one is, ZeroMQ finds out by heartbeats of its own: a training that computes for an hour stays, and a
+        process that was forked from a dead trainer keeps nothing alive."""
+        for run in self._runs:
+            for rank in run.ranks.values():
+                if rank.ended or rank.process is not None:
+                    continue
+                if rank.identity is not None and self._answer(rank.identity, "beat", {}):
+                    rank.gone = None
+                elif rank.gone is None:
+                    rank.gone = now
+                elif now - rank.gone > ABSENCE_SECONDS:
+                    self._end_lost(run, rank, f"the trainer could not be reached for {ABSENCE_SECONDS:g} s")
+
+    def _end_lost(self, run: LiveRun, rank: LiveRank, error: str = "the trainer's process died") -> None:
+        # Should it come back by the same connection, an acknowledgement of this end would be one of its next event.
+        self._runs.forget_connection(rank)
+        rank.identity = None
+        fields = {"status": "lost", "error": error}
+        encode = event_encoder(Topic(run.name, END, rank.rank), run.attempt)
+        now = max(self._clock(), rank.time)
+        frame = encode(
+            rank.seq + 1,
+            rank.base_seq + 1,
+            now,
+            Timestamp().values,
+            None,
+            fields,
+            pack_map({"world_size": run.world_size}),
+        )
+        end = frame.index(b"\0")
+        self._accept(run, rank, END, decode_event(frame[end + 1 :]), frame, end)
+
+    def _end_run(self, run: LiveRun) -> None:
+        was_well = run.trouble is None
+        unwritten = self._runs.end(run)
+        self._door.end(run)
+        if unwritten is not None:
+            # Where the directory cannot be written, our log most likely cannot either.
+            self._tell_all(run, "notice", {"text": unwritten})
+        if was_well and run.trouble is not None:
+            self._tell_all(run, "trouble", {"reason": run.trouble})
+        # The last acknowledgement comes last: a publisher that has it finds the run ended, on disk too.
+        self._acknowledge(run)
+
+    def _close(self) -> None:
+        for run in self._runs:
+            run.note_ending(Ending("lost", "the broker was stopped"))
+            self._end_run(run)
+        self._guard.close()
+        self._runs.close()
+        self._door.close()
+        if self._admission is not None:
+            self._admission.close()
+        self._context.destroy()
+
+
+def _end_problem(event: EventBody) -> str | None:
+    """What is wrong with an ``$end``, which everybody has to understand alike."""
+    status = event.fields.get("status")
+    if status not in SEVERITY:
+        return f"its end has the status {str(status)[:40]!r}: use {', '.join(SEVERITY)}"
+    for name in ("error", "reason"):
+        if not isinstance(event.fields.get(name), str | None):
+            return f"its end has a value of {name!r} that is not a text"
+    return None

@@ -1,0 +1,342 @@
+"""What peers ask of a broker at its door, events aside."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, NamedTuple, Protocol
+
+from bus.broker.archive import Archive
+from bus.broker.content import integer, integer_or_none, text, text_or_none
+from bus.broker.run import MAX_RESUME, LiveRank, LiveRun
+from bus.broker.runs import AnnouncedRun, LiveRuns
+from bus.broker.segments import SegmentDesk
+from bus.errors import BrokerError, OffloopError, ProtocolError
+from bus.protocol.frames import PROTOCOL_VERSION, Control
+from bus.types.commands import Command, check_command, new_command_id
+from bus.types.demand import LEASE_SECONDS, Demand
+
+__all__ = ["Answer", "Door"]
+
+MAX_TOLD = 50
+MAX_NAME = 100
+MAX_LISTED = 1000
+MAX_REMEMBERED = 1000
+TURN_AWAY_SECONDS = 1.0
+MAX_REASON = 1000
+MAX_OUTCOME = 1 << 16
+MAX_ID = 100
+
+
+class Answer(Protocol):
+    """Sends a control message to a connection, if it is read there."""
+
+    def __call__(self, identity: bytes, kind: str, content: dict[str, Any]) -> bool:
+        """Without waiting; whether the peer is connected."""
+
+
+class _Request(NamedTuple):
+    """Whose question is being answered, and what the sender calls it."""
+
+    identity: bytes
+    peer: str
+    """Whose connection that is: a key, or a host."""
+    id: str | None = None
+    may_command: bool = True
+
+
+class Door:
+    """Answers control messages. ``ask_again`` makes a publisher send again what did not come, ``go_on_from`` notes the
+    number with which it goes on, ``statistics`` gives the broker's own."""
+
+    def __init__(
+        self,
+        runs: LiveRuns,
+        archive: Archive,
+        answer: Answer,
+        ask_again: Callable[[LiveRank], object],
+        go_on_from: Callable[[LiveRun, LiveRank, int], object],
+        statistics: Callable[[], Any],
+    ) -> None:
+        self._runs = runs
+        self._archive = archive
+        self._answer = answer
+        self._ask_again = ask_again
+        self._go_on_from = go_on_from
+        self._statistics = statistics
+        self._turned_away: dict[bytes, float] = {}
+        # Who sent each command that has not been answered, by the command's id.
+        self._senders: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
+        self._segments = SegmentDesk()
+        self._kinds: dict[str, Callable[[_Request, dict[str, Any]], None]] = {
+            "hello": self._welcome,
+            "resume": self._resume,
+            "report": self._note_report,
+            "applied": self._tell_sender,
+            "want": self._lease,
+            "handled": self._note_handled,
+            "command": self._relay,
+            "runs": self._list_runs,
+            "fetch": self._fetch,
+            "fetch_segment": self._fetch_segment,
+            "statistics": self._tell_statistics,
+        }
+
+    def take(self, identity: bytes, peer: str, message: Control, may_command: bool = True) -> None:
+        """Does what a message asks for, and answers; a request that cannot be met is refused with the reason. An answer
+        carries the ``id`` of its request. ``may_command`` is whether its sender may command, or only view.
+
+        Raises:
+            ProtocolError: it is not a message of this protocol; its sender has been told.
+        """
+        request = _Request(identity, peer)
+        try:
+            request = _Request(identity, peer, text_or_none(message.content, "id", MAX_ID), may_command)
+            self._act(request, message)
+        except (ProtocolError, KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
+            reason = f"{message.kind[:40]} is malformed: {error or type(error).__name__}"[:MAX_REASON]
+            self._reply(request, "refused", {"reason": reason, "error": "ProtocolError"})
+            raise ProtocolError(reason) from None
+        except OffloopError as error:
+            self._reply(request, "refused", {"reason": str(error)[:MAX_REASON], "error": type(error).__name__})
+        except OSError as error:
+            self._reply(request, "refused", {"reason": f"{message.kind}: {error}", "error": "RunDirectoryError"})
+
+    def _act(self, request: _Request, message: Control) -> None:
+        if message.version != PROTOCOL_VERSION:
+            raise BrokerError(
+                f"this {message.kind[:40]!r} is of protocol version {message.version}, and this broker speaks version "
+                f"{PROTOCOL_VERSION}: use an offloop of the same protocol version on both sides"
+            )
+        act = self._kinds.get(message.kind)
+        if act is None:
+            raise ProtocolError(f"there is no such message to a broker; there are {', '.join(sorted(self._kinds))}")
+        act(request, message.content)
+
+    def _reply(self, request: _Request, kind: str, content: dict[str, Any]) -> None:
+        """Answers a request."""
+        self._answer(request.identity, kind, content if request.id is None else {**content, "id": request.id})
+
+    # -- publishers ---------------------------------------------------------------------------------------------------
+
+    def _welcome(self, request: _Request, hello: dict[str, Any]) -> None:
+        identity = request.identity
+        greeted = self._runs.greet(identity, hello, request.peer)
+        if isinstance(greeted, AnnouncedRun):
+            attempt, recording, acknowledged, trouble = greeted.attempt, greeted.recording, 0, None
+            run_id, ended = greeted.id, None
+            news: dict[str, Any] = {"demand": {}, "unlimited": None, "consumers": {}}
+        else:
+            run, rank = greeted
+            self.push_demand(run)
+            attempt, recording, acknowledged, trouble = run.attempt, run.journal.path, rank.acknowledged, run.trouble
+            run_id, ended = run.directory.run_id, rank.seq if rank.ended else None
+            news = self._news(run, rank)
+        welcome = {
+            "attempt": attempt,
+            "id": run_id,
+            "stream": self._runs.stream,
+            "path": str(recording.parent),
+            "recording": recording.name,
+            **news,
+            "acknowledged": acknowledged,
+            "ended": ended,
+        }
+        self._reply(request, "welcome", welcome)
+        if trouble is not None:
+            self._answer(identity, "trouble", {"reason": trouble})
+
+    def turn_away(self, identity: bytes) -> bool:
+        """Tells a publisher that we do not know, at most once a second: it may have known a broker that listened here
+        before. Returns whether it was told now."""
+        now = time.monotonic()
+        if now - self._turned_away.get(identity, 0.0) <= TURN_AWAY_SECONDS:
+            return False
+        if len(self._turned_away) >= MAX_REMEMBERED:
+            self._turned_away.clear()
+        self._turned_away[identity] = now
+        self._answer(identity, "unknown", {})
+        return True
+
+    def _resume(self, request: _Request, content: dict[str, Any]) -> None:
+        first, after = integer(content, "from", 1, MAX_RESUME), integer_or_none(content, "after")
+        place = self._runs.publisher(request.identity) or self._runs.begin_announced(request.identity)
+        if place is None:
+            self.turn_away(request.identity)
+        elif after is not None and place[1].seq < after:
+            # What was sent before it was lost on the way.
+            self._ask_again(place[1])
+        else:
+            self._go_on_from(*place, first)
+
+    def _note_report(self, request: _Request, content: dict[str, Any]) -> None:
+        told = _report({name: value for name, value in content.items() if name != "id"})
+        place = self._runs.publisher(request.identity)
+        if place is None and told.get("last_sent", 0) > 0:
+            place = self._runs.begin_announced(request.identity)
+        if place is None:
+            if not self._runs.is_announced(request.identity):
+                self.turn_away(request.identity)
+            return
+        _, rank = place
+        if len(told) > 1:
+            rank.told = told
+        if told.get("last_sent", 0) > rank.seq:
+            # It was sent before this message on the same connection, so it was lost on the way.
+            self._ask_again(rank)
+
+    # -- consumers ----------------------------------------------------------------------------------------------------
+
+    def _lease(self, request: _Request, want: dict[str, Any]) -> None:
+        identity = request.identity
+        run = self._runs.find(text(want, "run"))
+        name, told = text_or_none(want, "name"), _report(want.get("report", {}))
+        demand = Demand.from_wire(want["demand"])
+        run.leases.renew(identity, demand, time.monotonic(), name, told, request.may_command)
+        is_news = run.standings.renew(identity, want, time.monotonic())
+        self._reply(request, "leased", {"seconds": LEASE_SECONDS})
+        if is_news:
+            # Someone may wait for this consumer.
+            self.push_demand(run)
+            self._push_standing(run, identity)
+
+    def _note_handled(self, request: _Request, content: dict[str, Any]) -> None:
+        run = self._runs.find(text(content, "run"))
+        run.standings.note_handled(request.identity, content.get("handled"))
+        self._push_standing(run, request.identity)
+
+    def _push_standing(self, run: LiveRun, consumer: bytes) -> None:
+        """Reports to a run's publishers how far a consumer is."""
+        for rank in run.publishers():
+            told = run.standings.told(rank.rank, [consumer])
+            if told and rank.identity is not None:
+                self._answer(rank.identity, "consumers", {"consumers": told})
+
+    def push_demand(self, run: LiveRun) -> None:
+        """Reports to a run's publishers what its consumers want, and who they are, when that has changed: in one
+        message, because a publisher that waits for a consumer, or lends it memory, has to know both."""
+        now = time.monotonic()
+        run.standings.forget_ended(now, lambda consumer: self._answer(consumer, "beat", {}))
+        demand, unlimited = run.leases.merged(now), run.leases.unlimited(now)
+        if (demand, unlimited, run.standings.version) == (run.demand, run.unlimited, run.standings_told):
+            return
+        run.demand, run.unlimited, run.standings_told = demand, unlimited, run.standings.version
+        for rank in run.publishers():
+            if rank.identity is not None:
+                self._answer(rank.identity, "demand", self._news(run, rank))
+
+    def _news(self, run: LiveRun, rank: LiveRank) -> dict[str, Any]:
+        """What a publisher has to know of its run's consumers."""
+        return {
+            "demand": run.demand.to_wire(),
+            "unlimited": None if run.unlimited is None else run.unlimited.to_wire(),
+            "consumers": run.standings.told(rank.rank),
+        }
+
+    def _list_runs(self, request: _Request, content: dict[str, Any]) -> None:
+        name = text_or_none(content, "run")
+        if name is not None:
+            self._runs.begin_if_announced(name)
+        live = {run.name: {"attempt": run.attempt, "stream": self._runs.stream} for run in self._runs}
+        listed = self._archive.listing(name, live)
+        if name is None and (announced := self._runs.announced()):
+            others = {run["run"]: run for run in listed}
+            new = [_described(run, self._runs.stream, others.pop(run.name, {})) for run in announced]
+            listed = [*new, *others.values()][:MAX_LISTED]
+        self._reply(request, "runs", {"runs": listed})
+
+    def _fetch(self, request: _Request, content: dict[str, Any]) -> None:
+        self._reply(request, "data", self._archive.read(content))
+
+    def _fetch_segment(self, request: _Request, content: dict[str, Any]) -> None:
+        run = self._runs.find(text(content, "run"))
+        publishers = [rank.pid for rank in run.ranks.values() if rank.pid is not None]
+        self._reply(request, "segment_data", self._segments.read(publishers, content))
+
+    def tidy(self) -> None:
+        """Ends what nobody uses any more."""
+        self._segments.tidy()
+
+    def close(self) -> None:
+        """Gives back what is held for consumers."""
+        self._segments.close()
+
+    # -- anyone -------------------------------------------------------------------------------------------------------
+
+    def _relay(self, request: _Request, content: dict[str, Any]) -> None:
+        run, command = self._runs.find(text(content, "run")), Command.from_wire(content)
+        check_command(command.name, command.arguments)
+        command = command if command.id else command._replace(id=new_command_id())
+        sender = request.identity, run.name
+        if self._senders.get(command.id, sender) != sender:
+            raise BrokerError(f"another command has the id {command.id!r}: choose another")
+        told = [rank.identity for rank in run.ranks.values() if not rank.ended and rank.identity is not None]
+        if told:
+            self._senders[command.id] = sender
+            if len(self._senders) > MAX_REMEMBERED:
+                self._senders.popitem(last=False)
+        for publisher in told:
+            self._answer(publisher, "command", command.to_wire())
+        self._reply(request._replace(id=command.id), "told", {"ranks": len(told)})
+
+    def _tell_sender(self, request: _Request, content: dict[str, Any]) -> None:
+        command = text(content, "id", MAX_ID)
+        told = {
+            "id": command,
+            "event": text_or_none(content, "event"),
+            "batch": integer_or_none(content, "batch"),
+            "error": text_or_none(content, "error", MAX_OUTCOME),
+        }
+        place = self._runs.publisher(request.identity)
+        sender = self._senders.pop(command, None) if place is not None else None
+        if sender is not None:
+            self._answer(sender[0], "applied", told)
+
+    def end(self, run: LiveRun) -> None:
+        """Tells whoever still waits for a command of a run that has ended."""
+        for command, (sender, name) in tuple(self._senders.items()):
+            if name == run.name:
+                del self._senders[command]
+                told = {"id": command, "event": None, "batch": None, "error": "the run has ended"}
+                self._answer(sender, "applied", told)
+
+    def _tell_statistics(self, request: _Request, content: dict[str, Any]) -> None:
+        run = self._runs.find(text(content, "run"))
+        told = {
+            "broker": asdict(self._statistics()),
+            "publishers": [{"rank": number, **rank.told} for number, rank in run.ranks.items()],
+            "consumers": run.leases.told(time.monotonic())[:MAX_LISTED],
+            "trouble": run.trouble,
+        }
+        self._reply(request, "statistics", told)
+
+
+def _described(run: AnnouncedRun, stream: str, before: Mapping[str, Any]) -> dict[str, Any]:
+    """A run of which there is nothing yet, with what is listed of its attempts before."""
+    return {
+        "run": run.name,
+        "id": run.id,
+        "attempt": run.attempt,
+        "attempts": [*before.get("attempts", ()), run.attempt],
+        "status": "live",
+        "paused": None,
+        "live": True,
+        "stream": stream,
+        "started": run.announced,
+        "ended": None,
+        "error": None,
+        "reason": None,
+        "reached": None,
+    }
+
+
+def _report(told: Any) -> dict[str, float]:
+    """What a peer says about itself: numbers by name, and not many, because it is kept."""
+    if type(told) is not dict or len(told) > MAX_TOLD:
+        raise ProtocolError(f"its report is not a map of at most {MAX_TOLD} numbers")
+    for name, value in told.items():
+        if type(name) is not str or len(name) > MAX_NAME or type(value) not in (int, float):
+            raise ProtocolError(
+                f"{str(name)[:40]!r} in its report is not a number with a name of at most {MAX_NAME} characters"
+            )
+    return told

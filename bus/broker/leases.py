@@ -1,0 +1,208 @@
+"""What consumers have told a broker: what they ask for, as leases that run out, and how far each of them is."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from bus.errors import BrokerError, ProtocolError
+from bus.types.consumers import Standing
+from bus.types.demand import LEASE_SECONDS, MAX_EVENTS, MAX_FIELDS, Demand
+from bus.types.event import Event
+
+__all__ = ["Leases", "Standings"]
+
+MAX_LEASES = 4096
+MAX_NAME = 100
+MAX_NUMBER = 1 << 63
+MAX_RANKS = 1 << 12
+
+_EVENTS = frozenset(event.value for event in Event)
+_log = logging.getLogger("offloop.broker")
+
+
+class _Lease(NamedTuple):
+    until: float
+    demand: Demand
+    name: str | None
+    report: Mapping[str, float]
+    may_command: bool
+
+
+class Leases:
+    """What the consumers of a run want, each for as long as it keeps saying so. Times are seconds of one steady
+    clock.
+
+    At most ``MAX_LEASES`` run at a time, and together they ask for no more than one demand can say on the wire: what
+    is merged can be sent on, whatever consumers send."""
+
+    def __init__(self) -> None:
+        self._leases: dict[bytes | int, _Lease] = {}
+        self._merged = Demand()
+        self._is_stale = False
+        self._unlimited: Demand | None = None
+
+    def renew(
+        self,
+        consumer: bytes | int,
+        demand: Demand,
+        now: float,
+        name: object = None,
+        report: Mapping[str, float] | None = None,
+        may_command: bool = True,
+    ) -> None:
+        """Notes what ``consumer`` wants from now on for :data:`LEASE_SECONDS`, what it says of itself in numbers, and
+        whether it may command the training or only view it. Its name, as it came from the wire, is kept if it is text,
+        cut to 100 characters.
+
+        Raises :class:`bus.errors.BrokerError` when there are too many leases, or too much is wanted by all of them
+        together; what this consumer had leased before goes on then until it ends."""
+        lease = self._leases.get(consumer)
+        if lease is None:
+            self._forget_ended(now)
+        if lease is None and len(self._leases) >= MAX_LEASES:
+            raise BrokerError(
+                f"{MAX_LEASES} consumers have told this run what they want, which is as many as may: end some of them"
+            )
+        if lease is None or lease.demand != demand:
+            others = [one.demand for key, one in self._leases.items() if key != consumer]
+            # Without a lease that goes, what there is needs no merging again.
+            merged = Demand.merge([self.merged(now), demand] if lease is None else [*others, demand])
+            _check_size(merged)
+            self._merged, self._is_stale = merged, False
+        kept = name[:MAX_NAME] if isinstance(name, str) else None
+        self._leases[consumer] = _Lease(now + LEASE_SECONDS, demand, kept, report or {}, may_command)
+        if lease is None or (lease.demand, lease.may_command) != (demand, may_command):
+            self._split()
+
+    def hold(self, rank: int, demand: Demand, now: float) -> None:
+        """Keeps what a rank publishes already for :data:`LEASE_SECONDS`, because a broker before this one reported it:
+        within that time the consumers that want it come again. It is left out where it does not fit beside what they
+        want."""
+        try:
+            self.renew(rank, demand, now)
+        except BrokerError as error:
+            _log.warning("what rank %d publishes for consumers is not kept until they come again: %s", rank, error)
+
+    def merged(self, now: float) -> Demand:
+        """Everything that somebody wants; leases that have run out are forgotten."""
+        self._forget_ended(now)
+        if self._is_stale:
+            self._merged = Demand.merge(lease.demand for lease in self._leases.values())
+            self._is_stale = False
+        return self._merged
+
+    def unlimited(self, now: float) -> Demand | None:
+        """What those want who may command; ``None`` while all of them may."""
+        self._forget_ended(now)
+        return self._unlimited
+
+    def _split(self) -> None:
+        commanding = [lease.demand for lease in self._leases.values() if lease.may_command]
+        self._unlimited = None if len(commanding) == len(self._leases) else Demand.merge(commanding)
+
+    def told(self, now: float) -> list[dict[str, Any]]:
+        """The ``name`` of each consumer whose lease runs, ``None`` for one without, the ``events`` that it wants, and
+        what it last said of itself: plain values, for people to read."""
+        self._forget_ended(now)
+        return [
+            {"name": lease.name, "events": sorted(event.value for event in lease.demand.events), **lease.report}
+            for consumer, lease in self._leases.items()
+            if isinstance(consumer, bytes)
+        ]
+
+    def _forget_ended(self, now: float) -> None:
+        for consumer in [key for key, lease in self._leases.items() if lease.until <= now]:
+            del self._leases[consumer]
+            self._is_stale = True
+        if self._is_stale:
+            self._split()
+
+
+def _check_size(demand: Demand) -> None:
+    try:
+        Demand.from_wire(demand.to_wire())
+    except ProtocolError as error:
+        raise BrokerError(
+            f"all consumers of this run together want too much ({error}): ask for fewer fields or intervals"
+        ) from None
+
+
+class Standings:
+    """What the consumers of a run have said of themselves, each for as long as its lease lasts. Times are seconds of
+    one steady clock."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._standings: dict[bytes, tuple[float, Standing]] = {}
+        self.version = 0
+        """Changes whenever who is there does, or what somebody asks for or decides."""
+
+    def renew(self, consumer: bytes, want: Mapping[str, Any], now: float) -> bool:
+        """Takes what is in a ``want``: ``name``, ``decides``, the fields in ``demand``, and ``handled``; returns
+        whether any of it is news.
+
+        Raises ValueError or TypeError for what makes no sense."""
+        name = want.get("name")
+        fields = {field for part in want["demand"].values() for field in part.get("fields", ())}
+        decides = want.get("decides") or ()
+        if len(fields) > MAX_EVENTS * MAX_FIELDS or len(decides) > MAX_EVENTS:
+            raise ValueError(f"more than {MAX_EVENTS} events")
+        standing = Standing(
+            name[:MAX_NAME] if isinstance(name, str) else None,
+            frozenset(one for one in decides if isinstance(one, str) and one in _EVENTS),
+            frozenset(fields),
+            self._numbers(want.get("handled", [])),
+        )
+        before = self._standings.get(consumer)
+        if not (standing.decides or standing.fields):
+            if before is not None:
+                self._forget(consumer)
+            return before is not None
+        if before is None and len(self._standings) >= MAX_LEASES:
+            raise ValueError(f"{MAX_LEASES} consumers are there already")
+        self._standings[consumer] = now + LEASE_SECONDS, standing
+        if before is None or before[1]._replace(handled={}) != standing._replace(handled={}):
+            self.version += 1
+        return before is None or before[1] != standing
+
+    def note_handled(self, consumer: bytes, handled: Any) -> None:
+        """Takes how far a consumer is; one that is not known says so with its next ``want``."""
+        told = self._numbers(handled)
+        known = self._standings.get(consumer)
+        if known is not None:
+            numbers = {**known[1].handled, **told}
+            if len(numbers) > MAX_RANKS:
+                raise ValueError(f"more than {MAX_RANKS} ranks")
+            self._standings[consumer] = known[0], known[1]._replace(handled=numbers)
+
+    def forget_ended(self, now: float, is_there: Callable[[bytes], bool]) -> None:
+        """Forgets whose lease has run out, and whose connection is gone: a consumer that was killed must not hold what
+        it was lent until its lease runs out."""
+        for consumer, (until, _) in tuple(self._standings.items()):
+            if until <= now or not is_there(consumer):
+                self._forget(consumer)
+
+    def told(self, rank: int, only: Iterable[bytes] | None = None) -> dict[str, list[Any]]:
+        """What a publisher of that rank is to know."""
+        chosen = self._standings if only is None else [one for one in only if one in self._standings]
+        return {consumer.hex(): self._standings[consumer][1].to_wire(rank) for consumer in chosen}
+
+    def _forget(self, consumer: bytes) -> None:
+        del self._standings[consumer]
+        self.version += 1
+
+    def _numbers(self, handled: Any) -> dict[int, int]:
+        """Of each rank the number that was reported, from pairs of both."""
+        if type(handled) is not list or len(handled) > MAX_RANKS:
+            raise ValueError(f"'handled' has to be an array of at most {MAX_RANKS} pairs [rank, seq]")
+        numbers = {}
+        for pair in handled:
+            if type(pair) is not list or len(pair) < 2 or type(pair[0]) is not int or type(pair[1]) is not int:
+                raise ValueError(f"{str(pair)[:40]!r} in 'handled' is not a pair of integers [rank, seq]")
+            rank, number = pair[:2]
+            if not (0 <= rank < self._world_size and 0 <= number < MAX_NUMBER):
+                raise ValueError(
+                    f"[{rank}, {number}] in 'handled': ranks go from 0 to {self._world_size - 1}, numbers from 0"
+                )
+            numbers[rank] = number
+        return numbers

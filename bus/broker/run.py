@@ -1,0 +1,236 @@
+"""What the broker keeps of a run while it is live: its publishers, its record, and what its consumers want."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bus.broker.leases import Leases, Standings
+from bus.errors import OffloopError, RunDirectoryError
+from bus.protocol.frames import EventBody
+from bus.protocol.order import Ending, Reached, worst_of
+from bus.recording.writer import JournalWriter
+from bus.runs.directory import Pause, RunDirectory
+from bus.types.demand import Demand
+
+__all__ = ["LiveRank", "LiveRun"]
+
+_log = logging.getLogger("offloop.broker")
+
+JOIN_SECONDS = 30.0
+RETRY_SECONDS = 0.5
+MAX_RESUME = 1 << 53  # what is missing is added up, and has to stay a number that can be sent
+
+
+@dataclass
+class LiveRank:
+    """One publisher: its connection, and the last numbers that came from it."""
+
+    rank: int
+    incarnation: str = ""
+    """What the publisher calls itself, through every connection."""
+    identity: bytes | None = None
+    """Its connection; ``None`` until it has one to a broker that was started again."""
+    process: int | None = None
+    """A file descriptor of its process (pidfd), readable once that has ended; ``None`` when it cannot be watched."""
+    pid: int | None = None
+    """Its process, while that runs on this machine."""
+    seq: int = 0
+    """Of the last event that was sent out, or of the last one that is known to be lost."""
+    base_seq: int = 0
+    """Of the last event that was sent out."""
+    base_seq_at: int = 0
+    """``seq`` of the event that ``base_seq`` is of."""
+    time: int = 0
+    journaled: int = 0
+    """Number of the last event in the journal, on disk or about to be."""
+    acknowledged: int = 0
+    """Number of the last event on disk."""
+    answered: int = 0
+    """Number up to which the publisher was told that its events are on disk."""
+    names: dict[bytes, str] = field(default_factory=dict)
+    """The topics that its connection has used, and the names of events in them."""
+    spoiled: int = 0
+    """Number of the event in whose place something came that makes no sense at all."""
+    asked_after: int = -1
+    """Behind which event it was last asked to."""
+    asked_times: int = 0
+    """How often it was asked for the event behind that one."""
+    may_cut: bool = False
+    """Whether it may send ``$cut``: it sends a recording again, or goes on with what another broker has recorded."""
+    ended: bool = False
+    last: EventBody | None = None
+    """Its last event, but for marks; ``None`` until one came to this broker."""
+    end: tuple[bytes, EventBody, bytes] | None = None
+    """Topic, event and body of its end."""
+    died: float | None = None
+    """When its process was found dead, on the steady clock."""
+    gone: float | None = None
+    """Since when its connection is, on the steady clock; only of processes that cannot be watched."""
+    asked: float = 0.0
+    """When it was last asked to send again, on the steady clock."""
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """What it last said about itself."""
+
+
+class LiveRun:
+    """One live run. ``journal`` may hold an attempt that goes on: then the ranks in it are where it left them."""
+
+    def __init__(self, directory: RunDirectory, attempt: int, journal: JournalWriter, world_size: int) -> None:
+        self.directory = directory
+        self.name = directory.name
+        self.attempt = attempt
+        self.journal = journal
+        self.world_size = world_size
+        self.ranks: dict[int, LiveRank] = {}
+        self.leases = Leases()
+        self.demand = Demand()
+        self.unlimited: Demand | None = None
+        """What of it consumers want that may command; ``None`` while all of them may."""
+        self.standings = Standings(world_size)
+        self.standings_told = 0
+        """Of which version of them the publishers were told."""
+        self.ending = Ending("finished")
+        """How it ended, as far as it has."""
+        self.last_end: float | None = None
+        self.trouble: str | None = None
+        """Why nothing is recorded at the moment; ``None`` while all is well."""
+        self.lost = 0
+        """Events that came but are not in the record."""
+        self.flush_soon = False
+        self._retry_at = 0.0
+        for number, position in journal.positions.items():
+            self.ranks[number] = LiveRank(
+                number,
+                seq=position.seq,
+                base_seq=position.base_seq,
+                base_seq_at=position.seq,
+                time=position.time,
+                ended=position.ended,
+            )
+        self._back_to_disk()
+
+    @property
+    def over(self) -> bool:
+        """Whether every rank has ended."""
+        return len(self.ranks) == self.world_size and all(rank.ended for rank in self.ranks.values())
+
+    def is_abandoned(self, now: float) -> bool:
+        """Whether every rank that came has ended, and the others have had their time to come."""
+        return (
+            self.last_end is not None
+            and now - self.last_end > JOIN_SECONDS
+            and all(rank.ended for rank in self.ranks.values())
+        )
+
+    def note_end(self, rank: LiveRank, topic: bytes, event: EventBody, body: bytes, now: float) -> None:
+        """Notes that a rank's stream has ended, and how."""
+        rank.ended = True
+        rank.end = topic, event, body
+        self.last_end = now
+        self.note_ending(Ending.from_fields(event.fields))
+
+    def note_command(self, rank: LiveRank, event: EventBody) -> None:
+        """Writes down that the training stands still, or goes on, by a command that its first rank has obeyed."""
+        command = event.fields.get("command")
+        if rank.rank or event.fields.get("error") is not None or command not in ("pause", "resume", "stop"):
+            return
+        try:
+            self.directory.note_pause(Pause(event.time / 1e9, event.timestamp[2]) if command == "pause" else None)
+        except RunDirectoryError as error:
+            _log.error("run %s: %s", self.name, error)
+
+    def note_ending(self, ending: Ending) -> None:
+        """Notes how something of the run ended: of several endings the worst is the run's."""
+        self.ending = worst_of([self.ending, ending])
+
+    def publishers(self) -> list[LiveRank]:
+        """Those that have not ended and are connected."""
+        return [rank for rank in self.ranks.values() if rank.identity is not None and not rank.ended]
+
+    def connections(self) -> list[bytes]:
+        """Of the publishers that have one."""
+        return [rank.identity for rank in self.ranks.values() if rank.identity is not None]
+
+    @property
+    def reached(self) -> Reached | None:
+        """How far the training came, as its first rank says."""
+        first = self.ranks.get(0)
+        return None if first is None or first.last is None else Reached.of(first.last)
+
+    @property
+    def incomplete(self) -> str | None:
+        """What is to be said of a record that lacks something."""
+        if self.trouble is not None:
+            return f"the recording is incomplete: {self.trouble}"
+        return f"the recording lacks {self.lost} events" if self.lost else None
+
+    # -- the record ---------------------------------------------------------------------------------------------------
+
+    def record(self, rank: LiveRank, topic: bytes, event: EventBody, body: bytes) -> None:
+        """Appends an event to the journal if it is the next one there. While the disk takes nothing, none is: the
+        publishers keep what was not acknowledged, and send it again when it does."""
+        if self.trouble is not None or event.seq != rank.journaled + 1:
+            return
+        try:
+            self.journal.append(topic, event.seq, event.base_seq, event.time, body)
+        except (OSError, OffloopError) as error:
+            self._fail(error)
+        else:
+            rank.journaled = event.seq
+
+    def flush(self) -> None:
+        """Puts what was recorded on the disk."""
+        self.flush_soon = False
+        if self.trouble is None and any(rank.journaled > rank.acknowledged for rank in self.ranks.values()):
+            try:
+                self.journal.flush()
+            except (OSError, OffloopError) as error:
+                self._fail(error)
+            else:
+                for rank in self.ranks.values():
+                    rank.acknowledged = rank.journaled
+
+    def mend(self, now: float) -> bool:
+        """Tries, now and then, to record again after the disk took nothing; whether it does again."""
+        if self.trouble is None or now < self._retry_at:
+            return False
+        self._retry_at = now + RETRY_SECONDS
+        try:
+            self.journal.mend()
+        except (OSError, OffloopError):
+            return False
+        self.trouble = None
+        self._back_to_disk()
+        _log.warning("run %s is recorded again, from what is on disk on", self.name)
+        return True
+
+    def close_journal(self) -> None:
+        """Ends the record. If the disk takes it now, it says at least how the run ended."""
+        self.mend(self._retry_at)
+        if self.trouble is None:
+            for rank in self.ranks.values():
+                if rank.end is not None and rank.end[1].seq > rank.journaled:
+                    self.lost += rank.end[1].seq - 1 - rank.journaled
+                    rank.journaled = rank.end[1].seq - 1
+                    self.record(rank, *rank.end)
+        try:
+            self.journal.close()
+        except (OSError, OffloopError) as error:
+            self._fail(error)
+        else:
+            if self.trouble is None:
+                for rank in self.ranks.values():
+                    rank.acknowledged = rank.journaled
+
+    def _back_to_disk(self) -> None:
+        for number, position in self.journal.positions.items():
+            rank = self.ranks[number]
+            rank.journaled = rank.acknowledged = position.seq
+
+    def _fail(self, error: Exception) -> None:
+        if self.trouble is None:
+            self.trouble = str(error)
+            for rank in self.ranks.values():
+                rank.journaled = rank.acknowledged
+            _log.error("run %s is not recorded at the moment: %s", self.name, error)

@@ -1,0 +1,494 @@
+"""The runs that a broker serves: how they begin, go on after a restart, and end, and who publishes them."""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import zmq
+
+from bus import processes
+from bus.broker.content import boolean, container, integer, integer_or_none, text, text_or_none
+from bus.broker.run import MAX_RESUME, LiveRank, LiveRun
+from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError
+from bus.protocol.frames import check_run_name
+from bus.recording.recording import Recording
+from bus.recording.writer import JournalWriter
+from bus.runs.directory import RUN_FILE, RunDirectory, check_writable, new_run_id, read_run
+from bus.types.demand import Demand
+
+__all__ = ["AnnouncedRun", "LiveRuns"]
+
+_log = logging.getLogger("offloop.broker")
+
+
+MAX_ANNOUNCED = 100
+"""How many runs of one peer may have said hello and not begun."""
+
+
+class _Publisher(NamedTuple):
+    """What a publisher says of itself in ``hello``."""
+
+    identity: bytes
+    rank: int
+    incarnation: str
+    pid: int | None
+    started: int | None
+    host: str | None
+    is_replay: bool
+    held: Demand | None
+    """The demand that it goes on with."""
+    recorded: int | None
+    """The number of the last event that another broker has recorded, which this one does not need."""
+
+
+@dataclass
+class AnnouncedRun:
+    """A run whose publishers have said hello and sent nothing yet: nothing of it exists, but its name and number."""
+
+    name: str
+    attempt: int
+    recording: Path
+    world_size: int
+    info: dict[str, Any]
+    peer: str
+    """Who said so first: a key, or the address of a host."""
+    id: str = ""
+    """The identity that it will have: see :attr:`bus.runs.RunInfo.id`."""
+    publishers: dict[int, _Publisher] = field(default_factory=dict)
+    announced: float = field(default_factory=time.time)
+    """When that was, in seconds since 1970."""
+
+
+class LiveRuns:
+    """Every run at a broker with its publishers. ``door`` and ``stream`` are where the broker listens; with
+    ``directory`` that run's is held already. Processes of this machine are watched by ``poller``; ``is_connected`` says
+    whether a connection is still there."""
+
+    def __init__(
+        self,
+        root: Path,
+        directory: RunDirectory | None,
+        door: str,
+        stream: str,
+        poller: zmq.Poller,
+        is_connected: Callable[[bytes], bool],
+    ) -> None:
+        self.door = door
+        self.stream = stream
+        self.served = 0
+        """Runs that came."""
+        self.recorded_before = 0
+        """Events in the journals of runs that have ended."""
+        self._root = root
+        self._directory = directory
+        self._poller = poller
+        self._live: dict[str, LiveRun] = {}
+        self._publishers: dict[bytes, tuple[LiveRun, LiveRank]] = {}
+        self._is_connected = is_connected
+        self._announced: dict[str, AnnouncedRun] = {}
+        self._announcers: dict[bytes, AnnouncedRun] = {}
+
+    def __iter__(self) -> Iterator[LiveRun]:
+        # What is done with a run may end it.
+        return iter(tuple(self._live.values()))
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def recorded(self) -> int:
+        """Events in all journals."""
+        return self.recorded_before + sum(run.journal.written for run in self._live.values())
+
+    def get(self, name: str) -> LiveRun | None:
+        """The run of that name, if it is live."""
+        return self._live.get(name)
+
+    def find(self, name: str) -> LiveRun:
+        """The run of that name, which begins now if it is announced.
+
+        Raises:
+            OffloopError: it is not live here, or cannot begin.
+        """
+        self.begin_if_announced(name)
+        run = self._live.get(name)
+        if run is None:
+            raise BrokerError(f"run {name!r} is not live here")
+        return run
+
+    def publisher(self, identity: bytes) -> tuple[LiveRun, LiveRank] | None:
+        """Whose connection that is, if it is a publisher's."""
+        return self._publishers.get(identity)
+
+    # -- they begin ---------------------------------------------------------------------------------------------------
+
+    def greet(self, identity: bytes, hello: dict[str, Any], peer: str) -> tuple[LiveRun, LiveRank] | AnnouncedRun:
+        """Takes in a publisher: of a new attempt, as a further rank, or again after its connection or the broker was
+        lost. An attempt begins with its first event (:meth:`begin_announced`), but for that of the directory that was
+        given. ``peer`` is whose connection it is, as far as that is known.
+
+        Raises:
+            OffloopError: the one that says why not.
+        """
+        name, number, world_size = text(hello, "run"), integer(hello, "rank"), integer(hello, "world_size", 1)
+        if number >= world_size:
+            raise ConfigurationError(f"rank {number} of {world_size}: ranks go from 0 to world_size - 1")
+        incarnation, attempt = text(hello, "incarnation"), integer_or_none(hello, "attempt", 1)
+        pid, started = integer_or_none(hello, "pid"), integer_or_none(hello, "started")
+        host, is_replay = text_or_none(hello, "host"), boolean(hello, "replay")
+        info = container(hello, "info", dict)
+        container(hello, "events", list)
+        recorded = integer_or_none(hello, "recorded", 0, MAX_RESUME)
+        held = Demand.from_wire(hello["demand"]) if attempt is not None and hello.get("demand") else None
+        publisher = _Publisher(identity, number, incarnation, pid, started, host, is_replay, held, recorded)
+        # It is written down as JSON, which does not take everything that travels: seen before anything is made.
+        json.dumps(info, default=str)
+        if self._directory is not None and self._directory.name != name:
+            raise BrokerError(f"this broker serves run {self._directory.name!r} alone: 'bus broker' serves any number")
+        self._refuse_second_run(identity, name)
+        self._forget_disconnected(self._announced.get(name), incarnation)
+        announced = self._announced.get(name)
+        if announced is not None and attempt is not None and attempt < announced.attempt:
+            raise BrokerError(_overtaken(attempt, name, announced.attempt))
+        run = self._live.get(name)
+        if run is None and attempt is not None and self._has_begun(name, attempt, recorded):
+            run = self._resume(name, attempt, number, incarnation)
+        elif run is None and self._directory is not None:
+            run = self._begin(name, world_size, info, pid, attempt)
+        elif run is None:
+            return self._announce(AnnouncedRun(name, attempt or 0, Path(), world_size, info, peer), publisher)
+        return self._admit(run, publisher, attempt)
+
+    def _refuse_second_run(self, identity: bytes, name: str) -> None:
+        run, rank = self._publishers.get(identity, (None, None))
+        if run is not None and rank is not None and run.name != name and not rank.ended:
+            raise BrokerError(f"this connection publishes run {run.name!r}: use another one for run {name!r}")
+
+    def _admit(self, run: LiveRun, publisher: _Publisher, attempt: int | None) -> tuple[LiveRun, LiveRank]:
+        rank = _rank_of(run, publisher.rank, publisher.incarnation, attempt)
+        self.forget_connection(rank)
+        rank.identity, rank.may_cut = publisher.identity, publisher.is_replay or publisher.recorded is not None
+        if publisher.recorded is not None and not rank.seq:
+            rank.seq = rank.journaled = rank.acknowledged = publisher.recorded
+        self._publishers[publisher.identity] = run, rank
+        pid, started, host = publisher.pid, publisher.started, publisher.host
+        if publisher.held is not None:
+            run.leases.hold(publisher.rank, publisher.held, time.monotonic())
+        # A container may have the name of its host, and processes of its own.
+        if pid is not None and host == socket.gethostname() and processes.is_running(pid, started):
+            rank.process, rank.pid = self._watch(pid), pid
+        with _said_in_the_log(run):
+            told = {"pid": pid, "started": started, "host": host}
+            run.directory.note_publisher({"rank": publisher.rank, "incarnation": publisher.incarnation, **told})
+        return run, rank
+
+    # -- they are announced -------------------------------------------------------------------------------------------
+
+    def is_announced(self, identity: bytes) -> bool:
+        """Whether it has said hello for a run that has not begun."""
+        return identity in self._announcers
+
+    def _announce(self, new: AnnouncedRun, publisher: _Publisher) -> AnnouncedRun:
+        self._forget_announcer(publisher.identity)
+        run = self._announced.get(new.name)
+        if run is None:
+            new.attempt, new.recording, new.id = self._next_attempt(new.name, new.attempt, publisher.pid)
+            run = new
+            others = [one for one in self._announced.values() if one.peer == new.peer]
+            if len(others) >= MAX_ANNOUNCED:
+                # Its publisher is told with its first event, and says hello again.
+                self._forget_announced(others[0])
+        elif new.attempt not in (0, run.attempt):
+            raise BrokerError(_overtaken(new.attempt, run.name, run.attempt))
+        elif publisher.rank in run.publishers or publisher.rank >= run.world_size:
+            raise BrokerError(_taken(publisher.rank, run.name))
+        self._announced[run.name] = run
+        self._announcers[publisher.identity] = run
+        run.publishers[publisher.rank] = publisher
+        return run
+
+    def begin_announced(self, identity: bytes) -> tuple[LiveRun, LiveRank] | None:
+        """Begins the run that a connection has said hello for, with all publishers that have; ``None`` when it has for
+        none.
+
+        Raises:
+            OffloopError: it cannot begin; its publishers have to say hello again.
+        """
+        announced = self._announcers.get(identity)
+        if announced is None:
+            return None
+        self._begin_announced(announced)
+        return self._publishers[identity]
+
+    def begin_if_announced(self, name: str) -> None:
+        """Begins the run of that name if it is announced, because somebody is about to follow it.
+
+        Raises:
+            OffloopError: it cannot begin; its publishers have to say hello again.
+        """
+        announced = self._announced.get(name)
+        if announced is not None:
+            self._begin_announced(announced)
+
+    def announced(self) -> tuple[AnnouncedRun, ...]:
+        """The runs whose publishers have said hello and sent nothing yet, the newest first."""
+        return tuple(reversed(self._announced.values()))
+
+    def _begin_announced(self, announced: AnnouncedRun) -> None:
+        self._forget_announced(announced)
+        publishers = tuple(announced.publishers.values())
+        run = self._begin(
+            announced.name, announced.world_size, announced.info, publishers[0].pid, announced.attempt, announced.id
+        )
+        for publisher in publishers:
+            self._admit(run, publisher, None)
+
+    def forget_disconnected(self) -> None:
+        """Forgets runs that were announced over connections that are gone."""
+        for run in tuple(self._announced.values()):
+            self._forget_disconnected(run)
+
+    def _forget_disconnected(self, run: AnnouncedRun | None, incarnation: str | None = None) -> None:
+        for publisher in () if run is None else tuple(run.publishers.values()):
+            if publisher.incarnation == incarnation or not self._is_connected(publisher.identity):
+                self._forget_announcer(publisher.identity)
+
+    def _forget_announcer(self, identity: bytes) -> None:
+        run = self._announcers.pop(identity, None)
+        if run is not None:
+            run.publishers = {rank: one for rank, one in run.publishers.items() if one.identity != identity}
+            if not run.publishers:
+                del self._announced[run.name]
+
+    def _forget_announced(self, run: AnnouncedRun) -> None:
+        del self._announced[run.name]
+        for publisher in run.publishers.values():
+            del self._announcers[publisher.identity]
+
+    def _has_begun(self, name: str, attempt: int, recorded: int | None) -> bool:
+        """Whether there is anything of an attempt, or of one after it; in a directory that was given there is, unless
+        its front was ``recorded`` by another broker."""
+        if self._directory is not None:
+            return recorded is None or self._directory.has_attempt(attempt)
+        path = self._root / check_run_name(name)
+        return (path / RUN_FILE).exists() and any(one.number >= attempt for one in read_run(path).attempts)
+
+    def _next_attempt(self, name: str, attempt: int, pid: int | None) -> tuple[int, Path, str]:
+        """The number and recording of a run's next attempt, or of that attempt, of which there is nothing, and the
+        run's identity."""
+        path = self._root / check_run_name(name)
+        number, recording, run_id = 1, path / "recording-1.mcap", new_run_id()
+        if path.exists():
+            directory = RunDirectory(self._root, name)
+            try:
+                _refuse_if_away(directory, pid)
+                (number, recording), run_id = directory.next_attempt(), directory.run_id
+            finally:
+                directory.release()
+        else:
+            check_writable(self._root)
+        if attempt > number:
+            number, recording = attempt, path / f"recording-{attempt}.mcap"
+        return number, recording, run_id
+
+    def _begin(
+        self,
+        name: str,
+        world_size: int,
+        info: dict[str, Any],
+        pid: int | None,
+        attempt: int | None = None,
+        run_id: str | None = None,
+    ) -> LiveRun:
+        directory = self._directory_of(name, run_id)
+        try:
+            _refuse_if_away(directory, pid)
+            # The recording first: whoever finds the run live may open it at once.
+            number, recording = directory.next_attempt()
+            if attempt is not None and attempt > number:
+                number, recording = attempt, recording.with_name(f"recording-{attempt}.mcap")
+            elif attempt not in (None, number):
+                raise BrokerError(f"attempt {attempt} of run {name!r} cannot begin: another one has begun since")
+            journal = JournalWriter(recording, name, number, directory.run_id)
+            try:
+                directory.begin_attempt(recording, number, info, world_size)
+                directory.announce(number, self.door, self.stream)
+                run = LiveRun(directory, number, journal, world_size)
+            except BaseException:
+                journal.discard()
+                raise
+        except BaseException:
+            directory.release()
+            raise
+        return self._serve(run)
+
+    def resume_given(self) -> None:
+        """Takes up the run of the directory that was given, where the broker before this one left it.
+
+        Raises:
+            BrokerError: its newest attempt has ended, or there is none.
+        """
+        assert self._directory is not None  # whoever resumes says what
+        entry = self._directory.resumable()
+        self._resume(self._directory.name, 0 if entry is None else int(entry["attempt"]))
+
+    def _resume(self, name: str, attempt: int, number: int = 0, incarnation: str | None = None) -> LiveRun:
+        if not (self._root / check_run_name(name) / RUN_FILE).exists():
+            raise BrokerError(f"attempt {attempt} of run {name!r} cannot go on: its directory is gone")
+        directory = self._directory_of(name)
+        try:
+            _refuse_others(directory, number, incarnation)
+            recording, world_size, publishers = directory.resume_attempt(attempt)
+            journal = JournalWriter.resume(recording, name, attempt, directory.run_id)
+            run = LiveRun(directory, attempt, journal, world_size)
+            directory.announce(attempt, self.door, self.stream)
+        except BaseException:
+            directory.release()
+            raise
+        for told in publishers:
+            self._expect(run, told)
+        if any(rank.ended for rank in run.ranks.values()):
+            _note_endings(run)
+        _log.warning("attempt %d of run %s goes on with a new broker", attempt, name)
+        return self._serve(run)
+
+    def _expect(self, run: LiveRun, told: dict[str, Any]) -> None:
+        """A publisher of an attempt that goes on, which may come again, or may have died in the meantime."""
+        rank = run.ranks.setdefault(int(told["rank"]), LiveRank(int(told["rank"])))
+        rank.incarnation = str(told.get("incarnation"))
+        if told.get("host") == socket.gethostname() and not rank.ended:
+            if processes.is_running(told.get("pid"), told.get("started")):
+                rank.pid = int(told["pid"])
+                rank.process = self._watch(rank.pid)
+            else:
+                rank.died = time.monotonic()
+
+    def _directory_of(self, name: str, run_id: str | None = None) -> RunDirectory:
+        if self._directory is not None and self._directory.name == name:
+            return self._directory
+        return RunDirectory(self._root, name, run_id)
+
+    def _serve(self, run: LiveRun) -> LiveRun:
+        self._live[run.name] = run
+        self.served += 1
+        return run
+
+    # -- they end -----------------------------------------------------------------------------------------------------
+
+    def forget_connection(self, rank: LiveRank) -> None:
+        """Nothing is taken from a rank's connection any more: it has ended, or has another one."""
+        self.unwatch(rank)
+        rank.died = rank.gone = None
+        rank.names.clear()
+        # A connection may have begun something else since.
+        if rank.identity is not None and self._publishers.get(rank.identity, (None, None))[1] is rank:
+            del self._publishers[rank.identity]
+
+    def end(self, run: LiveRun) -> str | None:
+        """Closes a run's record, writes down how it ended, and gives its directory back. Returns why it could not be
+        written down, if it could not."""
+        run.close_journal()
+        unwritten = None
+        try:
+            run.directory.end_attempt(run.ending, run.incomplete, run.reached)
+        except RunDirectoryError as error:
+            unwritten = f"it is {run.ending.status}, but that cannot be written down: {error}"
+            _log.error("run %s: %s", run.name, unwritten)
+        run.directory.release()
+        for rank in run.ranks.values():
+            self.forget_connection(rank)
+        del self._live[run.name]
+        self.recorded_before += run.journal.written
+        return unwritten
+
+    def close(self) -> None:
+        """Gives the directory back that no run came for."""
+        if self._directory is not None and self.served == 0:
+            self._directory.release()
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def _watch(self, pid: int) -> int | None:
+        """A file descriptor that becomes readable when a process of this machine ends, if the system has such."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except (AttributeError, OSError, OverflowError):
+            return None
+        self._poller.register(descriptor, zmq.POLLIN)
+        return descriptor
+
+    def unwatch(self, rank: LiveRank) -> None:
+        """Stops watching a rank's process."""
+        rank.pid = None
+        if rank.process is not None:
+            self._poller.unregister(rank.process)
+            os.close(rank.process)
+            rank.process = None
+
+
+def _refuse_if_away(directory: RunDirectory, pid: int | None) -> None:
+    """A run whose broker is gone belongs to its trainer for as long as that lives; another attempt would put an end to
+    what it goes on with."""
+    entry = directory.resumable()
+    for told in (entry or {}).get("publishers", ()):
+        other = told.get("pid")
+        here = told.get("host") == socket.gethostname()
+        if here and other != pid and processes.is_running(other, told.get("started")):
+            raise RunIsLiveError(
+                f"run {directory.name!r} is live already: its trainer, process {other}, goes on and finds this broker "
+                "again; choose another run name, or end that process"
+            )
+
+
+def _refuse_others(directory: RunDirectory, number: int, incarnation: str | None) -> None:
+    """An attempt is taken up for its own publishers alone."""
+    for told in (directory.resumable() or {}).get("publishers", ()):
+        if incarnation is not None and told.get("rank") == number and told.get("incarnation") != incarnation:
+            raise BrokerError(f"rank {number} of run {directory.name!r} is another trainer's: choose another run name")
+
+
+def _rank_of(run: LiveRun, number: int, incarnation: str, attempt: Any) -> LiveRank:
+    """The rank that says hello: a new one, or the same one again."""
+    if attempt is not None and attempt != run.attempt:
+        raise BrokerError(_overtaken(attempt, run.name, run.attempt))
+    rank = run.ranks.get(number)
+    if rank is None and number < run.world_size:
+        rank = run.ranks[number] = LiveRank(number, incarnation)
+    elif rank is not None and not rank.incarnation:
+        # It could not be written down before the broker was lost.
+        rank.incarnation = incarnation
+    elif rank is None or rank.incarnation != incarnation:
+        raise BrokerError(_taken(number, run.name))
+    return rank
+
+
+def _overtaken(attempt: int, name: str, other: int) -> str:
+    return f"attempt {attempt} of run {name!r} cannot go on: attempt {other} has begun since"
+
+
+def _taken(rank: int, name: str) -> str:
+    return f"rank {rank} of run {name!r} is there already: choose another run name, or wait until it ends"
+
+
+def _note_endings(run: LiveRun) -> None:
+    """How the ranks ended that had ended before the broker did, by the record."""
+    recording = Recording(run.journal.path)
+    for ending in recording.read_endings():
+        run.note_ending(ending)
+    run.last_end = time.monotonic()
+
+
+@contextlib.contextmanager
+def _said_in_the_log(run: LiveRun) -> Iterator[None]:
+    """What cannot be written down about a run stops neither the broker nor the live stream."""
+    try:
+        yield
+    except (OSError, RunDirectoryError) as error:
+        _log.error("run %s: %s", run.name, error)

@@ -1,0 +1,108 @@
+"""The parts of a checkpoint file that need no torch: see ``docs/checkpoints.md``.
+
+A trainer sends a checkpoint as a *draft*, a safetensors image in which everything is there but what costs only time of
+a processor: the checksums, and the names of earlier checkpoints, which the trainer does not know."""
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bus.errors import CheckpointError, ConfigurationError, ProtocolError
+from bus.files import replacing
+from bus.tensors.view import Tensors, image_layout
+
+__all__ = [
+    "CRC_KEY",
+    "DRAFT_KEY",
+    "TEXT_KEY",
+    "VERSION",
+    "crc_of",
+    "metadata_of",
+    "read_contents",
+    "text_of",
+    "write_draft",
+]
+
+VERSION = 1
+TEXT_KEY = "offloop"
+CRC_KEY = "offloop_crc32"
+DRAFT_KEY = "offloop_draft"
+
+# The library refuses headers over 100 MB, and each quotation mark in the text takes two bytes there.
+_TEXT_LIMIT = 50_000_000
+_HEADER_LIMIT = 100_000_000
+
+
+def crc_of(text: str, data: Any = b"") -> str:
+    """The CRC-32 of a text and the bytes behind it, as it stands in a file."""
+    return f"{zlib.crc32(data, zlib.crc32(text.encode())):08x}"
+
+
+def text_of(contents: Mapping[str, Any]) -> str:
+    """The contents of a checkpoint beside its tensors, as the file has them.
+
+    Raises :class:`bus.errors.CheckpointError` when they are too large."""
+    try:
+        text = json.dumps(contents, separators=(",", ":"), allow_nan=False)
+    except RecursionError:
+        raise CheckpointError("something in it is nested too deeply") from None
+    if len(text) > _TEXT_LIMIT:
+        raise CheckpointError(
+            f"what is no tensor takes {len(text):,} bytes of at most {_TEXT_LIMIT:,}: "
+            "keep long lists of numbers in tensors"
+        )
+    return text
+
+
+def metadata_of(contents: Mapping[str, Any]) -> dict[str, str]:
+    """The strings of a file with these contents. Raises as :func:`text_of`."""
+    text = text_of(contents)
+    return {TEXT_KEY: text, CRC_KEY: crc_of(text)}
+
+
+def write_draft(path: Path, draft: Tensors, saved: list[str] | None) -> None:
+    """Writes the checkpoint that a draft is one of, as the trainer itself would: the same bytes. ``saved`` are the
+    names of the earlier ones that are kept; ``None`` leaves what the draft says.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+        ProtocolError: the draft makes no sense.
+    """
+    try:
+        contents = json.loads(draft.metadata[DRAFT_KEY])
+        tree, kinds = contents["tree"], contents["tensors"]
+        if kinds.keys() != draft.keys():
+            raise ValueError("it has other tensors than it says")
+        if saved is not None and "checkpoints" in tree:
+            tree["checkpoints"] = {"saved": saved}
+        contents["tensors"] = {name: crc_of(str(kind), draft[name].data) for name, kind in kinds.items()}
+        metadata = metadata_of(contents)
+        layout = image_layout({name: (draft[name].dtype, list(draft[name].shape)) for name in draft}, metadata)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigurationError) as error:
+        raise ProtocolError(f"what was sent as a checkpoint is none: {error!r:.200}") from None
+    with replacing(path) as place, open(place, "wb") as file:
+        file.write(layout.header)
+        for name in layout.offsets:
+            file.write(draft[name].data)
+
+
+def read_contents(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """What a checkpoint file says beside its tensors, which are not looked at; ``None`` for a file that is damaged or
+    something else."""
+    try:
+        with open(path, "rb") as file:
+            text = _metadata(file)[TEXT_KEY]
+        contents = json.loads(text)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return contents if isinstance(contents, dict) else None
+
+
+def _metadata(file: BinaryIO) -> Any:
+    size = int.from_bytes(file.read(8), "little")
+    if size > _HEADER_LIMIT:
+        raise ValueError
+    return json.loads(file.read(size))["__metadata__"]

@@ -1,0 +1,322 @@
+"""What the checkpoints of a training are called, which is the latest, and how many stay. No torch here."""
+
+import contextlib
+import errno
+import glob
+import logging
+import os
+import re
+import shutil
+import string
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from bus.checkpoints.image import read_contents
+from bus.errors import ConfigurationError
+from bus.files import TEMPORARY_NAME, replacing
+from bus.types.timestamp import Timestamp
+
+__all__ = ["CheckpointName", "CheckpointNames"]
+
+_log = logging.getLogger("offloop")
+
+_ALONE: Mapping[str, str | int] = {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "node_rank": 0}
+_TOTALS = ("iteration", "epoch", "batch", "sample", "token")
+_COUNTERS = (*_TOTALS, "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
+_DURATIONS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
+_TIMES = _COUNTERS + _DURATIONS
+_COUNT = r"\d+"
+# With a digit in it, so that it is never the name of a folder above.
+_NUMBER = r"[-+ .,_e\d]*\d[-+ .,_e\d]*"
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+class CheckpointNames:
+    """Names the checkpoints in a folder, keeps a link to the latest one, and removes those that are not to be kept.
+
+    ``folder``, ``filename`` and ``latest_filename`` are format strings. All of them may have ``{run_name}``,
+    ``{rank}``, ``{world_size}``, ``{local_rank}``, ``{local_world_size}`` and ``{node_rank}``, as ``names`` gives
+    them. ``filename`` may also have the training time: ``{iteration}``, ``{epoch}``, ``{batch}``, ``{sample}``,
+    ``{token}``, ``{batch_in_epoch}``, ``{sample_in_epoch}``, ``{token_in_epoch}``, and in seconds ``{total_wct}``,
+    ``{iteration_wct}``, ``{epoch_wct}``, ``{batch_wct}``, such as ``{total_wct:.0f}``. File names may be in folders
+    below the folder.
+
+    ``latest_filename`` is a symbolic link to what was saved last, or a copy of it on a file system without links;
+    ``None`` for no such link. Of those that this object has saved it keeps the last ``keep``; -1 keeps them all, and 0
+    keeps none, nor a link. With ``overwrite`` the folder may hold checkpoints of a later time than the training's.
+    A checkpoint is a file or a folder.
+
+    Raises :class:`bus.errors.ConfigurationError` for a name that is not allowed, such as one that would be the same for
+    all checkpoints, which is for ``overwrite`` only. Reference: ``composer/callbacks/checkpoint_saver.py`` and
+    ``composer/utils/file_helpers.py``.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        filename: str = "ep{epoch}-ba{batch}-rank{rank}.safetensors",
+        latest_filename: str | None = "latest-rank{rank}.safetensors",
+        keep: int = -1,
+        overwrite: bool = False,
+        names: Mapping[str, str | int] | None = None,
+    ) -> None:
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < -1:
+            raise ConfigurationError(
+                f"keep={keep!r} is not allowed: use a number of checkpoints, or -1 to keep them all"
+            )
+        names = self._known = {**_ALONE, **(names or {})}
+        if "://" in os.fspath(folder):
+            raise ConfigurationError(
+                f"folder {os.fspath(folder)!r} is not on a file system: use a local or mounted one"
+            )
+        self.folder = Path(CheckpointName(os.fspath(folder), names, "folder").at())
+        """Where the checkpoints are."""
+        self._filename = CheckpointName(filename, names, "filename", _TIMES)
+        self._filename.check_relative()
+        if not self._filename.changes and not overwrite:
+            raise ConfigurationError(
+                f"filename {filename!r} is the same for all checkpoints: put {{batch}} into it, or set overwrite=True"
+            )
+        self._latest: Path | None = None
+        if latest_filename is not None:
+            latest = CheckpointName(latest_filename, names, "latest_filename")
+            latest.check_relative()
+            if self._filename.matches(latest.at()):
+                raise ConfigurationError(
+                    f"latest_filename {latest_filename!r} could be a checkpoint's filename {filename!r}: "
+                    "use another name"
+                )
+            self._latest = self.folder / latest.at()
+        self._keep = keep
+        self._overwrite = overwrite
+        self._saved: list[str] = []
+
+    def place(self, timestamp: Timestamp, write: Callable[[Path], object]) -> Path:
+        """Has a checkpoint written to its path and makes it the latest one; :meth:`remove_surplus` comes after that.
+
+        Raises :class:`bus.errors.CheckpointError` when the link cannot be made, and whatever ``write`` does."""
+        name = self._filename.at(timestamp)
+        path = self.folder / name
+        write(path)
+        self._count(name)
+        if self._latest is not None:
+            self._point_latest_to(path)
+        return path
+
+    def path_at(self, timestamp: Timestamp) -> Path:
+        """Where a checkpoint of that time is."""
+        return self.folder / self._filename.at(timestamp)
+
+    def other_name(self, template: str, argument: str) -> "CheckpointName":
+        """What a checkpoint is called elsewhere, by a format string of ``argument``.
+
+        Raises :class:`bus.errors.ConfigurationError` for one that is not allowed."""
+        return CheckpointName(template, self._known, argument, _TIMES)
+
+    def adopt(self, path: Path) -> None:
+        """Counts a checkpoint in the folder as the last one saved: for the one that a training goes on from.
+
+        A file elsewhere or of another name is left alone."""
+        with contextlib.suppress(ValueError):
+            name = path.relative_to(self.folder).as_posix()
+            if self._filename.matches(name):
+                self._count(name)
+
+    def check_conflicts(self, timestamp: Timestamp) -> None:
+        """Makes sure that a training which is at ``timestamp`` will not write over another one's checkpoints.
+
+        Raises :class:`bus.errors.ConfigurationError` when the folder holds one of a later time, unless ``overwrite`` is
+        set. The file's name tells the time, and what is in it if the name does not."""
+        if self._overwrite:
+            return
+        for path in self._files():
+            if self._is_in_the_way(path) and self._is_later(path, timestamp):
+                raise ConfigurationError(
+                    f"{path} is of a later time than this training and would be in the way of its checkpoints: "
+                    "delete it, use another folder, set save_overwrite=True (--save-overwrite; a callback's "
+                    "overwrite=True), or go on from it"
+                )
+
+    def clean(self) -> None:
+        """Removes what killed writes of this folder's checkpoints have left behind. Nothing may be writing them."""
+        names = [self._filename.glob]
+        if self._latest is not None:
+            names.append(glob.escape(self._name_of(self._latest)))
+        for parent in {PurePosixPath(name).parent for name in names}:
+            for path in self.folder.glob(str(parent / ".*.tmp")):
+                found = TEMPORARY_NAME.fullmatch(path.name)
+                target = path.with_name(found["name"]) if found else None
+                if target and (target == self._latest or self._filename.matches(self._name_of(target))):
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The names of the checkpoints that it has saved and not removed, relative to the folder, oldest first."""
+        return {"saved": list(self._saved)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` gave. Names that this folder would not give are left out."""
+        self._saved = [name for name in state.get("saved", ()) if self._filename.matches(name)]
+
+    def _count(self, name: str) -> None:
+        self._saved = [other for other in self._saved if other != name] + [name]
+
+    def _point_latest_to(self, path: Path) -> None:
+        assert self._latest is not None  # save() looks
+        with replacing(self._latest) as draft:
+            try:
+                draft.symlink_to(os.path.relpath(path, self._latest.parent))
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                copy = shutil.copytree if path.is_dir() else shutil.copyfile
+                copy(path, draft)
+
+    def remove_surplus(self) -> None:
+        """Removes what is not to be kept. What cannot be removed is logged and tried again the next time."""
+        if self._keep < 0:
+            return
+        surplus = self._saved[: max(0, len(self._saved) - self._keep)]
+        if self._keep == 0 and self._latest is not None:
+            self._latest.unlink(missing_ok=True)
+        for name in surplus:
+            path = self.folder / name
+            try:
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+            except OSError as error:
+                _log.warning("cannot remove checkpoint %s: %s", path, error.strerror)
+            else:
+                self._saved.remove(name)
+
+    def _files(self) -> Iterator[Path]:
+        for path in sorted(self.folder.glob(self._filename.glob)):
+            if self._filename.matches(self._name_of(path)) and self._is_checkpoint(path):
+                yield path
+
+    def _name_of(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
+
+    def _linked(self) -> Path | None:
+        if self._latest is None or not self._is_checkpoint(self._latest):
+            return None
+        if not self._latest.is_symlink():
+            return self._latest
+        return Path(os.path.normpath(self._latest.parent / os.readlink(self._latest)))
+
+    def _is_later(self, path: Path, timestamp: Timestamp) -> bool:
+        counted = self._filename.counters(self._name_of(path))
+        now = dict(zip(_TOTALS, timestamp.values, strict=False))
+        if any(counted[name] > now[name] for name in counted.keys() & now.keys()):
+            return True
+        # The counters alone: how long a training took is no part of where it is.
+        saved_at = self._time_of(path)
+        return saved_at is not None and saved_at[:10] > timestamp.values[:10]
+
+    def _is_checkpoint(self, path: Path) -> bool:
+        return path.is_file()
+
+    def _is_in_the_way(self, path: Path) -> bool:
+        return True
+
+    def _time_of(self, path: Path) -> tuple[int, ...] | None:
+        """The training time that a checkpoint says it is of, if it can be read."""
+        contents = read_contents(path) or {}
+        tree = contents.get("tree")
+        values = tree.get("timestamp") if isinstance(tree, dict) else None
+        return tuple(values) if isinstance(values, list) and all(type(one) is int for one in values) else None
+
+
+class CheckpointName:
+    """A format string for a file or folder, what it gives, and what it has given."""
+
+    def __init__(
+        self, template: str, names: Mapping[str, str | int], argument: str, changing: tuple[str, ...] = ()
+    ) -> None:
+        self._template = template
+        self._names = names
+        self._argument = argument
+        pattern, wildcard, seen = "", "", set()
+        for literal, name, spec in self._parse():
+            pattern += re.escape(literal)
+            wildcard += glob.escape(literal)
+            if name is None:
+                continue
+            if name in changing:
+                text = self._look_of(name, spec)
+                pattern += f"(?P<{name}>{text})" if text == _COUNT and name not in seen else f"(?:{text})"
+                wildcard += "*"
+                seen.add(name)
+            elif name in names:
+                text = self._formatted(names[name], spec)
+                pattern += re.escape(text)
+                wildcard += glob.escape(text)
+            else:
+                allowed = ", ".join(f"{{{known}}}" for known in (*names, *changing))
+                raise ConfigurationError(f"{argument} {template!r} has an unknown {{{name}}}: use {allowed}")
+        self.changes = bool(seen)
+        """Whether the name is another one as time goes on."""
+        self.glob = re.sub(r"\*+", "*", wildcard)
+        """Finds all names that it has given, and some more."""
+        self._pattern = re.compile(pattern, re.DOTALL)
+
+    def at(self, timestamp: Timestamp | None = None) -> str:
+        """The name at a time; names that do not change need none."""
+        values: dict[str, str | int | float] = dict(self._names)
+        if timestamp is not None:
+            values |= {name: int(getattr(timestamp, name)) for name in _COUNTERS}
+            values |= {name: getattr(timestamp, name).total_seconds() for name in _DURATIONS}
+        return self._template.format_map(values)
+
+    def matches(self, name: str) -> bool:
+        """Whether it could have given this name."""
+        return self._pattern.fullmatch(name) is not None
+
+    def counters(self, name: str) -> dict[str, int]:
+        """What can be told of the time from a name that it has given."""
+        found = self._pattern.fullmatch(name)
+        return {counter: int(text) for counter, text in found.groupdict().items()} if found else {}
+
+    def check_relative(self) -> None:
+        """Raises :class:`bus.errors.ConfigurationError` for a name that is not one of a file in the folder."""
+        path = PurePosixPath(self._template)
+        if path.is_absolute() or ".." in path.parts or str(path) != self._template:
+            raise ConfigurationError(
+                f"{self._argument} {self._template!r} is not the name of a file in the folder: "
+                "use a name such as 'ba{batch}.safetensors', and give the folder apart from it"
+            )
+
+    def _parse(self) -> list[tuple[str, str | None, str]]:
+        try:
+            parts = [
+                (literal, name, spec or "", conversion)
+                for literal, name, spec, conversion in string.Formatter().parse(self._template)
+            ]
+        except ValueError as error:
+            raise self._malformed(error) from None
+        if any(conversion for *_, conversion in parts):
+            raise self._malformed("it has a conversion such as !r")
+        return [(literal, name, spec) for literal, name, spec, _ in parts]
+
+    def _look_of(self, name: str, spec: str) -> str:
+        numbers = (0, 1234567) if name in _COUNTERS else (0.0, 1.5)
+        texts = [self._formatted(number, spec) for number in numbers]
+        if all(text.isdecimal() and int(text) == number for text, number in zip(texts, numbers, strict=True)):
+            return _COUNT
+        if not all(re.fullmatch(_NUMBER, text) for text in texts):
+            raise self._malformed(f"{{{name}:{spec}}} gives {texts[1]!r}, which is no number")
+        return _NUMBER
+
+    def _formatted(self, value: str | int | float, spec: str) -> str:
+        try:
+            return format(value, spec)
+        except ValueError as error:
+            raise self._malformed(error) from None
+
+    def _malformed(self, reason: object) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._argument} {self._template!r} is not a format string: {reason}; "
+            "write {epoch} for a value and {{ for a brace"
+        )

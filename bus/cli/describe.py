@@ -1,0 +1,298 @@
+"""What ``bus info`` knows of a run or a recording, as values and as lines for people."""
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bus.errors import BrokerError, ProtocolError, RecordingError, RunNotFoundError
+from bus.net.curve import ClientSecurity
+from bus.net.requests import ask_broker, list_remote_runs
+from bus.protocol.frames import CUT, EventBody, decode_event, parse_topic
+from bus.protocol.order import Gap, Reached, StreamOrder
+from bus.recording.reader import JournalReader, Record
+from bus.recording.recording import Recording
+from bus.runs.directory import RunInfo, changed_in_words
+from bus.runs.origin import Origin
+from bus.tools.records import LeftOut, Recorded
+from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
+from bus.types.hyperparameters import hyperparameters_in, value_text
+
+__all__ = [
+    "describe_recording",
+    "describe_remote_run",
+    "describe_run",
+    "duration",
+    "hyperparameter_lines",
+    "lasted",
+    "lines",
+    "when",
+]
+
+GOING_ON = ("live", "paused")
+"""The status of a run that has not ended."""
+
+_LISTED = 20
+_ALREADY_SAID = ("command", "git/", "version/", "config/", "machine/host")
+
+
+def describe_run(run: RunInfo) -> dict[str, Any]:
+    """A run's newest attempt, its recording, and, while it is live, what its broker, publishers and consumers say of
+    themselves (see their ``statistics()``). Times are seconds since 1970."""
+    last, told = run.last, run.last.info
+    described = {
+        "run": run.name,
+        "id": run.id,
+        "status": run.status,
+        "error": last.error,
+        "reason": last.reason,
+        "attempt": last.number,
+        "attempts": [attempt.number for attempt in run.attempts],
+        "changed": run.changed,
+        "started": last.started,
+        "ended": last.ended,
+        "command": [str(word) for word in told.get("command", [])],
+        "host": told.get("host"),
+        "versions": {"python": told.get("python"), **told.get("versions", {})},
+        "git_commit": told.get("git_commit"),
+        "git_dirty": told.get("git_dirty"),
+        "config": told.get("config", {}),
+    }
+    origin = Origin.of(told)
+    if origin is not None:
+        described["replay_of"] = origin._asdict()
+    paused = None if run.paused is None else run.paused._asdict()
+    return {**described, **_recorded(run.recording), "run": run.name, "paused": paused, **_statistics(run)}
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    try:
+        return describe_recording(path)
+    except RecordingError as error:
+        # Everything else that is known of the run can be told all the same.
+        return {"trouble": str(error)}
+
+
+def describe_remote_run(address: str, name: str, security: ClientSecurity | None = None) -> dict[str, Any]:
+    """What a broker on another machine knows of a run.
+
+    Raises:
+        RunNotFoundError: it has no such run.
+        BrokerError: nobody answers there.
+    """
+    for told in list_remote_runs(address, security, name):
+        if not told.get("live"):
+            return told
+        return {**told, "statistics": ask_broker(address, "statistics", {"run": name}, security)}
+    raise RunNotFoundError(f"the broker at {address} has no run {name!r}: 'bus runs --broker {address}' lists them")
+
+
+def _statistics(run: RunInfo) -> dict[str, Any]:
+    if not run.live or run.door is None:
+        return {}
+    try:
+        return {"statistics": ask_broker(run.door, "statistics", {"run": run.name})}
+    except BrokerError as error:
+        # A run that ends at this moment, or a broker that is stopped: everything else can be told all the same.
+        return {"statistics": None, "trouble": str(error)}
+
+
+def describe_recording(path: Path) -> dict[str, Any]:
+    """What is in a recording.
+
+    Raises :class:`bus.errors.RecordingError` when that is nothing at all."""
+    if path.is_file() and not path.stat().st_size:
+        raise RecordingError(f"{path} is empty: nothing was recorded in it")
+    recording = Recording(path)
+    order = StreamOrder(recording.run_name, recording.attempt, None)
+    counts: Counter[str] = Counter()
+    last: EventBody | None = None
+    left_out: list[Gap] = []
+    hyperparameters: dict[str, Any] = {}
+    telling = {f"{recording.run_name}/{event.value}/0" for event in WITH_HYPERPARAMETERS}
+    with JournalReader(path) as reader:
+        for records in reader.read():
+            for record in records:
+                counts[record.topic] += 1
+                order.from_record(record.topic, record.body)
+                if record.topic in telling and (told := _decoded(record.body)) is not None:
+                    hyperparameters |= hyperparameters_in(told.fields)
+                left_out += _left_out(record) if f"/{CUT}/" in record.topic else ()
+            bodies = [one.body for one in records if "/$" not in one.topic]
+            last = _decoded(bodies[-1]) if bodies else last
+        problems = [*reader.damage, *([reader.cut] if reader.cut else []), *order.problems]
+    return {
+        "run": recording.run_name,
+        "reached": Reached.of(last)._asdict() if last else {},
+        "events": dict(_by_event(counts).most_common()),
+        "recording": str(path),
+        "size": os.path.getsize(path),
+        "gaps": [gap._asdict() for gap in order.gaps],
+        "left_out": [gap._asdict() for gap in dict.fromkeys(left_out)],
+        "damage": problems,
+        "paused": _pause(order),
+        "hyperparameters": hyperparameters,
+    }
+
+
+def _left_out(record: Record) -> Iterator[Gap]:
+    """The events that a mark ``$cut`` stands for."""
+    with contextlib.suppress(ProtocolError):
+        topic, event = parse_topic(record.topic.encode()), decode_event(record.body)
+        told = LeftOut.of(Recorded(topic, event, record.body))
+        if told is not None:
+            yield Gap(told.rank, told.first, told.last)
+
+
+def _pause(order: StreamOrder) -> dict[str, Any] | None:
+    """Since when the training stands still, in seconds since 1970, and after which batch; ``None`` when it goes on, or
+    has ended."""
+    if order.ending is not None:
+        return None
+    pause = None
+    for outcome in order.outcomes:
+        if outcome.error is None and outcome.command.name == "pause":
+            pause = {"since": (outcome.time_ns or 0) / 1e9, "batch": outcome.batch}
+        elif outcome.error is None and outcome.command.name in ("resume", "stop"):
+            pause = None
+    return pause
+
+
+def _by_event(counts: Counter[str]) -> Counter[str]:
+    names: Counter[str] = Counter()
+    for topic, count in counts.items():
+        with contextlib.suppress(ProtocolError):  # foreign
+            name = parse_topic(topic.encode()).name
+            names[name] += 0 if name.startswith("$") else count
+    return +names
+
+
+def _decoded(body: bytes) -> EventBody | None:
+    try:
+        return decode_event(body)
+    except ProtocolError:
+        return None
+
+
+# -- for people -------------------------------------------------------------------------------------------------------
+
+
+def lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What was described as pairs of a label and a text, without what is empty."""
+    for label, text in _all_lines(described):
+        if text not in ("", None):
+            yield label, text
+
+
+def hyperparameter_lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The hyperparameters as pairs of a name and a text, without what :func:`lines` says already."""
+    is_known = "command" in described
+    for name, value in described.get("hyperparameters", {}).items():
+        if not (is_known and name.startswith(_ALREADY_SAID)):
+            yield name, value_text(value)
+
+
+def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
+    yield "run", described["run"]
+    if "status" in described:
+        yield "status", described["status"]
+        yield "error", described["error"]
+        yield "reason", described.get("reason")
+        yield "attempt", f"{described['attempt']} of {len(described['attempts'])}"
+        yield "changed", changed_in_words(described.get("changed", {}))
+        yield "started", when(described["started"])
+        yield "lasted", lasted(described["started"], described["ended"], live=described["status"] in GOING_ON)
+    if described.get("paused"):
+        yield "paused", f"since {when(described['paused']['since'])}, after batch {described['paused']['batch']}"
+    if described.get("replay_of"):
+        yield "replay of", str(Origin(**described["replay_of"]))
+    if "command" in described:
+        yield "command", " ".join(described["command"])
+        yield "host", described["host"]
+        yield "versions", _pairs({name: version for name, version in described["versions"].items() if version})
+        yield "git commit", _commit(described)
+        yield "config", _pairs(described["config"])
+    if "recording" in described:
+        reached = described["reached"]
+        yield (
+            "reached",
+            str(Reached(**reached)) if reached else "nothing yet",
+        )
+        yield "events", _pairs(described["events"])
+        yield "recording", described["recording"]
+        yield "size", f"{described['size']:,} bytes"
+        yield "missing", _gaps(described["gaps"])
+        yield (
+            "left out",
+            f"{_gaps(described['left_out'])}, which another recording holds" if described["left_out"] else "",
+        )
+        yield "damage", "; ".join(described["damage"])
+    yield from _statistics_lines(described.get("statistics") or {})
+    yield "trouble", described.get("trouble")
+
+
+def _statistics_lines(told: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
+    for publisher in sorted(told.get("publishers", []), key=lambda one: one["rank"]):
+        if len(publisher) > 1:
+            yield f"rank {publisher['rank']}", _publisher(publisher)
+    consumers = told.get("consumers", [])
+    if consumers:
+        yield "consumers", str(len(consumers))
+    for consumer in consumers[:_LISTED]:
+        given, lag, gaps = (consumer.get(key, 0) for key in ("given", "lag", "missing"))
+        yield f"  {consumer.get('name') or 'unnamed'}", f"{given:,} events, {lag:,} behind, {gaps:,} missing"
+    yield "trouble", told.get("trouble")
+
+
+def _publisher(told: dict[str, Any]) -> str:
+    parts = [
+        f"{told.get('published', 0):,} events, {told.get('lag', 0):,} of them not on disk yet",
+        f"{told.get('nanoseconds_per_event', 0) / 1000:.1f} us each of the training thread's own time",
+    ]
+    named = {"dropped": "dropped", "resent": "sent again", "broker_restarts": "broker restarts"}
+    named["fields_left_out"] = "fields left out for who may only view"
+    parts += [f"{told[key]:,} {text}" for key, text in named.items() if told.get(key)]
+    return ", ".join(parts)
+
+
+def _gaps(gaps: list[dict[str, int]]) -> str:
+    more = f" and {len(gaps) - _LISTED:,} more ranges of events" if len(gaps) > _LISTED else ""
+    return ", ".join(_gap(Gap(**gap)) for gap in gaps[:_LISTED]) + more
+
+
+def _gap(gap: Gap) -> str:
+    which = f"event {gap.first}" if gap.first == gap.last else f"events {gap.first} to {gap.last}"
+    return f"{which} of rank {gap.rank}"
+
+
+def _commit(described: dict[str, Any]) -> str:
+    commit = described["git_commit"]
+    return f"{commit}{' with changes' if described['git_dirty'] else ''}" if commit else ""
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def when(seconds: float) -> str:
+    """A time as people write it, in the local zone."""
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+
+
+def lasted(started: float, ended: float | None, *, live: bool) -> str:
+    """How long something took, or has taken so far."""
+    end = time.time() if live else ended
+    return "?" if end is None else duration(end - started)
+
+
+def duration(seconds: float) -> str:
+    """So many seconds, for people to read."""
+    if seconds < 59.95:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"

@@ -1,0 +1,461 @@
+"""The command ``bus``: runs, what is known of them, and a broker that stands alone."""
+
+import json
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from bus.broker.broker import Broker
+from bus.cli.describe import (
+    GOING_ON,
+    describe_recording,
+    describe_remote_run,
+    describe_run,
+    hyperparameter_lines,
+    lasted,
+    lines,
+    when,
+)
+from bus.cli.recordings import cut_recording, diff_recordings, export_recording, merge_recordings, say_missing
+from bus.cli.replay import replay
+from bus.errors import ConfigurationError
+from bus.net.allow_list import ROLES, AllowList, allow, default_allow_list
+from bus.net.curve import check_listen_address, client_security, server_security
+from bus.net.keys import PUBLIC_SUFFIX, load_public_key, make_keys
+from bus.net.requests import list_remote_runs
+from bus.plugins.registry import installed
+from bus.printing import say
+from bus.runs.directory import RunInfo, find_run, list_runs, runs_dir
+from bus.strict_json import plain
+from bus.subscriber.commands import WAIT_SECONDS, send_command, send_command_through, sent_by
+from bus.terminal import HELP, run_command
+from bus.tools.recovery import recover, recovered_path
+from bus.types.commands import COMMANDS, Outcome
+
+__all__ = ["main"]
+
+EXIT_TROUBLE = 1
+EXIT_PENDING = 3
+MAX_NAMED = 20
+
+COMMANDS_GROUP = "offloop.commands"
+"""The entry points that add commands: of packages that this one does not know."""
+
+_runs_dir_option = click.option(
+    "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
+)
+
+
+def _remote_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--broker-key", metavar="FILE", help="The broker's public key. Default: $OFFLOOP_BROKER_KEY."),
+        click.option("--key", metavar="FILE", help="Your secret key for it. Default: $OFFLOOP_KEY."),
+        click.option("--broker", metavar="ADDRESS", help="Ask the broker there, such as tcp://10.0.0.1:5570."),
+    ):
+        command = option(command)
+    return command
+
+
+class _Commands(click.Group):
+    """Its own commands, and those that installed packages add as entry points of the group ``offloop.commands``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all of them; says on standard error which packages' could not be read."""
+        points, problems = installed(COMMANDS_GROUP)
+        for problem in problems:
+            say(f"left out: {problem}; install it again, or remove it", err=True)
+        return sorted({*super().list_commands(ctx), *(point.name for point in points)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name: one that cannot be loaded says why when it is run."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        points, _ = installed(COMMANDS_GROUP)
+        found = [one for one in points if one.name == cmd_name]
+        if not found:
+            return None
+        try:
+            command = found[0].load()
+        # What somebody else has written does anything when it is imported, and the other commands are to be there all
+        # the same.
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            return _broken(cmd_name, found[0], f"{type(error).__name__}: {error}")
+        if isinstance(command, click.Command):
+            return command
+        return _broken(cmd_name, found[0], f"{found[0].value} is no click command")
+
+
+def _broken(name: str, point: EntryPoint, reason: str) -> click.Command:
+    """Stands for a command that cannot be loaded, and says why."""
+    package = "a package" if point.dist is None else point.dist.name
+    trouble = f"command {name!r} of {package} cannot be loaded: {reason}"
+
+    def refuse(_arguments: tuple[str, ...]) -> NoReturn:
+        raise ConfigurationError(f"{trouble}; update or remove {package}")
+
+    return click.Command(
+        name,
+        callback=refuse,
+        params=[click.Argument(["_arguments"], nargs=-1, type=click.UNPROCESSED)],
+        context_settings={"ignore_unknown_options": True},
+        short_help=trouble,
+        help=trouble,
+    )
+
+
+@click.group(cls=_Commands, context_settings=HELP)
+@click.version_option(package_name="offloop", prog_name="bus")
+def bus() -> None:
+    """See the runs that there are, and serve streams."""
+
+
+@bus.command(short_help="List the runs.")
+@_runs_dir_option
+@_remote_options
+@click.option("--live", is_flag=True, help="Only the runs that are live.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+def runs(
+    runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None, live: bool, as_json: bool
+) -> None:
+    """List the runs, the newest first."""
+    _check_remote(runs_dir, broker, key, broker_key)
+    if broker is not None:
+        listed = list_remote_runs(broker, client_security(key, broker_key))
+    else:
+        listed = [_summary(run) for run in list_runs(runs_dir)]
+    listed = [run for run in listed if run["status"] in GOING_ON or not live]
+    if as_json:
+        click.echo(json.dumps(plain(listed), indent=2))
+        return
+    if not listed:
+        where = f"at {broker}" if broker else f"in {_where(runs_dir)}; 'trainer digits' makes one"
+        say(f"no {'live ' if live else ''}runs {where}")
+        return
+    rows = [("RUN", "STATUS", "STARTED", "LASTED", "REACHED", "" if broker else "RECORDING")]
+    for run in listed:
+        took = lasted(run["started"], run["ended"], live=run["status"] in GOING_ON)
+        rows.append((run["run"], run["status"], when(run["started"]), took, _reached(run), run.get("recording", "")))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    for row in rows:
+        cells = [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[5]]
+        say("  ".join(cells).rstrip())
+
+
+@bus.command(short_help="Describe one run, or a recording.")
+@click.argument("run")
+@_runs_dir_option
+@_remote_options
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+def info(
+    run: str, runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None, as_json: bool
+) -> None:
+    """Describe one RUN: a name, a run's folder, or a recording.
+
+    Of a live run it also says how its broker, its trainer and its consumers are doing.
+    """
+    _check_remote(runs_dir, broker, key, broker_key)
+    if broker is not None:
+        described = describe_remote_run(broker, run, client_security(key, broker_key))
+    elif Path(run).is_file():
+        described = describe_recording(Path(run))
+    else:
+        described = describe_run(find_run(run, runs_dir))
+    if as_json:
+        click.echo(json.dumps(plain(described), indent=2))
+        return
+    _say_pairs(lines(described))
+    if described.get("hyperparameters"):
+        say("hyperparameters")
+        _say_pairs((f"  {name}", text) for name, text in hyperparameter_lines(described))
+
+
+def _say_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    told = list(pairs)
+    width = max((len(label) for label, _ in told), default=0)
+    for label, text in told:
+        say(f"{label:<{width}}  {text}")
+
+
+@bus.command(name="recover", short_help="Write a clean recording from a damaged one.")
+@click.argument("run")
+@click.option(
+    "-o", "--output", metavar="FILE", help="What to write. Default: beside it, such as recording-1.recovered.mcap."
+)
+@_runs_dir_option
+@click.pass_context
+def recover_recording(context: click.Context, run: str, output: str | None, runs_dir: str | None) -> None:
+    """Write a clean recording from a damaged one, or from one that was cut off.
+
+    RUN is a recording, or the name or the folder of a run that has ended. The original stays as it is.
+
+    Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be recovered.
+    """
+    path = Path(run) if Path(run).is_file() else find_run(run, runs_dir).recording
+    recovery = recover(path, Path(output) if output else recovered_path(path))
+    say(f"kept {recovery.records} records of {path} in {recovery.path}")
+    for line in recovery.damage:
+        say(line)
+    say_missing(recovery.gaps)
+    if not recovery.ended:
+        say("it does not tell how the run ended: what may have come after it was never recorded")
+    if recovery.lost:
+        say("something of the recording was lost")
+        context.exit(3)
+    say("nothing of the recording was lost")
+
+
+_reason_option = click.option(
+    "--reason", metavar="TEXT", help="Why, in a few words: the training's output, 'bus info' and dashboards show it."
+)
+
+_wait_option = click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=WAIT_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait until it has taken effect.",
+)
+
+
+@bus.command(short_help="Command a live run.", context_settings={"ignore_unknown_options": True})
+@click.argument("run")
+@click.argument("command", type=click.Choice(list(COMMANDS)))
+@click.argument("arguments", nargs=-1, metavar="[NAME VALUE]")
+@_reason_option
+@_wait_option
+@_runs_dir_option
+@_remote_options
+def send(
+    run: str,
+    command: str,
+    arguments: tuple[str, ...],
+    reason: str | None,
+    wait: float,
+    runs_dir: str | None,
+    broker: str | None,
+    key: str | None,
+    broker_key: str | None,
+) -> int:
+    """Send a live RUN a command, and wait until it has taken effect between two batches.
+
+    \b
+    stop            ends the training after the batch at hand
+    checkpoint      writes a checkpoint
+    pause           stands still until 'resume' or 'stop'
+    resume          goes on
+    set NAME VALUE  sets a value that the trainer declares: lr, log_interval, eval (VALUE now), or one of its own
+
+    Exit code: 0 when it took effect, 1 when the trainer refused it or cannot be told, 3 when it has not taken effect
+    yet: during a long evaluation, for example.
+    """
+    name, *value = arguments or ("",)
+    told = (name, *map(_plain_value, value)) if arguments else ()
+    outcome = _send(run, command, told, sent_by("bus send", reason), wait, runs_dir, broker, key, broker_key)
+    say(f"run {run}: {outcome}", err=outcome.error is not None)
+    return EXIT_TROUBLE if outcome.error else 0 if outcome.event else EXIT_PENDING
+
+
+@bus.command(short_help="Ask a live run to end.")
+@click.argument("run")
+@_reason_option
+@_wait_option
+@_runs_dir_option
+@_remote_options
+def stop(
+    run: str,
+    reason: str | None,
+    wait: float,
+    runs_dir: str | None,
+    broker: str | None,
+    key: str | None,
+    broker_key: str | None,
+) -> int:
+    """Ask a live RUN to end after the batch at hand: the same as 'bus send RUN stop'."""
+    outcome = _send(run, "stop", (), sent_by("bus stop", reason), wait, runs_dir, broker, key, broker_key)
+    say(f"run {run}: {outcome}", err=outcome.error is not None)
+    return EXIT_TROUBLE if outcome.error else 0 if outcome.event else EXIT_PENDING
+
+
+def _send(
+    run: str,
+    command: str,
+    arguments: tuple[Any, ...],
+    reason: str,
+    wait: float,
+    runs_dir: str | None,
+    broker: str | None,
+    key: str | None,
+    broker_key: str | None,
+) -> Outcome:
+    security = client_security(key, broker_key) if key or broker_key else None
+    if broker is not None:
+        return send_command_through(broker, run, command, *arguments, wait=wait, security=security, reason=reason)
+    return send_command(find_run(run, runs_dir), command, *arguments, wait=wait, security=security, reason=reason)
+
+
+def _plain_value(text: str) -> Any:
+    """A number, true, false or null as JSON writes them, anything else as the text that it is."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return text if isinstance(value, list | dict) else value
+
+
+@bus.command(short_help="Serve any number of runs until Ctrl-C.")
+@click.option(
+    "--listen", default="tcp://127.0.0.1:5570", show_default=True, help="Address; the stream takes the next port."
+)
+@click.option("--key", metavar="FILE", help="The broker's secret key, for other addresses than this machine's own.")
+@click.option(
+    "--allow", "allow_list", metavar="FILE", help="The keys that it admits. Default: 'allowed' beside the broker's key."
+)
+@_runs_dir_option
+def broker(listen: str, key: str | None, allow_list: str | None, runs_dir: str | None) -> None:
+    """Serve any number of runs until Ctrl-C, for trainers started with --broker.
+
+    In a terminal, the first Ctrl-C while runs are live names them, and a second one ends the broker. Their trainings
+    go on either way: they keep what comes for a broker that is started again at this address.
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    security = server_security(key, allow_list)
+    stream = _stream_address(listen)
+    check_listen_address(listen, security)
+    serving = Broker(listen, stream, _where(runs_dir).absolute(), security=security)
+    signal.signal(signal.SIGTERM, lambda *_: serving.stop())
+    signal.signal(signal.SIGINT, _Interrupt(serving))
+    say(f"serving at {serving.door}, runs in {_where(runs_dir)}; start trainers with --broker {serving.door}")
+    left = serving.serve()
+    say(f"stopped after {serving.statistics().collected:,} events{_left_live(left)}")
+
+
+class _Interrupt:
+    """What Ctrl-C does to a broker: in a terminal it names the live runs first."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._named: frozenset[str] = frozenset()
+        self._asks = sys.stdin.isatty() and sys.stderr.isatty()
+
+    def __call__(self, *_: object) -> None:
+        live = self._broker.live_runs
+        if not self._asks or self._named.issuperset(live):
+            self._broker.stop()
+            return
+        self._named = frozenset(live)
+        text = f"{_are_live(live)}: Ctrl-C again stops the broker; they are recorded again when one is started here"
+        # Unbuffered: the broker may be in the middle of writing to its log.
+        os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
+
+
+def _left_live(runs: Sequence[str]) -> str:
+    if not runs:
+        return ""
+    return (
+        f"; {_are_live(runs)}: their trainings go on, keep their events for a broker that is started here again, and "
+        "record them on their own if none is"
+    )
+
+
+def _are_live(runs: Sequence[str]) -> str:
+    more = f" and {len(runs) - MAX_NAMED} more" if len(runs) > MAX_NAMED else ""
+    return f"{len(runs)} {'run is' if len(runs) == 1 else 'runs are'} live ({', '.join(runs[:MAX_NAMED])}{more})"
+
+
+@bus.command(short_help="Make a key pair.")
+@click.argument("name")
+@click.option("--dir", "where", metavar="DIR", help="Default: $OFFLOOP_KEYS_DIR, else ~/.config/offloop/keys.")
+def keygen(name: str, where: str | None) -> None:
+    """Make a key pair: NAME.key to give away, NAME.key_secret to keep."""
+    public, secret = make_keys(name, where)
+    say(f"secret key: {secret}; give it to nobody, and to programs with '--key' or OFFLOOP_KEY")
+    say(f"public key: {public}; give it to whom this key is to meet:")
+    say(f"  a trainer's or consumer's to the broker's machine: bus allow {public.name} --role {'|'.join(ROLES)}")
+    say("  a broker's to trainers and consumers, as '--broker-key' or OFFLOOP_BROKER_KEY")
+
+
+@bus.command(name="allow", short_help="Admit a key to publish, view or command.")
+@click.argument("keyfile", required=False)
+@click.option("--role", "roles", multiple=True, type=click.Choice(ROLES), help="What the key may do; more than once.")
+@click.option("--list", "allow_list", metavar="FILE", help="The allow-list. Default: 'allowed' where keys are.")
+@click.option("--show", is_flag=True, help="Print the list.")
+def allow_key(keyfile: str | None, roles: tuple[str, ...], allow_list: str | None, show: bool) -> None:
+    """Let the owner of the public key in KEYFILE publish, view or command, from their next connection on."""
+    path = Path(allow_list) if allow_list else default_allow_list()
+    if bool(keyfile) != bool(roles) or not (keyfile or show):
+        raise click.UsageError("give a public key file and a role, as in 'bus allow anna.key --role view', or --show")
+    if keyfile:
+        name = Path(keyfile).name.removesuffix(PUBLIC_SUFFIX)
+        new = allow(path, load_public_key(keyfile), name, roles)
+        say(f"{path}: {name} may {', '.join(new)}" if new else f"{path}: {name} was allowed that already")
+    if show:
+        for grant in AllowList.read(path).grants:
+            say(f"{grant.role:<8} {grant.key} {grant.name}")
+
+
+for _command in (cut_recording, diff_recordings, export_recording, merge_recordings, replay):
+    bus.add_command(_command)
+
+
+def main() -> None:
+    """The program ``bus``."""
+    run_command(bus)
+
+
+def _check_remote(runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None) -> None:
+    if broker and runs_dir:
+        raise click.UsageError("--broker asks the broker there: it does not go with --runs-dir")
+    if (key or broker_key) and not broker:
+        raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
+
+
+def _where(value: str | None) -> Path:
+    return runs_dir(value)
+
+
+def _stream_address(listen: str) -> str:
+    if not re.fullmatch(r"tcp://.+:(\d{1,5}|\*)", listen):
+        raise ConfigurationError(f"{listen!r} is not an address to listen at: use one like tcp://127.0.0.1:5570")
+    host, _, port = listen.rpartition(":")
+    if port == "65535":
+        raise ConfigurationError(f"cannot listen at {listen!r}: the stream takes the next port, and there is none")
+    return f"{host}:{int(port) + 1 if port not in ('0', '*') else 0}"
+
+
+def _reached(told: dict[str, Any]) -> str:
+    """How far a run came: of one that was to go on for longer, that too."""
+    reached = told.get("reached")
+    if not isinstance(reached, dict):
+        return ""
+    planned = reached.get("planned")
+    return f"{reached.get('epoch')}ep {reached.get('batch')}ba{f' of {planned}' if planned else ''}"
+
+
+def _summary(run: RunInfo) -> dict[str, Any]:
+    return {
+        # That by which it is found, also after its directory was renamed.
+        "run": run.path.name,
+        "status": run.status,
+        "paused": run.paused._asdict() if run.paused else None,
+        "started": run.started,
+        "ended": run.last.ended,
+        "attempt": run.last.number,
+        "reason": run.last.reason,
+        "reached": None if run.last.reached is None else run.last.reached._asdict(),
+        "recording": str(run.recording),
+        "path": str(run.path),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""The commands ``bus export``, ``bus diff``, ``bus cut`` and ``bus merge``: what can be done with recordings."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bus.cli.replay_options import moment_given
+from bus.errors import ConfigurationError, OffloopError
+from bus.printing import say, shortened
+from bus.protocol.order import Ending, Gap
+from bus.recording.window import Moment
+from bus.runs.directory import find_run
+from bus.strict_json import plain
+from bus.terminal import HELP, told_of_system
+from bus.tools.cut import cut, cut_path
+from bus.tools.diff import Diff, EventDifference, FieldDifference, HyperparameterDifference, MetricDifference, diff
+from bus.tools.export import FORMATS, export, exported_path
+from bus.tools.merge import merge, merged_path
+from bus.types.event import Event
+
+__all__ = ["cut_recording", "diff_recordings", "export_recording", "merge_recordings", "say_missing"]
+
+EXIT_SAME, EXIT_DIFFERENT, EXIT_TROUBLE = 0, 1, 2
+EXIT_LOST = 3
+
+_LISTED = 20
+_LONGEST = 60
+
+_Command = Callable[..., Any]
+
+
+def _options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+    def add(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+_runs_dir_option = click.option(
+    "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
+)
+_force_option = click.option("--force", is_flag=True, help="Replace the file that is there.")
+_choice_options = _options(
+    click.option("--events", metavar="NAME,...", help="Only these events, such as batch_end,epoch_end."),
+    click.option("--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="Only this rank; more than once."),
+)
+
+
+def _output_option(default: str) -> Callable[[_Command], _Command]:
+    return click.option("-o", "--output", metavar="FILE", help=f"What to write. Default: {default}.")
+
+
+@click.command(name="export", short_help="Write a recording for other tools.", context_settings=HELP)
+@click.argument("file")
+@click.option("--to", required=True, type=click.Choice(FORMATS), help="In which form.")
+@_output_option("beside it, such as recording-1.csv")
+@_choice_options
+@_force_option
+@_runs_dir_option
+@click.pass_context
+def export_recording(
+    context: click.Context,
+    file: str,
+    to: str,
+    output: str | None,
+    events: str | None,
+    ranks: tuple[int, ...],
+    force: bool,
+    runs_dir: str | None,
+) -> None:
+    """Write a recording in a form that other tools read.
+
+    FILE is a recording, or the name or the folder of a run, of which the newest attempt is taken.
+
+    \b
+    parquet    a table with a row for each event and a column for each field
+    csv        the same as text; lists are JSON
+    jsonl      a JSON object for each event
+    json-mcap  an MCAP file of JSON messages, for Foxglove and PlotJuggler
+    trace      a timeline, for Perfetto (ui.perfetto.dev)
+
+    Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be exported.
+    """
+    path = _recording(file, runs_dir)
+    target = Path(output) if output else exported_path(path, to)
+    done = export(path, target, to, events=_events(events), ranks=ranks or None, force=force)
+    marks = f" and {done.marks} row{'s' * (done.marks > 1)} for commands and the end" if done.marks else ""
+    say(f"exported {done.events} events{marks} of {path} to {done.path}")
+    _tell(done.damage, done.gaps, done.ending, done.left_out)
+    _finish(context, done.lost)
+
+
+@click.command(name="cut", short_help="Write a part of a recording.", context_settings=HELP)
+@click.argument("file")
+@click.option("--start", callback=moment_given, metavar="TIME", help="Leave out what comes before it.")
+@click.option("--until", callback=moment_given, metavar="TIME", help="Leave out what comes after it.")
+@_choice_options
+@_output_option("beside it, such as recording-1.cut.mcap")
+@_force_option
+@_runs_dir_option
+@click.pass_context
+def cut_recording(
+    context: click.Context,
+    file: str,
+    start: Moment | None,
+    until: Moment | None,
+    events: str | None,
+    ranks: tuple[int, ...],
+    output: str | None,
+    force: bool,
+    runs_dir: str | None,
+) -> None:
+    """Write a part of a recording as a recording of its own.
+
+    FILE is a recording, or the name or the folder of a run. A TIME is a training time (2ep, 100ba, 0.5dur, or 90sec
+    spent training), the time since the recording began (+90s), or a date with a time (2026-11-21T10:00). The events
+    before the training, commands, and how the run ended are kept in any case.
+
+    Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be cut out.
+    """
+    path = _recording(file, runs_dir)
+    target = Path(output) if output else cut_path(path)
+    done = cut(path, target, start, until, events=_events(events), ranks=ranks or None, force=force)
+    say(f"kept {done.events} events of {path} in {done.path}, left out {done.left_out}")
+    _tell(done.damage, done.gaps, done.ending)
+    _finish(context, done.lost)
+
+
+@click.command(name="merge", short_help="Join recordings of one attempt of a run.", context_settings=HELP)
+@click.argument("files", nargs=-1, required=True)
+@_output_option("beside the first, such as recording-1.merged.mcap")
+@_force_option
+@_runs_dir_option
+@click.pass_context
+def merge_recordings(
+    context: click.Context, files: tuple[str, ...], output: str | None, force: bool, runs_dir: str | None
+) -> None:
+    """Write several recordings of one attempt of a run as one: of different ranks, or pieces that were cut.
+
+    FILES are recordings, or names or folders of runs. What several of them have is written once.
+
+    Exit code: 0 when nothing of the recordings was lost, 3 when something was, 1 when they cannot be merged.
+    """
+    paths = [_recording(file, runs_dir) for file in files]
+    done = merge(paths, Path(output) if output else merged_path(paths[0]), force=force)
+    twice = f", {done.duplicates} that came more than once are in it once" if done.duplicates else ""
+    say(f"merged {len(paths)} recordings into {done.path}: {done.events} events{twice}")
+    _tell(done.damage, done.gaps, done.ending, done.left_out)
+    _finish(context, done.lost)
+
+
+@click.command(name="diff", short_help="Say where two recorded runs differ.", context_settings=HELP)
+@click.argument("a")
+@click.argument("b")
+@click.option(
+    "--tolerance",
+    type=float,
+    default=0.0,
+    show_default=True,
+    metavar="NUMBER",
+    help="Numbers are the same up to this distance, or this share of the larger one.",
+)
+@click.option("--times", is_flag=True, help="Compare also when things happened and how long they took.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+@_runs_dir_option
+def diff_recordings(a: str, b: str, tolerance: float, times: bool, as_json: bool, runs_dir: str | None) -> int:
+    """Say at which event two recorded runs begin to differ, and which metrics do.
+
+    A and B are recordings, or names or folders of runs. What is different in any two runs is not compared: names,
+    machines and, unless asked for, times. Hyperparameters are compared by name; what two runs were started with, such
+    as the command, the git commit and the versions of packages, is told and makes no difference.
+
+    Exit code: 0 when they are the same, 1 when they differ, 2 when that cannot be told.
+    """
+    try:
+        found = diff(_recording(a, runs_dir), _recording(b, runs_dir), tolerance=tolerance, times=times)
+    except OffloopError as error:
+        raise _Trouble(str(error)) from None
+    except OSError as error:
+        raise _Trouble(told_of_system(error)) from None
+    if as_json:
+        click.echo(json.dumps(plain({"same": found.same, **asdict(found)}), indent=2))
+    else:
+        for line in _diff_lines(found):
+            say(line)
+    if found.same and found.incomplete:
+        return EXIT_TROUBLE
+    return EXIT_SAME if found.same else EXIT_DIFFERENT
+
+
+class _Trouble(click.ClickException):
+    """Neither the same nor different."""
+
+    exit_code = EXIT_TROUBLE
+
+
+# -- what is said -----------------------------------------------------------------------------------------------------
+
+
+def _diff_lines(found: Diff) -> Iterator[str]:
+    yield f"A  {found.a}"
+    yield f"B  {found.b}"
+    if found.first is not None:
+        yield from _first_lines(found.first)
+        alone = "".join(f"; in {side} alone: {count}" for side, count in found.alone.items() if count)
+        yield f"events in both: {found.events}, of which {found.differing} differ{alone}"
+    if found.differing_marks:
+        yield f"commands and endings that differ, or are in one alone: {found.differing_marks}"
+    if found.metrics:
+        yield from _metric_lines(found.metrics)
+    if found.hyperparameters:
+        yield from _hyperparameter_lines(found.hyperparameters)
+    yield from shortened(found.incomplete, "places like these")
+    yield from shortened(found.notes, "ranges of events")
+    if found.same:
+        yield f"{'no difference' if found.incomplete else 'the same'} in {found.events} events that both have"
+
+
+def _first_lines(first: EventDifference) -> Iterator[str]:
+    where = f"{first.event} at {first.epoch}ep {first.batch}ba of rank {first.rank}"
+    if first.a is None or first.b is None:
+        only, number = ("A", first.a) if first.b is None else ("B", first.b)
+        yield f"first difference: {where} is in {only} alone (event {number})"
+        return
+    yield f"first difference: {where} (event {first.a} in A, {first.b} in B)"
+    yield from map(_field_line, first.fields[:_LISTED])
+    if len(first.fields) > _LISTED:
+        yield f"  and {len(first.fields) - _LISTED} more fields"
+
+
+def _hyperparameter_lines(differing: Iterable[HyperparameterDifference]) -> Iterator[str]:
+    for kind, told in (
+        ("hyperparameters that differ", [one for one in differing if one.of_the_training]),
+        ("different in how they were started", [one for one in differing if not one.of_the_training]),
+    ):
+        if told:
+            yield f"{kind}:"
+            yield from map(_field_line, told)
+
+
+def _field_line(one: FieldDifference) -> str:
+    a, b = ("not there" if one.only == other else _short(value) for value, other in ((one.a, "B"), (one.b, "A")))
+    return f"  {one.name}: {a} in A, {b} in B"
+
+
+def _metric_lines(metrics: Iterable[MetricDifference]) -> Iterator[str]:
+    rows = [("METRIC", "FROM", "EVENTS", "LARGEST DISTANCE", "LARGEST SHARE", "FIRST IN A", "FIRST IN B")]
+    for one in metrics:
+        absolute = f"{one.largest_absolute:.3g} at {one.largest_absolute_batch}ba"
+        relative = f"{one.largest_relative:.3g} at {one.largest_relative_batch}ba"
+        rows.append((one.name, f"{one.batch}ba", str(one.events), absolute, relative, _short(one.a), _short(one.b)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _short(value: Any) -> str:
+    value = plain(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def say_missing(gaps: Iterable[Gap]) -> None:
+    """Says which events are lost, or how many ranges of them if they are many."""
+    lost = (f"missing: events {first} to {last} of rank {rank}, which nobody has" for rank, first, last in gaps)
+    for line in shortened(lost, "ranges of events that nobody has"):
+        say(line)
+
+
+def _tell(damage: Iterable[str], gaps: Iterable[Gap], ending: Ending | None, left_out: Iterable[Gap] = ()) -> None:
+    """Says what is missing."""
+    for line in shortened(damage, "places like these"):
+        say(line)
+    say_missing(gaps)
+    left_out = list(left_out)
+    for rank, first, last in left_out[:_LISTED]:
+        say(f"left out by a cut: events {first} to {last} of rank {rank}")
+    if len(left_out) > _LISTED:
+        say(f"left out by a cut: {len(left_out) - _LISTED} more ranges of events")
+    if ending is None:
+        say("it does not tell how the run ended")
+
+
+def _finish(context: click.Context, lost: bool) -> None:
+    if lost:
+        say("something of the recording was lost")
+        context.exit(EXIT_LOST)
+
+
+# -- what is given ----------------------------------------------------------------------------------------------------
+
+
+def _recording(name: str, runs_dir: str | None) -> Path:
+    return Path(name) if Path(name).is_file() else find_run(name, runs_dir).recording
+
+
+def _events(text: str | None) -> frozenset[Event] | None:
+    """The events in a list of names.
+
+    Raises :class:`bus.errors.ConfigurationError` for what is none."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigurationError("--events takes names of events, such as batch_end,epoch_end")
+    return frozenset(Event(name) for name in names)

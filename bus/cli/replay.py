@@ -1,0 +1,144 @@
+"""The command ``bus replay``: a recording served as if it were live."""
+
+import contextlib
+import math
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from bus.cli.replay_options import ReplayChoice, moment_given, rate_given
+from bus.errors import ConfigurationError
+from bus.net.curve import client_security
+from bus.printing import say
+from bus.recording.recording import Recording
+from bus.recording.window import Moment
+from bus.replay.pace import Pace
+from bus.replay.serving import ReplayServer, ServedReplay
+from bus.runs.directory import RUN_FILE, find_run, new_run_name, read_run, runs_dir
+from bus.runs.origin import Origin
+from bus.terminal import HELP
+
+__all__ = ["replay"]
+
+EXIT_TROUBLE = 1
+
+
+@click.command(short_help="Serve a recording as if it were live.", context_settings=HELP)
+@click.argument("run", metavar="RECORDING")
+@click.option(
+    "--rate",
+    callback=rate_given,
+    metavar="RATE",
+    default="1",
+    show_default=True,
+    help="How fast: 1 as it was, 10 ten times as fast, max at once.",
+)
+@click.option(
+    "--start",
+    callback=moment_given,
+    metavar="TIME",
+    help="From there on, after the events before the first batch: 2ep, 100ba, 0.5dur; 90sec of training; +90s after "
+    "the recording began; 2026-11-21T10:00.",
+)
+@click.option("--until", callback=moment_given, metavar="TIME", help="Up to there; what is at that time is included.")
+@click.option("--loop", is_flag=True, help="Again and again, each time as a new attempt of the run, until Ctrl-C.")
+@click.option("--name", metavar="NAME", help="What the served run is called. Default: a new name.")
+@click.option(
+    "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
+)
+@click.option(
+    "--broker", metavar="ADDRESS", help="Serve it through the broker there. Default: a broker of its own is started."
+)
+@click.option("--key", metavar="FILE", help="Your secret key for it. Default: $OFFLOOP_KEY.")
+@click.option("--broker-key", metavar="FILE", help="The broker's public key. Default: $OFFLOOP_BROKER_KEY.")
+def replay(
+    run: str,
+    rate: float | None,
+    start: Moment | None,
+    until: Moment | None,
+    loop: bool,
+    name: str | None,
+    runs_dir: str | None,
+    broker: str | None,
+    key: str | None,
+    broker_key: str | None,
+) -> int:
+    """Serve a RECORDING as if it were live, to any number of consumers.
+
+    RECORDING is a file, or the name or the folder of a run. It becomes a run of its own, with a broker and a recording
+    like any other: consumers attach to it before, during and after. Each event comes at its recorded time and with its
+    recorded content. Nothing can be sent to it.
+
+    Exit code: 0 when it was served to its end, or until Ctrl-C; 1 when nothing could be, or part of the recording is
+    damaged.
+    """
+    if (key or broker_key) and not broker:
+        raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
+    recording = Recording(Path(run) if Path(run).exists() else find_run(run, runs_dir).recording)
+    if name is not None and broker is None:
+        _check_name(name, runs_dir)
+    served_name = name or new_run_name("replay", runs_dir)
+    server = ReplayServer(
+        recording,
+        served_name,
+        pace=Pace(math.inf if rate is None else rate),
+        start=start,
+        until=until,
+        runs_dir=runs_dir,
+        broker=broker,
+        security=client_security(key, broker_key) if key or broker_key else None,
+    )
+    where = f" --broker {broker}" if broker else f" --runs-dir {runs_dir}" if runs_dir else ""
+
+    def say_start() -> None:
+        say(
+            f"replaying {recording.path} (run {recording.run_name}, attempt {recording.attempt}) as run {served_name}; "
+            f"attach with: consumer --run {served_name}{where}"
+        )
+
+    with _stopped_by_signals(server):
+        served = server.serve(say_start)
+        while loop and served.events and not server.stopped:
+            served = server.serve(lambda: say(f"again from the start, as the next attempt of {served_name}"))
+    if not served.events and not server.stopped:
+        bounds = ReplayChoice(rate, start, until, loop, paused=False).bounds
+        say(f"run {served_name} is empty: no event is {bounds}; 'bus info' tells how long a run was", err=True)
+        return EXIT_TROUBLE
+    return _report(served)
+
+
+def _check_name(name: str, where: str | None) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` when there is a run of that name that is no replay."""
+    path = runs_dir(where) / name
+    if (path / RUN_FILE).exists() and Origin.of(read_run(path).last.info) is None:
+        raise ConfigurationError(
+            f"{name!r} is a run that was trained, and a replay would become its newest attempt: choose another '--name'"
+        )
+
+
+def _report(served: ServedReplay) -> int:
+    say(f"run {served.run_name} {served.ending}: {served.events} events served")
+    if served.damage:
+        say(f"{served.damage}; all else was served", err=True)
+        return EXIT_TROUBLE
+    return 0
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(server: ReplayServer) -> Iterator[None]:
+    """The first SIGINT or SIGTERM ends the run in order, a second one at once."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def on_signal(*_: object) -> None:
+        server.stop()
+        for number in numbers:
+            signal.signal(number, signal.default_int_handler)
+
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

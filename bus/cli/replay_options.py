@@ -1,0 +1,81 @@
+"""The options of commands that replay a recording."""
+
+import math
+from dataclasses import dataclass
+
+import click
+
+from bus.errors import InvalidTimeError
+from bus.recording.window import Moment, read_moment
+from bus.replay.pace import RATES
+
+__all__ = ["ReplayChoice", "moment_given", "rate_given"]
+
+
+def rate_given(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    """How many times as fast as it was; infinity for ``max``. A callback of a click option.
+
+    Raises:
+        click.BadParameter: it is no number over 0.
+    """
+    if value is None:
+        return None
+    try:
+        rate = math.inf if value.strip().lower() == "max" else float(value)
+    except ValueError:
+        rate = math.nan
+    if not rate > 0:
+        raise click.BadParameter(f"{value!r} is no rate: {RATES}")
+    return rate
+
+
+def moment_given(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Moment | None:
+    """A moment of a run. A callback of a click option.
+
+    Raises:
+        click.BadParameter: it is none.
+    """
+    try:
+        return None if value is None else read_moment(value)
+    except InvalidTimeError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@dataclass(frozen=True)
+class ReplayChoice:
+    """What was chosen of how a recording is replayed; none of it when everything is as by default."""
+
+    rate: float | None
+    start: Moment | None
+    until: Moment | None
+    loop: bool
+    paused: bool
+
+    @property
+    def option(self) -> str | None:
+        """An option that was given, if one was."""
+        given = {
+            "--rate": self.rate is not None,
+            "--start": self.start is not None,
+            "--until": self.until is not None,
+            "--loop": self.loop,
+            "--paused": self.paused,
+        }
+        return next((name for name, is_given in given.items() if is_given), None)
+
+    @property
+    def rate_or_max(self) -> float:
+        """The rate; infinity for as fast as it can be."""
+        return math.inf if self.rate is None else self.rate
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether anything is waited for."""
+        return self.paused or not math.isinf(self.rate_or_max)
+
+    @property
+    def bounds(self) -> str:
+        """Between which moments, in words."""
+        since = "" if self.start is None else f"from {self.start} on"
+        until = "" if self.until is None else f"until {self.until}"
+        return " and ".join(part for part in (since, until) if part) or "in this recording"

@@ -1,0 +1,204 @@
+"""Files that appear under their names whole or not at all; files opened in folders that others may write."""
+
+import contextlib
+import errno
+import glob
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from bus.errors import CheckpointError, ConfigurationError, RunDirectoryError
+from bus.processes import with_reserve
+
+__all__ = [
+    "TEMPORARY_NAME",
+    "NotAFileError",
+    "check_owner",
+    "open_directory",
+    "open_file",
+    "placing",
+    "plain_name",
+    "replace_file",
+    "replacing",
+]
+
+TEMPORARY_NAME = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp")
+
+
+"""What a write leaves behind when it is killed: a folder of such a name beside the file ``name``."""
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a path to make a file, a symbolic link or a folder at, which takes the place of ``path`` when the block
+    ends.
+
+    It does so in one step, and a file not before it is on the disk; the files in a folder have to be there already.
+    Whatever goes wrong, ``path`` stays as it was and nothing else stays behind; after a kill the next write to the same
+    path cleans up. A folder that is there already is moved away first, so a kill just then leaves none.
+
+    Raises :class:`bus.errors.CheckpointError` for errors of the file system, in the block too."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for stray in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
+            shutil.rmtree(stray, ignore_errors=True)
+        # A folder and not a file: what writes the draft may make files of its own naming beside it.
+        workplace = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        workplace.mkdir()
+        try:
+            draft = workplace / path.name
+            yield draft
+            if draft.is_dir() and not draft.is_symlink():
+                for folder, _, _ in os.walk(draft):
+                    _sync(Path(folder))
+                if os.path.lexists(path):
+                    os.replace(path, workplace / "replaced")
+            elif not draft.is_symlink():
+                # Some writers let the owner alone read what they write; the umask decides, as with any other file.
+                draft.chmod(workplace.stat().st_mode & 0o666)
+                _sync(draft)
+            os.replace(draft, path)
+            _sync(path.parent)
+        finally:
+            shutil.rmtree(workplace, ignore_errors=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def placing(output: Path, inputs: Sequence[Path], force: bool = False) -> Iterator[Path]:
+    """Gives a path to write a file at, which takes the place of ``output`` when the block ends without an error.
+
+    ``inputs`` are the files that it is made from. With ``force`` a file that is there already is replaced.
+
+    Raises:
+        ConfigurationError: ``output`` is there already, or one of the inputs, or no file, or stands in no folder.
+        RunDirectoryError: it cannot be written.
+    """
+    if output.is_dir():
+        raise ConfigurationError(f"{output} is a folder: name a file in it with '--output'")
+    if output.exists() and not output.is_file():
+        raise ConfigurationError(f"{output} is no file that could be replaced: choose another one with '--output'")
+    if output.parent.exists() and not output.parent.is_dir():
+        raise ConfigurationError(f"{output.parent} is no folder: choose another file with '--output'")
+    if any(_is_same(output, path) for path in inputs):
+        raise ConfigurationError(f"{output} is what is read: choose another file with '--output'")
+    if os.path.lexists(output) and not force:
+        raise ConfigurationError(f"{output} exists: choose another file with '--output', or replace it with '--force'")
+    try:
+        with replacing(output) as draft:
+            yield draft
+    except CheckpointError as error:
+        raise RunDirectoryError(str(error)) from None
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and os.path.samefile(one, other)
+
+
+class NotAFileError(OSError):
+    """What was to be opened is a directory, a FIFO, a socket, a device, or a symbolic link."""
+
+
+def open_file(
+    path: str | os.PathLike[str],
+    flags: int = os.O_RDONLY,
+    mode: int = 0o600,
+    *,
+    dir_fd: int | None = None,
+    follow: bool = False,
+) -> int:
+    """Opens a regular file without waiting; one that is made may be read by its owner alone unless ``mode`` says
+    otherwise. ``follow`` is for files that the user has named.
+
+    Raises:
+        NotAFileError: it is something else.
+        OSError: it cannot be opened.
+    """
+    # Opening a FIFO waits for its other end unless it is told not to.
+    flags |= os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = with_reserve(lambda: os.open(path, flags, mode, dir_fd=dir_fd))
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow:
+            raise NotAFileError(errno.ELOOP, "it is a symbolic link, which is not followed", str(path)) from None
+        if error.errno in (errno.ENXIO, errno.EISDIR):
+            raise NotAFileError(errno.EINVAL, "it is not a regular file", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotAFileError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
+
+
+def open_directory(path: Path) -> int:
+    """Opens a run's directory.
+
+    Raises:
+        NotADirectoryError: it is something else, or a symbolic link.
+        OSError: it cannot be opened.
+    """
+    try:
+        return with_reserve(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
+            text = "it is a symbolic link, which is not followed: name the directory to which it leads"
+            raise NotADirectoryError(errno.ENOTDIR, text, str(path)) from None
+        raise
+
+
+def check_owner(directory: int) -> None:
+    """Raises :class:`PermissionError` for an open directory that belongs to somebody else.
+
+    Some file systems, such as network drives and what virtual machines share, give one owner to all files: a directory
+    is ours if a file that we make in it has the same one."""
+    owner = os.fstat(directory).st_uid
+    if owner == os.geteuid():
+        return
+    name = f".{secrets.token_hex(8)}.new"
+    descriptor = _make(name, directory)
+    try:
+        ours = os.fstat(descriptor).st_uid
+    finally:
+        os.close(descriptor)
+        os.unlink(name, dir_fd=directory)
+    if owner != ours:
+        raise PermissionError(errno.EPERM, f"it belongs to user {owner}, and this process is of user {ours}")
+
+
+def replace_file(directory: int, name: str, text: str) -> None:
+    """Writes a file in an open directory, whole or not at all; whatever has its name is replaced and not written to."""
+    temporary = f".{name}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary, dir_fd=directory)
+    descriptor = _make(temporary, directory)
+    with open(descriptor, "w") as file:
+        file.write(text)
+    os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+
+
+def _make(name: str, directory: int) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    return with_reserve(lambda: os.open(name, flags, 0o600, dir_fd=directory))
+
+
+def plain_name(name: object) -> str:
+    """A file's name that leads nowhere else.
+
+    Raises :class:`ValueError` for any other."""
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError("the recording is named by something that is not the name of a file in the run's directory")
+    return name

@@ -1,0 +1,122 @@
+"""A question to a broker, and its answer."""
+
+import os
+import time
+from typing import Any
+
+import zmq
+
+from bus.errors import BrokerError, ProtocolError
+from bus.net.curve import ClientSecurity, client_security_for
+from bus.net.sockets import connected
+from bus.protocol.frames import Control, decode_control, encode_control, split_frame
+
+__all__ = ["Asker", "ask_broker", "exchange", "list_remote_runs", "next_answer"]
+
+CONNECT_SECONDS = 5.0
+
+
+def ask_broker(
+    address: str, kind: str, content: dict[str, Any], security: ClientSecurity | None = None
+) -> dict[str, Any]:
+    """One question to a broker, and its answer.
+
+    ``security`` holds the keys for it, by default those that the environment names.
+
+    Raises:
+        BrokerError: nobody answers, or the broker refuses.
+    """
+    security = security or client_security_for(address)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        door = connected(context, zmq.DEALER, address, security)
+        answer = exchange(door, kind, content, CONNECT_SECONDS)
+    finally:
+        context.destroy(linger=0)
+    if answer is None:
+        raise BrokerError(f"the broker at {address} does not answer: it may be busy or gone, {_keys_hint(security)}")
+    return answer
+
+
+class Asker:
+    """One connection to a broker for several questions, each asked when the one before is answered.
+
+    ``security`` holds the keys for it, by default those that the environment names."""
+
+    def __init__(self, address: str, security: ClientSecurity | None = None) -> None:
+        self._address = address
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._door = connected(self._context, zmq.DEALER, address, security or client_security_for(address))
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+
+    def __call__(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a question. Raises :class:`bus.errors.BrokerError` when nobody answers, or the broker
+        refuses."""
+        answer = exchange(self._door, kind, content, CONNECT_SECONDS)
+        if answer is None:
+            raise BrokerError(f"the broker at {self._address} does not answer: it may be busy or gone")
+        return answer
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._context.destroy(linger=0)
+
+
+def list_remote_runs(
+    address: str, security: ClientSecurity | None = None, name: str | None = None
+) -> list[dict[str, Any]]:
+    """The runs that a broker has, as ``docs/protocol.md`` describes them, the newest first; with ``name`` that one.
+
+    Raises:
+        BrokerError: nobody answers, or the broker refuses.
+    """
+    told = ask_broker(address, "runs", {"run": name}, security).get("runs")
+    return [run for run in told if isinstance(run, dict)] if isinstance(told, list) else []
+
+
+def exchange(door: "zmq.Socket[bytes]", kind: str, content: dict[str, Any], patience: float) -> dict[str, Any] | None:
+    """Asks at a connection and waits so many seconds for the answer, ``None`` when none comes. The answer has the
+    ``id`` of ``content``, or one made here.
+
+    Raises :class:`bus.errors.BrokerError` when the broker refuses."""
+    asked = content.get("id") or os.urandom(8).hex()
+    _send(door, kind, {**content, "id": asked})
+    deadline = time.monotonic() + patience
+    while door.poll(max(0, int(1000 * (deadline - time.monotonic())))):
+        answer = next_answer(door)
+        if answer is None or answer.content.get("id") != asked:
+            continue
+        if answer.kind == "refused":
+            raise BrokerError(str(answer.content.get("reason", "the broker refused without a reason")))
+        return answer.content
+    return None
+
+
+def _keys_hint(security: ClientSecurity | None) -> str:
+    """A broker does not answer strangers, so it looks the same as none."""
+    if security is None:
+        return "or it takes keys: '--key' and '--broker-key'"
+    return "or it does not know your key, or has another one than '--broker-key' says"
+
+
+def _send(door: "zmq.Socket[bytes]", kind: str, content: dict[str, Any]) -> None:
+    try:
+        door.send(encode_control(kind, content), zmq.NOBLOCK)
+    except zmq.Again:
+        return  # it is asked again
+
+
+def next_answer(door: "zmq.Socket[bytes]") -> Control | None:
+    """The next control message of a connection, if there is one now."""
+    while True:
+        try:
+            topic, body = split_frame(door.recv(zmq.NOBLOCK))
+            if topic is None:
+                return decode_control(body)
+        except zmq.Again:
+            return None
+        except ProtocolError:
+            continue

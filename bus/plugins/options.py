@@ -1,0 +1,185 @@
+"""Options that objects are made with: the constructor's parameters, their types, and values read from text."""
+
+import datetime
+import enum
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from bus.errors import ConfigurationError, close_matches
+from bus.types.time import Time
+
+__all__ = ["REQUIRED", "Option", "convert_options", "options_of", "parse_assignment"]
+
+REQUIRED = inspect.Parameter.empty
+"""The default of an option that has none."""
+
+_TRUE, _FALSE, _NONE = ("true", "yes", "on", "1"), ("false", "no", "off", "0"), ("none", "null", "")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One parameter of a constructor that can be set from the command line."""
+
+    name: str
+    type: Any
+    """Its annotation; without one, the type of its default."""
+    default: Any = REQUIRED
+
+    @property
+    def kind(self) -> str:
+        """Its type in words."""
+        return _kind(self.type)
+
+    def __str__(self) -> str:
+        """``window_size=100``; an option that has to be given shows no value."""
+        if self.default is REQUIRED:
+            return f"{self.name}=..."
+        if isinstance(self.default, list | tuple):
+            return f"{self.name}={','.join(map(str, self.default))}"
+        return f"{self.name}={str(self.default).lower() if self.default in (None, True, False) else self.default}"
+
+
+def options_of(made: type) -> list[Option]:
+    """The options of a class: the named parameters of its constructor."""
+    try:
+        hints = get_type_hints(made.__init__)  # type: ignore[misc]
+    except NameError:
+        hints = {}  # An annotation names something that exists only for the type checker.
+    parameters = list(inspect.signature(made.__init__).parameters.values())[1:]  # type: ignore[misc]
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    return [Option(one.name, hints.get(one.name, _type_of_default(one.default)), one.default) for one in named]
+
+
+def parse_assignment(text: str) -> tuple[str, str, str]:
+    """Splits ``speed.window_size=50`` into owner, option and value.
+
+    Raises:
+        ConfigurationError: the text has another form.
+    """
+    left, equals, value = text.partition("=")
+    owner, dot, option = left.strip().rpartition(".")
+    if not (equals and dot and owner and option):
+        raise ConfigurationError(f"{text!r} is no option: write NAME.OPTION=VALUE")
+    return owner, option, value.strip()
+
+
+def convert_options(owner: str, options: Sequence[Option], texts: Mapping[str, str]) -> dict[str, Any]:
+    """The constructor's arguments from texts.
+
+    Raises:
+        ConfigurationError: there is no such option, one has to be given, or a text is not a value of its type.
+    """
+    known = {option.name: option for option in options}
+    for name in texts:
+        if name not in known:
+            allowed = f"it has {', '.join(sorted(known))}" if known else "it has none"
+            raise ConfigurationError(f"{owner} has no option {name!r}: {close_matches(name, known)}{allowed}")
+    for option in options:
+        if option.default is REQUIRED and option.name not in texts:
+            raise ConfigurationError(f"{owner} needs '-o {owner}.{option.name}=...' ({option.kind})")
+    return {name: _convert_option(owner, known[name], text) for name, text in texts.items()}
+
+
+def _convert_option(owner: str, option: Option, text: str) -> Any:
+    try:
+        return _convert(text, option.type)
+    except ValueError:
+        raise ConfigurationError(f"option {owner}.{option.name} takes {option.kind}, not {text!r}") from None
+
+
+def _convert(text: str, kind: Any) -> Any:
+    """Raises ValueError if the text is not a value of that type."""
+    if kind in (Any, inspect.Parameter.empty):
+        return _guess(text)
+    if get_origin(kind) in (Union, types.UnionType):
+        return _first_of(text, get_args(kind))
+    if get_origin(kind) is Literal:
+        return _one_of(text, {str(value): value for value in get_args(kind)})
+    if get_origin(kind) in (list, tuple, Sequence) or kind in (list, tuple):
+        item = (*get_args(kind), str)[0]
+        items = [_convert(part.strip(), item) for part in text.split(",") if part.strip()]
+        return items if (get_origin(kind) or kind) is list else tuple(items)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return _one_of(text, {**{member.name: member for member in kind}, **{str(m.value): m for m in kind}})
+    converter = _CONVERTERS.get(kind)
+    if converter is None:
+        raise ValueError
+    return converter(text)
+
+
+def _bool(text: str) -> bool:
+    if text.lower() not in _TRUE + _FALSE:
+        raise ValueError
+    return text.lower() in _TRUE
+
+
+def _none(text: str) -> None:
+    if text.lower() not in _NONE:
+        raise ValueError
+
+
+_CONVERTERS: dict[Any, Callable[[str], Any]] = {
+    bool: _bool,
+    int: int,
+    float: float,
+    str: str,
+    Path: Path,
+    Time: Time.from_input,
+    type(None): _none,
+}
+
+
+def _first_of(text: str, kinds: Sequence[Any]) -> Any:
+    # Text last, because everything is a text.
+    for kind in sorted(kinds, key=lambda kind: kind is str):
+        try:
+            return _convert(text, kind)
+        except ValueError:
+            continue
+    raise ValueError
+
+
+def _one_of(text: str, values: Mapping[str, Any]) -> Any:
+    if text not in values:
+        raise ValueError
+    return values[text]
+
+
+def _guess(text: str) -> Any:
+    return _first_of(text, (int, float, bool, str))
+
+
+def _type_of_default(default: Any) -> Any:
+    return Any if default is None or default is REQUIRED else type(default)
+
+
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    Time: "a time such as 10ba",
+    type(None): "none",
+}
+# What a time can be given as beside a Time: written down, they are all the same.
+_TIMES = {datetime.timedelta, str, float, int}
+_UNWRITABLE = ", only from Python"
+
+
+def _kind(kind: Any) -> str:
+    if get_origin(kind) in (Union, types.UnionType):
+        kinds = get_args(kind)
+        words = [_kind(one) for one in kinds if Time not in kinds or one not in _TIMES]
+        return " or ".join(dict.fromkeys([one for one in words if not one.endswith(_UNWRITABLE)] or words))
+    if get_origin(kind) is Literal:
+        return " or ".join(str(value) for value in get_args(kind))
+    if get_origin(kind) in (list, tuple, Sequence) or kind in (list, tuple):
+        return "a list with commas"
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return " or ".join(member.name for member in kind)
+    return _WORDS.get(kind) or ("a value" if kind is Any else f"a {getattr(kind, '__name__', kind)}{_UNWRITABLE}")

@@ -1,0 +1,288 @@
+"""Classes that are found by name: by a short one, from plug-ins, or by where they are."""
+
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import traceback
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, distributions, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Generic, TypeVar
+
+from bus.errors import ConfigurationError, close_matches
+from bus.plugins.options import Option, convert_options, options_of, parse_assignment
+
+__all__ = ["Entry", "Registry", "installed", "options_for"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a list of such classes shows of one."""
+
+    name: str
+    summary: str
+    """First sentence of the class's docstring and the package of a plug-in, in one line, or why the class cannot be
+    loaded."""
+    options: tuple[Option, ...]
+
+
+class Registry(Generic[T]):
+    """Finds classes of one kind and makes objects of them.
+
+    A name is a short name (of ours, or of an entry point in ``group``), ``package.module:Class``, or
+    ``path/to/file.py:Class``.
+
+    Args:
+        kind: what messages call such an object.
+        base: what the classes have to inherit from.
+        group: the entry points by which other packages add theirs. Nothing of theirs is imported before it is asked
+            for. A name that is ours, or that another package has already, is left out, and the list says so.
+        own: short names, and for each ``package.module:Class``.
+        adapt: makes a class of ours of one that does not inherit from ``base``, or returns ``None``.
+        importing: what surrounds the import of other people's modules.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        base: type[T],
+        group: str,
+        own: Mapping[str, str],
+        *,
+        adapt: Callable[[object], type[T] | None] | None = None,
+        importing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.kind = kind
+        self._base = base
+        self._group = group
+        self._own = own
+        self._adapt = adapt
+        self._importing = importing
+
+    def names(self) -> list[str]:
+        """Every short name: those of plug-ins, then ours."""
+        return [*self._plugins()[0], *self._own]
+
+    def find(self, name: str) -> type[T]:
+        """The class of that name.
+
+        Raises:
+            ConfigurationError: there is none, it cannot be imported, or it is of another kind.
+        """
+        if name in self._own:
+            return self._load(name, self._own[name])
+        if ":" in name:
+            return self._load(name, name)
+        if name.endswith(".py"):
+            raise ConfigurationError(f"{self.kind} {name!r} is a file: name the class in it too, as in {name}:MyClass")
+        plugins, _ = self._plugins()
+        if name not in plugins:
+            names = sorted([*self._own, *plugins])
+            raise ConfigurationError(
+                f"there is no {self.kind} {name!r}: {close_matches(name, names)}"
+                f"there are {', '.join(names)}; others as package.module:Class or file.py:Class"
+            )
+        return self._load(name, plugins[name].value)
+
+    def create(self, name: str, options: Mapping[str, str]) -> T:
+        """Makes one, with options as they stand on a command line.
+
+        Raises:
+            ConfigurationError: as :meth:`find`, and for options that it does not have or does not take.
+        """
+        found = self.find(name)
+        arguments = convert_options(name, options_of(found), options)
+        try:
+            return found(**arguments)
+        except ValueError as error:
+            raise ConfigurationError(f"{self.kind} {name}: {error}") from error
+
+    def create_all(self, names: Iterable[str], assignments: Sequence[str]) -> list[T]:
+        """Makes those of these names, each once, with options such as ``speed.window_size=50``.
+
+        Raises:
+            ConfigurationError: a name, an option or a value is not allowed, or an option belongs to none of the names.
+        """
+        chosen = {name: self.find(name) for name in names}
+        options = options_for(chosen, assignments)
+        return [self.create(name, options[name]) for name in chosen]
+
+    def entries(self) -> list[Entry]:
+        """Everything with a short name, in alphabetical order; a plug-in that cannot be loaded says why."""
+        plugins, _ = self._plugins()
+        return [self._entry(name, _package(plugins.get(name))) for name in sorted([*self._own, *plugins])]
+
+    def listing(self) -> list[str]:
+        """The lines of a list of :meth:`entries`: names and what they do, below each its options, and at the end the
+        plug-ins that are left out."""
+        entries = self.entries()
+        width = max((len(entry.name) for entry in entries), default=0) + 3
+        lines = []
+        for entry in entries:
+            lines.append(f"  {entry.name:<{width}}{entry.summary}")
+            lines += [f"{'':<{width + 2}}-o {entry.name}.{option} ({option.kind})" for option in entry.options]
+        return [*lines, *(f"  left out: {problem}" for problem in self._plugins()[1])]
+
+    def _entry(self, name: str, package: str) -> Entry:
+        try:
+            found = self.find(name)
+            return Entry(name, _summary(found) + package, tuple(options_of(found)))
+        except Exception as error:  # noqa: BLE001  other people's constructors may be annotated with anything
+            return Entry(name, f"cannot be used{package}: {error}", ())
+
+    def _plugins(self) -> tuple[dict[str, EntryPoint], list[str]]:
+        """The entry points by name, and for each that is left out why."""
+        plugins: dict[str, EntryPoint] = {}
+        points, problems = installed(self._group)
+        for point in points:
+            if point.name in self._own or point.name in plugins:
+                owner = "offloop has" if point.name in self._own else f"{_distribution(plugins[point.name])} has"
+                problems.append(
+                    f"{self.kind} {point.name} of {_distribution(point)}, because {owner} one of that name; "
+                    f"it is there as {point.value}"
+                )
+            else:
+                plugins[point.name] = point
+        return plugins, problems
+
+    def _load(self, name: str, target: str) -> type[T]:
+        # Behind the class, an entry point may name extras: "module:Class [extra]".
+        place, _, attribute = (part.strip() for part in target.partition("[")[0].rpartition(":"))
+        with nullcontext() if name in self._own else self._importing():
+            module = self._import(name, place)
+        found = getattr(module, attribute, None)
+        if found is None:
+            classes = [key for key in dir(module) if isinstance(getattr(module, key, None), type)]
+            raise ConfigurationError(
+                f"{self.kind} {name!r}: there is no {attribute!r} in {place}: {close_matches(attribute, classes)}"
+                f"write {place}:Class with a class that it has"
+            )
+        if not (isinstance(found, type) and issubclass(found, self._base)):
+            adapted = None if self._adapt is None else self._adapt(found)
+            if adapted is not None:
+                return adapted
+            package = self._base.__module__.partition(".")[0]
+            raise ConfigurationError(
+                f"{self.kind} {name!r}: {attribute} has to be a subclass of {package}.{self._base.__name__}"
+            )
+        if inspect.isabstract(found):
+            missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+            raise ConfigurationError(f"{self.kind} {name!r}: {attribute} has to define {missing}")
+        return found
+
+    def _import(self, name: str, place: str) -> ModuleType:
+        is_file = place.endswith(".py")
+        if is_file and not Path(place).is_file():
+            raise ConfigurationError(f"{self.kind} {name!r}: there is no file {place}")
+        try:
+            return _import_file(Path(place)) if is_file else _import_module(place)
+        except (Exception, SystemExit) as error:  # other people's modules do anything when they are imported
+            raise ConfigurationError(
+                f"{self.kind} {name!r} cannot be imported from {place or 'nowhere'}: {type(error).__name__}: {error}"
+                f"{_line_in(error)}"
+            ) from error
+
+
+def _summary(found: type) -> str:
+    first_paragraph = (inspect.getdoc(found) or "no description").split("\n\n")[0]
+    first_sentence = re.split(r"(?<=\.)\s+(?=[A-Z])", first_paragraph)[0]
+    return " ".join(first_sentence.replace("``", "").split())
+
+
+def installed(group: str) -> tuple[list[EntryPoint], list[str]]:
+    """The entry points of all packages, and those packages whose entry points cannot be read."""
+    try:
+        return list(entry_points(group=group)), []
+    except (ValueError, TypeError, AttributeError):
+        # One package's file is damaged; the others' are read one by one. The first of two packages of one name is the
+        # one that is imported.
+        points: dict[str, list[EntryPoint]] = {}
+        problems = []
+        for distribution in distributions():
+            if distribution.name in points:
+                continue
+            points[distribution.name] = []
+            try:
+                points[distribution.name] = list(distribution.entry_points.select(group=group))
+            except (ValueError, TypeError, AttributeError):
+                problems.append(f"all of {distribution.name}, whose entry_points.txt cannot be read")
+        return [point for found in points.values() for point in found], problems
+
+
+def _distribution(point: EntryPoint) -> str:
+    return "a package" if point.dist is None else point.dist.name
+
+
+def _package(point: EntryPoint | None) -> str:
+    return "" if point is None or point.dist is None else f" (from {point.dist.name})"
+
+
+def _line_in(error: BaseException) -> str:
+    """Where an import went wrong, unless the error says so itself or it was not found at all."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    where = frames[-1] if frames else None
+    if where is None or isinstance(error, SyntaxError) or where.filename in (__file__, importlib.__file__):
+        return ""
+    return f" ({where.filename}, line {where.lineno})"
+
+
+def _import_module(name: str) -> ModuleType:
+    # An installed command does not look for modules where it is called; `python -m` does, and people expect it.
+    _look_in(os.getcwd())
+    return importlib.import_module(name)
+
+
+def _import_file(path: Path) -> ModuleType:
+    path = path.resolve()
+    # Under a name of its own, so that a file called json.py does not take the place of the library's json.
+    name = f"offloop_file_{path.stem}_{zlib.crc32(bytes(path)):08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Registered before it runs, as `import` does: dataclasses and type hints look their module up.
+    sys.modules[name] = module
+    _look_in(str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _look_in(directory: str) -> None:
+    if directory not in sys.path:
+        sys.path.append(directory)
+
+
+def options_for(chosen: Mapping[str, type], assignments: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The options of each of the chosen classes by its name, from texts such as ``speed.window_size=50``. A class's own
+    name can stand for the name that it was chosen by: ``Mine.size=3`` belongs to ``my.module:Mine``.
+
+    Raises:
+        ConfigurationError: a text is no option, or belongs to none of the classes.
+    """
+    options: dict[str, dict[str, str]] = {}
+    for assignment in assignments:
+        owner, option, text = parse_assignment(assignment)
+        options.setdefault(owner, {})[option] = text
+    owners = {*chosen, *(found.__name__ for found in chosen.values())}
+    for owner in options:
+        if owner not in owners:
+            raise ConfigurationError(
+                f"option for {owner!r}, which is not chosen: {close_matches(owner, sorted(owners))}"
+                f"chosen are {', '.join(chosen) or 'none'}"
+            )
+    return {name: {**options.get(found.__name__, {}), **options.get(name, {})} for name, found in chosen.items()}

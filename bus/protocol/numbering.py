@@ -1,0 +1,75 @@
+"""How ``base_seq`` counts: the rule that the broker holds publishers to, and that readers find broken recordings by."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from bus.printing import shortened
+from bus.protocol.frames import CHECKPOINT, COMMAND, DEMAND, END
+from bus.types.demand import BASE_EVENTS
+from bus.types.event import Event
+
+__all__ = ["START", "Numbering", "Numbers", "base_seq_problem"]
+
+_BASE = frozenset({*(event.value for event in BASE_EVENTS), END, DEMAND, COMMAND, CHECKPOINT})
+_INNER = frozenset(event.value for event in Event) - _BASE
+
+
+class Numbers(NamedTuple):
+    """The numbers of one event of a rank."""
+
+    seq: int
+    base_seq: int
+
+
+START = Numbers(0, 0)
+"""Those before the first event."""
+
+
+def base_seq_problem(name: str, seq: int, base_seq: int, last: tuple[int, int]) -> str | None:
+    """What is wrong with the ``base_seq`` of an event; ``last`` are ``seq`` and ``base_seq`` of one before it. Those
+    between the two may be base events or not, and so may one of a name that is not known."""
+    last_seq, last_base_seq = last
+    low = last_base_seq + (name in _BASE)
+    high = last_base_seq + seq - last_seq - (name in _INNER)
+    if low <= base_seq <= high:
+        return None
+    expected = str(low) if low == high else f"{low} to {high}"
+    return f"event {seq} ({name}) has the base_seq {base_seq}, where {expected} belongs"
+
+
+class Numbering:
+    """Follows the events of a run and names those that are wrongly numbered. A reader may pass over events, but not go
+    back."""
+
+    def __init__(self, positions: Mapping[int, tuple[int, int]] | None = None) -> None:
+        self._last = {rank: Numbers(*position) for rank, position in (positions or {}).items()}
+        self._wrong: dict[int, str] = {}
+        self._more: Counter[int] = Counter()
+
+    def last(self, rank: int) -> Numbers:
+        """The numbers of the last event of a rank."""
+        return self._last.get(rank, START)
+
+    def follow(self, rank: int, name: str, seq: int, base_seq: int) -> None:
+        """Goes on to an event."""
+        problem = base_seq_problem(name, seq, base_seq, self.last(rank))
+        if problem is not None and rank in self._wrong:
+            self._more[rank] += 1
+        elif problem is not None:
+            self._wrong[rank] = problem
+        self._last[rank] = Numbers(seq, base_seq)
+
+    def skip_to(self, rank: int, numbers: Numbers) -> None:
+        """Goes on to a place that is known without its event."""
+        self._last[rank] = numbers
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong, one line for each rank; of many ranks, how many more there are."""
+        lines = (
+            f"rank {rank} is wrongly numbered: {first}"
+            + (f"; so are {self._more[rank]:,} more events" if self._more[rank] else "")
+            for rank, first in tuple(self._wrong.items())
+        )
+        return shortened(lines, "ranks that are wrongly numbered")

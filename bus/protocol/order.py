@@ -1,0 +1,371 @@
+"""From frames to snapshots in order: what live streams and recordings have in common."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from bus.errors import InvalidRunNameError, ProtocolError
+from bus.protocol.frames import (
+    BEAT,
+    CHECKPOINT,
+    COMMAND,
+    CUT,
+    DEMAND,
+    END,
+    EventBody,
+    Topic,
+    check_run_name,
+    decode_event,
+    parse_topic,
+)
+from bus.protocol.numbering import Numbering, Numbers
+from bus.protocol.snapshot import Snapshot
+from bus.types.commands import Command, Outcome
+from bus.types.demand import BASE_EVENTS, Demand
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+
+__all__ = ["CheckpointMark", "Ending", "Gap", "InEffect", "Missing", "Reached", "StreamOrder", "worst_of"]
+
+SEVERITY = ("finished", "stopped", "failed", "lost")
+"""How a rank can end; of several ranks the one that comes last here tells how the run ended."""
+
+
+_BATCH = 2
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended, or this reading of it."""
+
+    status: str
+    """``finished``, ``stopped`` (on request), ``failed`` (an exception ended it), or ``lost`` (it ended without a
+    word)."""
+    error: str | None = None
+    """The text of the failure."""
+    reason: str | None = None
+    """Why it was stopped, and by whom."""
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> "Ending":
+        """Reads the fields of an ``$end`` mark."""
+        status, error, reason = (fields.get(name) for name in ("status", "error", "reason"))
+        return cls(
+            status if status in SEVERITY else "lost",
+            None if error is None else str(error),
+            None if reason is None else str(reason),
+        )
+
+    def to_fields(self) -> dict[str, Any]:
+        """The fields of an ``$end`` mark."""
+        fields = {"status": self.status, "error": self.error}
+        return fields if self.reason is None else {**fields, "reason": self.reason}
+
+    def __str__(self) -> str:
+        if self.error:
+            return f"{self.status}: {self.error}"
+        return f"{self.status} ({self.reason})" if self.reason else self.status
+
+
+class Reached(NamedTuple):
+    """How far a training came, and how far it was to come."""
+
+    epoch: int
+    batch: int
+    sample: int
+    planned: str | None
+    """``max_duration`` before a stop; ``None`` where none was published."""
+
+    @classmethod
+    def of(cls, last: EventBody) -> "Reached":
+        """By the last event of the first rank."""
+        told = {**last.context, **last.fields}
+        planned = told.get("planned_duration") or told.get("max_duration")
+        _, epoch, batch, sample, *_ = last.timestamp
+        return cls(epoch, batch, sample, None if planned is None else str(planned))
+
+    def __str__(self) -> str:
+        return f"{self.epoch}ep {self.batch}ba {self.sample}sp{f' of {self.planned}' if self.planned else ''}"
+
+
+def worst_of(endings: Iterable[Ending]) -> Ending:
+    """How a run ended whose ranks ended like this: of several, the first of the worst, with a reason if one has it."""
+    return max(endings, key=lambda ending: (SEVERITY.index(ending.status), ending.reason is not None))
+
+
+class Gap(NamedTuple):
+    """Events of one rank that were published and that nobody has: numbers ``first`` to ``last``."""
+
+    rank: int
+    first: int
+    last: int
+
+
+class CheckpointMark(NamedTuple):
+    """At this place of the stream the training saves a checkpoint, or has loaded one."""
+
+    action: Literal["save", "load"]
+    run: str
+    """The run that the checkpoint is of."""
+    timestamp: Timestamp
+    """The training time in the checkpoint, by which one is told from another."""
+    seq: int
+    """The mark's number in its attempt."""
+
+    @classmethod
+    def from_event(cls, run: str, event: EventBody) -> "CheckpointMark":
+        """Reads a ``$checkpoint`` mark of a run.
+
+        Raises :class:`bus.errors.ProtocolError` for a malformed one."""
+        action, checkpoint_run = event.fields.get("action"), event.fields.get("run", run)
+        if action not in ("save", "load"):
+            raise ProtocolError("a $checkpoint mark neither saves nor loads")
+        try:
+            name = check_run_name(checkpoint_run)
+        except InvalidRunNameError as error:
+            raise ProtocolError(str(error)) from None
+        return cls(action, name, Timestamp.from_values(event.timestamp), event.seq)
+
+
+class InEffect(NamedTuple):
+    """From where on a rank publishes what was asked for."""
+
+    seq: int
+    """Every event after this number."""
+    timestamp: Timestamp
+    """Training time there."""
+
+
+class Missing(NamedTuple):
+    """What a reader of the live stream lacks and has to take from the recording: all of a rank up to those numbers."""
+
+    rank: int
+    numbers: Numbers
+
+
+class _Place(NamedTuple):
+    """What a topic's text means; marks, and events that this version does not know, have no event."""
+
+    rank: int
+    name: str
+    event: Event | None
+    wanted: bool
+
+
+class StreamOrder:
+    """Turns frames of one attempt of a run into snapshots: each wanted event once, in order, with gaps noticed.
+
+    It holds the position of a reader: the number of the last event of each rank that it has seen. Frames may come
+    from a recording (:meth:`from_record`) and from the live stream (:meth:`from_live`), and may overlap.
+
+    A reader that wants base events alone receives all of those and counts them by ``base_seq``; one that wants others
+    too receives everything and counts by ``seq``. Either way what it receives is numbered without holes, so a loss
+    shows at the very next frame, before anything is given out of order. :attr:`topics` are the subscriptions for
+    that.
+
+    ``demand`` is what the reader asks of the training; :attr:`in_effect` says from where on it is met. ``after`` is
+    where an earlier reader stopped: of each rank ``(seq, base_seq)`` of the last event that need not come
+    again."""
+
+    def __init__(
+        self,
+        run: str,
+        attempt: int,
+        events: Iterable[Event] | None,
+        after: Mapping[int, tuple[int, int]] | None = None,
+        demand: Demand | None = None,
+    ) -> None:
+        self.run = run
+        self.attempt = attempt
+        self.events = None if events is None else frozenset(events)
+        self.gaps: list[Gap] = []
+        self.skipped = 0
+        """Records that were not messages of the protocol, or of an event that this version does not know."""
+        self._base_only = self.events is not None and self.events <= BASE_EVENTS
+        self._places: dict[str, _Place | None] = {}
+        self._numbering = Numbering(after)
+        self._ends: dict[int, Ending] = {}
+        self._world_size = 1
+        self.outcomes: list[Outcome] = []
+        """The commands that the first rank has answered, as far as it was read."""
+        self.checkpoints: list[CheckpointMark] = []
+        """The checkpoints that the first rank has saved and loaded, as far as it was read."""
+        self._demand = demand or Demand()
+        self.in_effect: dict[int, InEffect] = {}
+        """Of each rank that has said so: from where on it meets the demand, up to the last event that was read."""
+
+    @property
+    def topics(self) -> list[str]:
+        """What to subscribe to on the live stream."""
+        if not self._base_only:
+            return [f"{self.run}/"]
+        marks = (END, DEMAND, COMMAND, CHECKPOINT, CUT, BEAT)
+        return [f"{self.run}/{name}/" for name in (*(event.value for event in BASE_EVENTS), *marks)]
+
+    @property
+    def endings(self) -> list[Ending]:
+        """How ranks ended, of those that have."""
+        return list(self._ends.values())
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the run ended, once every rank has ended: the worst of the ranks' endings."""
+        if not self._ends or len(self._ends) < self._world_size:
+            return None
+        return worst_of(self._ends.values())
+
+    def from_record(self, topic: str, body: bytes) -> Snapshot | CheckpointMark | None:
+        """The snapshot in a record, if it is wanted and new, or the first rank's mark of a checkpoint. What is missing
+        before it is missing for good: a gap."""
+        found = self._next(topic, body)
+        if found is None:
+            return None
+        place, event, number, expected = found
+        if number > expected and (first := self._first_covered(place, event, number)) > expected:
+            self.gaps.append(Gap(place.rank, expected, first - 1))
+        return self._accept(place, event)
+
+    def from_live(self, topic: str, body: bytes) -> Snapshot | CheckpointMark | Missing | None:
+        """The snapshot in a live frame, if it is wanted, new and next, or the first rank's mark of a checkpoint; what
+        is missing before it, if something is; else ``None``."""
+        found = self._next(topic, body)
+        if found is None:
+            return None
+        place, event, number, expected = found
+        if number > expected and self._first_covered(place, event, number) > expected:
+            return Missing(place.rank, Numbers(event.seq, event.base_seq))
+        return self._accept(place, event)
+
+    def behind(self, positions: dict[int, tuple[int, int]]) -> Missing | None:
+        """Compares with the broker's positions, ``{rank: (seq, base_seq)}``; what is missing, if something is."""
+        for rank, position in positions.items():
+            if self._number(position) > self._last_number(rank):
+                return Missing(rank, Numbers(*position))
+        return None
+
+    def lag(self, positions: dict[int, tuple[int, int]]) -> int:
+        """How many events the broker's positions are ahead, of all ranks."""
+        return sum(max(0, self._number(position) - self._last_number(rank)) for rank, position in positions.items())
+
+    def has(self, missing: Missing) -> bool:
+        """Whether what was missing has been read."""
+        return self._last_number(missing.rank) >= self._number(missing.numbers)
+
+    def give_up(self, missing: Missing) -> None:
+        """Takes what is missing as missing for good: a gap."""
+        self.gaps.append(Gap(missing.rank, self._last_number(missing.rank) + 1, self._number(missing.numbers)))
+        self._numbering.skip_to(missing.rank, missing.numbers)
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with the numbers of the events that were read, one line for each rank."""
+        return self._numbering.problems
+
+    def _last_number(self, rank: int) -> int:
+        return self._number(self._numbering.last(rank))
+
+    def _number(self, position: tuple[int, int]) -> int:
+        return position[1] if self._base_only else position[0]
+
+    def _next(self, topic: str, body: bytes) -> tuple[_Place, EventBody, int, int] | None:
+        """The event in a frame with its number and the number that is next, unless it is old, or none of ours."""
+        place = self._place(topic)
+        event = self._decode(body) if place is not None else None
+        # By ``seq``, which every event has of its own: a wrong ``base_seq`` makes no event old.
+        if place is None or event is None or event.seq <= self._numbering.last(place.rank).seq:
+            return None
+        number = event.base_seq if self._base_only else event.seq
+        if self._base_only and place.name == CUT and event.fields.get("base_first") == number + 1:
+            # In the place of events that this reader is not given either: the number that it bears is of one before.
+            return None
+        return place, event, number, self._last_number(place.rank) + 1
+
+    def _first_covered(self, place: _Place, event: EventBody, number: int) -> int:
+        """The first of the numbers that a frame stands for: its own, or the first that was left out on purpose."""
+        first = event.fields.get("base_first" if self._base_only else "first") if place.name == CUT else None
+        return min(first, number) if type(first) is int else number
+
+    def _accept(self, place: _Place, event: EventBody) -> Snapshot | CheckpointMark | None:
+        self._numbering.follow(place.rank, place.name, event.seq, event.base_seq)
+        if place.event is not None:
+            return Snapshot(place.event, self.run, place.rank, event) if place.wanted else None
+        if place.name == END:
+            self._note_end(place.rank, event)
+        elif place.name == DEMAND:
+            self._note_demand(place.rank, event)
+        elif place.name == COMMAND:
+            self._note_command(place.rank, event)
+        elif place.name == CHECKPOINT:
+            return self._checkpoint_mark(place.rank, event)
+        elif place.name != CUT:
+            self.skipped += 1
+        return None
+
+    def _note_demand(self, rank: int, event: EventBody) -> None:
+        try:
+            demand = Demand.from_wire(event.fields.get("demand"))
+        except ProtocolError:
+            self.skipped += 1
+            return
+        if Demand.merge([demand, self._demand]) != demand:
+            self.in_effect.pop(rank, None)
+        else:
+            self.in_effect.setdefault(rank, InEffect(event.seq, Timestamp.from_values(event.timestamp)))
+
+    def _note_command(self, rank: int, event: EventBody) -> None:
+        try:
+            command = Command.from_wire(event.fields)
+        except ProtocolError:
+            self.skipped += 1
+            return
+        if rank == 0:
+            told = {"batch": event.timestamp[_BATCH], **event.fields}
+            self.outcomes.append(Outcome.from_wire(command, told)._replace(time_ns=event.time))
+
+    def _checkpoint_mark(self, rank: int, event: EventBody) -> CheckpointMark | None:
+        try:
+            mark = CheckpointMark.from_event(self.run, event)
+        except ProtocolError:
+            self.skipped += 1
+            return None
+        if rank:
+            return None
+        self.checkpoints.append(mark)
+        return mark
+
+    def _note_end(self, rank: int, event: EventBody) -> None:
+        self._ends[rank] = Ending.from_fields(event.fields)
+        world_size = event.context.get("world_size", 1)
+        self._world_size = world_size if isinstance(world_size, int) else 1
+
+    def _decode(self, body: bytes) -> EventBody | None:
+        try:
+            event = decode_event(body)
+        except ProtocolError:
+            self.skipped += 1
+            return None
+        return event if event.attempt == self.attempt else None
+
+    def _place(self, text: str) -> _Place | None:
+        try:
+            return self._places[text]
+        except KeyError:
+            place = self._places[text] = self._find_place(text)
+            return place
+
+    def _find_place(self, text: str) -> _Place | None:
+        try:
+            topic: Topic = parse_topic(text.encode())
+        except ProtocolError:
+            self.skipped += 1
+            return None
+        if topic.run != self.run:
+            return None
+        try:
+            event = Event(topic.name)
+        except ValueError:
+            # It is numbered like every other, so it must not look like a loss.
+            return _Place(topic.rank, topic.name, None, False)
+        if self._base_only and event not in BASE_EVENTS:
+            return None
+        return _Place(topic.rank, topic.name, event, self.events is None or event in self.events)

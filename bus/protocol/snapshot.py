@@ -1,0 +1,346 @@
+"""The read-only state that callbacks see."""
+
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn, TypeAlias
+
+from bus.errors import FieldNotAvailableError, FrozenSnapshotError, ProtocolError
+from bus.protocol.frames import PROTOCOL_VERSION, EventBody, is_training_time
+from bus.tensors.view import Fetch, Tensors, is_tensors, open_tensors
+from bus.types.commands import Command, check_command
+from bus.types.event import Event
+from bus.types.timestamp import Time, Timestamp, TimeUnit
+
+__all__ = ["CommandSender", "Snapshot"]
+
+CommandSender: TypeAlias = "Callable[[Snapshot, Command], object]"
+"""What takes a command from a snapshot."""
+
+_set = object.__setattr__
+
+
+class Snapshot:
+    """What was so at one event: the training time, the loss, the learning rates, and whatever else was published with
+    it.
+
+    Attribute names are those that callbacks know from a training state (``state.timestamp.batch``, ``state.loss``,
+    ``state.max_duration``); any other published field is an attribute of its own name. A snapshot is read-only, and
+    the same whether it came live or from a recording. A field that it does not carry raises
+    :class:`~bus.errors.FieldNotAvailableError`; an assignment raises :class:`~bus.errors.FrozenSnapshotError`."""
+
+    __slots__ = ("_body", "_fetch", "_opened", "_send", "event", "rank", "run_name")
+
+    event: Event
+    """Which event this is."""
+    run_name: str
+    """The run that it belongs to."""
+    rank: int
+    """The rank of the process that published it."""
+    _body: EventBody
+    _send: "CommandSender | None"
+    _fetch: "Fetch | None"
+    _opened: dict[str, Tensors] | None
+
+    def __init__(self, event: Event, run_name: str, rank: int, body: EventBody) -> None:
+        _set(self, "event", event)
+        _set(self, "run_name", run_name)
+        _set(self, "rank", rank)
+        _set(self, "_body", body)
+        _set(self, "_send", None)
+        _set(self, "_fetch", None)
+        _set(self, "_opened", None)
+
+    @classmethod
+    def build(
+        cls,
+        event: Event,
+        *,
+        run_name: str = "run",
+        attempt: int = 1,
+        rank: int = 0,
+        seq: int = 1,
+        time_ns: int = 0,
+        timestamp: Timestamp | None = None,
+        previous_timestamp: Timestamp | None = None,
+        eval_timestamp: Timestamp | None = None,
+        predict_timestamp: Timestamp | None = None,
+        max_duration: Time | str | None = None,
+        on_command: Callable[[str, tuple[Any, ...]], object] | None = None,
+        **fields: Any,
+    ) -> "Snapshot":
+        """Makes a snapshot by hand, for tests of callbacks.
+
+        ``on_command(name, arguments)`` is called with each command that a callback sends. ``fields`` are the further
+        fields as they would be published: ``loss=0.5``, ``lr={"SGD": [0.1]}``, ``batch_size=32``."""
+        if eval_timestamp is not None:
+            fields["eval_timestamp"] = list(eval_timestamp.values)
+        if predict_timestamp is not None:
+            fields["predict_timestamp"] = list(predict_timestamp.values)
+        if max_duration is not None:
+            fields["max_duration"] = str(max_duration)
+        values = list((timestamp or Timestamp()).values)
+        previous = None if previous_timestamp is None else list(previous_timestamp.values)
+        body = EventBody(PROTOCOL_VERSION, attempt, seq, seq, time_ns, values, previous, fields, {})
+        made = cls(Event(event), run_name, rank, body)
+        if on_command is not None:
+            made.bind(lambda _, command: on_command(command.name, command.arguments))
+        return made
+
+    def bind(self, send: "CommandSender", fetch: "Fetch | None" = None) -> None:
+        """Says where this snapshot's commands go, and how to get tensors that are in another machine's memory. Without
+        it, as in a replay, commands go nowhere."""
+        _set(self, "_send", send)
+        _set(self, "_fetch", fetch)
+
+    def release(self) -> None:
+        """Gives back the tensors that were looked at, whose memory the training may need; whatever was taken from them
+        without a copy can no longer be used."""
+        for tensors in (self._opened or {}).values():
+            tensors.close()
+        _set(self, "_opened", None)
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether it has tensors in memory that the trainer has lent until the event is handled."""
+        fields = self.fields
+        return any(isinstance(value := fields.get(name), dict) and "segment" in value for name in self.on_demand)
+
+    def stop_training(self, reason: str | None = None) -> None:
+        """Asks the trainer to end the training. It does so at the first boundary that comes after the request: usually
+        the end of a batch, some batches after this event, unless it waits for decisions (``Trainer(wait_for=...)``).
+        The snapshot does not change. In a replay nothing is asked: how the run ended is in the recording.
+
+        ``reason`` says why, in a few words such as ``accuracy not better than 0.99 for 2 epochs``: the trainer's
+        output, ``bus info`` and dashboards show it. By default it names the callback."""
+        self.send_command("stop", reason=reason)
+
+    def send_command(self, name: str, *arguments: Any, reason: str | None = None) -> None:
+        """Sends a command to the trainer: ``stop``, ``checkpoint``, ``pause``, ``resume``, or ``set`` with the name of
+        a setting and a value. As :meth:`stop_training` in every other way.
+
+        Raises :class:`bus.errors.ConfigurationError` when there is no such command."""
+        command = check_command(name, arguments, reason)
+        if self._send is not None:
+            self._send(self, command)
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt of the run, from 1."""
+        return self._body.attempt
+
+    @property
+    def seq(self) -> int:
+        """Number of the event in this run, attempt and rank, from 1."""
+        return self._body.seq
+
+    @property
+    def base_seq(self) -> int:
+        """Number of base events in this run, attempt and rank so far, this one included if it is one."""
+        return self._body.base_seq
+
+    @property
+    def time_ns(self) -> int:
+        """When it happened, in nanoseconds since 1970 (UTC). Never decreases within a rank."""
+        return self._body.time
+
+    @property
+    def time(self) -> float:
+        """When it happened, in seconds since 1970 (UTC)."""
+        return self._body.time / 10**9  # of two integers the quotient is rounded once, of floats twice
+
+    @property
+    def timestamp(self) -> Timestamp:
+        """Training time at the event."""
+        return Timestamp.from_values(self._body.timestamp)
+
+    @property
+    def previous_timestamp(self) -> Timestamp | None:
+        """Training time before the last batch, epoch or iteration ended; ``None`` before the first."""
+        previous = self._body.previous
+        return None if previous is None else Timestamp.from_values(previous)
+
+    @property
+    def eval_timestamp(self) -> Timestamp:
+        """Time within the current evaluation, or the last one."""
+        return self._training_time("eval_timestamp")
+
+    @property
+    def predict_timestamp(self) -> Timestamp:
+        """Time within the current prediction, or the last one."""
+        return self._training_time("predict_timestamp")
+
+    @property
+    def max_duration(self) -> Time | None:
+        """How long the training is to go on; ``None`` when that was not said."""
+        text = self._get("max_duration", None)
+        return None if text is None else Time.from_timestring(str(text))
+
+    @property
+    def planned_duration(self) -> Time | None:
+        """How long the training was planned to go on: ``max_duration`` before a stop, which ends it earlier."""
+        text = self._get("planned_duration", None)
+        return self.max_duration if text is None else Time.from_timestring(str(text))
+
+    @property
+    def loss(self) -> float | None:
+        """Training loss of the last batch; ``None`` before the first."""
+        loss: float | None = self._get("loss", None)
+        return loss
+
+    @property
+    def lr(self) -> Mapping[str, list[float]]:
+        """Learning rates: optimizer name to one rate for each parameter group."""
+        return self._map("lr")
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples in the current batch; ``None`` before the first."""
+        size: int | None = self._get("batch_size", None)
+        return size
+
+    @property
+    def dataloader_label(self) -> str | None:
+        """Label of the dataloader in use: ``train``, or an evaluator's."""
+        label: str | None = self._get("dataloader_label", None)
+        return label
+
+    @property
+    def dataloader_len(self) -> int | None:
+        """Batches in the dataloader in use, when it has a length."""
+        length: int | None = self._get("dataloader_len", None)
+        return length
+
+    @property
+    def losses(self) -> Mapping[str, float]:
+        """What the training loss of the last batch is made of, beside its total, by name; empty for a single number."""
+        return self._map("losses")
+
+    @property
+    def train_metrics(self) -> Mapping[str, Any]:
+        """Training metrics by name."""
+        return self._map("train_metrics")
+
+    @property
+    def eval_metrics(self) -> Mapping[str, Mapping[str, Any]]:
+        """Evaluation metrics: evaluator label, then name."""
+        return self._map("eval_metrics")
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        size: int = self._get("world_size", 1)
+        return size
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """Every published field by name, as it travelled."""
+        return MappingProxyType({**self._body.context, **self._body.fields})
+
+    @property
+    def on_demand(self) -> tuple[str, ...]:
+        """Names of the fields that are there because a consumer asked for them."""
+        names = self._body.fields.get("on_demand")
+        return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+
+    def without(self, names: Collection[str]) -> "Snapshot":
+        """The same snapshot without some of the fields that somebody asked for."""
+        fields = {name: value for name, value in self._body.fields.items() if name not in names}
+        on_demand = [name for name in self.on_demand if name not in names]
+        if on_demand:
+            fields["on_demand"] = on_demand
+        else:
+            fields.pop("on_demand", None)
+        rest = Snapshot(self.event, self.run_name, self.rank, self._body._replace(fields=fields))
+        if self._send is not None:
+            rest.bind(self._send, self._fetch)
+        return rest
+
+    def get_elapsed_duration(self) -> Time | None:
+        """Which part of ``max_duration`` is over, in the unit ``dur``: 0 at the start, 1 at the end; ``None`` without
+        one."""
+        max_duration = self.max_duration
+        if max_duration is None:
+            return None
+        if not max_duration.value:
+            return Time(1.0, TimeUnit.DURATION)
+        elapsed: Time = self.timestamp.get(max_duration.unit) / max_duration
+        return elapsed
+
+    def _get(self, name: str, default: Any) -> Any:
+        body = self._body
+        if name in body.fields:
+            return body.fields[name]
+        return body.context.get(name, default)
+
+    def _training_time(self, name: str) -> Timestamp:
+        values = self._get(name, None)
+        if values is None:
+            return Timestamp()
+        if not is_training_time(values):
+            raise ProtocolError(f"the {self.event.value} snapshot's {name} is not 14 whole numbers, as it must be")
+        return Timestamp.from_values(values)
+
+    def _map(self, name: str) -> Mapping[str, Any]:
+        value = self._get(name, {})
+        if not isinstance(value, dict):
+            raise ProtocolError(f"the {self.event.value} snapshot's {name} is a {type(value).__name__}, not a map")
+        return MappingProxyType(value)
+
+    def __getattr__(self, name: str) -> Any:
+        body: EventBody = object.__getattribute__(self, "_body")
+        if name in body.fields:
+            value = body.fields[name]
+            return self._tensors(name, value) if is_tensors(value) else value
+        if name in body.context:
+            return body.context[name]
+        not_sent = body.fields.get("not_sent")
+        if isinstance(not_sent, str) and any(part.startswith(f"{name}:") for part in not_sent.split("; ")):
+            raise FieldNotAvailableError(
+                f"the {self.event.value} snapshot has no {name!r}, the trainer has left it out: {not_sent}"
+            )
+        carried = ", ".join(sorted(map(str, {*body.fields, *body.context}))) or "no fields"
+        raise FieldNotAvailableError(
+            f"the {self.event.value} snapshot has no field {name!r}; it carries {carried}; "
+            f"a callback asks for it with fields = ({name!r},), a loop of your own sends it with "
+            f"publisher.publish(event, {name}=...)"
+        )
+
+    def _tensors(self, name: str, value: dict[str, Any]) -> Tensors:
+        if self._opened is None:
+            _set(self, "_opened", {})
+        assert self._opened is not None  # just made
+        if name not in self._opened:
+            self._opened[name] = open_tensors(value, self._fetch)
+        return self._opened[name]
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise FrozenSnapshotError(
+            f"a snapshot is read-only: {name!r} cannot be assigned; "
+            "what changes the training is an Algorithm in the trainer"
+        )
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise FrozenSnapshotError(f"a snapshot is read-only: {name!r} cannot be deleted")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Snapshot):
+            return NotImplemented
+        return (self.event, self.run_name, self.rank, self._body) == (
+            other.event,
+            other.run_name,
+            other.rank,
+            other._body,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.event, self.run_name, self.rank, self._body.attempt, self._body.seq))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Snapshot, (self.event, self.run_name, self.rank, self._body)
+
+    def __repr__(self) -> str:
+        body = self._body
+        epoch, batch = body.timestamp[1], body.timestamp[2]
+        return (
+            f"<Snapshot {self.event.value} of {self.run_name}, rank {self.rank}, seq {body.seq}: {epoch}ep {batch}ba>"
+        )

@@ -1,0 +1,15 @@
+"""Publishes one rank's events: buffer, session with the broker, connection, launch of a broker of one's own.
+
+May import: net, runs, protocol. Begin with ``publisher``, then ``session`` and ``outbox``.
+"""
+
+from typing import TYPE_CHECKING
+
+from bus.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from bus.publisher.publisher import Publisher, PublisherStatistics
+
+__all__ = ["Publisher", "PublisherStatistics"]
+
+__getattr__ = lazy_exports(__name__, {"bus.publisher.publisher": __all__})

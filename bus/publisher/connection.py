@@ -1,0 +1,302 @@
+"""How a publisher comes by its broker: it starts one in the run's directory, or joins one that stands alone."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from bus import processes
+from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError
+from bus.net.curve import ClientSecurity, allow_ipv6, client_security_for
+from bus.net.sockets import notice_silence
+from bus.protocol.frames import Control, check_run_name, decode_control, encode_control, split_frame
+from bus.publisher.launch import BrokerProcess, Taken, named_error
+from bus.publisher.redaction import redact_command
+from bus.runs.directory import SOCKET_FILES, new_run_id, new_run_name, runs_dir, socket_address
+from bus.runs.takeover import Predecessor
+from bus.types.event import Event
+
+__all__ = ["BrokerLink", "connect", "describe_process"]
+
+WELCOME_PATIENCE = 10.0
+SEND_QUEUE = 1000
+_IDENTITY = re.compile(r"[0-9a-f]{1,32}")
+
+_GIT_SECONDS = 2.0
+
+
+class BrokerLink:
+    """A connection to a broker that has said ``welcome``, and the broker's process when it is ours.
+
+    It stays until :meth:`close`, also when nobody holds it any more."""
+
+    def __init__(
+        self,
+        address: str,
+        hello: dict[str, Any],
+        process: BrokerProcess | None = None,
+        security: ClientSecurity | None = None,
+    ) -> None:
+        self.run_name: str = hello["run"]
+        self.address = address
+        self.process = process
+        self.info: dict[str, Any] = hello["info"]
+        """What is written down about the run."""
+        self._hello = hello
+        self._successor: BrokerProcess | None = None
+        self._security = security
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self.socket = self._connect()
+            self.welcome = self._greet()
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        _open_links.add(self)
+
+    def _connect(self) -> "zmq.Socket[bytes]":
+        door: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        door.setsockopt(zmq.LINGER, 0)
+        door.setsockopt(zmq.SNDHWM, SEND_QUEUE)
+        door.setsockopt(zmq.RECONNECT_IVL, 50)
+        if self.address.startswith("tcp://"):
+            notice_silence(door)
+        # The broker knows a publisher by this name, so that it stays the same one through a reconnect.
+        door.setsockopt(zmq.IDENTITY, b"p" + os.urandom(16))
+        allow_ipv6(door, self.address)
+        if self._security is not None:
+            self._security.apply(door)
+        try:
+            door.connect(self.address)
+        except zmq.ZMQError as error:
+            raise ConfigurationError(
+                f"{self.address!r} is not an address of a broker ({error.strerror}): use one like tcp://127.0.0.1:5570"
+            ) from None
+        return door
+
+    def _greet(self) -> dict[str, Any]:
+        self.socket.send(encode_control("hello", self._hello))
+        deadline = time.monotonic() + WELCOME_PATIENCE
+        while self.socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
+            message = self.receive()
+            if message is None:
+                continue
+            if message.kind == "welcome":
+                return _checked_welcome(message.content, self.address)
+            if message.kind == "refused":
+                raise _refusal(message.content)
+        raise BrokerError(
+            f"no broker answers at {self.address}: start one with 'bus broker --listen ADDRESS', "
+            f"or name none to have one started{_keys_hint(self._security, self.address)}"
+        )
+
+    def renew(self, demand: Any = None) -> None:
+        """Connects anew and says that the attempt at hand goes on, with the ``demand`` that the last broker reported;
+        the ``welcome`` comes by :meth:`receive`."""
+        # What waits in the socket is for a broker that has forgotten us.
+        self.socket.close(linger=0)
+        self.socket = self._connect()
+        again = {**self._hello, "attempt": self.welcome["attempt"], "demand": demand}
+        self.send(encode_control("hello", again), zmq.NOBLOCK)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the broker stands alone, for any number of runs."""
+        return self.process is None and self._successor is None and self.address.startswith("tcp://")
+
+    def take_over(self, root: Path, *, in_place: bool) -> None:
+        """Starts a broker of our own, which takes the attempt up in the place of one that stood alone; in ``root`` if
+        the run's directory is not here, or ``in_place`` is false. It is not waited for: see :meth:`taken`.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        told = self.welcome
+        identity = told.get("id")
+        if not (isinstance(identity, str) and _IDENTITY.fullmatch(identity)):
+            identity = new_run_id()
+        before = Predecessor(told["path"] if in_place else "", told["attempt"], identity)
+        self._successor = BrokerProcess(root, self.run_name, before)
+
+    def taken(self) -> Taken | None:
+        """Where the attempt is recorded by a broker of our own, once that is known; what is published goes there after
+        :meth:`renew`. ``None`` while it is not known, and when no such broker was started.
+
+        Raises:
+            OffloopError: it could not be taken up; the broker stays the one before.
+        """
+        if self._successor is None:
+            return None
+        try:
+            taken = self._successor.taken()
+        except OffloopError:
+            self._successor = None
+            raise
+        if taken is not None:
+            self.process, self._successor = self._successor, None
+            self.address, self._security = taken.door, None
+        return taken
+
+    def say_recorded(self, number: int) -> None:
+        """Has each further ``hello`` say that other brokers have recorded everything up to that event."""
+        self._hello = {**self._hello, "recorded": number}
+
+    def send(self, message: bytes, flags: int) -> None:
+        """Hands a message to the socket; raises :class:`zmq.Again` when its queue is full."""
+        self.socket.send(message, flags)
+
+    def receive(self) -> Control | None:
+        """The next message from the broker; ``None`` when there is none now, or it makes no sense."""
+        # Asking first costs a third of a receive that finds nothing.
+        if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            return None
+        try:
+            topic, body = split_frame(self.socket.recv(zmq.NOBLOCK))
+            return decode_control(body) if topic is None else None
+        except (zmq.Again, ProtocolError):
+            return None
+
+    def close(self) -> None:
+        """Closes the connection, and waits a moment for a broker of ours to finish the record."""
+        _open_links.discard(self)
+        self._context.destroy(linger=0)
+        if self._successor is not None:
+            self._successor.kill()
+        if self.process is not None:
+            self.process.leave()
+
+
+# The garbage collector makes a context forget its sockets before anything can close them, and the context then waits
+# for them for ever. What is held here it does not collect, and a publisher in a cycle can still close it.
+_open_links: set[BrokerLink] = set()
+
+
+def connect(
+    run_name: str | None,
+    where: str | os.PathLike[str] | None,
+    broker: str | None,
+    rank: int,
+    world_size: int,
+    info: dict[str, Any],
+    events: Iterable[Event],
+    security: ClientSecurity | None = None,
+    is_replay: bool = False,
+) -> BrokerLink:
+    """Joins the broker at ``broker``, or starts one in the run's directory. With ``is_replay`` it is told that what
+    comes was recorded before.
+
+    Raises:
+        OffloopError: one of its errors that says why that did not work.
+    """
+    name = check_run_name(run_name) if run_name is not None else new_run_name("run", where)
+    if not 0 <= rank < world_size:
+        raise ConfigurationError(f"rank is {rank} and world_size {world_size}: ranks go from 0 to world_size - 1")
+    pid = os.getpid()
+    hello = {
+        "run": name,
+        "rank": rank,
+        "world_size": world_size,
+        "pid": pid,
+        "started": processes.started(pid),
+        "host": socket.gethostname(),
+        # Who we are, through restarts of the broker: another process must not go on with our numbers.
+        "incarnation": os.urandom(16).hex(),
+        "info": {**describe_process(), **info},
+        "events": sorted(event.value for event in events),
+        "replay": is_replay,
+    }
+    try:
+        encode_control("hello", hello)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigurationError(
+            f"what is to be written down about the run cannot be ({error}): use numbers, text, lists, maps and None"
+        ) from None
+    if broker is not None:
+        return BrokerLink(broker, hello, security=security or client_security_for(broker))
+    if rank > 0:
+        raise ConfigurationError(
+            f"rank {rank} needs the address of its run's broker: rank 0 starts one and has it as Publisher.address, "
+            "or start 'bus broker' for all of them; name it with broker="
+        )
+    root = runs_dir(where).absolute()
+    address = socket_address(root / name / SOCKET_FILES[0])
+    process = BrokerProcess(root, name)
+    try:
+        return BrokerLink(address, hello, process)
+    except BaseException:
+        process.kill()
+        raise
+
+
+def _keys_hint(security: ClientSecurity | None, address: str) -> str:
+    """A broker does not answer strangers, so it looks the same as none."""
+    if security is not None:
+        return "; if it is there, it does not know this key: 'bus allow' on its machine admits it"
+    if address.startswith("tcp://"):
+        return "; if it takes keys, name yours and the broker's"
+    return ""
+
+
+def _checked_welcome(content: dict[str, Any], address: str) -> dict[str, Any]:
+    attempt, place = content.get("attempt"), (content.get("path"), content.get("recording"))
+    if type(attempt) is not int or not all(isinstance(part, str) for part in place):
+        raise BrokerError(f"what answers at {address} is no broker: its welcome lacks what it must have")
+    return content
+
+
+def _refusal(content: dict[str, Any]) -> OffloopError:
+    return named_error(str(content.get("error")), str(content.get("reason", "the broker refused without a reason")))
+
+
+def describe_process() -> dict[str, Any]:
+    """What ``run.json`` says about the program that publishes: command (see
+    :func:`bus.publisher.redaction.redact_command`), folder, host, versions, git commit. What git does not say, or not
+    soon, is ``None``."""
+    commit = _git("rev-parse", "HEAD")
+    changes = None if commit is None else _git("status", "--porcelain", "--untracked-files=no")
+    return {
+        "command": [_readable(argument) for argument in redact_command(sys.argv)],
+        "cwd": _readable(os.getcwd()),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "python": sys.version.split()[0],
+        "versions": {name: version for name in _PACKAGES if (version := _version(name))},
+        "git_commit": commit,
+        "git_dirty": None if changes is None else bool(changes),
+    }
+
+
+def _readable(name: str) -> str:
+    """A name as UTF-8 can have it: the system takes any bytes."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+_PACKAGES = ("offloop", "torch", "torchmetrics", "numpy", "pyzmq", "msgpack", "mcap")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says of the current folder; ``None`` without git, outside a repository, and when it takes long."""
+    # A status need not write the index, for which it would wait for others.
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, timeout=_GIT_SECONDS, check=True, env=environment
+        )
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return done.stdout.strip()

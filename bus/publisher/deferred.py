@@ -1,0 +1,81 @@
+"""Events that wait for a value which is on its way, such as a loss that is being copied from a GPU."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from bus.protocol.frames import MAX_FRAME
+from bus.types.deferred import Deferred
+
+__all__ = ["HeldEvent", "HeldEvents"]
+
+_log = logging.getLogger("offloop")
+_PLAIN = {float, int, bool, str, bytes, list, dict, type(None)}
+
+
+class HeldEvent(NamedTuple):
+    """What :func:`bus.protocol.frames.event_encoder` makes a frame of, kept until its fields are complete."""
+
+    encode: Callable[..., bytes]
+    seq: int
+    base_seq: int
+    time: int
+    timestamp: tuple[int, ...]
+    previous: tuple[int, ...] | None
+    fields: dict[str, Any]
+    context: bytes
+
+    def to_frame(self) -> bytes:
+        """The frame; without the fields if they cannot be packed or are too large, because the event has its number
+        already."""
+        try:
+            frame: bytes = self.encode(*self[1:])
+            if len(frame) > MAX_FRAME:
+                raise ValueError(f"{len(frame):,} bytes, at most {MAX_FRAME:,} are allowed")
+            return frame
+        except (TypeError, ValueError, OverflowError) as error:
+            _log.warning("the fields of event %d cannot be sent and are left out: %s", self.seq, error)
+            bare: bytes = self.encode(*self._replace(fields={"not_sent": str(error)})[1:])
+            return bare
+
+
+class HeldEvents:
+    """A queue of events in order, each of which becomes a frame once its values are there, and after all before it."""
+
+    def __init__(self) -> None:
+        self._events: deque[HeldEvent] = deque()
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def append(self, event: HeldEvent) -> None:
+        """Puts an event at the end."""
+        self._events.append(event)
+
+    def take(self, *, wait: bool) -> list[bytes]:
+        """The frames of the events at the front whose values are there; with ``wait`` those of all events, waiting for
+        their values."""
+        frames: list[bytes] = []
+        while self._events:
+            fields = _complete(self._events[0], wait)
+            if fields is None:
+                break
+            frames.append(self._events.popleft()._replace(fields=fields).to_frame())
+        return frames
+
+
+def _complete(event: HeldEvent, wait: bool) -> dict[str, Any] | None:
+    """The fields with their values, or ``None`` while one is on its way."""
+    fields = event.fields.items()
+    # Asking whether something is a Deferred is slow, and most values obviously are not.
+    late = {name: value for name, value in fields if type(value) not in _PLAIN and isinstance(value, Deferred)}
+    try:
+        if not wait and not all(value.ready() for value in late.values()):
+            return None
+        return {**event.fields, **{name: value.value() for name, value in late.items()}}
+    # A device that has failed raises whatever it likes for everything that is still to come from it; the run's end, and
+    # the error that caused it, must get out all the same.
+    except Exception as error:  # noqa: BLE001
+        _log.warning("event %d is sent without %s: %s", event.seq, ", ".join(late), error)
+        return {**event.fields, **dict.fromkeys(late), "not_sent": str(error)}

@@ -1,0 +1,183 @@
+"""The broker that a publisher starts for its own run, in a process of its own."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bus import errors
+from bus.errors import BrokerError, OffloopError, RunDirectoryError, RunIsLiveError
+from bus.runs.takeover import Predecessor
+
+__all__ = ["TEMPORARY", "BrokerProcess", "Taken", "named_error", "python_path"]
+
+TEMPORARY = (RunDirectoryError, RunIsLiveError)
+"""Why a broker may not take up a run now and may later: a disk that takes nothing, a lock that somebody still holds."""
+
+START_PATIENCE = 20.0
+EXIT_PATIENCE = 3.0
+RESTART_PAUSES = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
+STEADY_SECONDS = 10.0
+
+
+class Taken(NamedTuple):
+    """Where an attempt is recorded whose broker is gone."""
+
+    door: str
+    """Address of its new broker."""
+    path: Path
+    """The run's directory."""
+    in_place: bool
+    """Whether it goes on in the same recording; otherwise in one more."""
+
+
+class BrokerProcess:
+    """The process that serves one run. It is started again when it dies, and then takes up the attempt where the record
+    ends.
+
+    With ``before`` it takes up an attempt whose broker stood alone and is gone: that one is not waited for, see
+    :meth:`taken`.
+
+    Raises:
+        OffloopError: the one that the process named, when it could not begin.
+    """
+
+    def __init__(self, root: Path, name: str, before: Predecessor | None = None) -> None:
+        self._root = root
+        self._name = name
+        self.is_another_ranks = False
+        """Whether the broker of another rank serves the run, and this process has ended in peace."""
+        self._process = self._spawn("begin") if before is None else self._spawn("take-over", json.dumps(before))
+        self._began = time.monotonic()
+        self._restarts = 0
+        self._not_before = 0.0
+        if before is None:
+            self._first_answer()
+
+    def _first_answer(self) -> dict[str, Any]:
+        try:
+            answer = self._first_words()
+        except BaseException:
+            self.kill()
+            raise
+        if "error" in answer:
+            self._process.wait()
+            raise named_error(answer["error"], answer["message"])
+        return answer
+
+    def taken(self) -> Taken | None:
+        """Where the attempt is recorded from now on; ``None`` while that is not known yet. Does not wait.
+
+        Raises:
+            OffloopError: the attempt could not be taken up.
+        """
+        out = self._process.stdout
+        if out is None or not select.select([out], [], [], 0)[0]:
+            return None
+        answer = self._first_answer()
+        path = Path(answer["path"])
+        self._root = path.parent
+        self.is_another_ranks = "joined" in answer
+        return Taken(answer["ready"], path, answer["in_place"])
+
+    def _spawn(self, what: str, *more: str) -> "subprocess.Popen[bytes]":
+        # A session of its own: Ctrl-C in the terminal ends the trainer, and the broker then finishes the record.
+        return subprocess.Popen(
+            # -P: what lies in the current folder must not take the place of a package.
+            [sys.executable, "-P", "-m", "bus.broker", what, str(self._root), self._name, *more],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": python_path()},
+        )
+
+    def _first_words(self) -> dict[str, Any]:
+        """The line in which a new broker says that it is ready, or why it cannot be."""
+        process = self._process
+        assert process.stdout is not None and process.stderr is not None  # noqa: PT018  they are pipes
+        readable, _, _ = select.select([process.stdout], [], [], START_PATIENCE)
+        line = process.stdout.readline() if readable else b""
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            process.kill()
+            *_, why = ["it said nothing", *process.stderr.read().decode(errors="replace").strip().splitlines()]
+            raise BrokerError(f"the broker did not start: {why}") from None
+        finally:
+            self._close_pipes()
+        return answer
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    def ended(self) -> str | None:
+        """How it ended, if it has."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+    def refusal(self) -> OffloopError | None:
+        """Why it does not serve the run again, if one that was started again has said so before it ended."""
+        out = self._process.stdout
+        if self._process.poll() is None or out is None or out.closed:
+            return None
+        # It has ended, so what it said is all there, and reading does not wait.
+        line = out.readline()
+        try:
+            answer = json.loads(line)
+            return named_error(answer["error"], str(answer["message"]))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def restart(self) -> bool:
+        """Starts it again, without waiting for it, unless it has died again and again just now; whether it did."""
+        now = time.monotonic()
+        if now < self._not_before:
+            return False
+        if now - self._began > STEADY_SECONDS:
+            self._restarts = 0
+        self._close_pipes()
+        self._process = self._spawn("resume")
+        self._began = now
+        self._restarts += 1
+        self._not_before = now + RESTART_PAUSES[min(self._restarts, len(RESTART_PAUSES) - 1)]
+        return True
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._process.kill()
+        self._process.wait()
+        self._close_pipes()
+
+    def leave(self) -> None:
+        """Waits a moment for it to finish the record; then it goes on by itself."""
+        try:
+            self._process.wait(EXIT_PATIENCE)
+        except subprocess.TimeoutExpired:
+            # Being told that it has ended keeps Popen from warning about it.
+            self._process.returncode = 0
+        self._close_pipes()
+
+
+def python_path() -> str:
+    """``PYTHONPATH`` for a process of ours, which has to find our packages also where they are not installed."""
+    return os.pathsep.join(part for part in (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")) if part)
+
+
+def named_error(name: str, message: str) -> OffloopError:
+    """The error of ours that a broker named, so that users catch the same one wherever it arose."""
+    kind = getattr(errors, name, None) if name in errors.__all__ else None
+    return kind(message) if kind is not None else BrokerError(message)

@@ -1,0 +1,183 @@
+"""Events on their way to a broker: kept until it has them on disk, sent together, bounded."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import zmq
+
+from bus.errors import ConfigurationError
+from bus.protocol.frames import MAX_FRAME, encode_bundle, encode_control, frames_of
+
+__all__ = ["Outbox"]
+
+BUNDLE_FRAMES = 256
+BUNDLE_BYTES = 64 * 1024
+
+
+class _Parcel(NamedTuple):
+    """Frames that go out as one message: a message costs sender and receiver far more than a frame in it."""
+
+    message: bytes
+    first: int
+    last: int
+    size: int
+
+
+class Outbox:
+    """The frames of one rank in order, numbered from 1 as they are put in, until they are acknowledged.
+
+    What is sent stays in a ring, so that it can be sent once more (:meth:`rewind`) to a broker that was started again
+    or has lost something on the way. All together is bounded in bytes: past the bound the oldest frames fall off. One
+    that was sent before is most likely there already; one that was not is lost, and counted as dropped."""
+
+    def __init__(self, send: Callable[[bytes, int], object], limit: int) -> None:
+        self._send = send
+        self._limit = limit
+        self._frames: deque[bytes] = deque()
+        self._unsent: deque[_Parcel] = deque()
+        self._sent: deque[_Parcel] = deque()
+        self._put = 0
+        self._announce = False
+        self.last_sent = 0
+        """Number of the frame that was handed to the socket last."""
+        self.paused = False
+        """While true nothing is sent: nobody is there to take it."""
+        self.size = 0
+        """Bytes kept, whether sent or not."""
+        self.size_high = 0
+        """The most bytes that were ever kept."""
+        self.sent = 0
+        """Frames handed to the socket, those sent once more not counted."""
+        self.resent = 0
+        """Frames handed to the socket once more."""
+        self.dropped = 0
+        """Frames given up before they were sent, because the bound was reached."""
+
+    def __len__(self) -> int:
+        """How many frames wait to be sent."""
+        return len(self._frames) + sum(parcel.last - parcel.first + 1 for parcel in self._unsent)
+
+    @property
+    def is_half_full(self) -> bool:
+        """Whether what is kept takes more than half of what it may."""
+        return self.size > self._limit // 2
+
+    @property
+    def count(self) -> int:
+        """How many frames were ever put in: the number of the last one."""
+        return self._put
+
+    @property
+    def first(self) -> int:
+        """Number of the oldest frame that is kept; of the next one when none is."""
+        for parcels in (self._sent, self._unsent):
+            if parcels:
+                return parcels[0].first
+        return self._put - len(self._frames) + 1
+
+    def put(self, frame: bytes) -> None:
+        """Puts a frame at the end.
+
+        Raises:
+            ConfigurationError: it is larger than the protocol allows.
+        """
+        size = len(frame)
+        if size > MAX_FRAME:
+            raise ConfigurationError(f"an event of {size:,} bytes cannot be sent: at most {MAX_FRAME:,} are allowed")
+        self._frames.append(frame)
+        self._put += 1
+        self.size += size
+        if self.size > self._limit:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        self.size_high = max(self.size_high, self._limit)
+        while self.size > self._limit and (self._sent or self._unsent or self._frames):
+            if self._sent:
+                self.size -= self._sent.popleft().size
+                continue
+            if self._unsent:
+                parcel = self._unsent.popleft()
+                self.size -= parcel.size
+                self.dropped += self._new_in(parcel)
+            else:
+                self.size -= len(self._frames.popleft())
+                self.dropped += 1
+            self._announce = True
+
+    def send(self) -> None:
+        """Sends what the socket takes now; the rest stays for the next time."""
+        if self.paused:
+            return
+        try:
+            if self._announce:
+                self._send(encode_control("resume", {"from": self.first}), zmq.NOBLOCK)
+                self._announce = False
+            while self._unsent or self._frames:
+                if not self._unsent:
+                    self._unsent.append(self._gather())
+                parcel = self._unsent[0]
+                self._send(parcel.message, zmq.NOBLOCK)
+                self._sent.append(self._unsent.popleft())
+                self.last_sent = parcel.last
+                new = self._new_in(parcel)
+                self.sent += new
+                self.resent += parcel.last - parcel.first + 1 - new
+        except zmq.Again:
+            pass
+        if self.size > self.size_high:
+            self.size_high = self.size
+
+    def _new_in(self, parcel: _Parcel) -> int:
+        """How many frames of a parcel were neither sent nor dropped before."""
+        return max(0, parcel.last - max(parcel.first - 1, self.sent + self.dropped))
+
+    def _gather(self) -> _Parcel:
+        """Takes the frames of the next message from the front of the queue."""
+        queue = self._frames
+        first = self._put - len(queue) + 1
+        gathered = [queue.popleft()]
+        size = len(gathered[0])
+        while queue and len(gathered) < BUNDLE_FRAMES and size + len(queue[0]) <= BUNDLE_BYTES:
+            frame = queue.popleft()
+            gathered.append(frame)
+            size += len(frame)
+        message = gathered[0] if len(gathered) == 1 else encode_bundle(gathered)
+        return _Parcel(message, first, first + len(gathered) - 1, size)
+
+    def acknowledge(self, number: int) -> None:
+        """Forgets the frames up to ``number``: they are on disk."""
+        for parcels in (self._sent, self._unsent):
+            while parcels and parcels[0].last <= number:
+                self.size -= parcels.popleft().size
+
+    def rewind(self) -> None:
+        """Begins again at the oldest frame that is kept, and tells the broker with which number that is."""
+        self._unsent.extendleft(reversed(self._sent))
+        self._sent.clear()
+        self._announce = True
+
+    @property
+    def oldest(self) -> bytes | None:
+        """The oldest frame that is kept."""
+        for parcels in (self._sent, self._unsent):
+            if parcels:
+                message, first, last, _ = parcels[0]
+                frame: bytes = message if first == last else frames_of(message)[0]
+                return frame
+        return self._frames[0] if self._frames else None
+
+    def put_in_front(self, frame: bytes) -> None:
+        """Puts a frame before the oldest one that is kept, with the number before it, and begins again there."""
+        number = self.first - 1
+        self.rewind()
+        self._unsent.appendleft(_Parcel(frame, number, number, len(frame)))
+        self.size += len(frame)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._frames.clear()
+        self._unsent.clear()
+        self._sent.clear()
+        self.size = 0

@@ -1,0 +1,690 @@
+"""The sending end: what a training loop uses. Nothing here ever waits for a peer while the training goes on."""
+
+import atexit
+import logging
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from time import thread_time_ns
+from types import TracebackType
+from typing import Any, Literal
+
+from bus.errors import ClosedError, ConfigurationError, ProtocolError
+from bus.net.curve import ClientSecurity
+from bus.protocol.frames import CHECKPOINT, COMMAND, DEMAND, END, MAX_DEPTH, Topic, event_encoder, is_shallow, pack_map
+from bus.protocol.order import Ending
+from bus.publisher.connection import connect
+from bus.publisher.deferred import HeldEvent, HeldEvents
+from bus.publisher.logged import LoggedValues, checked_step
+from bus.publisher.session import Uplink
+from bus.runs.directory import runs_dir as runs_directory
+from bus.types.commands import Command
+from bus.types.consumers import Standing
+from bus.types.deferred import Deferred
+from bus.types.demand import BASE_EVENTS, Demand, batch_number
+from bus.types.event import Event
+from bus.types.intervals import Moment
+from bus.types.timestamp import Timestamp, wall_clock
+
+__all__ = ["BASE_EVENTS", "Deferred", "Publisher", "PublisherStatistics"]
+
+_log = logging.getLogger("offloop")
+
+_EXCHANGE_EVERY = 50_000_000
+_REPORT_EVERY = 1_000_000_000
+_FLUSH_MASK = 0xFF
+_SAMPLE_MASK = 0x3F
+LOG_VALUES = 1000
+LOG_SECONDS = 1.0
+BACKLOG_BYTES = 64 * 1024 * 1024
+MIN_BACKLOG_BYTES = 64 * 1024
+_CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
+_TRAINING_TIME = (
+    *("iteration", "epoch", "batch", "sample", "token"),
+    *("epoch_in_iteration", "token_in_iteration", "batch_in_epoch", "sample_in_epoch", "token_in_epoch"),
+    *("total_wct", "iteration_wct", "epoch_wct", "batch_wct"),
+)
+
+
+@dataclass(frozen=True)
+class PublisherStatistics:
+    """How the sending end is doing; counts since it began."""
+
+    published: int
+    """Events accepted."""
+    sent: int
+    """Events handed to the broker's connection, each counted once."""
+    acknowledged: int
+    """Events that the broker has on disk."""
+    lag: int
+    """Events accepted that the broker does not have on disk yet."""
+    resent: int
+    """Events sent once more, to a broker that was started again or that had lost something."""
+    dropped: int
+    """Events given up because the backlog reached its bound."""
+    held: int
+    """Events held back now for a value that is on its way."""
+    backlog: int
+    """Events that wait now to be sent, to be sent together or because the broker does not read fast enough."""
+    backlog_bytes: int
+    """Size of what is kept: what waits, and what was sent and is not acknowledged."""
+    backlog_bytes_high: int
+    """The largest size that was ever kept."""
+    broker_restarts: int
+    """How often the broker was lost and found or started again."""
+    fields_left_out: int
+    """How often a field was left out because consumers that may only view had asked for too much."""
+    nanoseconds_per_event: float
+    """Processor time that publishing costs the thread that trains: the mean of encoding (measured at one event in 64)
+    and of sending and listening (measured always). Without what the caller does before it publishes."""
+
+
+class _Lane:
+    """What is kept for one event: its encoder, whether it counts among the base events (1) or not (0), and whether it
+    is sent at once."""
+
+    __slots__ = ("counts", "encode", "is_urgent")
+
+    def __init__(self, event: Event, encode: Callable[..., bytes]) -> None:
+        self.encode = encode
+        self.counts = int(event in BASE_EVENTS)
+        self.is_urgent = event in BASE_EVENTS and event is not Event.BATCH_END
+
+
+class Publisher:
+    """Publishes one rank's events to the broker of a run, and starts that broker when none is named.
+
+    Publishing is bounded in time and memory: an event is encoded and handed to a socket that does not wait. While the
+    broker does not read, events are kept (``backlog_bytes``, 64 MiB by default) and sent later; past that bound the
+    oldest are dropped and counted. In a loop that is faster than ``max_delay`` (in seconds) the events of batches are
+    sent in bursts, each at most that much later, or with the next event: waking other processes costs the loop more
+    than the sending. All other events are sent at once.
+
+    ``run_name`` defaults to a new name; ``broker`` is the address of a broker that stands alone
+    (``tcp://127.0.0.1:5570``), by default one is started in the run's directory. ``events`` are published in any
+    case, further ones while a consumer wants them; the live set is :attr:`wanted`. ``info`` goes into ``run.json``.
+    ``clock`` gives nanoseconds since 1970. ``on_command`` is called with each :class:`~bus.types.commands.Command` that
+    comes, while an event is published or in :meth:`poll`; it is to be answered with :meth:`answer`. Without it ``stop``
+    sets :attr:`stop_requested`, and all others are refused.
+
+    Raises:
+        RunIsLiveError: the run has a live publisher already.
+        RunDirectoryError: the run's directory cannot be written.
+        BrokerError: the broker did not start, or refused.
+    """
+
+    _closed = True  # until the broker has said welcome
+
+    def __init__(
+        self,
+        run_name: str | None = None,
+        *,
+        runs_dir: str | os.PathLike[str] | None = None,
+        broker: str | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        info: dict[str, Any] | None = None,
+        events: Iterable[Event] = BASE_EVENTS,
+        clock: Callable[[], int] | None = None,
+        max_delay: float = 0.05,
+        backlog_bytes: int = BACKLOG_BYTES,
+        on_command: Callable[[Command], object] | None = None,
+        security: ClientSecurity | None = None,
+    ) -> None:
+        if not 0 <= max_delay <= 1:
+            raise ConfigurationError(f"max_delay is {max_delay}; it is in seconds: 0 to 1, 0 sends every event at once")
+        check_backlog_bytes(backlog_bytes)
+        self.stop_requested = False
+        """Whether somebody has asked for the training to end: a loop of your own looks here after each batch."""
+        self.stop_reason: str | None = None
+        """Why, and who has asked."""
+        self._on_command = on_command or self._take_stop
+        self._always = frozenset(events)
+        self.wanted: set[Event] = set(self._always)
+        """The events to publish now. It is changed in place, so that a loop can keep it at hand."""
+        self.demand = Demand()
+        """What consumers want beyond the events that are published in any case."""
+        self.unlimited_demand: Demand | None = None
+        """What of it consumers want that may command the training; ``None`` while all of them may."""
+        self.demand_version = 0
+        """A number that changes whenever one of these does."""
+        self.fields_left_out = 0
+        """How often a field was left out because those who may only view had asked for too much."""
+        link = connect(run_name, runs_dir, broker, rank, world_size, info or {}, self._always, security)
+        self._closed = False
+        welcome = link.welcome
+        self.run_name: str = link.run_name
+        self.attempt: int = welcome["attempt"]
+        self.info = link.info
+        """What is written down about the run in ``run.json``: what was given as ``info``, and the process."""
+        self.address = link.address
+        """Where the run's broker is: further ranks join it there."""
+        self._topic = Topic(self.run_name, END, rank)
+        self._world_size = world_size
+        self._clock = clock or wall_clock()
+        self._began = self._clock()
+        self._lanes = {event: _Lane(event, self._encoder(event.value)) for event in Event}
+        self._uplink = Uplink(link, backlog_bytes, runs_directory(runs_dir).absolute())
+        self._outbox = self._uplink.outbox
+        self._held = HeldEvents()
+        self._max_delay = round(max_delay * 1e9)
+        self._last_time = self._flush_at = self._next_exchange = self._next_report = 0
+        self._seq = self._base_seq = 0
+        self._encoding_time = self._encodings_timed = self._flushing_time = 0
+        self._sending = 0
+        self._close_as: tuple[str, str | None, str | None] | None = None
+        self._context: tuple[dict[str, Any], bytes] = ({}, b"")
+        self._previous: tuple[int, ...] | None = None
+        self._at = Timestamp().values
+        self._counts_batches = False
+        self._logged = LoggedValues()
+        self._logged_at = 0
+        self._standings: dict[str, Standing] = {}
+        self.expected_consumers: set[str] = set()
+        """Names of consumers that are waited for to come: a name is taken out when its consumer has come, also when it
+        has left since."""
+        self.kept_events: frozenset[Event] = frozenset()
+        """The events that stay in :attr:`wanted` when no broker will take the run any more: for ranks that do something
+        together at them."""
+        self._take_news()
+        _open_publishers.add(self)
+
+    def _encoder(self, name: str) -> Callable[..., bytes]:
+        return event_encoder(self._topic._replace(name=name), self.attempt)
+
+    @staticmethod
+    def pack_context(context: dict[str, Any]) -> bytes:
+        """Packs what changes rarely, once for many :meth:`send`."""
+        return pack_map(context)
+
+    def send(
+        self,
+        event: Event,
+        timestamp: tuple[int, ...],
+        previous: tuple[int, ...] | None,
+        fields: dict[str, Any],
+        context: bytes,
+        has_deferred: bool = False,
+    ) -> None:
+        """Publishes an event without asking whether it is wanted: the fast way, for loops that look into
+        :attr:`wanted` themselves.
+
+        ``timestamp`` and ``previous`` are the 14 values of a :class:`~bus.types.timestamp.Timestamp`; ``context`` comes
+        from :meth:`pack_context`.
+
+        With ``has_deferred`` there may be :class:`Deferred` values among the fields. The event, and every one after
+        it, is then held back in order until they are there; that is looked up at later events, and waited for only at
+        FIT_END and :meth:`close`. ``fields`` may be kept until then."""
+        self._sending += 1
+        try:
+            if self._closed:
+                # By a signal handler, since somebody asked whether the event is wanted.
+                return
+            now = self._clock()
+            if now < self._last_time:
+                now = self._last_time
+            lane = self._lanes[event]
+            seq = self._seq + 1
+            base_seq = self._base_seq + lane.counts
+            began = 0 if seq & _SAMPLE_MASK else thread_time_ns()
+            if has_deferred or self._held:
+                self._held.append(HeldEvent(lane.encode, seq, base_seq, now, timestamp, previous, fields, context))
+            else:
+                self._outbox.put(lane.encode(seq, base_seq, now, timestamp, previous, fields, context))
+            # Numbers are given only now: a field that cannot be packed leaves no hole in them.
+            self._last_time = now
+            self._seq = seq
+            self._base_seq = base_seq
+            if began:
+                self._encoding_time += thread_time_ns() - began
+                self._encodings_timed += 1
+            if now >= self._flush_at or lane.is_urgent or not seq & _FLUSH_MASK:
+                self._flush(wait=event is Event.FIT_END)
+        finally:
+            self._sending -= 1
+            if self._close_as is not None and not self._sending:
+                self.close(*self._close_as)
+
+    def publish(self, event: Event | str, **fields: Any) -> None:
+        """Publishes an event of a loop of your own, if anybody wants it.
+
+        ``epoch``, ``batch``, ``sample``, ``token``, ``batch_in_epoch`` and the like say where the training stands;
+        ``total_wct`` (a timedelta) is the time spent training, by default what has passed since this publisher was
+        made. ``lr`` is a rate or a list of rates, or a map of optimizer name to rates; ``loss`` a number, whatever
+        ``float`` takes, or a :class:`~bus.types.deferred.Deferred`. Anything else becomes a field of the snapshot,
+        if MessagePack can hold it.
+
+        Raises:
+            ConfigurationError: no such event, or a value that cannot be sent, such as a loss on a GPU: reading it
+                would make the loop wait, and whether it may is yours to say.
+            ClosedError: the publisher is closed.
+        """
+        event = Event(event)
+        if self._closed:
+            self._check_lost()
+        if event not in self.wanted:
+            return
+        fields.setdefault("total_wct", timedelta(microseconds=(self._clock() - self._began) // 1000))
+        loss = fields.get("loss")
+        if getattr(loss, "is_cuda", False):
+            raise ConfigurationError(
+                "the loss is on a GPU: make gpu = trainer.device.GpuDevice() once and publish gpu.read_later(loss), "
+                "or float(loss) if the loop may wait for it"
+            )
+        has_deferred = isinstance(loss, Deferred)
+        try:
+            timestamp = Timestamp(**{name: fields.pop(name) for name in _TRAINING_TIME if name in fields}).values
+            # The first batch begins where every training does, also in a loop that says nothing before its end.
+            previous = self._previous or (Timestamp().values if timestamp[2] == 1 else None)
+            if event not in self._always and not self.demand.is_due(
+                event, batch_number(event, timestamp), Moment(event, timestamp, previous)
+            ):
+                return
+            context = self._pack_plain_context({name: fields.pop(name) for name in _CONTEXT_NAMES if name in fields})
+            if "lr" in fields and not isinstance(fields["lr"], dict):
+                rates = fields["lr"] if isinstance(fields["lr"], list | tuple) else [fields["lr"]]
+                fields["lr"] = {"optimizer": [float(rate) for rate in rates]}
+            if not is_shallow(fields):
+                raise ValueError(f"lists and maps are nested deeper than {MAX_DEPTH}")
+            if loss is not None and not has_deferred:
+                fields["loss"] = float(loss.detach() if hasattr(loss, "detach") else loss)
+            self._at = timestamp
+            carries = self._logged.count and event in BASE_EVENTS and "logged" not in fields
+            if carries:
+                fields["logged"] = self._logged.entries()
+                has_deferred = has_deferred or self._logged.has_late
+            self.send(event, timestamp, previous, fields, context, has_deferred)
+            if carries:
+                self._logged.clear()
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise ConfigurationError(
+                f"a field of {event.value} cannot be sent ({error}): use numbers, text, bytes, lists, maps and None"
+            ) from None
+        self._previous = timestamp
+        self._counts_batches = self._counts_batches or timestamp[2] > 0
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Logs numbers of a loop of your own under their names; the callback ``metrics`` hands them to loggers, and
+        dashboards show them.
+
+        Without ``step`` it is the number of batches that the last event counted. Before an event has counted any, the
+        first step is 0, and a name that comes again begins the next. Values are numbers, NaN and infinities among
+        them, whatever ``float`` takes, or a :class:`~bus.types.deferred.Deferred`. Of several values of a name for
+        a step the last one counts.
+
+        They travel with the next event that is published. In a loop whose events count no batches, each step is a
+        batch, and travels when the next one is logged. :meth:`poll` and :meth:`close` send what waits.
+
+        Raises:
+            ConfigurationError: a value that is no number, such as text or an image, or one on a GPU.
+            ClosedError: the publisher is closed.
+        """
+        if self._closed:
+            self._check_lost()
+            return
+        logged = self._logged
+        if step is not None:
+            step = checked_step(step)
+        else:
+            step = self._at[2] if self._counts_batches else logged.step_for(values)
+        if logged.count and self._is_due(step):
+            self._publish_logged()
+        if not logged.count:
+            self._logged_at = self._clock()
+        logged.add(values, step)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether what was logged goes out before something is logged for that step."""
+        if not self._counts_batches:
+            return self._logged.has_other_than(step)
+        return self._logged.count >= LOG_VALUES or self._clock() - self._logged_at >= LOG_SECONDS * 1e9
+
+    def _publish_logged(self) -> None:
+        """Publishes what was logged with an event of its own."""
+        fields, has_late, step = {"logged": self._logged.entries()}, self._logged.has_late, self._logged.step
+        # First of all, because a signal handler may close in the middle of it.
+        self._logged.clear()
+        context = self._context[1] or self._pack_plain_context({})
+        if self._counts_batches:
+            # An event at which nothing is done but what was asked for: the batch has ended already.
+            self.send(Event.ITERATION_CHECKPOINT, self._at, None, fields, context, has_late)
+            return
+        before = Timestamp.from_values(self._at)
+        began = max(step, int(before.batch))
+        total = timedelta(microseconds=(self._clock() - self._began) // 1000)
+        self._at = Timestamp(batch=began + 1, total_wct=total).values
+        previous = Timestamp(batch=began, total_wct=before.total_wct).values
+        self.send(Event.BATCH_END, self._at, previous, fields, context, has_late)
+
+    def _check_lost(self) -> None:
+        """Raises :class:`ClosedError` unless it was closed because no broker would take the run any more."""
+        if not self._uplink.lost:
+            raise ClosedError(
+                f"the publisher of run {self.run_name!r} is closed: publish before close(), or make a new one"
+            )
+
+    def _pack_plain_context(self, context: dict[str, Any]) -> bytes:
+        if "max_duration" in context:
+            context["max_duration"] = str(context["max_duration"])
+        context["world_size"] = self._world_size
+        if context != self._context[0]:
+            self._context = (context, self.pack_context(context))
+        return self._context[1]
+
+    def poll(self) -> None:
+        """Sends what waits and reads what the broker said, without waiting. :meth:`send` does it by itself; this is for
+        loops that pause."""
+        if not self._closed:
+            if self._logged.count:
+                self._publish_logged()
+            self._next_exchange = 0
+            self._flush(wait=False)
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's directory, as the broker sees it; another one once a broker of our own has taken the place of one
+        elsewhere."""
+        return self._uplink.run_dir
+
+    @property
+    def recording(self) -> Path:
+        """Where the broker records this attempt."""
+        return self._uplink.recording
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is published any more."""
+        return self._closed
+
+    def wait(self) -> None:
+        """As :meth:`poll`, after a moment in which something may come."""
+        if not self._closed:
+            self._uplink.wait()
+            self.poll()
+
+    def _flush(self, *, wait: bool) -> None:
+        began = thread_time_ns()
+        self._flush_at = self._last_time + self._max_delay
+        if self._held:
+            for frame in self._held.take(wait=wait):
+                self._outbox.put(frame)
+        self._outbox.send()
+        if self._last_time >= self._next_exchange:
+            self._next_exchange = self._last_time + _EXCHANGE_EVERY
+            self._exchange()
+        self._flushing_time += thread_time_ns() - began
+
+    def _exchange(self) -> None:
+        self._uplink.listen()
+        if self._uplink.lost:
+            self._shut()
+            return
+        self._take_news()
+        self._outbox.send()
+        if self._last_time >= self._next_report:
+            self._next_report = self._last_time + _REPORT_EVERY
+            self._uplink.report(asdict(self.statistics()))
+
+    def _take_news(self) -> None:
+        uplink = self._uplink
+        while uplink.news:
+            news = uplink.news.pop(0)
+            self._take_standings(news)
+            if "demand" in news:
+                self._take_demand(news)
+        while uplink.commands:
+            content = uplink.commands.pop(0)
+            try:
+                command = Command.from_wire(content)
+            except ProtocolError as error:
+                _log.warning("run %s: skipped a command: %s", self.run_name, error)
+                continue
+            self._on_command(command)
+
+    def _take_stop(self, command: Command) -> None:
+        if command.name == "stop":
+            self.stop_requested = True
+            self.stop_reason = command.reason
+            self.answer(command, Event.BATCH_END, self._at)
+        else:
+            self.answer(command, Event.BATCH_END, self._at, "this training loop takes no other command than 'stop'")
+
+    def answer(self, command: Command, event: Event, timestamp: tuple[int, ...], error: str | None = None) -> None:
+        """Tells whoever sent a command, and the stream, that it has taken effect at an event, or with ``error`` why it
+        has not. ``timestamp`` is the training time of that, as for :meth:`send`."""
+        if self._closed:
+            return
+        batch = timestamp[2]
+        self._publish_mark(COMMAND, timestamp, {**command.to_wire(), "event": event.value, "error": error})
+        if command.id:
+            told = {"id": command.id, "event": event.value, "batch": batch, "error": error}
+            self._uplink.say("applied", told)
+
+    def _take_standings(self, told: dict[str, Any]) -> None:
+        rank = self._topic.rank
+        try:
+            standings = {key: Standing.from_wire(one, rank) for key, one in told.get("consumers", {}).items()}
+        except (ProtocolError, AttributeError) as error:
+            _log.warning("run %s: what the broker says of consumers makes no sense: %s", self.run_name, error)
+            return
+        if "demand" in told:
+            self._standings = {}
+        self._standings.update(standings)
+        self.expected_consumers.difference_update(one.name for one in standings.values() if one.name is not None)
+
+    def is_handled(self, seq: int, field: str) -> bool:
+        """Whether every consumer that asks for a field is through with an event, by its number; for whoever lends them
+        memory with that field."""
+        rank = self._topic.rank
+        return all(one.handled[rank] >= seq for one in self._standings.values() if field in one.fields)
+
+    @property
+    def consumers(self) -> Collection[Standing]:
+        """The consumers that decide something, or ask for further fields; as far as the broker has said."""
+        return self._standings.values()
+
+    @property
+    def next_seq(self) -> int:
+        """The number of the event that is published next."""
+        return self._seq + 1
+
+    def wait_until_handled(
+        self,
+        event: Event,
+        names: Collection[str] | None,
+        seconds: float,
+        leave: Callable[[], bool] = lambda: False,
+    ) -> set[str]:
+        """Waits until each consumer that may decide something at an event is through with everything published so far:
+        those of these names, or all. No longer than ``seconds``, nor when ``leave`` says so; returns the names of those
+        that are not.
+
+        The one place where a publisher waits while the training goes on, for those who ask for that."""
+        if self._closed or not self._late(event, names, self._seq + 1):
+            return set()
+        self._next_exchange = 0
+        self._flush(wait=True)
+        seq, deadline = self._seq, time.monotonic() + seconds
+        while not self._closed and (late := self._late(event, names, seq)):
+            if time.monotonic() >= deadline or leave():
+                return late
+            self.wait()
+        return set()
+
+    def _late(self, event: Event, names: Collection[str] | None, seq: int) -> set[str]:
+        rank = self._topic.rank
+        return {
+            one.name or UNNAMED
+            for one in self._standings.values()
+            if event.value in one.decides
+            and one.handled[rank] < seq
+            and (names is None or (one.name or UNNAMED) in names)
+        }
+
+    def _take_demand(self, told: dict[str, Any]) -> None:
+        try:
+            demand, limit = Demand.from_wire(told["demand"] or {}), told.get("unlimited")
+            unlimited = None if limit is None else Demand.from_wire(limit)
+        except ProtocolError as error:
+            _log.warning("run %s: what the broker says consumers want makes no sense: %s", self.run_name, error)
+            return
+        if (demand, unlimited) != (self.demand, self.unlimited_demand):
+            self.demand, self.unlimited_demand = demand, unlimited
+            self.demand_version += 1
+            self.wanted &= self._always | demand.events
+            self.wanted |= demand.events
+
+    def wants(self, event: Event | str, field: str, batch: int) -> bool:
+        """Whether somebody asked for a field of an event at that batch, counted from 1: for loops of your own, which
+        then compute it and pass it to :meth:`publish`."""
+        return field in self.demand.due_fields(Event(event), batch)
+
+    def demand_in_effect(self, timestamp: tuple[int, ...]) -> None:
+        """Tells the stream that what consumers want at this moment is published from here on."""
+        self._publish_mark(DEMAND, timestamp, {"demand": self.demand.to_wire()})
+
+    def mark_checkpoint(
+        self, action: Literal["save", "load"], timestamp: tuple[int, ...], run: str | None = None
+    ) -> None:
+        """Tells the stream that a checkpoint of this training time is saved here, or was loaded: consumers keep the
+        state that their callbacks have here, or continue from the one that they had there. ``run`` is the run that a
+        loaded checkpoint is of, by default this one.
+
+        To be called by the first rank, before it writes the file, so that a checkpoint that exists has its mark. It
+        waits for values on a device that earlier events lack, as the copies for the file do."""
+        if self._closed:
+            return
+        self._publish_mark(CHECKPOINT, timestamp, {"action": action, "run": run or self.run_name})
+        self._flush(wait=True)
+
+    def _publish_mark(self, name: str, timestamp: tuple[int, ...], fields: dict[str, Any]) -> None:
+        context = pack_map({"world_size": self._world_size})
+        now = max(self._clock(), self._last_time)
+        mark = HeldEvent(self._encoder(name), self._seq + 1, self._base_seq + 1, now, timestamp, None, fields, context)
+        if self._held:
+            self._held.append(mark)
+        else:
+            self._outbox.put(mark.to_frame())
+        self._last_time = now
+        self._seq += 1
+        self._base_seq += 1
+
+    def close(self, status: str = "finished", error: str | None = None, reason: str | None = None) -> None:
+        """Ends the stream: sends what is left and how the run ended (``finished``, ``failed`` or ``stopped``), and
+        waits until the broker has it on disk, but no longer than five seconds without getting on. ``reason`` says why
+        it was stopped, by default :attr:`stop_reason`. Can be called more than once."""
+        if self._closed:
+            return
+        if status not in ("finished", "failed", "stopped"):
+            raise ConfigurationError(f"a run cannot end {status!r}: use 'finished', 'failed' or 'stopped'")
+        if self._sending:
+            # A signal handler closes in the middle of an event, which has to be whole first.
+            self._close_as = status, error, reason
+            return
+        self._close_as = None
+        try:
+            if self._logged.count:
+                self._publish_logged()
+            self._flush(wait=True)
+            if not self._closed:
+                ending = Ending(status, error, reason or (self.stop_reason if status == "stopped" else None))
+                self._publish_mark(END, Timestamp().values, ending.to_fields())
+                self._uplink.settle(self._seq)
+        finally:
+            self._shut()
+
+    def _shut(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.wanted &= self.kept_events
+        _open_publishers.discard(self)
+        self._uplink.close()
+
+    @property
+    def recorded_all(self) -> bool:
+        """Whether the broker has everything that was published so far on disk."""
+        uplink = self._uplink
+        return not uplink.lost and uplink.trouble is None and uplink.acknowledged >= self._seq
+
+    def statistics(self) -> PublisherStatistics:
+        """How the sending end is doing."""
+        uplink, outbox = self._uplink, self._outbox
+        encoding = self._encoding_time / max(1, self._encodings_timed)
+        return PublisherStatistics(
+            published=self._seq,
+            sent=outbox.sent,
+            acknowledged=uplink.acknowledged,
+            lag=self._seq - uplink.acknowledged,
+            resent=outbox.resent,
+            dropped=outbox.dropped,
+            held=len(self._held),
+            backlog=len(outbox),
+            backlog_bytes=outbox.size,
+            backlog_bytes_high=outbox.size_high,
+            broker_restarts=uplink.restarts,
+            fields_left_out=self.fields_left_out,
+            nanoseconds_per_event=encoding + self._flushing_time / max(1, self._seq),
+        )
+
+    def __enter__(self) -> "Publisher":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(*ending_for(error))
+
+    def __del__(self) -> None:
+        if not self._closed:
+            self.close(*ending_for(None))
+
+    def _forget(self) -> None:
+        """In a forked child: the stream stays the parent's."""
+        self._closed = True
+        self.wanted.clear()
+
+
+def check_backlog_bytes(value: int) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` for a bound in which no event could be kept."""
+    if not isinstance(value, int) or value < MIN_BACKLOG_BYTES:
+        raise ConfigurationError(
+            f"backlog_bytes is {value!r}: it bounds the memory for events that are not on disk yet, in bytes, "
+            f"{MIN_BACKLOG_BYTES:,} or more; {BACKLOG_BYTES:,} is the default"
+        )
+
+
+def ending_for(error: BaseException | None) -> tuple[str, str | None, str | None]:
+    """How a run ends that ``error`` has ended: the status, the text and the reason for :meth:`Publisher.close`. What a
+    ``KeyboardInterrupt`` carries is the reason."""
+    if error is None:
+        return "finished", None, None
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped", None, str(error) or "signal SIGINT"
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return "finished", None, None
+    return "failed", f"{type(error).__name__}: {error}", None
+
+
+UNNAMED = "a consumer without a name"
+_open_publishers: "weakref.WeakSet[Publisher]" = weakref.WeakSet()
+
+
+def _close_forgotten() -> None:
+    """At exit, ends the streams that nobody closed, as failed if an exception ended the program."""
+    for publisher in list(_open_publishers):
+        publisher.close(*ending_for(getattr(sys, "last_value", None)))
+
+
+def _forget_in_child() -> None:
+    for publisher in list(_open_publishers):
+        publisher._forget()
+
+
+atexit.register(_close_forgotten)
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,123 @@
+"""Recordings as people use them: iterate over a file's snapshots."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from bus.errors import RecordingError, RunNotFoundError
+from bus.protocol.frames import CHECKPOINT, COMMAND, END
+from bus.protocol.order import CheckpointMark, Ending, Gap, StreamOrder
+from bus.protocol.snapshot import Snapshot
+from bus.recording.reader import JournalReader
+from bus.runs.directory import RUN_FILE, read_run
+from bus.types.commands import Outcome
+from bus.types.event import Event
+
+__all__ = ["Recording"]
+
+
+class Recording:
+    """The recorded stream of one attempt of a run; iterate over it for its snapshots.
+
+    ``path`` is a recording, or a run's directory (then ``attempt`` chooses one; the newest by default). The file may
+    belong to a run that still goes on, or be cut off: everything whole in it is read, and ``damage`` says what was
+    not.
+
+    Raises:
+        RecordingError: there is no such file, or it is not a recording.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], attempt: int | None = None) -> None:
+        self.path = _find(Path(path), attempt)
+        with JournalReader(self.path) as reader:
+            # The name stands in a metadata record before the first chunk.
+            for _ in reader.read():
+                break
+            metadata = reader.metadata
+        try:
+            self.run_name = metadata["run"]
+            self.attempt = int(metadata["attempt"])
+            self.run_id = metadata.get("id")
+            """The run's identity: see :attr:`bus.runs.RunInfo.id`; ``None`` in a recording that does not say it."""
+        except (KeyError, ValueError):
+            raise RecordingError(
+                f"{self.path} is not a recording: it does not say of which run; nothing in it can be read"
+            ) from None
+        self.on_checkpoint: Callable[[CheckpointMark], object] = lambda mark: None
+        """Called where the training has saved or loaded a checkpoint, between the snapshots before and after that."""
+        self.ending: Ending | None = None
+        """How the run ended, after an iteration to the end of the file; ``lost`` when the file does not say it."""
+        self.damage: str | None = None
+        """What could not be read, with its offset, after an iteration; ``None`` when all was good."""
+        self._order = StreamOrder(self.run_name, self.attempt, None)
+        self.gaps: tuple[Gap, ...] = ()
+        """Events that are missing in the record, as far as the iteration has come."""
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return self.snapshots()
+
+    def snapshots(
+        self, events: Iterable[Event] | None = None, *, after: Mapping[int, tuple[int, int]] | None = None
+    ) -> Iterator[Snapshot]:
+        """The snapshots of the given events, in the order in which the broker sent them out; all when ``events`` is
+        ``None``. ``after`` is where to go on: of each rank ``(seq, base_seq)`` of the last snapshot that need not come
+        again."""
+        self._order = order = StreamOrder(self.run_name, self.attempt, events, after)
+        self.gaps = ()
+        from_record = order.from_record
+        with JournalReader(self.path) as reader:
+            for records in reader.read():
+                for record in records:
+                    snapshot = from_record(record.topic, record.body)
+                    if len(order.gaps) > len(self.gaps):
+                        self.gaps = tuple(order.gaps)
+                    if isinstance(snapshot, CheckpointMark):
+                        self.on_checkpoint(snapshot)
+                    elif snapshot is not None:
+                        yield snapshot
+            problems = [*reader.damage, *([reader.cut] if reader.cut else []), *order.problems]
+        self.damage = "; ".join(problems) or None
+        self.ending = order.ending or Ending("lost")
+
+    def answered(self) -> tuple[Outcome, ...]:
+        """The commands that the training answered, in order, as far as the iteration has come."""
+        return tuple(self._order.outcomes)
+
+    def read_endings(self) -> list[Ending]:
+        """How its ranks ended, of those that have; faster than an iteration."""
+        return self._read_marks(END).endings
+
+    def read_commands(self) -> list[Outcome]:
+        """The commands that its trainer answered, in order, and what became of each; faster than an iteration."""
+        return self._read_marks(COMMAND).outcomes
+
+    def read_checkpoints(self) -> list[CheckpointMark]:
+        """Where its training has saved and loaded checkpoints, in order; faster than an iteration."""
+        return self._read_marks(CHECKPOINT).checkpoints
+
+    def _read_marks(self, name: str) -> StreamOrder:
+        order = StreamOrder(self.run_name, self.attempt, None)
+        with JournalReader(self.path) as reader:
+            for records in reader.read():
+                for record in records:
+                    if f"/{name}/" in record.topic:
+                        order.from_record(record.topic, record.body)
+        return order
+
+    def __repr__(self) -> str:
+        return f"<Recording {self.path} of {self.run_name}, attempt {self.attempt}>"
+
+
+def _find(path: Path, attempt: int | None) -> Path:
+    if not path.is_dir():
+        return path
+    if not (path / RUN_FILE).exists():
+        raise RecordingError(f"{path} is a directory without a {RUN_FILE}, so it is no run; 'bus runs' lists the runs")
+    run = read_run(path)
+    for candidate in run.attempts:
+        if attempt == candidate.number:
+            return candidate.recording
+    if attempt is not None:
+        numbers = ", ".join(str(candidate.number) for candidate in run.attempts)
+        raise RunNotFoundError(f"run {run.name!r} has no attempt {attempt}; there are {numbers}")
+    return run.recording

@@ -1,0 +1,187 @@
+"""Where a replay begins and ends: moments of a recorded run, by training time or by the clock."""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Protocol
+
+from bus.errors import ConfigurationError, InvalidTimeError
+from bus.protocol.snapshot import Snapshot
+from bus.recording.recording import Recording
+from bus.types.event import Event
+from bus.types.timestamp import Time, TimeUnit
+
+__all__ = ["SETUP_EVENTS", "Moment", "Window", "read_moment", "recording_began"]
+
+SETUP_EVENTS = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START})
+"""The events before the first batch, by which callbacks learn what is trained. They come first wherever a replay
+begins."""
+
+_HOW_TO_WRITE = (
+    "write a training time (2ep, 100ba, 0.5dur, 90sec, 1h30m), '+' and the time since the recording began (+90s, "
+    "+1h30m), or a date with a time (2026-11-21T10:00)"
+)
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_SECONDS = re.compile(r"([0-9]+\.[0-9]+)\s*s(?:ec)?", re.IGNORECASE)
+_MICROSECOND = timedelta(microseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)  # noqa: UP017  the same as in the docs of datetime
+
+_COUNTERS = {
+    TimeUnit.ITERATION: 0,
+    TimeUnit.EPOCH: 1,
+    TimeUnit.BATCH: 2,
+    TimeUnit.SAMPLE: 3,
+    TimeUnit.TOKEN: 4,
+    TimeUnit.SECOND: 10,
+}
+# What is counted from the last such boundary on: as long as it is zero, the boundary is where the training stands.
+_SINCE = {TimeUnit.ITERATION: slice(5, 10), TimeUnit.EPOCH: slice(7, 10)}
+
+
+class Moment(Protocol):
+    """A moment of a run."""
+
+    def compare(self, state: Snapshot, began: int) -> int:
+        """-1 when an event comes before the moment, 0 when it is at it, 1 when it comes after it; ``began`` is when the
+        recording began, in nanoseconds since 1970.
+
+        Raises:
+            ConfigurationError: the recording does not tell.
+        """
+
+
+@dataclass(frozen=True)
+class _TrainingMoment:
+    """So many batches, epochs, ... have ended, and none since. An event within the next batch is at the moment too:
+    only with its end the training has gone on."""
+
+    time: Time
+
+    def __str__(self) -> str:
+        return str(self.time)
+
+    def compare(self, state: Snapshot, began: int) -> int:
+        """See :class:`Moment`."""
+        values, unit = state.timestamp.values, self.time.unit
+        reached: float
+        if unit is TimeUnit.DURATION:
+            longest = state.max_duration
+            if longest is None:
+                if not values[_COUNTERS[TimeUnit.BATCH]]:
+                    return -1
+                raise ConfigurationError(
+                    f"{self} is a share of max_duration, which this recording does not tell: "
+                    "give a training time in ep, ba, sp, tok or sec, such as 2ep"
+                )
+            unit = longest.unit
+            reached = _reached(values, unit) / longest.value if longest.value else 1.0
+        else:
+            reached = _reached(values, unit)
+        if reached != self.time.value:
+            return -1 if reached < self.time.value else 1
+        return int(any(values[_SINCE[unit]])) if unit in _SINCE else 0
+
+
+def _reached(values: tuple[int, ...], unit: TimeUnit) -> float:
+    count = values[_COUNTERS[unit]]
+    return count / 1_000_000 if unit is TimeUnit.SECOND else count
+
+
+@dataclass(frozen=True)
+class _ClockMoment:
+    """A moment by the recorded times; ``text`` is how it was written."""
+
+    text: str
+    nanoseconds: int
+    """Since 1970, or since the recording began."""
+    since_start: bool
+
+    def __str__(self) -> str:
+        return self.text
+
+    def compare(self, state: Snapshot, began: int) -> int:
+        """See :class:`Moment`."""
+        moment = self.nanoseconds + (began if self.since_start else 0)
+        return (state.time_ns > moment) - (state.time_ns < moment)
+
+
+def read_moment(text: str) -> Moment:
+    """Reads a moment of a run: a training time (``2ep``, ``100ba``, ``0.5dur``; ``90sec`` and ``1h30m`` are time spent
+    training), ``+`` and the time since the recording began (``+90s``, ``+1.5s``, ``+1h30m``), or a date with a time as
+    in ISO 8601, of this machine's time zone unless it names one.
+
+    Raises:
+        InvalidTimeError: it is none of these.
+    """
+    stripped = text.strip()
+    try:
+        if stripped.startswith("+"):
+            return _ClockMoment(stripped, _nanoseconds(stripped[1:].strip()), since_start=True)
+        if _DATE.match(stripped):
+            since = datetime.fromisoformat(stripped).astimezone() - _EPOCH
+            return _ClockMoment(stripped, since // _MICROSECOND * 1000, since_start=False)
+        time = Time.from_timestring(stripped)
+        if not time.value >= 0:
+            raise InvalidTimeError("it is before the beginning")
+    except (ValueError, OverflowError):
+        raise InvalidTimeError(f"{text[:60]!r} is no moment of a run: {_HOW_TO_WRITE}") from None
+    return _TrainingMoment(time)
+
+
+def _nanoseconds(text: str) -> int:
+    fraction = _SECONDS.fullmatch(text)
+    if fraction and len(text) < 40:
+        return int(Decimal(fraction[1]) * 10**9)
+    time = Time.from_timestring(text)
+    if time.unit is not TimeUnit.SECOND or time.value < 0:
+        raise InvalidTimeError("it is no duration")
+    return int(time) * 10**9
+
+
+class Window:
+    """Which events of a recording are replayed: those from ``start`` to ``until``, events at either moment included,
+    and the :data:`SETUP_EVENTS` before them. It is asked about each event in order, once.
+
+    ``began`` is when the recording began, in nanoseconds since 1970."""
+
+    def __init__(self, start: Moment | None, until: Moment | None, began: int) -> None:
+        self._start = start
+        self._until = until
+        self._began = began
+        self._past: set[int] = set()
+        self.begun = False
+        """Whether an event within it has come."""
+        self.over = False
+        """Whether every rank is past its end."""
+
+    def takes(self, state: Snapshot) -> bool:
+        """Whether an event is replayed.
+
+        Raises:
+            ConfigurationError: the recording does not tell.
+        """
+        if self._until is not None and self._until.compare(state, self._began) > 0:
+            self._past.add(state.rank)
+            world_size = state.world_size
+            self.over = len(self._past) >= (world_size if isinstance(world_size, int) else 1)
+            return False
+        if self._start is None or self._start.compare(state, self._began) >= 0:
+            self.begun = True
+            return True
+        return state.event in SETUP_EVENTS
+
+    def is_past(self, rank: int) -> bool:
+        """Whether a rank is past its end."""
+        return rank in self._past
+
+
+def recording_began(recording: Recording) -> int:
+    """When the first event of a recording happened, in nanoseconds since 1970.
+
+    Raises:
+        ConfigurationError: there is none, so nothing of it can be chosen.
+    """
+    for snapshot in recording.snapshots():
+        return snapshot.time_ns
+    raise ConfigurationError(f"{recording.path} holds no event: there is no part of a run in it, as 'bus info' shows")

@@ -1,0 +1,408 @@
+"""The writing end of recordings: chunk by chunk, also after a crash and after a full disk."""
+
+import contextlib
+import errno
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import mcap.records
+import zstandard
+from mcap.opcode import Opcode
+
+from bus.errors import ProtocolError, RecordingError, RunDirectoryError
+from bus.files import open_file
+from bus.processes import with_reserve
+from bus.protocol.frames import END, PROTOCOL_VERSION, parse_topic
+from bus.recording import records
+from bus.recording.records import MAGIC, PROFILE, Mark, Position
+from bus.recording.scan import Scan, scan
+
+__all__ = ["JournalWriter"]
+
+CHUNK_BYTES = 1024 * 1024
+MAX_INDEX_BYTES = 16 * 1024 * 1024
+COMPRESSION_LEVEL = 1
+MAX_TOPICS = 0xFFFF
+
+
+class _Channel(NamedTuple):
+    """A topic in the chunk in progress."""
+
+    identity: int
+    rank: int
+    is_end: bool
+    entries: list[int]
+    """Time and offset of one message after the other."""
+
+
+class JournalWriter:
+    """Appends frames to a recording in the order in which they are given; nothing is on disk before :meth:`flush`.
+
+    What :meth:`append` and :meth:`flush` could not write makes the writer :attr:`broken`: the frames since the last
+    good flush are forgotten, and the file ends where it ended then. It goes on after :meth:`mend`.
+
+    ``run_id`` is the run's identity: see :attr:`bus.runs.RunInfo.id`.
+
+    Raises:
+        RunDirectoryError: the file cannot be created.
+    """
+
+    def __init__(self, path: Path, run: str, attempt: int, run_id: str | None = None) -> None:
+        self._prepare(path, run, attempt, run_id)
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._descriptor = with_reserve(lambda: os.open(path, flags, 0o600))
+        except OSError as error:
+            raise RunDirectoryError(f"the recording {path} cannot be created: {error.strerror}") from None
+        try:
+            self._put(self._front())
+        except OSError as error:
+            os.close(self._descriptor)
+            path.unlink(missing_ok=True)
+            raise RunDirectoryError(f"the recording {path} cannot be created: {error.strerror}") from None
+
+    @classmethod
+    def resume(cls, path: Path, run: str, attempt: int, run_id: str | None = None) -> "JournalWriter":
+        """Goes on with the recording of an attempt: behind its last whole record, or in place of its footer.
+
+        Raises:
+            RunDirectoryError: the file cannot be opened or written.
+            RecordingError: it is not the recording of that attempt.
+        """
+        writer = cls.__new__(cls)
+        writer._prepare(path, run, attempt, run_id)
+        try:
+            writer._descriptor = open_file(path, os.O_RDWR)
+        except OSError as error:
+            raise RunDirectoryError(f"the recording {path} cannot be opened: {error.strerror}") from None
+        try:
+            writer._go_on()
+        except BaseException as error:
+            os.close(writer._descriptor)
+            if isinstance(error, OSError):
+                raise RunDirectoryError(f"the recording {path} cannot be written: {error.strerror}") from None
+            raise
+        return writer
+
+    def _prepare(self, path: Path, run: str, attempt: int, run_id: str | None) -> None:
+        self.path = path
+        self._metadata = {"run": run, "attempt": str(attempt), "protocol": str(PROTOCOL_VERSION)}
+        if run_id is not None:
+            self._metadata["id"] = run_id
+        self._compress = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compress
+        self._trouble: str | None = None
+        self._closed = False
+        self._size = 0
+        # What the file holds.
+        self._identities: dict[str, int] = {}
+        self._last_identity = 0
+        self._counts: dict[int, int] = {}
+        self._chunks = 0
+        self._times: tuple[int, int] | None = None
+        self._chunk_indexes = bytearray()
+        self._is_indexed = True
+        self._positions: dict[int, Position] = {}
+        self._total = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begins an empty chunk."""
+        self._buffer = bytearray()
+        self._channels: dict[bytes, _Channel] = {}
+        self._topics: dict[int, str] = {}
+        self._reached: dict[int, tuple[int, int, int, bool]] = {}
+        self._appended = 0
+
+    def _front(self) -> bytes:
+        """Everything in front of the first chunk."""
+        front = MAGIC + records.encode(mcap.records.Header(profile=PROFILE, library=PROFILE)) + self._metadata_record
+        return front + self._mark(front, 0).encode()
+
+    @property
+    def _metadata_record(self) -> bytes:
+        return records.encode(mcap.records.Metadata(name=PROFILE, metadata=self._metadata))
+
+    def _go_on(self) -> None:
+        front = self._front()
+        beginning = os.pread(self._descriptor, len(front), 0)
+        if len(beginning) < len(front) and front.startswith(beginning):
+            # It was created a moment before the crash.
+            self._put(front)
+            return
+        found = scan(self._descriptor)
+        wanted = (self._metadata["run"], self._metadata["attempt"])
+        belongs = (found.metadata.get("run"), found.metadata.get("attempt"))
+        if belongs == (None, None):
+            raise RecordingError(f"{self.path} is not a recording: move it away, or start the run under another name")
+        if belongs != wanted:
+            raise RecordingError(
+                f"{self.path} holds run {belongs[0]!r}, attempt {belongs[1]}, and not run {wanted[0]!r}, "
+                f"attempt {wanted[1]}: move it away, or start the run under another name"
+            )
+        self._metadata = found.metadata
+        self._take_over(found)
+        os.ftruncate(self._descriptor, found.end)
+        self._size = found.end
+        checksum = zlib.crc32(found.indexes, found.checksum)
+        mark = Mark(
+            found.segment, found.before, found.total, checksum, self._metadata, found.new_topics, self._positions
+        )
+        self._put(found.indexes + mark.encode())
+
+    def _take_over(self, found: Scan) -> None:
+        self._identities = {topic: identity for identity, topic in found.topics.items()}
+        self._last_identity = max(found.topics, default=0)
+        self._positions = dict(found.positions)
+        self._total = found.total
+        for chunk in found.chunks:
+            self._note_chunk(chunk.entry, chunk.counts)
+
+    # -- appending ----------------------------------------------------------------------------------------------------
+
+    @property
+    def written(self) -> int:
+        """How many frames the recording holds, with those that are not flushed yet."""
+        return self._total + self._appended
+
+    @property
+    def size(self) -> int:
+        """Bytes that are flushed, all of them in whole records: where the next chunk begins."""
+        return self._size
+
+    @property
+    def positions(self) -> dict[int, Position]:
+        """Of each rank, how far what is flushed goes."""
+        return dict(self._positions)
+
+    @property
+    def broken(self) -> bool:
+        """Whether something could not be written, so that :meth:`mend` must come before more can be."""
+        return self._trouble is not None
+
+    def append(self, topic: bytes, seq: int, base_seq: int, time: int, body: bytes) -> None:
+        """Appends one frame; ``topic`` without its delimiter, ``time`` the event's, in nanoseconds since 1970.
+
+        Raises:
+            OSError: a chunk was full, and the disk does not take it.
+            RunDirectoryError: the file is gone, or the writer is broken.
+            ProtocolError: ``topic`` is none, or one too many for a file.
+        """
+        channel = self._channels.get(topic)
+        if channel is None:
+            channel = self._open_channel(topic)
+        identity, rank, is_end, entries = channel
+        buffer = self._buffer
+        entries += time, len(buffer)
+        size = len(body) + 22
+        buffer += records.MESSAGE.pack(records.OP_MESSAGE, size, identity, seq & 0xFFFFFFFF, time, time)
+        buffer += body
+        self._reached[rank] = (seq, base_seq, time, is_end)
+        self._appended += 1
+        if len(buffer) >= CHUNK_BYTES:
+            self.flush()
+
+    def _open_channel(self, topic: bytes) -> _Channel:
+        """The first message of a topic in a chunk: the chunk holds the channel too, so that it stands alone."""
+        self._check_usable()
+        parsed = parse_topic(topic)
+        name = topic.decode()
+        identity = self._identities.get(name)
+        if identity is None:
+            if self._last_identity == MAX_TOPICS:
+                raise ProtocolError(f"a recording holds at most {MAX_TOPICS} topics, {name!r} is one more")
+            identity = self._last_identity = self._last_identity + 1
+            self._identities[name] = identity
+            self._topics[identity] = name
+        self._buffer += records.encode(records.channel_record(identity, name))
+        channel = _Channel(identity, parsed.rank, parsed.name == END, [])
+        self._channels[topic] = channel
+        return channel
+
+    def flush(self) -> None:
+        """Ends the chunk in progress, so that readers see everything appended so far.
+
+        Raises:
+            OSError: the disk does not take it.
+            RunDirectoryError: the file is gone from its path, or the writer is broken.
+        """
+        self._check_usable()
+        with self._breaking():
+            self._check_present()
+            if self._appended:
+                self._write_chunk()
+
+    def _write_chunk(self) -> None:
+        data, channels = self._buffer, self._channels.values()
+        times = [time for channel in channels for time in channel.entries[::2]]
+        first, last = min(times), max(times)
+        chunk = records.encode_chunk(data, self._compress(data), first, last)
+        indexes, offsets = records.encode_message_indexes(
+            ((channel.identity, channel.entries) for channel in channels), self._size + len(chunk)
+        )
+        segment = chunk + indexes
+        reached = {rank: Position(*position) for rank, position in self._reached.items()}
+        index = records.chunk_index(records.ChunkHead.decode(chunk), self._size, offsets, len(indexes))
+        positions = {**self._positions, **reached}
+        self._put(segment + self._mark(segment, self._appended, self._topics, positions).encode())
+        self._positions = positions
+        self._total += self._appended
+        self._note_chunk(index, {channel.identity: len(channel.entries) // 2 for channel in channels})
+        self._forget()
+
+    def _note_chunk(self, index: mcap.records.ChunkIndex, counts: dict[int, int]) -> None:
+        self._chunks += 1
+        for identity, count in counts.items():
+            self._counts[identity] = self._counts.get(identity, 0) + count
+        first, last = self._times or (index.message_start_time, index.message_end_time)
+        self._times = min(first, index.message_start_time), max(last, index.message_end_time)
+        if self._is_indexed:
+            self._chunk_indexes += records.encode(index)
+        if len(self._chunk_indexes) > MAX_INDEX_BYTES:
+            # A run of weeks would fill the memory with it; without one, tools read the file straight through.
+            self._is_indexed = False
+            self._chunk_indexes.clear()
+
+    def _mark(
+        self,
+        segment: bytes,
+        messages: int,
+        topics: dict[int, str] | None = None,
+        positions: dict[int, Position] | None = None,
+    ) -> Mark:
+        """The mark behind ``segment``, which is about to be written."""
+        return Mark(
+            self._size,
+            self._total,
+            self._total + messages,
+            zlib.crc32(segment),
+            self._metadata,
+            topics or {},
+            self._positions if positions is None else positions,
+        )
+
+    # -- the file -----------------------------------------------------------------------------------------------------
+
+    def _put(self, data: bytes) -> None:
+        """Writes all of ``data`` behind the last good byte, or nothing."""
+        rest, offset = memoryview(data), self._size
+        try:
+            while rest:
+                count = os.pwrite(self._descriptor, rest, offset)
+                rest, offset = rest[count:], offset + count
+        except OSError:
+            # Readers must never see a part of a chunk, in whose place another one comes later.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size = offset
+
+    @contextlib.contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """What goes wrong within it makes the writer broken."""
+        try:
+            yield
+        except (OSError, RunDirectoryError) as error:
+            self._trouble = str(error)
+            for name in self._topics.values():
+                del self._identities[name]
+            self._forget()
+            raise
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise RunDirectoryError(f"the recording {self.path} is closed")
+        if self._trouble is not None:
+            raise RunDirectoryError(f"the recording {self.path} cannot be written: {self._trouble}")
+
+    def _check_present(self) -> None:
+        try:
+            present = os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            present = False
+        if not present:
+            raise RunDirectoryError(f"the recording {self.path} is gone")
+
+    def mend(self) -> None:
+        """Makes a broken writer usable again: the file ends at its last good byte, and takes a record.
+
+        Raises:
+            OSError: it still cannot be written.
+        """
+        if self._closed or self._trouble is None:
+            return
+        try:
+            self._check_present()
+        except RunDirectoryError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path)) from None
+        end = self._size
+        os.ftruncate(self._descriptor, end)
+        # Where a chunk finds no room a mark still may, and then the record would come and go: this needs as much as a
+        # chunk does, and readers skip it.
+        self._put(records.HEAD.pack(records.OP_PADDING, CHUNK_BYTES) + bytes(CHUNK_BYTES))
+        os.ftruncate(self._descriptor, end)
+        self._size = end
+        self._put(self._mark(b"", 0).encode())
+        self._trouble = None
+
+    def discard(self) -> None:
+        """Closes and removes a file that is not to be a recording after all."""
+        if not self._closed:
+            self._closed = True
+            os.close(self._descriptor)
+            self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Flushes, writes the index and the footer, and closes the file; a broken writer's file ends without them. Can
+        be called more than once.
+
+        Raises:
+            OSError: the disk does not take it; the file is closed all the same.
+            RunDirectoryError: the file is gone; it is closed all the same.
+        """
+        if self._closed:
+            return
+        try:
+            if self._trouble is None:
+                self.flush()
+                # One more mark, so that damage to the last chunk's does not leave open what the file holds.
+                self._put(self._mark(b"", 0).encode())
+                self._put(self._end())
+                os.fsync(self._descriptor)
+        finally:
+            self._closed = True
+            os.close(self._descriptor)
+
+    def _end(self) -> bytes:
+        """Everything behind the last mark."""
+        front = len(MAGIC) + len(records.encode(mcap.records.Header(profile=PROFILE, library=PROFILE)))
+        first, last = self._times or (0, 0)
+        statistics = mcap.records.Statistics(
+            attachment_count=0,
+            channel_count=len(self._identities),
+            channel_message_counts=self._counts,
+            chunk_count=self._chunks,
+            message_count=self._total,
+            message_end_time=last,
+            message_start_time=first,
+            metadata_count=1,
+            schema_count=0,
+        )
+        metadata = mcap.records.MetadataIndex(offset=front, length=len(self._metadata_record), name=PROFILE)
+        channels = [records.channel_record(identity, topic) for topic, identity in self._identities.items()]
+        groups = {
+            Opcode.CHANNEL: b"".join(records.encode(channel) for channel in channels),
+            Opcode.STATISTICS: records.encode(statistics),
+            Opcode.CHUNK_INDEX: bytes(self._chunk_indexes),
+            Opcode.METADATA_INDEX: records.encode(metadata),
+        }
+        data_end = records.encode(mcap.records.DataEnd(data_section_crc=0))
+        summary_start = offset = self._size + len(data_end)
+        offsets = b""
+        for opcode, group in groups.items():
+            offsets += records.encode(mcap.records.SummaryOffset(opcode, offset, len(group))) if group else b""
+            offset += len(group)
+        summary = b"".join(groups.values()) + offsets
+        return data_end + summary + records.encode_footer(summary, summary_start, offset) + MAGIC

@@ -1,0 +1,15 @@
+"""Plays a recording as if it were live: in the process, or served to other processes.
+
+May import: publisher, recording, net. Begin with ``replay``.
+"""
+
+from typing import TYPE_CHECKING
+
+from bus.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from bus.replay.replay import Replay
+
+__all__ = ["Replay"]
+
+__getattr__ = lazy_exports(__name__, {"bus.replay.replay": __all__})

@@ -1,0 +1,250 @@
+"""Hands recorded events to a broker as their publisher did: one connection for each rank."""
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgpack
+import zmq
+
+from bus.errors import BrokerError
+from bus.protocol.frames import Topic, encode_bundle, encode_control
+from bus.publisher.connection import BrokerLink
+from bus.publisher.launch import TEMPORARY, named_error
+from bus.publisher.outbox import BUNDLE_BYTES, BUNDLE_FRAMES
+
+__all__ = ["Feed", "reframed", "wait_for_any"]
+
+_log = logging.getLogger("offloop")
+
+KEPT_BYTES = 8 * 1024 * 1024
+PROBE_SECONDS = 0.5
+ASK_AGAIN_SECONDS = 5.0
+PATIENCE_SECONDS = 60.0
+LAST_WORDS_SECONDS = 0.2
+
+_REFUSAL = "this is a recording that is replayed: its training is over, and nothing can be sent to it"
+_NUMBERS_BYTES = 64
+
+
+def reframed(topic: Topic, body: bytes, attempt: int, left_out: int = 0, base_left_out: int = 0) -> bytes:
+    """A recorded event as a frame of another run: everything is as it was recorded, but for the topic, the attempt, and
+    the two numbers of the event, which are lower by how many events before it were left out."""
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(body[:_NUMBERS_BYTES])
+    elements = unpacker.read_array_header()
+    version, _, seq, base_seq = (unpacker.unpack() for _ in range(4))
+    packer = msgpack.Packer(autoreset=False)
+    packer.pack_array_header(elements)
+    for number in (version, attempt, seq - left_out, base_seq - base_left_out):
+        packer.pack(number)
+    return topic.encode() + bytes(packer.bytes()) + body[unpacker.tell() :]
+
+
+class _Parcel(NamedTuple):
+    """Events that follow one another, as one message."""
+
+    message: bytes
+    first: int
+    last: int
+    size: int
+
+
+class Feed:
+    """One rank's connection. What is put in is sent in order, and kept until the broker has it on disk: a broker that
+    is started again is sent it once more. Commands are answered with a refusal.
+
+    Raises:
+        BrokerError: from any of its methods: the broker is gone for good, or takes the run no more.
+    """
+
+    def __init__(self, link: BrokerLink, rank: int) -> None:
+        self._link = link
+        self._rank = rank
+        self.attempt: int = link.welcome["attempt"]
+        self.last = 0
+        """Number of the event put in last."""
+        self._acknowledged = 0
+        self._frames: deque[tuple[int, bytes]] = deque()
+        self._unsent: deque[_Parcel] = deque()
+        self._sent: deque[_Parcel] = deque()
+        self._size = 0
+        # Number of the event that the broker expects, as far as it was told.
+        self._next = 1
+        self._away = False
+        self._asks = False
+        self.is_taken = True
+        """Whether the broker has taken everything up to the last :meth:`ask`."""
+        self._trouble: str | None = None
+        self._died: float | None = None
+        self._heard = self._probed = time.monotonic()
+
+    @property
+    def socket(self) -> "zmq.Socket[bytes]":
+        """What becomes readable when the broker says something."""
+        return self._link.socket
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits for the broker that no more should be put in."""
+        return self._size > KEPT_BYTES
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the broker has everything on disk."""
+        return self._acknowledged >= self.last
+
+    def put(self, number: int, frame: bytes) -> None:
+        """Puts in the event of that number; it goes out with the next :meth:`exchange`."""
+        self._frames.append((number, frame))
+        self._size += len(frame)
+        self.last = number
+
+    def exchange(self) -> None:
+        """Sends what the connection takes, and takes what the broker says; does not wait."""
+        self._listen()
+        self._look_after_broker()
+        if not self._away:
+            with contextlib.suppress(zmq.Again):
+                self._send()
+        self._mind_silence()
+
+    def _send(self) -> None:
+        while self._unsent or self._frames:
+            if not self._unsent:
+                self._unsent.append(self._gathered())
+            parcel = self._unsent[0]
+            if parcel.first != self._next:
+                # What is missing in the recording is missing here.
+                after = {"after": self._next - 1} if self._next else {}
+                self._link.send(encode_control("resume", {"from": parcel.first, **after}), zmq.NOBLOCK)
+            self._link.send(parcel.message, zmq.NOBLOCK)
+            self._next = parcel.last + 1
+            self._sent.append(self._unsent.popleft())
+        if self._asks:
+            self._link.send(encode_control("statistics", {"run": self._link.run_name}), zmq.NOBLOCK)
+            self._asks = False
+
+    def _gathered(self) -> _Parcel:
+        first, frame = self._frames.popleft()
+        frames, last, size = [frame], first, len(frame)
+        while self._frames and len(frames) < BUNDLE_FRAMES:
+            number, frame = self._frames[0]
+            if number != last + 1 or size + len(frame) > BUNDLE_BYTES:
+                break
+            self._frames.popleft()
+            frames.append(frame)
+            last, size = number, size + len(frame)
+        return _Parcel(frames[0] if len(frames) == 1 else encode_bundle(frames), first, last, size)
+
+    def _listen(self) -> None:
+        while (message := self._link.receive()) is not None:
+            self._heard = time.monotonic()
+            kind, content = message.kind, message.content
+            # Kinds that are not known come from a newer broker: they are skipped.
+            if kind == "ack":
+                self._acknowledge(content.get("seq"))
+            elif kind == "resend":
+                self._begin_again()
+            elif kind == "command" and self._rank == 0:
+                told = {"id": content.get("id"), "event": None, "batch": None, "error": _REFUSAL}
+                with contextlib.suppress(zmq.Again):
+                    self._link.send(encode_control("applied", told), zmq.NOBLOCK)
+            elif kind == "statistics":
+                self.is_taken = True
+            elif kind == "unknown" and not self._away:
+                self._find_again()
+            elif kind == "welcome":
+                self._acknowledge(content.get("acknowledged"))
+                self._begin_again()
+                self._away = False
+                self._asks = not self.is_taken
+            elif kind == "refused":
+                if self._away:
+                    why = named_error(str(content.get("error")), str(content.get("reason")))
+                    if isinstance(why, TEMPORARY):
+                        # Hello is said again.
+                        self._trouble = str(why)
+                        continue
+                    raise BrokerError(f"the broker does not take the replay up again: {why}")
+                # A key that may not view is refused an answer, and that is one too.
+                self.is_taken = True
+            elif kind == "trouble":
+                self._trouble = str(content.get("reason"))
+                _log.warning("run %s is not recorded at the moment: %s", self._link.run_name, self._trouble)
+            elif kind == "recovered":
+                self._trouble = None
+
+    def _acknowledge(self, number: object) -> None:
+        if not isinstance(number, int) or number <= self._acknowledged:
+            return
+        self._acknowledged = number
+        for parcels in (self._sent, self._unsent):
+            while parcels and parcels[0].last <= number:
+                self._size -= parcels.popleft().size
+
+    def _begin_again(self) -> None:
+        self._unsent.extendleft(reversed(self._sent))
+        self._sent.clear()
+        # With the first of them the broker is told where it goes on, even if it has those before it.
+        self._next = 0
+
+    def _find_again(self) -> None:
+        self._away = True
+        self._probed = time.monotonic()
+        self._link.renew()
+
+    def _look_after_broker(self) -> None:
+        process, now = self._link.process, time.monotonic()
+        if process is None or process.ended() is None:
+            self._died = None
+        elif self._died is None:
+            self._died = now
+        elif now - self._died > LAST_WORDS_SECONDS:
+            # Nothing comes any more of what it said before, which may have been that all is over.
+            refusal = process.refusal()
+            if refusal is not None and not isinstance(refusal, TEMPORARY):
+                raise BrokerError(f"the broker of run {self._link.run_name!r} ended, and does not go on: {refusal}")
+            if process.restart():
+                self._find_again()
+
+    def _mind_silence(self) -> None:
+        now = time.monotonic()
+        if self.is_settled and self.is_taken:
+            self._heard = now
+        elif now - self._heard > PATIENCE_SECONDS:
+            raise BrokerError(
+                f"the broker at {self._link.address} has recorded nothing for {PATIENCE_SECONDS:g} s: "
+                f"{self._trouble or 'see whether it runs'}"
+            )
+        elif now - max(self._heard, self._probed) > PROBE_SECONDS:
+            # A broker that was started again says nothing to somebody whom it does not know, unless it is spoken to.
+            self._probed = now
+            if self._away:
+                self._link.renew()
+                return
+            with contextlib.suppress(zmq.Again):
+                self._link.send(encode_control("report", {"last_sent": self._next - 1}), zmq.NOBLOCK)
+            # The question itself may have been lost with a connection.
+            self._asks |= not self.is_taken and now - self._heard > ASK_AGAIN_SECONDS
+
+    def ask(self) -> None:
+        """Asks the broker for a sign that it has taken everything so far: once it has, what another rank sends comes
+        after that."""
+        self._asks = True
+        self.is_taken = False
+
+    def close(self) -> None:
+        """Ends the connection; waits a moment for a broker of ours to end."""
+        self._link.close()
+
+
+def wait_for_any(feeds: Iterable[Feed], seconds: float) -> None:
+    """Waits until the broker says something on one of the connections, no longer than so many seconds."""
+    poller = zmq.Poller()
+    for feed in feeds:
+        poller.register(feed.socket, zmq.POLLIN)
+    poller.poll(max(1, round(1000 * seconds)))

@@ -1,0 +1,130 @@
+"""A recording replayed at a pace: as fast as it was, faster, step by step, or a part of it."""
+
+import asyncio
+import itertools
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+
+from bus.protocol.order import CheckpointMark, Ending, Gap
+from bus.protocol.snapshot import Snapshot
+from bus.recording.recording import Recording
+from bus.recording.window import Moment, Window, read_moment, recording_began
+from bus.replay.pace import Pace
+from bus.types.commands import Outcome
+from bus.types.event import Event
+
+__all__ = ["Replay"]
+
+_BREATH = 256
+
+
+class Replay:
+    """The snapshots of a recording at the pace at which they came; iterate with ``async for``. Replayed time is the
+    recording's: the snapshots are those of :class:`~bus.recording.Recording`, and whoever takes time from them
+    computes the same numbers at any pace.
+
+    ``rate`` is how many times as fast it goes as it was, at once by default; replays that are to go together share a
+    :class:`~bus.replay.pace.Pace`. ``start`` and ``until`` are moments in the words of
+    :func:`~bus.recording.window.read_moment`; events at either moment belong to the replay. Wherever it begins, the
+    events before the training itself (``init``, ``fit_start``) come first, by which callbacks know what is trained; the
+    others before ``start`` are left out, so that averages and the like begin there. ``events`` are those that are
+    wanted, all by default, ``after`` is where to go on: of each rank ``(seq, base_seq)`` of the last snapshot that need
+    not come again.
+
+    Raises:
+        InvalidTimeError: ``start`` or ``until`` is no moment.
+        ConfigurationError: the rate is not over 0.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        rate: float | Pace | None = None,
+        start: str | Moment | None = None,
+        until: str | Moment | None = None,
+        *,
+        events: Iterable[Event] | None = None,
+        after: Mapping[int, tuple[int, int]] | None = None,
+    ) -> None:
+        self._recording = recording
+        self._pace = rate if isinstance(rate, Pace) else Pace(math.inf if rate is None else rate)
+        self._start = read_moment(start) if isinstance(start, str) else start
+        self.until = read_moment(until) if isinstance(until, str) else until
+        """Up to which moment it goes; ``None`` for the end."""
+        self._events = None if events is None else frozenset(events)
+        self._after = after
+        self.run_name = recording.run_name
+        self.run_id = recording.run_id
+        self.attempt = recording.attempt
+        self.path = recording.path
+        self.on_checkpoint: Callable[[CheckpointMark], object] = lambda mark: None
+        """Called where the training has saved or loaded a checkpoint, in a replay of the whole recording: callbacks
+        that see a part of it have another state there."""
+        self.ending: Ending | None = None
+        """How the run ended, after an iteration to its end; ``None`` when ``until`` came before that."""
+        self.damage: str | None = None
+        """What could not be read, with its offset, after an iteration to the end."""
+
+        self.given = 0
+        """How many snapshots were given."""
+        # The commands of the part that the iteration has come to, and how many of all those were judged.
+        self._commands: list[Outcome] = []
+        self._judged = 0
+        self._is_over = False
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Events that are missing in the record, as far as the iteration has come."""
+        return self._recording.gaps
+
+    def answered(self) -> tuple[Outcome, ...]:
+        """The commands that the training answered within the part, in order, up to the recorded time that the replay
+        has come to; may be called from another thread."""
+        commands = tuple(self._commands)
+        if self._is_over:
+            return commands
+        return tuple(itertools.takewhile(lambda one: one.time_ns is None or self._pace.is_past(one.time_ns), commands))
+
+    async def __aiter__(self) -> AsyncIterator[Snapshot]:
+        recording, self.ending = self._recording, None
+        self._commands, self._judged, self._is_over = [], 0, False
+        has_bounds = self._start is not None or self.until is not None
+        if not has_bounds:
+            recording.on_checkpoint = self.on_checkpoint
+        window = Window(self._start, self.until, recording_began(recording) if has_bounds else 0)
+        before: list[Snapshot] = []
+        last: Snapshot | None = None
+        for count, snapshot in enumerate(recording.snapshots(self._events, after=self._after), 1):
+            if count % _BREATH == 0:
+                # What never has to wait would otherwise keep other tasks from running.
+                await asyncio.sleep(0)
+            self._judge_commands(window, last)
+            if snapshot.rank == 0:
+                last = snapshot
+            if not window.takes(snapshot):
+                if window.over:
+                    self._is_over = True
+                    return
+            elif not window.begun:
+                before.append(snapshot)
+            else:
+                await self._pace.until(snapshot.time_ns)
+                before.append(snapshot)
+                while before:
+                    self.given += 1
+                    yield before.pop(0)
+        self._judge_commands(window, last)
+        self._is_over = True
+        self.ending, self.damage = recording.ending, recording.damage
+
+    def _judge_commands(self, window: Window, last: Snapshot | None) -> None:
+        """Keeps of the commands that were read since those that belong to the part. ``last`` is the event of the first
+        rank before them: the training is where it was then."""
+        for outcome in self._recording.answered()[self._judged :]:
+            self._judged += 1
+            at = None if last is None or outcome.time_ns is None else last._body._replace(time=outcome.time_ns)
+            if at is None or window.takes(Snapshot(Event.BATCH_END, self.run_name, 0, at)):
+                self._commands.append(outcome)
+
+    def __repr__(self) -> str:
+        return f"<Replay of {self._recording!r} at rate {self._pace.rate:g}>"

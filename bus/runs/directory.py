@@ -1,0 +1,538 @@
+"""Run directories: where runs live, what is in them, which are live. The layout is in ``docs/protocol.md``."""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import secrets
+import socket
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bus import processes
+from bus.runs import lock as run_lock
+from bus.processes import with_reserve
+from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError, RunNotFoundError
+from bus.files import check_owner, open_directory, open_file, plain_name, replace_file
+from bus.protocol.order import Ending, Reached
+from bus.strict_json import plain
+from bus.protocol.frames import check_run_name
+
+__all__ = [
+    "Attempt",
+    "Pause",
+    "RunDirectory",
+    "RunInfo",
+    "changed_in_words",
+    "find_run",
+    "list_runs",
+    "new_run_name",
+    "runs_dir",
+]
+
+_log = logging.getLogger("offloop")
+
+RUN_FILE = "run.json"
+BROKER_FILE = "broker.json"
+LOCK_FILE = "broker.lock"
+SOCKET_FILES = ("broker.sock", "stream.sock")
+
+_SOCKET_PATH_LIMIT = 107
+
+
+class Pause(NamedTuple):
+    """A training that stands still by command."""
+
+    since: float
+    """Seconds since 1970."""
+    batch: int
+    """After which batch."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run, as ``run.json`` tells it."""
+
+    number: int
+    recording: Path
+    """The file that holds its stream."""
+    started: float
+    """Seconds since 1970."""
+    ended: float | None
+    """Seconds since 1970; ``None`` while it goes on, or when its broker was killed."""
+    status: str
+    """``running``, ``finished``, ``failed``, ``stopped`` or ``lost``."""
+    error: str | None
+    """What it failed with."""
+    reason: str | None
+    """Why it was stopped, and by whom."""
+    reached: Reached | None
+    """How far it came, once it has ended and the broker that ended it had seen an event."""
+    info: dict[str, Any] = field(repr=False)
+    """What the trainer told about itself: command, versions, git commit, host, config."""
+    world_size: int = 1
+    """Number of ranks."""
+    publishers: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    """The processes that publish: ``rank``, ``pid``, ``started`` (see :func:`bus.processes.started`), ``host``,
+    ``incarnation``."""
+    paused: Pause | None = None
+    """Since when it stands still by command, unless it has gone on."""
+
+    @property
+    def has_publisher(self) -> bool:
+        """Whether a process of this machine that publishes it is still there."""
+        here = socket.gethostname()
+        return any(
+            told.get("host") == here and processes.is_running(told.get("pid"), told.get("started"))
+            for told in self.publishers
+        )
+
+    @property
+    def is_published_elsewhere(self) -> bool:
+        """Whether one of the processes that publish it is on another machine."""
+        here = socket.gethostname()
+        return any(told.get("host") != here for told in self.publishers)
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """A run as it is found on disk."""
+
+    name: str
+    path: Path
+    live: bool
+    """Whether a broker serves it at this moment."""
+    attempts: tuple[Attempt, ...]
+    door: str | None
+    """Address of the live broker for publishers and for leases."""
+    stream: str | None
+    """Address of the live broker's stream."""
+    id: str | None = None
+    """What tells it from every other run of that name: random, given when its first attempt begins, in ``run.json`` and
+    in its recordings."""
+
+    @property
+    def last(self) -> Attempt:
+        """The newest attempt."""
+        return self.attempts[-1]
+
+    @property
+    def changed(self) -> dict[str, tuple[Any, Any]]:
+        """What the newest attempt trains and the one before did not: of task, model and number of parameters those that
+        differ, before and now."""
+        if len(self.attempts) < 2:
+            return {}
+        before, now = map(_trained, self.attempts[-2:])
+        return {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
+
+    @property
+    def recording(self) -> Path:
+        """The newest attempt's recording."""
+        return self.last.recording
+
+    @property
+    def started(self) -> float:
+        """When the newest attempt began, in seconds since 1970."""
+        return self.last.started
+
+    @property
+    def away(self) -> bool:
+        """Whether nothing serves it at this moment although its trainer goes on: its broker was killed, and the trainer
+        starts another."""
+        return not self.live and self.last.status == "lost" and self.last.has_publisher
+
+    @property
+    def paused(self) -> Pause | None:
+        """Since when the training stands still by command; ``None`` for one that does not, or has ended."""
+        return self.last.paused if self.last.status == "running" or self.away else None
+
+    @property
+    def status(self) -> str:
+        """How the newest attempt stands: ``live``, ``paused``, or how it ended."""
+        if self.last.status == "running" or self.away:
+            return "paused" if self.paused else "live"
+        return self.last.status
+
+
+def changed_in_words(changed: Mapping[str, Sequence[Any]]) -> str:
+    """:attr:`RunInfo.changed` for people."""
+    return ", ".join(f"{name} {now} (before: {before})" for name, (before, now) in changed.items())
+
+
+def _trained(attempt: Attempt) -> dict[str, Any]:
+    config = attempt.info.get("config")
+    told = {**attempt.info, "task": config.get("task") if isinstance(config, dict) else None}
+    return {name: told[name] for name in ("task", "model", "parameters") if told.get(name) is not None}
+
+
+def runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
+    """Where runs live: ``value`` if given, else ``$OFFLOOP_RUNS_DIR``, else ``runs`` in the current directory."""
+    return Path(value or os.environ.get("OFFLOOP_RUNS_DIR") or "runs")
+
+
+def in_words(root: Path) -> str:
+    """The folder of runs as messages name it."""
+    return f"the folder {root}" if root.is_absolute() or root.parts[:1] == ("..",) else f"the folder ./{root}"
+
+
+def new_run_id() -> str:
+    """An identity for a run: see :attr:`RunInfo.id`."""
+    return secrets.token_hex(8)
+
+
+def new_run_name(prefix: str, where: str | os.PathLike[str] | None = None) -> str:
+    """A name that no run has yet: the prefix, the local time, and something random, because many a script starts
+    several runs at once."""
+    while True:
+        name = check_run_name(f"{prefix}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
+        if not (runs_dir(where) / name).exists():
+            return name
+
+
+def list_runs(where: str | os.PathLike[str] | None = None) -> list[RunInfo]:
+    """Every run in a runs directory, the newest first; empty when the directory does not exist.
+
+    Raises:
+        RunDirectoryError: the directory cannot be read. A run that cannot be read is named in the log and left out.
+    """
+    root = runs_dir(where)
+    if root.exists() and not root.is_dir():
+        raise RunDirectoryError(f"{root} is a file; runs live in a directory: choose another with '--runs-dir'")
+    try:
+        with with_reserve(lambda: os.scandir(root)) as entries:
+            paths = [root / entry.name for entry in entries if os.path.exists(f"{entry.path}/{RUN_FILE}")]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunDirectoryError(f"the runs directory {root} cannot be read: {error.strerror}") from None
+    return sorted(_readable(paths), key=lambda run: run.started, reverse=True)
+
+
+def _readable(paths: Iterable[Path]) -> Iterator[RunInfo]:
+    for path in paths:
+        try:
+            yield read_run(path)
+        except RunDirectoryError as error:
+            # One damaged run must not hide the others.
+            _log.warning("%s", error)
+
+
+def find_run(name: str | os.PathLike[str], where: str | os.PathLike[str] | None = None) -> RunInfo:
+    """The run of that name, or of that directory.
+
+    Raises:
+        RunNotFoundError: there is no such run; the message names those that exist.
+    """
+    root = runs_dir(where)
+    for path in (root / name, Path(name)):
+        if (path / RUN_FILE).is_file():
+            return read_run(path)
+    # A directory that was renamed holds the name that its run had before.
+    known = [run.path.name for run in list_runs(root)]
+    exist = f"there are {', '.join(known[:5])}{' and more' if len(known) > 5 else ''}" if known else "there is none yet"
+    raise RunNotFoundError(
+        f"no run {str(name)!r} in {in_words(root)}: {exist}; 'bus runs' lists them, "
+        "'--runs-dir' or OFFLOOP_RUNS_DIR looks elsewhere"
+    )
+
+
+def read_run(path: Path) -> RunInfo:
+    """Reads one run's directory.
+
+    Raises:
+        RunDirectoryError: its ``run.json`` is missing, cannot be read or is damaged.
+    """
+    try:
+        directory = open_directory(path)
+    except FileNotFoundError:
+        locked, record, broker = False, {}, {}
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from None
+    else:
+        try:
+            locked = _is_locked_in(directory)
+            record = _read_json(path, RUN_FILE, directory)
+            broker = _read_json(path, BROKER_FILE, directory) if locked else {}
+        finally:
+            os.close(directory)
+    try:
+        attempts = tuple(_attempt(path, entry, locked) for entry in record["attempts"])
+        # A broker that is just about to begin the next attempt does not serve the one before.
+        live = broker.get("attempt") == attempts[-1].number
+        identity = _text(record.get("id"))
+        return RunInfo(record["name"], path, live, attempts, broker.get("door"), broker.get("stream"), identity)
+    except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError):
+        raise RunDirectoryError(
+            f"{path / RUN_FILE} is missing or damaged; the recordings beside it can still be read: "
+            f"consumer --replay {path}/recording-1.mcap"
+        ) from None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _attempt(path: Path, entry: dict[str, Any], locked: bool) -> Attempt:
+    status = entry["status"]
+    if status == "running" and not locked:
+        status = "lost"
+    return Attempt(
+        number=int(entry["attempt"]),
+        recording=path / plain_name(entry["recording"]),
+        started=float(entry["started"]),
+        ended=None if entry.get("ended") is None else float(entry["ended"]),
+        status=str(status),
+        error=entry.get("error"),
+        reason=entry.get("reason"),
+        reached=Reached(**{name: entry["reached"][name] for name in Reached._fields}) if entry.get("reached") else None,
+        info=dict(entry.get("info", {})),
+        world_size=int(entry.get("world_size", 1)),
+        publishers=tuple(dict(told) for told in entry.get("publishers", ())),
+        paused=Pause(float(entry["paused"]["since"]), int(entry["paused"]["batch"])) if entry.get("paused") else None,
+    )
+
+
+def _read_json(path: Path, name: str, directory: int) -> dict[str, Any]:
+    try:
+        with open(open_file(name, dir_fd=directory)) as file:
+            value = json.load(file)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise RunDirectoryError(f"{path / name} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise RunDirectoryError(f"{path / name} cannot be read: {error}") from None
+    return value if isinstance(value, dict) else {}
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a broker holds the run's lock, which ends with the broker's process however that ends."""
+    try:
+        directory = open_directory(path)
+    except OSError:
+        return False
+    try:
+        return _is_locked_in(directory)
+    finally:
+        os.close(directory)
+
+
+def _is_locked_in(directory: int) -> bool:
+    try:
+        descriptor = open_file(LOCK_FILE, dir_fd=directory)
+    except OSError:
+        return False
+    try:
+        return run_lock.is_held(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class RunDirectory:
+    """A run's directory in the hands of the broker that serves it: locked, described, given its next attempt.
+
+    ``run_id`` is the identity of a run that is new there, by default a new one.
+
+    Raises:
+        RunIsLiveError: another broker holds it.
+        RunDirectoryError: it cannot be made or written.
+    """
+
+    def __init__(self, root: Path, name: str, run_id: str | None = None) -> None:
+        self.path = root / check_run_name(name)
+        self.name = name
+        self._lock = self._directory = -1
+        try:
+            with _explained(self.path):
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._directory = open_directory(self.path)
+                check_owner(self._directory)
+                _make_private(self._directory)
+                self._lock = open_file(LOCK_FILE, os.O_RDWR | os.O_CREAT, dir_fd=self._directory)
+            if not run_lock.take(self._lock):
+                raise RunIsLiveError(
+                    f"run {name!r} in {root} is live already: choose another run name, or wait until it ends"
+                )
+            # The directory's name is the run's, also after somebody has moved it.
+            known = {"id": run_id or new_run_id(), "attempts": []} | _read_json(self.path, RUN_FILE, self._directory)
+            self._record = known | {"name": name}
+            # What a broker that was killed left behind would send consumers to nobody.
+            self._remove_traces()
+        except BaseException:
+            self._close()
+            raise
+
+    @property
+    def run_id(self) -> str:
+        """The run's identity: see :attr:`RunInfo.id`."""
+        return str(self._record["id"])
+
+    def next_attempt(self) -> tuple[int, Path]:
+        """The number of the next attempt, and where its recording goes."""
+        number = 1 + max((entry["attempt"] for entry in self._record["attempts"]), default=0)
+        # A broker that was killed in its first moment leaves a recording of which nothing else tells.
+        while os.path.lexists(recording := self.path / f"recording-{number}.mcap"):
+            number += 1
+        return number, recording
+
+    def begin_attempt(self, recording: Path, number: int, info: dict[str, Any], world_size: int) -> None:
+        """Writes down that an attempt has begun, whose recording is there."""
+        entry = {"attempt": number, "recording": recording.name, "started": time.time(), "ended": None} | {
+            "status": "running",
+            "error": None,
+            "world_size": world_size,
+            "publishers": [],
+            "info": info,
+        }
+        record = {**self._record, "attempts": [*self._record["attempts"], entry]}
+        self._write(RUN_FILE, record)
+        self._record = record
+
+    def resume_attempt(self, number: int) -> tuple[Path, int, list[dict[str, Any]]]:
+        """Writes down that an attempt whose broker ended before it goes on. Returns its recording, its number of ranks,
+        and what is known of its publishers.
+
+        Raises:
+            BrokerError: it is not the newest attempt, or it has ended otherwise.
+        """
+        entry = self.resumable()
+        if entry is None or entry["attempt"] != number:
+            raise BrokerError(f"attempt {number} of run {self.name!r} cannot go on: {self._standing()}")
+        try:
+            recording = self.path / plain_name(entry["recording"])
+        except ValueError as error:
+            raise BrokerError(f"attempt {number} of run {self.name!r} cannot go on: {error}") from None
+        entry.update(status="running", error=None, ended=None)
+        for name in ("reason", "reached"):
+            entry.pop(name, None)
+        self._write(RUN_FILE, self._record)
+        return recording, entry.get("world_size", 1), list(entry.get("publishers", []))
+
+    def has_attempt(self, number: int) -> bool:
+        """Whether an attempt of that number has begun here."""
+        return any(entry["attempt"] == number for entry in self._record["attempts"])
+
+    def resumable(self) -> dict[str, Any] | None:
+        """What ``run.json`` has of the newest attempt, if that is one whose broker ended before it."""
+        attempts = self._record["attempts"]
+        return attempts[-1] if attempts and attempts[-1].get("status") in ("running", "lost") else None
+
+    def _standing(self) -> str:
+        attempts = self._record["attempts"]
+        if not attempts:
+            return "the run's directory was removed or made anew"
+        return f"attempt {attempts[-1]['attempt']} is the newest and is {attempts[-1]['status']}"
+
+    def note_publisher(self, told: dict[str, Any]) -> None:
+        """Writes down which process publishes a rank: ``rank``, ``pid``, ``started``, ``host``, ``incarnation``."""
+        entry = self._record["attempts"][-1]
+        others = [other for other in entry["publishers"] if other.get("rank") != told["rank"]]
+        entry["publishers"] = [*others, told]
+        self._write(RUN_FILE, self._record)
+
+    def note_pause(self, pause: Pause | None) -> None:
+        """Writes down that the training stands still, or goes on."""
+        entry = self._record["attempts"][-1]
+        entry.pop("paused", None)
+        if pause is not None:
+            entry["paused"] = pause._asdict()
+        self._write(RUN_FILE, self._record)
+
+    def announce(self, number: int, door: str, stream: str) -> None:
+        """Writes down where the broker of an attempt listens: from here on it is live."""
+        self._write(BROKER_FILE, {"door": door, "stream": stream, "pid": os.getpid(), "attempt": number})
+
+    def end_attempt(self, ending: Ending, trouble: str | None = None, reached: Reached | None = None) -> None:
+        """Writes down how the attempt ended, and how far it came; ``trouble`` stands in the place of an error where
+        there is none."""
+        entry = self._record["attempts"][-1]
+        entry.pop("paused", None)
+        entry.update(ending.to_fields(), error=ending.error or trouble, ended=time.time())
+        if reached is not None:
+            entry["reached"] = reached._asdict()
+        self._write(RUN_FILE, self._record)
+
+    def release(self) -> None:
+        """Gives the directory back: it is not live any more."""
+        if self._lock < 0:
+            return
+        self._remove_traces()
+        self._close()
+
+    def _close(self) -> None:
+        for descriptor in (self._lock, self._directory):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._lock = self._directory = -1
+
+    def _remove_traces(self) -> None:
+        for name in (BROKER_FILE, *SOCKET_FILES):
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._directory)
+
+    def _write(self, name: str, value: dict[str, Any]) -> None:
+        with _explained(self.path):
+            replace_file(self._directory, name, json.dumps(plain(value), indent=2) + "\n")
+
+
+def check_writable(root: Path) -> None:
+    """Sees whether a run's directory can be made in ``root``, which is made if it is not there.
+
+    Raises:
+        RunDirectoryError: it cannot.
+    """
+    with _explained(root):
+        root.mkdir(parents=True, exist_ok=True)
+        if not os.access(root, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _make_private(directory: int) -> None:
+    """Shuts everybody else out of a directory that was there before; nothing to do for one that we have just made."""
+    if stat.S_IMODE(os.fstat(directory).st_mode) & 0o077:
+        os.fchmod(directory, 0o700)
+
+
+def check_path(path: Path) -> None:
+    """Raises :class:`ConfigurationError` for a path that cannot be told to others, who are sent UTF-8 alone."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(path.absolute()).decode("utf-8", "backslashreplace")
+        raise ConfigurationError(
+            f"the path {shown} is not UTF-8: choose another runs directory with '--runs-dir' or OFFLOOP_RUNS_DIR"
+        ) from None
+
+
+def socket_address(path: Path) -> str:
+    """The address of a Unix socket at ``path``.
+
+    Raises:
+        ConfigurationError: the path is longer than the system allows for a socket, or not UTF-8.
+    """
+    absolute = path.absolute()
+    check_path(absolute)
+    length = len(os.fsencode(absolute))
+    if length > _SOCKET_PATH_LIMIT:
+        raise ConfigurationError(
+            f"the path {absolute} has {length} bytes and a socket's may have {_SOCKET_PATH_LIMIT}: "
+            "choose a shorter run name or a shorter runs directory"
+        )
+    return f"ipc://{absolute}"
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {path} cannot be written: {error.strerror}; "
+            "choose another place with '--runs-dir' or OFFLOOP_RUNS_DIR"
+        ) from None

@@ -1,0 +1,15 @@
+"""Reads a run's events in order, live and recorded, here or at a broker elsewhere; sends commands.
+
+May import: net, recording, tensors. Begin with ``subscriber``.
+"""
+
+from typing import TYPE_CHECKING
+
+from bus.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from bus.subscriber.subscriber import Subscriber
+
+__all__ = ["Subscriber"]
+
+__getattr__ = lazy_exports(__name__, {"bus.subscriber.subscriber": __all__})

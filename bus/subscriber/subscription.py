@@ -1,0 +1,178 @@
+"""A subscriber's connection to a broker: the stream, and the lease that says what is wanted."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from bus.errors import ProtocolError
+from bus.net.curve import ClientSecurity
+from bus.net.sockets import connected
+from bus.protocol.frames import Control, decode_control, encode_control, split_frame
+from bus.protocol.order import StreamOrder
+from bus.types.demand import RENEW_SECONDS
+
+__all__ = ["StreamLink"]
+
+STREAM_QUEUE = 5000
+ANSWER_SECONDS = 30.0
+ANSWER_POLL_SECONDS = 0.05
+LINGER_MILLISECONDS = 500
+
+
+class StreamLink:
+    """The connection to a broker's stream, and to its door, where the subscriber's lease is renewed."""
+
+    def __init__(
+        self,
+        stream: str,
+        door: str,
+        order: StreamOrder,
+        wanted: dict[str, Any],
+        report: Callable[[], dict[str, Any]],
+        take: Callable[[Control], object],
+        security: ClientSecurity | None = None,
+    ) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+
+        def subscribe(made: "zmq.Socket[bytes]") -> None:
+            made.setsockopt(zmq.RCVHWM, STREAM_QUEUE)
+            for topic in order.topics:
+                made.subscribe(topic)
+
+        try:
+            self._socket = connected(self._context, zmq.SUB, stream, security, subscribe)
+            renewals = connected(self._context, zmq.DEALER, door, security)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._lease = _Lease(renewals, {"run": order.run, **wanted}, report, take)
+        _open_links.add(self)
+
+    def receive(self) -> bytes | None:
+        """The next frame, if there is one now."""
+        try:
+            return self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def wait(self, seconds: float) -> None:
+        """Waits so long, or until a frame is there."""
+        self._socket.poll(int(seconds * 1000))
+
+    async def wait_async(self, seconds: float) -> None:
+        """As :meth:`wait`, while the event loop goes on."""
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        descriptor = int(self._socket.getsockopt(zmq.FD))
+        loop.add_reader(descriptor, readable.set)
+        try:
+            # The descriptor tells only of changes, so what is there already has to be asked for.
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                await asyncio.wait_for(readable.wait(), seconds)
+        except TimeoutError:
+            return
+        finally:
+            loop.remove_reader(descriptor)
+
+    def tell(self, kind: str, content: dict[str, Any]) -> None:
+        """Sends something to the door, from any thread and without waiting."""
+        self._lease.tell(kind, content)
+
+    def want(self, wanted: dict[str, Any]) -> None:
+        """Says at once, and from now on, that something else is wanted."""
+        self._lease.want(wanted)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        _open_links.discard(self)
+        self._lease.stop()
+        self._context.destroy(linger=0)
+
+
+# See bus.publisher.connection: a context that the garbage collector finds in a cycle waits for its sockets for ever.
+_open_links: set[StreamLink] = set()
+
+
+class _Lease:
+    """Tells the broker once a second what is wanted and how the subscriber is doing, on a thread of its own: a slow
+    callback must not let the lease run out. What else there is to say to the door goes out at once, and what it says is
+    handed to ``take``, on that thread."""
+
+    def __init__(
+        self,
+        door: "zmq.Socket[bytes]",
+        wanted: dict[str, Any],
+        report: Callable[[], dict[str, Any]],
+        take: Callable[[Control], object],
+    ) -> None:
+        self._socket = door
+        self._wanted = wanted
+        self._report = report
+        self._take = take
+        self._queue: deque[bytes] = deque()
+        self._is_stopped = False
+        self._renew_at = 0.0
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="offloop-lease", daemon=True)
+        self._thread.start()
+
+    def tell(self, kind: str, content: dict[str, Any]) -> None:
+        """Puts a message in the line; it goes out before anything that is told later."""
+        self._queue.append(encode_control(kind, {"run": self._wanted["run"], **content}))
+        self._wake.set()
+
+    def want(self, wanted: dict[str, Any]) -> None:
+        """Renews the lease with other wishes."""
+        self._wanted = {**self._wanted, **wanted}
+        self._renew_at = 0.0
+        self._wake.set()
+
+    def _serve(self) -> None:
+        awaited = 0.0
+        while True:
+            now = time.monotonic()
+            try:
+                want = None
+                if now >= self._renew_at:
+                    self._renew_at = now + RENEW_SECONDS
+                    # What it says was handled must not overtake what was told before that.
+                    want = encode_control("want", {**self._wanted, **self._report()})
+                while self._queue:
+                    self._socket.send(self._queue[0], zmq.NOBLOCK)
+                    self._queue.popleft()
+                    # Its answer is looked for sooner than the next renewal.
+                    awaited = now + ANSWER_SECONDS
+                if want is not None:
+                    self._socket.send(want, zmq.NOBLOCK)
+            except zmq.Again:
+                pass  # the broker does not read now: the next renewal says the same
+            self._hear()
+            self._wake.wait(ANSWER_POLL_SECONDS if now < awaited else max(0.0, self._renew_at - time.monotonic()))
+            self._wake.clear()
+            if self._is_stopped:
+                return
+
+    def _hear(self) -> None:
+        while self._socket.poll(0):
+            try:
+                topic, body = split_frame(self._socket.recv(zmq.NOBLOCK))
+                if topic is None:
+                    self._take(decode_control(body))
+            except (zmq.Again, ProtocolError):
+                continue  # what makes no sense is passed over
+
+    def stop(self) -> None:
+        """Ends the renewals; the lease runs out by itself. What is in the line still goes out, if it is read."""
+        self._is_stopped = True
+        self._wake.set()
+        self._thread.join()
+        with contextlib.suppress(zmq.Again):
+            while self._queue:
+                self._socket.send(self._queue.popleft(), zmq.NOBLOCK)
+        self._socket.close(linger=LINGER_MILLISECONDS)

@@ -1,0 +1,42 @@
+"""Segments for consumers that cannot map them: the broker on the trainer's machine hands them on in pieces.
+
+Both ends of the control messages ``fetch_segment`` and ``segment_data`` of ``docs/protocol.md``.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bus.errors import BrokerError, FieldNotAvailableError, ProtocolError
+from bus.tensors.segments import SegmentReference
+
+__all__ = ["PIECE", "Ask", "fetch_segment"]
+
+PIECE = 256 * 1024
+
+Ask = Callable[[str, dict[str, Any]], Mapping[str, Any]]
+"""Sends the broker a control message of a kind and with a content, and returns the content of its answer."""
+
+
+def fetch_segment(ask: Ask, run: str, reference: Mapping[str, Any]) -> bytearray:
+    """The consumer's side: the image that the map ``segment`` of an event stands for, piece by piece.
+
+    Raises:
+        FieldNotAvailableError: the broker does not have it, or not any more.
+        ProtocolError: the reference or an answer makes no sense.
+    """
+    wanted = SegmentReference.from_wire(reference)
+    # It grows with what comes: the size is what somebody says.
+    image = bytearray()
+    while len(image) < wanted.size:
+        question = {"run": run, "segment": wanted.to_wire(), "offset": len(image)}
+        try:
+            answer = ask("fetch_segment", question)
+        except BrokerError as error:
+            raise FieldNotAvailableError(f"the broker does not hand on these tensors: {error}") from None
+        data = answer.get("data")
+        if answer.get("run") != run or answer.get("offset") != len(image) or not isinstance(data, bytes) or not data:
+            raise ProtocolError(f"the broker answered something else than the piece at {len(image)} of a segment")
+        image += data
+    if len(image) > wanted.size:
+        raise ProtocolError(f"the broker sent {len(image)} bytes of a segment of {wanted.size}")
+    return image

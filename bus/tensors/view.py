@@ -1,0 +1,365 @@
+"""Tensors as they travel: the bytes of a safetensors file, see https://huggingface.co/docs/safetensors#format.
+
+Eight bytes hold the length of a JSON header (little endian), the header names each tensor's dtype, shape and place, the
+tensors follow without holes. Nothing here needs torch, and numpy only :meth:`TensorView.numpy`. ``docs/protocol.md``
+says how such an image stands in an event: small ones in the event itself, others in shared memory.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bus.errors import ClosedError, ConfigurationError, ProtocolError
+from bus.tensors.segments import SegmentElsewhereError, SegmentReference, open_segment
+
+if TYPE_CHECKING:
+    import numpy
+    from typing_extensions import Buffer
+
+__all__ = [
+    "INLINE_BYTES",
+    "Fetch",
+    "ImageLayout",
+    "TensorView",
+    "Tensors",
+    "image_layout",
+    "is_tensors",
+    "open_tensors",
+]
+
+INLINE_BYTES = 1 << 20
+"""Up to this size an image travels in its event, and is recorded with it."""
+
+VERSION = 1
+MAX_HEADER = 100_000_000  # the format's own limit
+MAX_TENSORS = 1 << 17
+MAX_ELEMENTS = 1 << 22
+MAX_DIMENSIONS = 64
+MAX_BYTES = 1 << 48
+
+_METADATA = "__metadata__"
+
+# In the order in which the format's library puts them into a file: it sorts by dtype, the widest first, then by name.
+_BITS = {
+    "U64": 64,
+    "I64": 64,
+    "F64": 64,
+    "C64": 64,
+    "F32": 32,
+    "U32": 32,
+    "I32": 32,
+    "BF16": 16,
+    "F16": 16,
+    "U16": 16,
+    "I16": 16,
+    "F8_E5M2FNUZ": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "I8": 8,
+    "U8": 8,
+    "F4": 4,
+    "BOOL": 8,
+}
+_RANKING = {dtype: place for place, dtype in enumerate(_BITS)}
+_NUMPY = {
+    "U64": "<u8",
+    "I64": "<i8",
+    "F64": "<f8",
+    "C64": "<c8",
+    "F32": "<f4",
+    "U32": "<u4",
+    "I32": "<i4",
+    "F16": "<f2",
+    "U16": "<u2",
+    "I16": "<i2",
+    "I8": "|i1",
+    "U8": "|u1",
+    "BOOL": "|b1",
+}
+
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+
+Fetch = Callable[[Mapping[str, Any]], "Buffer"]
+"""Gets the image that a segment map stands for from elsewhere, see :func:`bus.tensors.transfer.fetch_segment`."""
+
+
+class TensorView:
+    """One tensor of an image, without a copy; of no use once its :class:`Tensors` are closed.
+
+    ``dtype`` is the name that safetensors has for it, such as ``"F32"``; ``data`` are its bytes, little endian and in
+    C order, read-only where they are shared memory.
+    """
+
+    __slots__ = ("data", "dtype", "shape")
+
+    def __init__(self, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.data = data
+
+    def numpy(self) -> "numpy.ndarray[Any, Any]":
+        """The tensor as an array of the same memory; ``BF16``, which numpy lacks, as a copy in float32.
+
+        An array that is kept after its event keeps the memory with it: copy what is to stay.
+
+        Raises:
+            ConfigurationError: numpy has no such dtype.
+        """
+        import numpy
+
+        if self.dtype == "BF16":
+            halves = numpy.frombuffer(self.data, "<u2").astype("<u4")
+            return (halves << 16).view("<f4").reshape(self.shape)
+        if self.dtype not in _NUMPY:
+            raise ConfigurationError(f"numpy has no dtype for {self.dtype}: use the bytes in .data")
+        return numpy.frombuffer(self.data, _NUMPY[self.dtype]).reshape(self.shape)
+
+    def __repr__(self) -> str:
+        return f"<TensorView {self.dtype}{list(self.shape)}>"
+
+
+class Tensors(Mapping[str, TensorView]):
+    """The tensors of one image by name, in the order of their bytes; a context manager."""
+
+    def __init__(
+        self, image: memoryview, entries: Mapping[str, "_Entry"], metadata: Mapping[str, str], data: int
+    ) -> None:
+        self._image = image
+        self._views = {
+            name: TensorView(entry.dtype, entry.shape, image[data + entry.start : data + entry.end])
+            for name, entry in entries.items()
+        }
+        self._metadata = metadata
+        self._closed = False
+
+    @classmethod
+    def from_image(cls, image: "Buffer") -> "Tensors":
+        """Reads an image; the tensors are parts of it.
+
+        Raises:
+            ProtocolError: it is none, or one that passes a limit.
+        """
+        view = memoryview(image).cast("B")
+        return cls(view, *_read_header(view))
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The strings that came with the tensors."""
+        return self._metadata
+
+    @property
+    def image(self) -> memoryview:
+        """The whole image: written to a file, it is a safetensors file."""
+        self._check()
+        return self._image
+
+    def __getitem__(self, name: str) -> TensorView:
+        self._check()
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError(
+                "these tensors are closed: what is needed after its event has to be copied while it lasts"
+            )
+
+    def close(self) -> None:
+        """Gives the memory back. Arrays, views and images that are still in use keep it until they are not."""
+        # Nothing is released under those who may still look at it: that would end the process.
+        self._closed = True
+        self._views, self._image = {}, memoryview(b"")
+
+    def __enter__(self) -> "Tensors":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return "<Tensors, closed>" if self._closed else f"<Tensors {', '.join(self._views)}>"
+
+
+def is_tensors(value: Any) -> bool:
+    """Whether the value of a field stands for tensors."""
+    return isinstance(value, dict) and "$tensors" in value
+
+
+def open_tensors(value: Any, fetch: Fetch | None = None) -> Tensors:
+    """The tensors that the value of a field stands for, from the event or from shared memory.
+
+    Shared memory that is not that of a process on this machine is asked of ``fetch``, if there is one. Close them
+    when the event is handled: until then the trainer cannot use that memory again.
+
+    Raises:
+        FieldNotAvailableError: they are no longer to be had, and why.
+        ProtocolError: the value or the image makes no sense.
+    """
+    if not isinstance(value, dict) or value.get("$tensors") != VERSION:
+        raise ProtocolError(f"a field's tensors are not a map of version {VERSION}: a newer offloop may have sent them")
+    image, reference, size = value.get("image"), value.get("segment"), value.get("bytes")
+    if isinstance(image, bytes):
+        if size != len(image):
+            raise ProtocolError(f"a field's tensors are said to take {size!r} bytes, and take {len(image)}")
+        return Tensors.from_image(image)
+    if not isinstance(reference, dict):
+        raise ProtocolError("a field's tensors have neither an image nor a segment")
+    segment = SegmentReference.from_wire(reference)
+    if size != segment.size:
+        raise ProtocolError(f"a field's tensors are said to take {size!r} bytes, their segment has {segment.size}")
+    try:
+        return Tensors.from_image(open_segment(segment))
+    except SegmentElsewhereError:
+        if fetch is None:
+            raise
+        return Tensors.from_image(fetch(reference))
+
+
+class ImageLayout(NamedTuple):
+    """Where everything stands in an image that is yet to be filled."""
+
+    header: bytes
+    """What the image begins with."""
+    offsets: dict[str, int]
+    """Where each tensor's bytes begin, counted from the beginning of the image; in the order of their bytes."""
+    size: int
+    """Of the whole image, in bytes."""
+
+
+def image_layout(
+    specs: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str] | None = None
+) -> ImageLayout:
+    """Lays out an image for tensors of the given ``(dtype, shape)``, so that each can be copied into its place.
+
+    The image is byte for byte the file that the library of the format writes for the same tensors; with more than one
+    entry in ``metadata`` it differs in their order, which is the library's by chance and the given one here.
+
+    Raises:
+        ConfigurationError: a name, dtype or shape that cannot stand in an image.
+    """
+    header: dict[str, Any] = {}
+    if metadata is not None:
+        header[_METADATA] = dict(metadata)
+    starts: dict[str, int] = {}
+    end = 0
+    for name in sorted(specs, key=lambda name: (_RANKING.get(specs[name][0], -1), name)):
+        dtype, shape = specs[name][0], list(specs[name][1])
+        size = _size_of(dtype, shape)
+        if size is None or name == _METADATA:
+            raise ConfigurationError(
+                f"tensor {name!r} of dtype {dtype!r} and shape {shape} cannot be sent: use the dtypes "
+                f"{', '.join(_BITS)}, whole bytes, and another name than {_METADATA}"
+            )
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        starts[name] = end
+        end += size
+    try:
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(f"a name or text of tensors that is no Unicode cannot be sent: {error}") from None
+    # The data begin at a multiple of eight bytes.
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER or len(specs) > MAX_TENSORS:
+        raise ConfigurationError(
+            f"{len(specs)} tensors with a header of {len(text)} bytes cannot be sent: at most {MAX_TENSORS} and "
+            f"{MAX_HEADER} bytes"
+        )
+    front = len(text).to_bytes(8, "little") + text
+    return ImageLayout(front, {name: len(front) + start for name, start in starts.items()}, len(front) + end)
+
+
+# -- reading a header -------------------------------------------------------------------------------------------------
+
+
+class _Entry(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def _read_header(image: memoryview) -> tuple[dict[str, _Entry], dict[str, str], int]:
+    """The entries of an image in the order of their bytes, its metadata, and where its data begin."""
+    length = int.from_bytes(image[:8], "little")
+    if len(image) < 8 or length > min(MAX_HEADER, len(image) - 8):
+        raise ProtocolError(f"an image of {len(image)} bytes is no safetensors file: its header does not fit into it")
+    header = _parse(bytes(image[8 : 8 + length]))
+    metadata = header.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise ProtocolError("the metadata of a safetensors file are not a map of strings")
+    entries = sorted(
+        ((name, _read_entry(name, told)) for name, told in header.items()),
+        key=lambda item: (item[1].start, item[1].end),
+    )
+    end = 0
+    for name, entry in entries:
+        if entry.start != end:
+            raise ProtocolError(
+                f"tensor {name[:80]!r} begins at {entry.start} and not at {end}, where the last one ends"
+            )
+        end = entry.end
+    if end != len(image) - 8 - length:
+        raise ProtocolError(f"a safetensors file has {len(image) - 8 - length} bytes of data, its tensors take {end}")
+    return dict(entries), metadata, 8 + length
+
+
+def _parse(header: bytes) -> dict[str, Any]:
+    """The header's JSON, with its size in memory bounded before it is built."""
+    try:
+        text = header.decode()
+        bones = _STRING.sub('"', text)
+        if bones.count("{") + bones.count("[") > 3 * MAX_TENSORS or bones.count(",") > MAX_ELEMENTS:
+            raise ProtocolError(f"a safetensors file has more than {MAX_TENSORS} tensors")
+        parsed = json.loads(text, object_pairs_hook=_without_duplicates)
+        # What JSON can write and UTF-8 cannot: names are printed, and sent on.
+        if "\\u" in text:
+            json.dumps(parsed, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the header of a safetensors file is not JSON: {str(error)[:200]}") from None
+    if not isinstance(parsed, dict) or text[0] != "{":
+        raise ProtocolError("the header of a safetensors file is not a JSON object")
+    return parsed
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a name stands in it twice")
+    return values
+
+
+def _read_entry(name: str, told: Any) -> _Entry:
+    if isinstance(told, dict):
+        dtype, shape, offsets = told.get("dtype"), told.get("shape"), told.get("data_offsets")
+        if isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2 and _are_sizes(offsets):
+            start, end = offsets
+            if end - start == _size_of(dtype, shape):
+                return _Entry(str(dtype), tuple(shape), start, end)
+    raise ProtocolError(f"tensor {name[:80]!r} of a safetensors file has no dtype, shape and offsets that go together")
+
+
+def _size_of(dtype: Any, shape: list[Any]) -> int | None:
+    """How many bytes a tensor takes; ``None`` when there is no such tensor."""
+    if not isinstance(dtype, str) or dtype not in _BITS or not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS:
+        return None
+    # A dimension of none makes the others no smaller for those who multiply them in 64 bits.
+    if math.prod(size or 1 for size in shape) > MAX_BYTES:
+        return None
+    bits = math.prod(shape) * _BITS[dtype]
+    return None if bits % 8 else bits // 8
+
+
+def _are_sizes(values: list[Any]) -> bool:
+    return all(type(value) is int and 0 <= value <= MAX_BYTES for value in values)

@@ -1,0 +1,154 @@
+"""A recording in a form that other tools read."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from bus.errors import ConfigurationError, close_matches
+from bus.files import placing
+from bus.protocol.frames import COMMAND, END
+from bus.protocol.order import Ending, Gap
+from bus.tools.json import write_json_mcap, write_jsonl
+from bus.tools.records import Recorded, Source, check_any, check_ranks, is_known, is_mark, snapshot_of
+from bus.tools.tables import write_csv, write_parquet
+from bus.trace.writer import TraceWriter
+from bus.types.event import Event
+
+__all__ = ["FORMATS", "Exported", "export", "exported_path"]
+
+_Write = Callable[[Iterable[Recorded], Path], None]
+
+_WRITERS: Mapping[str, tuple[str, _Write | None]] = {
+    "parquet": (".parquet", write_parquet),
+    "csv": (".csv", write_csv),
+    "jsonl": (".jsonl", write_jsonl),
+    "json-mcap": (".json.mcap", write_json_mcap),
+    "trace": (".trace.json", None),
+}
+
+FORMATS = tuple(_WRITERS)
+"""The forms in which a recording can be exported."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What :func:`export` wrote."""
+
+    path: Path
+    """The file that was written."""
+    events: int
+    """Events in it."""
+    marks: int
+    """Rows in it that are no events: commands, and how the run ended. A timeline has none."""
+    ending: Ending | None
+    """How the run ended; ``None`` when the recording does not say it."""
+    damage: tuple[str, ...]
+    """What could not be read, each with its offset."""
+    gaps: tuple[Gap, ...]
+    """Numbers that are missing in the recording, of each rank."""
+    left_out: tuple[Gap, ...]
+    """Numbers that a cut has left out of it."""
+    lost: bool
+    """Whether the recording held something that cannot be read."""
+
+
+def exported_path(recording: Path, to: str) -> Path:
+    """Where an export is written when nothing else is said."""
+    return recording.with_name(recording.stem + _WRITERS[_known(to)][0])
+
+
+def export(
+    path: Path,
+    output: Path,
+    to: str,
+    *,
+    events: Collection[Event] | None = None,
+    ranks: Collection[int] | None = None,
+    force: bool = False,
+) -> Exported:
+    """Writes the events of a recording to ``output``, in the order in which they were recorded.
+
+    ``to`` is one of :data:`FORMATS`: ``parquet`` and ``csv`` have a row for each event and a column for each field,
+    ``jsonl`` an object for each event, ``json-mcap`` is for Foxglove and PlotJuggler, ``trace`` is a timeline for
+    Perfetto (see :class:`bus.trace.writer.TraceWriter`). Commands and how the run ended come too, as the rows
+    ``$command`` and ``$end``, unless ``events`` chooses events. What is damaged is passed over and named. Memory does
+    not grow with the recording, but for what is told of the numbers that it lacks. It may still be written: what is
+    there at the beginning is exported.
+
+    Raises:
+        ConfigurationError: there is no such form or rank, no event is chosen, ``output`` exists and ``force`` is not
+            set, or PyArrow is not installed.
+        RecordingError: ``path`` is not a recording.
+        RunDirectoryError: ``output`` cannot be written.
+    """
+    _, write = _WRITERS[_known(to)]
+    source = Source(path, ranks)
+    chosen = _Chosen(source, events)
+    with placing(output, [path], force) as draft:
+        if write is None:
+            _write_trace(chosen, draft)
+        else:
+            write(chosen, draft)
+        check_ranks(path, ranks, source.ranks)
+        check_any(path, chosen.events)
+    return Exported(
+        output,
+        chosen.events,
+        0 if write is None else chosen.marks,
+        source.ending,
+        tuple(source.damage),
+        tuple(source.gaps),
+        tuple(source.left_out),
+        source.lost,
+    )
+
+
+def _known(to: str) -> str:
+    if to not in _WRITERS:
+        raise ConfigurationError(f"{to!r} is no form to export to: {close_matches(to, list(FORMATS))}use {_NAMES}")
+    return to
+
+
+class _Chosen:
+    """The records that are exported: the same ones each time it is gone through, also while the recording grows."""
+
+    def __init__(self, source: Source, events: Collection[Event] | None) -> None:
+        self.source = source
+        self._names = None if events is None else frozenset(event.value for event in events)
+        self._limit: int | None = None
+        self.events = 0
+        self.marks = 0
+
+    def __iter__(self) -> Iterator[Recorded]:
+        count = self.events = self.marks = 0
+        for record in self.source:
+            # To its end in any case: what is missing is known only then.
+            if self._is_chosen(record) and (self._limit is None or count < self._limit):
+                count += 1
+                self.events += not is_mark(record)
+                self.marks += is_mark(record)
+                yield record
+        self._limit = count
+
+    def _is_chosen(self, record: Recorded) -> bool:
+        name = record.topic.name
+        if self._names is not None:
+            return name in self._names
+        return not is_mark(record) or name in (COMMAND, END)
+
+
+def _write_trace(chosen: _Chosen, path: Path) -> None:
+    source = chosen.source
+    told = 0
+    with closing(TraceWriter(path)) as writer:
+        for record in chosen:
+            if is_known(record):
+                writer.see(snapshot_of(record))
+            for outcome in source.outcomes[told:] if record.topic.name == COMMAND else ():
+                writer.command(outcome)
+                told += 1
+        writer.close(source.ending)
+
+
+_NAMES = ", ".join(FORMATS)

@@ -1,0 +1,264 @@
+"""What a recording holds, record by record, for commands that go through whole recordings: with what each record
+means, what is missing between them, and what was left out on purpose."""
+
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from bus.errors import ConfigurationError, ProtocolError
+from bus.printing import Damage
+from bus.protocol.frames import CUT, EventBody, Topic, decode_event, event_encoder, pack_map, parse_topic
+from bus.protocol.numbering import Numbering
+from bus.protocol.order import Ending, Gap, StreamOrder
+from bus.protocol.snapshot import Snapshot
+from bus.recording.reader import JournalReader
+from bus.recording.recording import Recording
+from bus.types.commands import Outcome
+from bus.types.demand import BASE_EVENTS
+from bus.types.event import Event
+
+__all__ = [
+    "LeftOut",
+    "Recorded",
+    "Source",
+    "base_before",
+    "check_any",
+    "check_ranks",
+    "is_base",
+    "is_known",
+    "is_mark",
+    "ranks_in",
+    "snapshot_of",
+]
+
+
+class LeftOut(NamedTuple):
+    """Events of one rank that the original has and a cut of it has not, from number ``first`` to ``last``.
+
+    It is recorded as the mark ``$cut``, numbered like the last of these events, whose place it takes.
+    """
+
+    rank: int
+    first: int
+    last: int
+    base_first: int
+    """Number of the first base event among them; one more than ``base_last`` when there is none."""
+    base_last: int
+    """Number of base events up to the last of them."""
+    time: int
+    """When the last of them happened, in nanoseconds since 1970."""
+    timestamp: tuple[int, ...]
+    """Training time at the last of them, see :attr:`bus.types.timestamp.Timestamp.values`."""
+
+    def encode(self, run: str, attempt: int) -> "Recorded":
+        """The mark as it is recorded."""
+        topic = Topic(run, CUT, self.rank)
+        fields = {"first": self.first, "base_first": self.base_first}
+        encode = event_encoder(topic, attempt)
+        frame = encode(self.last, self.base_last, self.time, self.timestamp, None, fields, pack_map({}))
+        body = frame[len(topic.encode()) :]
+        return Recorded(topic, decode_event(body), body)
+
+    @classmethod
+    def one(cls, record: "Recorded") -> "LeftOut":
+        """What is said of a single event."""
+        event, rank = record.event, record.topic.rank
+        base_first = base_before(record) + 1
+        return cls(rank, event.seq, event.seq, base_first, event.base_seq, event.time, tuple(event.timestamp[:14]))
+
+    @classmethod
+    def of(cls, record: "Recorded") -> "LeftOut | None":
+        """Reads the mark; ``None`` for every other record, and for one that makes no sense."""
+        if record.topic.name != CUT:
+            return None
+        event = record.event
+        first, base_first = event.fields.get("first"), event.fields.get("base_first")
+        if type(first) is not int or type(base_first) is not int:
+            return None
+        if not (1 <= first <= event.seq and 1 <= base_first <= event.base_seq + 1):
+            return None
+        return cls(
+            record.topic.rank, first, event.seq, base_first, event.base_seq, event.time, tuple(event.timestamp[:14])
+        )
+
+
+class Recorded(NamedTuple):
+    """One event or mark of a recording."""
+
+    topic: Topic
+    event: EventBody
+    body: bytes
+    """As it was recorded."""
+
+
+def is_mark(record: Recorded) -> bool:
+    """Whether it is no event, but something that is said of the stream."""
+    return record.topic.name.startswith("$")
+
+
+def is_base(record: Recorded) -> bool:
+    """Whether it is counted among the base events, as marks are."""
+    return is_mark(record) or record.topic.name in _BASE_NAMES
+
+
+def base_before(record: Recorded) -> int:
+    """How many base events came before it in its rank."""
+    return record.event.base_seq - is_base(record)
+
+
+def is_known(record: Recorded) -> bool:
+    """Whether it is an event that this version knows."""
+    return record.topic.name in _NAMES
+
+
+def snapshot_of(record: Recorded) -> Snapshot:
+    """An event as callbacks see it; one that this version does not know, as a ``batch_end`` of its time."""
+    event = Event(record.topic.name) if is_known(record) else Event.BATCH_END
+    return Snapshot(event, record.topic.run, record.topic.rank, record.event)
+
+
+class Source:
+    """Goes through everything whole in a recording, in the order of the file; may be gone through again.
+
+    What is damaged or foreign is left out and named in ``damage``, numbers that nobody has are in ``gaps``, what a cut
+    has left out in ``left_out``; all of these once the iteration has come to its end. ``ranks`` chooses whose records
+    to give.
+
+    Raises:
+        RecordingError: there is no such file, or it is not a recording.
+    """
+
+    def __init__(self, path: Path, ranks: Collection[int] | None = None) -> None:
+        recording = Recording(path)
+        self.path = path
+        self.run, self.attempt, self.run_id = recording.run_name, recording.attempt, recording.run_id
+        self._ranks = ranks
+        self._begin()
+
+    def _begin(self) -> None:
+        self.damage: list[str] = []
+        self.gaps: list[Gap] = []
+        self.left_out: list[Gap] = []
+        self._left_out_records = Damage()
+        self.lost = False
+        """Whether something that the file held cannot be read."""
+        self.ranks: set[int] = set()
+        """The ranks of which something is recorded."""
+        self._topics: dict[str, Topic | None] = {}
+        self._numbering = Numbering()
+        self._order = StreamOrder(self.run, self.attempt, None)
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the run ended; ``None`` when the recording does not say it."""
+        return self._order.ending
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """The commands that the trainer has answered so far."""
+        return self._order.outcomes
+
+    def __iter__(self) -> Iterator[Recorded]:
+        self._begin()
+        with JournalReader(self.path) as reader:
+            for records in reader.read():
+                for topic, body in records:
+                    record = self._read(topic, body)
+                    if record is not None and self._follow(record):
+                        yield record
+            for rank, position in reader.positions.items():
+                self.ranks.add(rank)
+                if self._wants(rank):
+                    self._note_missing(rank, position.seq + 1)
+            cut = [reader.cut] if reader.cut else []
+            self.damage = [*reader.damage, *cut, *self._left_out_records.lines(), *self._numbering.problems]
+            self.lost = self.lost or reader.lost
+
+    def _wants(self, rank: int) -> bool:
+        return self._ranks is None or rank in self._ranks
+
+    def _read(self, name: str, body: bytes) -> Recorded | None:
+        if name not in self._topics:
+            self._topics[name] = self._topic(name)
+        topic = self._topics[name]
+        if topic is None or not self._wants(topic.rank):
+            return None
+        try:
+            event = decode_event(body)
+        except ProtocolError as error:
+            self._leave_out(name, str(error))
+            return None
+        if event.attempt != self.attempt:
+            self._leave_out(name, f"it is of attempt {event.attempt}, not {self.attempt}")
+            return None
+        return Recorded(topic, event, body)
+
+    def _topic(self, name: str) -> Topic | None:
+        try:
+            topic = parse_topic(name.encode())
+        except ProtocolError as error:
+            self._leave_out(name, str(error))
+            return None
+        if topic.run != self.run:
+            self._leave_out(name, f"it is not of run {self.run!r}")
+            return None
+        self.ranks.add(topic.rank)
+        return topic
+
+    def _leave_out(self, name: str, reason: str) -> None:
+        self._left_out_records.add(f"a record of {name!r} in {self.path} is left out: {reason}")
+        self.lost = True
+
+    def _follow(self, record: Recorded) -> bool:
+        """Whether the record is new; notes what is missing before it."""
+        rank, seq = record.topic.rank, record.event.seq
+        if seq <= self._numbering.last(rank).seq:
+            return False
+        left_out = LeftOut.of(record)
+        if left_out is not None:
+            self.left_out.append(Gap(rank, left_out.first, left_out.last))
+        self._note_missing(rank, seq if left_out is None else left_out.first)
+        self._numbering.follow(rank, record.topic.name, seq, record.event.base_seq)
+        if is_mark(record) and left_out is None:
+            self._order.from_record("/".join(map(str, record.topic)), record.body)
+        return True
+
+    def _note_missing(self, rank: int, number: int) -> None:
+        expected = self._numbering.last(rank).seq + 1
+        if number > expected:
+            self.gaps.append(Gap(rank, expected, number - 1))
+
+
+def ranks_in(path: Path) -> set[int]:
+    """The ranks of which something is recorded.
+
+    Raises:
+        RecordingError: there is no such file, or it is not a recording.
+    """
+    with JournalReader(path) as reader:
+        names = {record.topic for records in reader.read() for record in records}
+        found = set(reader.positions)
+    for name in names:
+        with suppress(ProtocolError):
+            found.add(parse_topic(name.encode()).rank)
+    return found
+
+
+def check_ranks(path: Path, wanted: Collection[int] | None, there: Collection[int]) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` when a wanted rank is not there."""
+    for rank in sorted(set(wanted or ()).difference(there)):
+        named = ", ".join(map(str, sorted(there))) or "none"
+        raise ConfigurationError(f"{path} has no rank {rank}: choose of {named} with '--rank'")
+
+
+def check_any(path: Path, events: int) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` when no event was found."""
+    if not events:
+        raise ConfigurationError(
+            f"nothing of {path} is chosen: 'bus info' shows which events there are, and how far the training came"
+        )
+
+
+_NAMES = frozenset(event.value for event in Event)
+_BASE_NAMES = frozenset(event.value for event in Event if event in BASE_EVENTS)

@@ -1,0 +1,113 @@
+"""Recordings as tables: CSV and Parquet."""
+
+import base64
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bus.errors import ConfigurationError
+from bus.strict_json import flattened, json_text
+from bus.tools.records import Recorded
+from bus.tools.rows import as_row, clock
+from bus.tools.shape import Shape, as_text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["write_csv", "write_parquet"]
+
+_BARE = re.compile(r'[^",\r\n]+')
+
+_ROWS_IN_A_GROUP = 10_000
+_CELLS_IN_A_GROUP = 1_000_000
+_BYTES_IN_A_GROUP = 16 * 1024 * 1024
+
+
+def write_csv(records: Iterable[Recorded], path: Path) -> None:
+    """Writes a table with a header. What is missing, and what is nothing, is left empty, and an empty text is ``""``;
+    lists are JSON, ``true`` and ``false`` are written as in it; bytes are base64; NaN and infinities are ``nan``,
+    ``inf`` and ``-inf``.
+
+    ``records`` is gone through twice: for the columns, in the order in which they first came, and for the rows."""
+    columns = list(dict.fromkeys(chain.from_iterable(flattened(as_row(record)) for record in records)))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(_line(columns))
+        for record in records:
+            row = flattened(as_row(record))
+            row["utc"] = clock(row["utc"])
+            file.write(_line(_cell(row.get(name)) for name in columns))
+
+
+def _cell(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if type(value) in (int, float):
+        return repr(value)
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else json_text(value)
+
+
+def _line(cells: Iterable[str | None]) -> str:
+    # The library's writer leaves a carriage return bare, at which its reader ends the line; and it cannot tell an empty
+    # text from none.
+    return ",".join("" if cell is None else _quoted(cell) for cell in cells) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return text if _BARE.fullmatch(text) else '"' + text.replace('"', '""') + '"'
+
+
+def write_parquet(records: Iterable[Recorded], path: Path) -> None:
+    """Writes a table whose columns have the types of what is in them: whole numbers, floats, texts, bytes, booleans,
+    lists of these. What is missing is null. A column in which several types came, or lists of maps, is of texts: JSON,
+    but for what was text already. ``utc`` is a timestamp in nanoseconds.
+
+    ``records`` is gone through twice: for the columns and their types, and for the rows, which are written in groups.
+
+    Raises:
+        ConfigurationError: PyArrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+        from pyarrow.parquet import ParquetWriter
+    except ImportError:
+        raise ConfigurationError(
+            "'--to parquet' needs PyArrow: install it with pip install 'offloop[parquet]'"
+        ) from None
+    shape = Shape()
+    for record in records:
+        shape.see_members(flattened(as_row(record)))
+    types = {name: column.arrow_type() for name, column in shape.members.items()}
+    if types:
+        types["utc"] = pa.timestamp("ns", tz="UTC")
+    schema = pa.schema(list(types.items()))
+    with path.open("wb") as file, ParquetWriter(file, schema, compression="zstd") as writer:
+        for group in _groups(records, max(1, min(_ROWS_IN_A_GROUP, _CELLS_IN_A_GROUP // max(1, len(types))))):
+            writer.write_table(_table(group, schema))
+
+
+def _groups(records: Iterable[Recorded], rows: int) -> Iterator[list[dict[str, Any]]]:
+    """The rows in groups that take little memory."""
+    group: list[dict[str, Any]] = []
+    size = 0
+    for record in records:
+        group.append(flattened(as_row(record)))
+        size += len(record.body)
+        if len(group) == rows or size >= _BYTES_IN_A_GROUP:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _table(rows: list[dict[str, Any]], schema: "pa.Schema") -> "pa.Table":
+    import pyarrow as pa
+
+    arrays = []
+    for column in schema:
+        values = [row.get(column.name) for row in rows]
+        if pa.types.is_string(column.type):
+            values = [as_text(value) for value in values]
+        arrays.append(pa.array(values, column.type))
+    return pa.Table.from_arrays(arrays, schema=schema)

@@ -1,0 +1,155 @@
+"""Commands to the trainer of a live run, and what became of them.
+
+sender -> broker -> publishers -> applied at a boundary of the loop -> recorded in the stream -> told the sender
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from bus.errors import ConfigurationError, ProtocolError, close_matches
+
+__all__ = ["COMMANDS", "Argument", "Command", "Outcome", "check_command", "new_command_id"]
+
+COMMANDS: Mapping[str, str] = {
+    "stop": "ends the training after the batch at hand",
+    "checkpoint": "writes a checkpoint",
+    "pause": "stands still until 'resume' or 'stop'",
+    "resume": "goes on after 'pause'",
+    "set": "sets a value that the trainer declares, such as 'lr'",
+}
+"""What a trainer understands, and what it does then. Takes effect at the next boundary between two batches."""
+
+MAX_ARGUMENTS = 8
+MAX_TEXT = 1000
+
+Argument: TypeAlias = str | int | float | bool | None
+"""What can be said beside a command's name."""
+
+
+class Command(NamedTuple):
+    """One command on its way."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    id: str = ""
+    """What it is called on its way, and in the stream."""
+    decided_at: int | None = None
+    """How many batches were trained at the event that made somebody send it; ``None`` for a person's."""
+    reason: str | None = None
+    """Why it was sent, and by whom."""
+
+    @classmethod
+    def from_wire(cls, content: Any) -> "Command":
+        """Reads :meth:`to_wire`.
+
+        Raises :class:`bus.errors.ProtocolError` for what is no command."""
+        try:
+            name, arguments = content["command"], content.get("arguments", [])
+            identity, decided_at = content.get("id", ""), content.get("decided_at")
+            reason = content.get("reason")
+            well_formed = (
+                isinstance(name, str)
+                and isinstance(identity, str)
+                and max(len(name), len(identity)) <= MAX_TEXT
+                and isinstance(arguments, list)
+                and len(arguments) <= MAX_ARGUMENTS
+                and all(_is_plain(one) for one in arguments)
+                and (decided_at is None or type(decided_at) is int)
+                and (reason is None or (isinstance(reason, str) and len(reason) <= MAX_TEXT))
+            )
+        except (TypeError, KeyError, AttributeError):
+            well_formed = False
+        if not well_formed:
+            raise ProtocolError("a command is not a name with a few numbers or texts")
+        return cls(name, tuple(arguments), identity, decided_at, reason)
+
+    def to_wire(self) -> dict[str, Any]:
+        """As it travels."""
+        content = {"command": self.name, "arguments": list(self.arguments), "id": self.id}
+        optional = {"decided_at": self.decided_at, "reason": self.reason}
+        return content | {key: value for key, value in optional.items() if value is not None}
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *map(str, self.arguments)])
+
+
+class Outcome(NamedTuple):
+    """What became of a command."""
+
+    command: Command
+    event: str | None
+    """The event at which it was applied; ``None`` when it has not been answered yet."""
+    batch: int | None
+    """How many batches were trained then."""
+    error: str | None = None
+    """Why it was not applied."""
+    time_ns: int | None = None
+    """When it was answered, in nanoseconds since 1970 (UTC), where the stream told it."""
+
+    @property
+    def delay(self) -> int | None:
+        """How many batches went by between the decision and its effect."""
+        decided_at = self.command.decided_at
+        return None if decided_at is None or self.batch is None else self.batch - decided_at
+
+    def __str__(self) -> str:
+        return self._described(f"'{self.command}'")
+
+    @property
+    def with_reason(self) -> str:
+        """As text, with the reason for the command: for whoever has not sent it."""
+        reason = self.command.reason
+        return self._described(f"'{self.command}' ({reason})" if reason else f"'{self.command}'")
+
+    def _described(self, command: str) -> str:
+        if self.error is not None:
+            return f"{command} was not done: {self.error}"
+        if self.event is None:
+            return f"{command} was handed on and has not taken effect yet"
+        late = "" if self.delay is None else f", {self.delay} batch{'es' if self.delay != 1 else ''} after the decision"
+        return f"{command} took effect at batch {self.batch} ({self.event}){late}"
+
+    @classmethod
+    def from_wire(cls, command: Command, content: Mapping[str, Any]) -> "Outcome":
+        """Reads an ``applied`` message."""
+        event, batch, error = content.get("event"), content.get("batch"), content.get("error")
+        return cls(
+            command,
+            None if event is None else str(event)[:MAX_TEXT],
+            batch if type(batch) is int else None,
+            None if error is None else str(error)[:MAX_TEXT],
+        )
+
+
+def check_command(name: str, arguments: tuple[Any, ...], reason: str | None = None) -> Command:
+    """The command of that name. A ``reason`` of more than 1,000 characters is shortened.
+
+    Raises :class:`bus.errors.ConfigurationError` when there is none, or with other arguments than it takes."""
+    if name not in COMMANDS:
+        raise ConfigurationError(
+            f"command {name!r} is unknown: {close_matches(name, list(COMMANDS))}use {', '.join(COMMANDS)}"
+        )
+    if name == "set":
+        if len(arguments) != 2 or not isinstance(arguments[0], str):
+            raise ConfigurationError("'set' takes the name of a setting and a value, as in 'set lr 0.01'")
+    elif arguments:
+        raise ConfigurationError(f"{name!r} takes nothing further, not {' '.join(map(str, arguments))!r}")
+    for one in arguments:
+        if not _is_plain(one):
+            raise ConfigurationError(
+                f"a command cannot carry {str(one)[:40]!r}: use numbers, true, false and texts of at most {MAX_TEXT} "
+                "characters"
+            )
+    return Command(name, arguments, reason=None if reason is None else str(reason)[:MAX_TEXT])
+
+
+def new_command_id() -> str:
+    """What no other command is called."""
+    return os.urandom(8).hex()
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_TEXT
+    return value is None or isinstance(value, bool | float) or (type(value) is int and abs(value) < 1 << 63)

@@ -1,0 +1,35 @@
+"""How far each consumer of a live run has come, for trainers that wait for one or have lent it memory."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from bus.errors import ProtocolError
+
+__all__ = ["Standing"]
+
+
+class Standing(NamedTuple):
+    """A consumer that a publisher has to know of: it may decide something, or is handed memory."""
+
+    name: str | None
+    decides: frozenset[str]
+    """The events at which it may decide to stop the training."""
+    fields: frozenset[str]
+    """The fields beyond the usual ones that it asks for."""
+    handled: Mapping[int, int]
+    """Of each rank the number of the last event that it is through with."""
+
+    def to_wire(self, rank: int) -> list[Any]:
+        """As a publisher of that rank is told it."""
+        return [self.name, sorted(self.decides), sorted(self.fields), self.handled.get(rank, 0)]
+
+    @classmethod
+    def from_wire(cls, told: Any, rank: int) -> "Standing":
+        """Reads :meth:`to_wire`.
+
+        Raises :class:`bus.errors.ProtocolError` for anything else."""
+        try:
+            name, decides, fields, handled = told[:4]
+            return cls(None if name is None else str(name), frozenset(decides), frozenset(fields), {rank: int(handled)})
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(f"how far a consumer is makes no sense: {error}") from None

@@ -1,0 +1,288 @@
+"""What is published: the base set always, further events and fields while a consumer wants them and as often as it
+does."""
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from bus.errors import ConfigurationError, ProtocolError
+from bus.types.event import Event
+from bus.types.intervals import BATCH_EVENTS, MAX_INTERVAL, Moment, batch_number, check_interval, is_due
+
+__all__ = ["BASE_EVENTS", "LEASE_SECONDS", "MAX_INTERVAL", "RENEW_SECONDS", "Demand", "Moment", "Want", "batch_number"]
+
+
+LEASE_SECONDS = 5.0
+RENEW_SECONDS = 1.0
+
+MAX_EVENTS = 40
+MAX_FIELDS = 64
+MAX_FIELD_NAME = 100
+MAX_INTERVALS = 64
+
+BASE_EVENTS: frozenset[Event] = frozenset(Event) - (BATCH_EVENTS - {Event.BATCH_END})
+"""The events that are always published and recorded, so that whoever comes late still has a complete history. The
+others fire several times a batch, or once in each batch beside BATCH_END: they are published while somebody wants
+them."""
+
+
+@dataclass(frozen=True)
+class Want:
+    """What somebody wants of one event.
+
+    ``every`` is how often: 10 stands for the batches 10, 20, ... of the training (or of the evaluation or prediction
+    that the event belongs to), a text such as ``2ep``, ``0.25dur`` or ``1ep+end`` for a share of the training time, see
+    :func:`bus.types.intervals.is_due`. Base events, and with a number events that belong to no batch, come every time.
+    ``fields`` names further fields and how often each: one that is due brings its event with it. With ``None`` the
+    event is wanted for its fields' sake alone: where none of them can be had, it is not published.
+
+    Raises :class:`bus.errors.ConfigurationError` for an interval that is none or a field that cannot have that name."""
+
+    every: int | str | None = 1
+    fields: Mapping[str, int | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        intervals: list[tuple[str, Any]] = [(f"every of field {name!r}", every) for name, every in self.fields.items()]
+        if self.every is not None or not self.fields:
+            intervals.insert(0, ("every", self.every))
+        for what, interval in intervals:
+            try:
+                check_interval(interval)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{what} is {error}") from None
+        for name in self.fields:
+            if not _is_field_name(name):
+                raise ConfigurationError(
+                    f"{name!r} cannot be the name of a field: use an identifier of at most {MAX_FIELD_NAME} characters"
+                )
+        if len(self.fields) > MAX_FIELDS:
+            raise ConfigurationError(
+                f"{len(self.fields)} fields are wanted of one event: ask for {MAX_FIELDS} at most, or one that is a map"
+            )
+
+
+class _Intervals(NamedTuple):
+    """Several intervals, by how they are counted; due when one of them is."""
+
+    numbers: frozenset[int] = frozenset()
+    times: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, intervals: Iterable[int | str]) -> "_Intervals":
+        """Without numbers that are multiples of another one: they add nothing."""
+        every = set(intervals)
+        numbers: list[int] = []
+        for number in sorted(one for one in every if not isinstance(one, str)):
+            if not any(number % other == 0 for other in numbers):
+                numbers.append(number)
+        return cls(frozenset(numbers), frozenset(one for one in every if isinstance(one, str)))
+
+    def are_due(self, number: int, moment: Moment | None) -> bool:
+        for interval in self.numbers:
+            if number % interval == 0:
+                return True
+        return moment is not None and any(is_due(time, moment) for time in self.times)
+
+    def each(self) -> list[int | str]:
+        return [*sorted(self.numbers), *sorted(self.times)]
+
+
+_EVERY_BATCH = _Intervals(frozenset({1}))
+_NEVER = _Intervals()
+
+
+class _Wanted(NamedTuple):
+    """The wants of an event, merged: every so many batches it is due, and so are its fields."""
+
+    intervals: _Intervals
+    fields: Mapping[str, _Intervals]
+    own: _Intervals
+    """How often the event is wanted whatever fields come with it."""
+
+
+class Demand:
+    """Which events and further fields are wanted, and how often each. Immutable.
+
+    Intervals are kept apart when demands are merged: two consumers that want every 10th and every 15th batch cause 10,
+    15, 20, 30, ... and no more.
+    """
+
+    __slots__ = ("_wanted",)
+    _wanted: Mapping[Event, _Wanted]
+
+    def __init__(self, wants: Mapping[Event, Want] | None = None) -> None:
+        self._wanted = {event: _read_want(event, want) for event, want in (wants or {}).items()}
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> "Demand":
+        """A demand for events at every batch, without further fields."""
+        return cls(dict.fromkeys(events, Want()))
+
+    @classmethod
+    def merge(cls, demands: Iterable["Demand"]) -> "Demand":
+        """A demand that is due exactly when one of these is."""
+        intervals: dict[Event, set[int | str]] = {}
+        fields: dict[Event, dict[str, set[int | str]]] = {}
+        for demand in demands:
+            for event, wanted in demand._wanted.items():
+                intervals.setdefault(event, set()).update(wanted.own.each())
+                of_event = fields.setdefault(event, {})
+                for name, every in wanted.fields.items():
+                    of_event.setdefault(name, set()).update(every.each())
+        return cls._of({event: _wanted(event, every, fields[event]) for event, every in intervals.items()})
+
+    @classmethod
+    def _of(cls, wanted: Mapping[Event, _Wanted]) -> "Demand":
+        demand = cls()
+        demand._wanted = wanted
+        return demand
+
+    @property
+    def events(self) -> frozenset[Event]:
+        """The events that are wanted at all."""
+        return frozenset(self._wanted)
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The further fields that are wanted at all, of whatever event."""
+        return frozenset(name for wanted in self._wanted.values() for name in wanted.fields)
+
+    def without(self, fields: Set[str]) -> "Demand":
+        """The same without events that are wanted for the sake of these fields alone."""
+        return self._of(
+            {
+                event: wanted
+                for event, wanted in self._wanted.items()
+                if wanted.own != _NEVER or not fields >= wanted.fields.keys()
+            }
+        )
+
+    def is_due(self, event: Event, number: int, moment: Moment | None = None) -> bool:
+        """Whether an event is wanted at a batch, by its :func:`batch_number`; ``moment`` is what intervals other than
+        numbers of batches are judged by."""
+        wanted = self._wanted.get(event)
+        return wanted is not None and wanted.intervals.are_due(number, moment)
+
+    def due_fields(self, event: Event, number: int, moment: Moment | None = None) -> tuple[str, ...]:
+        """The further fields that are wanted of an event, judged as by :meth:`is_due`."""
+        wanted = self._wanted.get(event)
+        if wanted is None:
+            return ()
+        return tuple(name for name, intervals in wanted.fields.items() if intervals.are_due(number, moment))
+
+    def is_due_itself(self, event: Event, number: int, moment: Moment | None = None) -> bool:
+        """Whether an event is wanted, judged as by :meth:`is_due`, whatever fields come with it."""
+        wanted = self._wanted.get(event)
+        return wanted is not None and wanted.own.are_due(number, moment)
+
+    def has_field(self, event: Event, name: str) -> bool:
+        """Whether a field is wanted of an event at all."""
+        wanted = self._wanted.get(event)
+        return wanted is not None and name in wanted.fields
+
+    def is_always_same(self, event: Event) -> bool:
+        """Whether an event that is wanted is so at every batch and without further fields: then nothing has to be
+        counted."""
+        wanted = self._wanted[event]
+        return not wanted.fields and wanted.intervals == _EVERY_BATCH
+
+    def is_at_every_batch(self, event: Event) -> bool:
+        """Whether an event that is wanted is so at every batch, with further fields or without."""
+        return self._wanted[event].intervals == _EVERY_BATCH
+
+    def is_timed(self, event: Event) -> bool:
+        """Whether an event is wanted at intervals that take more than the number of the batch to be judged."""
+        wanted = self._wanted.get(event)
+        return wanted is not None and (
+            bool(wanted.intervals.times) or any(intervals.times for intervals in wanted.fields.values())
+        )
+
+    def to_wire(self) -> dict[str, Any]:
+        """As it travels: event to ``every``, a list of numbers and texts, empty for an event that is wanted for its
+        fields' sake alone, and ``fields``, a map of name to such lists."""
+        return {
+            event.value: {
+                "every": wanted.own.each(),
+                "fields": {name: intervals.each() for name, intervals in wanted.fields.items()},
+            }
+            for event, wanted in self._wanted.items()
+        }
+
+    @classmethod
+    def from_wire(cls, value: Any) -> "Demand":
+        """Reads :meth:`to_wire`. Events that are not known are skipped.
+
+        Raises :class:`bus.errors.ProtocolError` for anything else, and for more than the limits of this module."""
+        names = _bounded(value, MAX_EVENTS, "events")
+        parts = {Event(name): names[name] for name in names if name in _NAMES}
+        return cls._of({event: _read(event, part) for event, part in parts.items()})
+
+    def __eq__(self, other: object) -> bool:
+        return self._wanted == other._wanted if isinstance(other, Demand) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.events)
+
+    def __bool__(self) -> bool:
+        return bool(self._wanted)
+
+    def __repr__(self) -> str:
+        return f"Demand.from_wire({self.to_wire()!r})"
+
+
+_NAMES = {event.value for event in Event}
+
+
+def _wanted(event: Event, intervals: Iterable[int | str], fields: Mapping[str, Iterable[int | str]]) -> _Wanted:
+    own = {name: _Intervals.of(every) for name, every in fields.items()}
+    if event in BASE_EVENTS:
+        return _Wanted(_EVERY_BATCH, MappingProxyType(own), _EVERY_BATCH)
+    by_itself = _Intervals.of(intervals)
+    every = {*by_itself.each(), *(one for each in own.values() for one in each.each())}
+    return _Wanted(_Intervals.of(every), MappingProxyType(own), by_itself)
+
+
+def _read_want(event: Event, want: Want) -> _Wanted:
+    # Base events come in any case.
+    every = 1 if event in BASE_EVENTS else want.every
+    own = [] if every is None else [check_interval(every, event)]
+    return _wanted(event, own, {name: [check_interval(one, event)] for name, one in want.fields.items()})
+
+
+def _is_field_name(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_FIELD_NAME and value.isidentifier()
+
+
+def _read(event: Event, part: Any) -> _Wanted:
+    if not isinstance(part, dict):
+        raise ProtocolError(f"the demand for {event.value} is a {type(part).__name__}, not a map of every and fields")
+    fields = _bounded(part.get("fields", {}), MAX_FIELDS, "fields")
+    for name in fields:
+        if not _is_field_name(name):
+            raise ProtocolError(f"the demand for {event.value} has a field of a name that none can have")
+    every = part.get("every", [1])
+    return _wanted(
+        event,
+        [] if every == [] and fields else _read_intervals(event, every),
+        {name: _read_intervals(event, every) for name, every in fields.items()},
+    )
+
+
+def _bounded(value: Any, limit: int, what: str) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise ProtocolError(f"the {what} of a demand are a {type(value).__name__}, not a map")
+    if len(value) > limit:
+        raise ProtocolError(f"a demand for {len(value)} {what} is over the limit of {limit}")
+    return value
+
+
+def _read_intervals(event: Event, value: Any) -> list[int | str]:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_INTERVALS:
+        raise ProtocolError(
+            f"the demand for {event.value} has no list of 1 to {MAX_INTERVALS} intervals where one belongs"
+        )
+    try:
+        return [check_interval(one, event) for one in value]
+    except ConfigurationError as error:
+        raise ProtocolError(f"in the demand for {event.value} is {str(error)[:150]}") from None

@@ -1,0 +1,286 @@
+"""Training time: how far a run is, counted in iterations, epochs, batches, samples, tokens and seconds.
+
+:class:`Time` is a number with a unit, :class:`Timestamp` all the counters of a run at one moment.
+"""
+
+import datetime
+import operator
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from bus.errors import TimeUnitError
+from bus.types.time import Time, TimeInput, TimeUnit
+
+__all__ = ["Time", "TimeInput", "TimeUnit", "Timestamp", "wall_clock"]
+
+_NO_TIME = datetime.timedelta(0)
+_MICROSECOND = datetime.timedelta(microseconds=1)
+_COUNTERS = {
+    "iteration": TimeUnit.ITERATION,
+    "epoch": TimeUnit.EPOCH,
+    "batch": TimeUnit.BATCH,
+    "sample": TimeUnit.SAMPLE,
+    "token": TimeUnit.TOKEN,
+    "epoch_in_iteration": TimeUnit.EPOCH,
+    "token_in_iteration": TimeUnit.TOKEN,
+    "batch_in_epoch": TimeUnit.BATCH,
+    "sample_in_epoch": TimeUnit.SAMPLE,
+    "token_in_epoch": TimeUnit.TOKEN,
+}
+_DURATIONS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
+_INDEX_OF_UNIT = {unit: index for index, unit in enumerate(list(_COUNTERS.values())[:5])}
+
+
+class Timestamp:
+    """How far a run is: ten counters and four durations at one moment. Immutable and cheap: it is made for every batch.
+
+    ``epoch``, ``batch``, ``sample``, ``token`` and ``iteration`` count from the start of the run, ``batch_in_epoch``
+    and its like from the last epoch or iteration boundary. The ``*_wct`` durations are wall clock time spent training.
+
+    It is compared with a time or a time string by the counter of that unit (``timestamp >= "100ba"``), with another
+    timestamp by all of its values, which orders the moments of a run. Counters take ints, times and time strings.
+
+    Raises :class:`bus.errors.InvalidTimeError` for a value that is no count and :class:`bus.errors.TimeUnitError` for a
+    count in another unit. Reference: ``composer/core/time.py``.
+    """
+
+    __slots__ = ("_values",)
+    _values: tuple[int, ...]
+
+    def __init__(
+        self,
+        iteration: TimeInput = 0,
+        epoch: TimeInput = 0,
+        batch: TimeInput = 0,
+        sample: TimeInput = 0,
+        token: TimeInput = 0,
+        epoch_in_iteration: TimeInput = 0,
+        token_in_iteration: TimeInput = 0,
+        batch_in_epoch: TimeInput = 0,
+        sample_in_epoch: TimeInput = 0,
+        token_in_epoch: TimeInput = 0,
+        total_wct: datetime.timedelta | None = None,
+        iteration_wct: datetime.timedelta | None = None,
+        epoch_wct: datetime.timedelta | None = None,
+        batch_wct: datetime.timedelta | None = None,
+    ) -> None:
+        totals = (iteration, epoch, batch, sample, token)
+        parts = (epoch_in_iteration, token_in_iteration, batch_in_epoch, sample_in_epoch, token_in_epoch)
+        durations = (total_wct, iteration_wct, epoch_wct, batch_wct)
+        self._values = (*map(_count, (*totals, *parts), _COUNTERS), *map(_microseconds, durations))
+
+    @classmethod
+    def from_values(cls, values: Iterable[int]) -> "Timestamp":
+        """Makes a timestamp of :attr:`values`, unchecked: for what was checked when it was written."""
+        self = cls.__new__(cls)
+        self._values = tuple(values)
+        return self
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The 14 numbers, in the order of the constructor; durations in microseconds."""
+        return self._values
+
+    def get(self, unit: TimeUnit | str) -> Time:
+        """The counter of a unit since the start of the run; ``sec`` gives whole seconds of training.
+
+        Raises :class:`bus.errors.TimeUnitError` for ``dur``: a timestamp does not know how long the run will be."""
+        unit = TimeUnit(unit)
+        if unit is TimeUnit.SECOND:
+            return Time(self._values[10] // 1_000_000, unit)
+        if unit is TimeUnit.DURATION:
+            raise TimeUnitError(
+                "a timestamp does not know its share of the training ('dur'): "
+                "use iter, ep, ba, sp, tok or sec, such as '10ep'"
+            )
+        return Time(self._values[_INDEX_OF_UNIT[unit]], unit)
+
+    def copy(self, **changes: Any) -> "Timestamp":
+        """The same timestamp with some counters or durations changed: ``timestamp.copy(epoch=3)``."""
+        return Timestamp(**{name: getattr(self, name) for name in _NAMES} | changes)
+
+    def advance_batch(self, samples: int, tokens: int, microseconds: int) -> "Timestamp":
+        """:meth:`to_next_batch` for the training loop: plain numbers, nothing checked."""
+        (iteration, epoch, batch, sample, token, epoch_i, token_i, batch_e, sample_e, token_e, total, in_i, in_e, _) = (
+            self._values
+        )
+        following = Timestamp.__new__(Timestamp)
+        following._values = (
+            iteration,
+            epoch,
+            batch + 1,
+            sample + samples,
+            token + tokens,
+            epoch_i,
+            token_i + tokens,
+            batch_e + 1,
+            sample_e + samples,
+            token_e + tokens,
+            total + microseconds,
+            in_i + microseconds,
+            in_e + microseconds,
+            microseconds,
+        )
+        return following
+
+    def to_next_batch(
+        self, samples: TimeInput = 0, tokens: TimeInput = 0, duration: datetime.timedelta | None = None
+    ) -> "Timestamp":
+        """The timestamp after a batch of so many samples and tokens that took so long."""
+        return self.advance_batch(_count(samples, "sample"), _count(tokens, "token"), _microseconds(duration))
+
+    def to_next_epoch(self, tokens: TimeInput = 0, duration: datetime.timedelta | None = None) -> "Timestamp":
+        """The timestamp at the start of the next epoch; ``tokens`` and ``duration`` came after the last batch."""
+        more_tokens, more_time = _count(tokens, "token"), _microseconds(duration)
+        iteration, epoch, batch, sample, token, epoch_i, token_i, *_ = self._values
+        total, in_i = self._values[10:12]
+        counts = (iteration, epoch + 1, batch, sample, token + more_tokens, epoch_i + 1, token_i + more_tokens, 0, 0, 0)
+        return Timestamp.from_values((*counts, total + more_time, in_i + more_time, 0, 0))
+
+    def to_next_iteration(self, duration: datetime.timedelta | None = None) -> "Timestamp":
+        """The timestamp at the start of the next iteration; ``duration`` came after the last batch."""
+        iteration, *totals = self._values[:5]
+        total = self._values[10] + _microseconds(duration)
+        return Timestamp.from_values((iteration + 1, *totals, 0, 0, 0, 0, 0, total, 0, 0, 0))
+
+    def __repr__(self) -> str:
+        counters = [f"{name}={value}" for name, value in zip(_COUNTERS, self._values, strict=False)]
+        durations = [f"{name}={getattr(self, name)!r}" for name in _DURATIONS]
+        return f"Timestamp({', '.join(counters + durations)})"
+
+    def __hash__(self) -> int:
+        return hash(self._values)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Timestamp.from_values, (self._values,)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Timestamp):
+            return self._values == other._values
+        if isinstance(other, str):
+            other = Time.from_timestring(other)
+        if isinstance(other, Time):
+            return other.unit is not TimeUnit.DURATION and self.get(other.unit) == other
+        return NotImplemented
+
+    def __lt__(self, other: "Timestamp | Time | str") -> bool:
+        return self._compare(other, operator.lt)
+
+    def __le__(self, other: "Timestamp | Time | str") -> bool:
+        return self._compare(other, operator.le)
+
+    def __gt__(self, other: "Timestamp | Time | str") -> bool:
+        return self._compare(other, operator.gt)
+
+    def __ge__(self, other: "Timestamp | Time | str") -> bool:
+        return self._compare(other, operator.ge)
+
+    def _compare(self, other: "Timestamp | Time | str", compare: Callable[[Any, Any], bool]) -> bool:
+        if isinstance(other, Timestamp):
+            return compare(self._values, other._values)
+        if not isinstance(other, Time | str):
+            return NotImplemented
+        time = Time.from_input(other)
+        return compare(self.get(time.unit), time)
+
+    @property
+    def iteration(self) -> Time:
+        """Complete iterations."""
+        return Time(self._values[0], TimeUnit.ITERATION)
+
+    @property
+    def epoch(self) -> Time:
+        """Complete epochs."""
+        return Time(self._values[1], TimeUnit.EPOCH)
+
+    @property
+    def batch(self) -> Time:
+        """Batches trained on."""
+        return Time(self._values[2], TimeUnit.BATCH)
+
+    @property
+    def sample(self) -> Time:
+        """Samples trained on."""
+        return Time(self._values[3], TimeUnit.SAMPLE)
+
+    @property
+    def token(self) -> Time:
+        """Tokens trained on."""
+        return Time(self._values[4], TimeUnit.TOKEN)
+
+    @property
+    def epoch_in_iteration(self) -> Time:
+        """Complete epochs of this iteration."""
+        return Time(self._values[5], TimeUnit.EPOCH)
+
+    @property
+    def token_in_iteration(self) -> Time:
+        """Tokens of this iteration."""
+        return Time(self._values[6], TimeUnit.TOKEN)
+
+    @property
+    def batch_in_epoch(self) -> Time:
+        """Batches of this epoch."""
+        return Time(self._values[7], TimeUnit.BATCH)
+
+    @property
+    def sample_in_epoch(self) -> Time:
+        """Samples of this epoch."""
+        return Time(self._values[8], TimeUnit.SAMPLE)
+
+    @property
+    def token_in_epoch(self) -> Time:
+        """Tokens of this epoch."""
+        return Time(self._values[9], TimeUnit.TOKEN)
+
+    @property
+    def total_wct(self) -> datetime.timedelta:
+        """Time spent training since the start of the run."""
+        return datetime.timedelta(microseconds=self._values[10])
+
+    @property
+    def iteration_wct(self) -> datetime.timedelta:
+        """Time spent training in this iteration."""
+        return datetime.timedelta(microseconds=self._values[11])
+
+    @property
+    def epoch_wct(self) -> datetime.timedelta:
+        """Time spent training in this epoch."""
+        return datetime.timedelta(microseconds=self._values[12])
+
+    @property
+    def batch_wct(self) -> datetime.timedelta:
+        """Time that the last batch took."""
+        return datetime.timedelta(microseconds=self._values[13])
+
+
+_NAMES = (*_COUNTERS, *_DURATIONS)
+
+
+def _count(value: TimeInput, name: str) -> int:
+    if type(value) is int:
+        return value
+    unit = _COUNTERS[name]
+    time = Time.from_input(value, unit)
+    if time.unit is not unit:
+        raise TimeUnitError(
+            f"{name} is counted in {unit.value}, not in {time.unit.value}: write {name}='10{unit.value}' (got {time})"
+        )
+    return int(time)
+
+
+def _microseconds(duration: datetime.timedelta | None) -> int:
+    return (duration or _NO_TIME) // _MICROSECOND
+
+
+def wall_clock() -> Callable[[], int]:
+    """A new clock: a function that returns nanoseconds since 1970 (UTC) and never goes back.
+
+    The system's time is read once, here, and from then on only what has passed since is added. Were it read each time,
+    a correction of the system's time in the middle of a run (NTP, an operator, a virtual machine that wakes up) would
+    put events before their predecessors and bend every throughput computed from them.
+    """
+    now = time.monotonic_ns
+    anchor = time.time_ns() - now()
+    return lambda: anchor + now()

@@ -1,0 +1,316 @@
+"""The base class of everything that looks at a run."""
+
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+from bus.errors import ConfigurationError
+from bus.protocol.order import Ending
+from bus.protocol.snapshot import Snapshot
+from bus.types.demand import Demand, Want, batch_number
+from bus.types.event import Event
+from bus.types.intervals import MICROBATCH_EVENTS, Moment
+from consumers.api.logger import Logger, LoggerDestination
+
+__all__ = ["Callback", "CannotWorkError", "MaybeAwaitable", "demand_of", "view_for"]
+
+MaybeAwaitable: TypeAlias = Awaitable[None] | None
+"""What a callback's method returns: nothing, or, for an ``async`` method, what is to be awaited."""
+
+
+class CannotWorkError(ConfigurationError):
+    """Raised by a callback that finds at an event that it can never do its work in this run, such as one that watches a
+    metric that does not exist. The callback is given no more events, and nothing is asked of the training for its sake;
+    the others are not affected. A consumer of which no callback is left ends."""
+
+
+class Callback:
+    """Looks at a run: override the method of each event that you want to see, and log through ``logger``.
+
+    ``state`` is the read-only snapshot of that event. The methods that a class overrides are the events that it is
+    sent. Any method may be ``async``. Take time from ``state`` and never from a clock of your own: then a replay logs
+    what the live run logged.
+
+    Of a training with several ranks a callback sees the first one, whose times, losses and metrics are those of all of
+    them together. With :attr:`all_ranks` it sees the events of every rank; ``state.rank`` tells them apart.
+
+    Reference: ``composer/core/callback.py``.
+    """
+
+    all_ranks: ClassVar[bool] = False
+    """Whether the callback is sent the events of every rank, or only those of the first one."""
+
+    events: ClassVar[Collection[Event | str] | None] = None
+    """Which events :meth:`run_event` wants, for a class that overrides it; ``None`` for all of them."""
+
+    fields: ClassVar[Collection[str]] = ()
+    """Which fields of ``state`` are to be computed for this callback, such as ``("gradient_norm",)``: attributes of
+    every snapshot that it is sent and that they exist at. Of other fields that are not always there it sees none."""
+
+    every: ClassVar[int | str] = 1
+    """How often, in batches of the training (or of the evaluation or prediction): 10 for the batches 10, 20, ..., or in
+    another unit: ``2ep``, ``0.25dur``, see :func:`bus.types.intervals.is_due`. Holds for ``fields`` and for events that
+    are not always published, such as ``AFTER_TRAIN_BATCH``; the others (:data:`bus.BASE_EVENTS`) come at every batch.
+    An object may set its own in ``__init__``."""
+
+    own_cursor: ClassVar[bool] = False
+    """Whether the callback's methods may take long, because they write files, upload or call others: it is then given
+    a stream of its own, so that it delays no other callback."""
+
+    decides: ClassVar[Collection[Event | str]] = ()
+    """The events at which the callback may decide to stop the training: a trainer that was told to waits there for
+    it."""
+
+    resumes: ClassVar[bool] = True
+    """Whether :meth:`state_dict` continues in a later attempt of the run, from the checkpoint from which that resumes;
+    ``False`` for a state that is about one attempt, such as a position in its file or the time of its last event."""
+
+    owns_terminal: ClassVar[bool] = False
+    """Whether the callback draws on the whole terminal: the command ``consumer`` then logs nothing there."""
+
+    def check(self) -> None:
+        """Says what cannot work before anything is begun, such as a terminal that is not there. The command
+        ``consumer`` calls it before it looks for the run. Raise :class:`bus.errors.ConfigurationError`."""
+
+    def destinations(self) -> Sequence[LoggerDestination]:
+        """Destinations to be given what is logged, for this callback's sake: one that shows what others log gets it
+        through them. Called once, before the first event."""
+        return ()
+
+    def wanted_events(self) -> set[Event]:
+        """The events that this callback is to be sent: those whose methods it overrides, or, where :meth:`run_event` is
+        overridden, :attr:`events`."""
+        if self._overrides("run_event"):
+            return set(Event) if self.events is None else {Event(event) for event in self.events}
+        return {event for event in Event if self._overrides(event.value)}
+
+    def demand(self) -> Demand:
+        """What the training is asked for: :meth:`wanted_events` and :attr:`fields`, every so many batches. Override it
+        to ask for each event or field at an interval of its own.
+
+        Raises :class:`bus.errors.ConfigurationError` for an interval, or a name of a field, that is not allowed."""
+        if isinstance(self.fields, str):
+            raise ConfigurationError(
+                f"fields of callback {type(self).__name__} is the text {self.fields!r}: give a tuple of names, such as "
+                f"({self.fields!r},)"
+            )
+        want = Want(self.every, dict.fromkeys(self.fields, self.every))
+        return Demand(dict.fromkeys(self.wanted_events(), want))
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """Called for every wanted event; calls the event's method. An override replaces those methods."""
+        result: MaybeAwaitable = getattr(self, event.value)(state, logger)
+        return result
+
+    def run_ended(self, ending: Ending | None) -> MaybeAwaitable:
+        """The stream is over, and :meth:`close` comes next. ``ending`` is how the run ended; ``None`` when the consumer
+        leaves while the run goes on."""
+
+    def close(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """The stream is over: the last chance to log. ``state`` is the last snapshot that the consumer handled."""
+
+    def post_close(self) -> MaybeAwaitable:
+        """Every callback is closed: give back what is held. Not called when this callback's :meth:`close` raised."""
+
+    def linger(self) -> None:
+        """Called by the command ``consumer`` when everything is over and nobody has asked it to leave: what is to be
+        looked at stays until this returns. Ctrl-C raises ``KeyboardInterrupt`` here, which ends the command."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that :meth:`load_state_dict` needs to go on from here as if nothing had happened.
+
+        Plain values only: numbers, strings, bytes, lists, maps, ``None``. Called between two events, at least
+        once a second in a busy run, so it has to be small."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up what :meth:`state_dict` gave; tuples are lists by then. Called before the first event, and, in an
+        attempt that resumes from a checkpoint, between ``BEFORE_LOAD`` and ``AFTER_LOAD`` with the state from where the
+        checkpoint was saved."""
+
+    @property
+    def has_state(self) -> bool:
+        """Whether :meth:`state_dict` is overridden."""
+        return self._overrides("state_dict")
+
+    def _overrides(self, name: str) -> bool:
+        return name in vars(self) or getattr(type(self), name) is not getattr(Callback, name)
+
+    def init(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """The run's first event: training is about to be set up."""
+
+    def before_load(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """Model and optimizers are there; a checkpoint has not been loaded yet."""
+
+    def after_load(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """A checkpoint, if there was one, is loaded."""
+
+    def fit_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """``fit()`` begins."""
+
+    def iteration_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """The first batch of an iteration comes next."""
+
+    def epoch_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """The first batch of an epoch comes next."""
+
+    def before_dataloader(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """The next batch is about to be fetched, or turns out not to exist."""
+
+    def after_dataloader(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """A batch has been fetched."""
+
+    def batch_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """Work on a batch begins."""
+
+    def before_train_batch(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """Before all forward and backward passes of a batch."""
+
+    def before_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """Before the forward pass of a microbatch."""
+
+    def after_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """After the forward pass of a microbatch."""
+
+    def before_loss(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """Before the loss of a microbatch is computed."""
+
+    def after_loss(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """The loss of a microbatch is computed."""
+
+    def before_backward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """Before the backward pass of a microbatch."""
+
+    def after_backward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """After the backward pass of a microbatch."""
+
+    def after_train_batch(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """The batch's gradients are complete, the weights still old."""
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """The batch is trained on; ``state.timestamp`` already counts it and ``state.loss`` is its loss."""
+
+    def batch_checkpoint(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """After ``batch_end`` and the evaluation that it may cause."""
+
+    def epoch_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """The epoch is over; ``state.timestamp`` already shows the next one."""
+
+    def epoch_checkpoint(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """After ``epoch_end`` and the evaluation that it may cause."""
+
+    def iteration_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """An iteration is over."""
+
+    def iteration_checkpoint(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """After ``iteration_end``."""
+
+    def fit_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """``fit()`` is through with its training; a last evaluation may follow."""
+
+    def eval_before_all(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """Before the first evaluator of an evaluation within ``fit()``."""
+
+    def eval_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """An evaluator begins; ``state.dataloader_label`` names it."""
+
+    def eval_batch_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """A batch of an evaluator has been fetched."""
+
+    def eval_before_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """Before the forward pass of an evaluation batch."""
+
+    def eval_after_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """After the forward pass of an evaluation batch."""
+
+    def eval_batch_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """The metrics have taken in an evaluation batch."""
+
+    def eval_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """An evaluator is through; ``state.eval_metrics[state.dataloader_label]`` holds its metrics."""
+
+    def eval_after_all(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """After the last evaluator of an evaluation within ``fit()``."""
+
+    def eval_standalone_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """``eval()``, called outside ``fit()``, begins."""
+
+    def eval_standalone_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """``eval()``, called outside ``fit()``, is through."""
+
+    def predict_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """``predict()`` begins."""
+
+    def predict_batch_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """A batch to predict has been fetched."""
+
+    def predict_before_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """Before the forward pass of a prediction batch."""
+
+    def predict_after_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """After the forward pass of a prediction batch."""
+
+    def predict_batch_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """The outputs of a prediction batch are there."""
+
+    def predict_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """``predict()`` is through."""
+
+
+def demand_of(callbacks: Iterable[Callback]) -> Demand:
+    """What several callbacks ask for, together.
+
+    Raises :class:`bus.errors.ConfigurationError` for one whose demand is not allowed."""
+    return Demand.merge(callback.demand() for callback in callbacks)
+
+
+def view_for(demand: Demand, snapshot: Snapshot) -> Snapshot | None:
+    """The snapshot as a callback with that demand is to see it, ``None`` when it is not to see it at all.
+
+    What other consumers asked for is in the stream too. Events that are not due by this demand, and fields that were
+    computed for others, are kept from the callback: it sees the same whoever else is there, live and in a replay."""
+    event = snapshot.event
+    if event not in demand.events:
+        return None
+    on_demand = snapshot.on_demand
+    if not on_demand and demand.is_at_every_batch(event):
+        return snapshot
+    values = (snapshot.timestamp.values, snapshot.eval_timestamp.values, snapshot.predict_timestamp.values)
+    number, moment = batch_number(event, *values), _moment_of(snapshot) if demand.is_timed(event) else None
+    due = {*demand.due_fields(event, number, moment), *_late_fields(demand, snapshot)}
+    if not due and not demand.is_due(event, number, moment):
+        return None
+    hidden = set(on_demand) - due
+    return snapshot.without(hidden) if hidden else snapshot
+
+
+def _late_fields(demand: Demand, snapshot: Snapshot) -> Iterator[str]:
+    """The fields that come with this event because they could not be had when they were due by this demand."""
+    late = snapshot.fields["late"] if "late" in snapshot.on_demand else None
+    for name, told in late.items() if isinstance(late, dict) else ():
+        if demand.has_field(snapshot.event, name) and name in snapshot.on_demand:
+            try:
+                moments = [Moment(Event(event), now, before) for event, now, before in told]
+            except (TypeError, ValueError):
+                continue
+            now = _moment_of(snapshot)
+            for one in moments:
+                moment = now._replace(event=one.event, timestamp=one.timestamp, previous=one.previous)
+                number = batch_number(one.event, one.timestamp)
+                if name in demand.due_fields(one.event, number, moment):
+                    yield name
+                    break
+
+
+def _moment_of(snapshot: Snapshot) -> Moment:
+    event = snapshot.event
+    previous = snapshot.previous_timestamp
+    return Moment(
+        event,
+        snapshot.timestamp.values,
+        None if previous is None else previous.values,
+        snapshot.eval_timestamp.values,
+        snapshot.predict_timestamp.values,
+        snapshot.max_duration,
+        snapshot.dataloader_len,
+        snapshot.fields.get("microbatch", 0) if event in MICROBATCH_EVENTS else 0,
+    )

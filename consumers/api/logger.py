@@ -1,0 +1,453 @@
+"""Callbacks decide what is logged, destinations where it goes; the logger stands between them."""
+
+import numbers
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+
+from bus.errors import ConfigurationError
+from bus.protocol.snapshot import Snapshot
+from bus.types.commands import Outcome
+
+if TYPE_CHECKING:
+    import numpy as np
+
+if TYPE_CHECKING:
+    from consumers.api.callback import Callback
+
+__all__ = [
+    "Gathered",
+    "Images",
+    "LogValue",
+    "Logger",
+    "LoggerDestination",
+    "Row",
+    "RunPlace",
+    "Table",
+    "Text",
+    "Upload",
+]
+
+LogValue: TypeAlias = float | int | str | bool
+"""A metric's value as destinations get it."""
+
+_RESERVED = ("step", "time")
+_DEEPEST = 8
+_LARGEST = 2**63 - 1
+
+
+class Row(NamedTuple):
+    """What was logged for one step during one event."""
+
+    step: int
+    """Batches trained, unless a callback said otherwise."""
+    time: float
+    """When the event happened: seconds since 1970, UTC."""
+    metrics: dict[str, LogValue]
+    """Metric name to value, in the order of the calls; for a name logged twice the later value, in the earlier
+    place."""
+
+
+class Images(NamedTuple):
+    """Images that belong together, such as the inputs of a batch."""
+
+    step: int
+    """Batches trained, unless a callback said otherwise."""
+    time: float
+    """When the event happened: seconds since 1970, UTC."""
+    name: str
+    images: "list[np.ndarray[Any, Any]]"
+    """Each of height, width and channels (1, 3 or 4), as bytes or as floats as they were logged."""
+    masks: "dict[str, list[np.ndarray[Any, Any]]]"
+    """Name of a mask to one array of height and width for each image, of class numbers."""
+    mask_class_labels: dict[int, str] | None
+    """What the class numbers mean."""
+    use_table: bool
+    """Whether a table of images is preferred to a plain list, where a destination has both."""
+
+
+class Table(NamedTuple):
+    """A table, all of it."""
+
+    step: int
+    """Batches trained, unless a callback said otherwise."""
+    time: float
+    """When the event happened: seconds since 1970, UTC."""
+    name: str
+    columns: list[str]
+    rows: list[list[LogValue | None]]
+    """As many cells in each as there are columns."""
+
+
+class Text(NamedTuple):
+    """A text for people."""
+
+    step: int
+    """Batches trained, unless a callback said otherwise."""
+    time: float
+    """When the event happened: seconds since 1970, UTC."""
+    name: str
+    text: str
+
+
+class Upload(NamedTuple):
+    """A file that is to be kept with the run."""
+
+    remote_file_name: str
+    """What it is to be called there; parts are separated by slashes."""
+    file_path: Path
+    """Where it is, absolute."""
+    overwrite: bool
+    """Whether it may replace a file of that name."""
+
+
+class Gathered(NamedTuple):
+    """Everything that was logged during one event, in the order in which destinations are given it."""
+
+    hyperparameters: dict[str, Any]
+    """Those that callbacks logged."""
+    rows: list[Row]
+    images: list[Images]
+    tables: list[Table]
+    texts: list[Text]
+    uploads: list[Upload]
+    of_run: dict[str, Any]
+    """The hyperparameters that the run says of itself."""
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """Which run a destination is about to be given, and where that run's files are."""
+
+    run_name: str
+    attempt: int
+    """Which attempt of the run, from 1."""
+    run_dir: Path | None
+    """``None`` for a stream that has no directory, such as a list of snapshots."""
+    command: Callable[..., Outcome] | None = field(default=None, compare=False)
+    """Sends the run a command, ``command("set", "lr", 0.1)``, from any thread, and waits some seconds for what becomes
+    of it. ``None`` for a recording, whose training takes none."""
+    answered: Callable[[], Sequence[Outcome]] = field(default=tuple, compare=False)
+    """The commands that the training has answered, whoever sent them, in order, as far as the stream was read; from any
+    thread."""
+    run_id: str | None = None
+    """What tells the run from every other one of that name, see :attr:`bus.runs.RunInfo.id`; ``None`` where the stream
+    does not say it."""
+
+    @property
+    def identity(self) -> str:
+        """What the run is known by where runs of several folders meet, such as on a server: its id, or its name where
+        it has none."""
+        return self.run_id or self.run_name
+
+    @property
+    def unique_name(self) -> str:
+        """The same in words for people: the name, with the beginning of the id."""
+        return self.run_name if self.run_id is None else f"{self.run_name}-{self.run_id[:6]}"
+
+
+class LoggerDestination:
+    """Where logged values go: a file, a terminal, another system. Subclass it and override what you need.
+
+    The constructor only takes options: it runs before the run is known, and in the trainer's process when the
+    destination is given to a ``Trainer``. Files and connections belong in :meth:`open`. Use no clock of your own: equal
+    streams are to give equal output.
+    """
+
+    own_lane: ClassVar[bool] = False
+    """Whether it may be slow or away, as a server may: it is given what was logged through a
+    :class:`~consumers.delivery.spool.Spool`, in a thread of its own, and delays nobody.
+
+    A method that raises then makes it be closed and opened again, after a pause, and given the same once more: what may
+    have arrived already is for the destination to see. :meth:`load_state_dict` is called before each :meth:`open` but
+    the first. A :class:`~bus.errors.ConfigurationError`, before anything was sent, says that it would never work."""
+
+    writes_to_terminal: ClassVar[bool] = False
+    """Whether it writes to the terminal, which it cannot do beside a callback that draws on the whole of it."""
+
+    acknowledges: ClassVar[bool] = True
+    """Of a destination with ``own_lane``: whether what a method took is safe when the method returns. If not, that is
+    so only when :meth:`close` returns; until then it may be given everything since it was opened once more."""
+
+    drain_seconds: float = 30.0
+    """Of a destination with ``own_lane``: how long the consumer waits at its end while nothing can be sent."""
+
+    finish_seconds: float = 0.0
+    """Of a destination with ``own_lane``: how long the consumer waits at its end for one file, for the images of an
+    event, and for :meth:`close`, if it has taken in what it has yet to send."""
+
+    @property
+    def problem(self) -> str | None:
+        """What it lacks of what it was given, in words that follow its name, known when it is closed; ``None`` when it
+        has everything."""
+        return None
+
+    @property
+    def where(self) -> str | None:
+        """Where to look at what it was given, in words that follow its name: a path, an address, or a command to type.
+        Known once it was opened; ``None`` where there is nothing to look at later. The consumer shows it at its end."""
+        return None
+
+    def companions(self) -> "Sequence[Callback]":
+        """Callbacks to be run for this destination's sake: one that shows more than what is logged sees the events
+        through them."""
+        return ()
+
+    def check(self) -> None:
+        """Says what cannot work before anything is begun, such as a package that is not installed. Called in the
+        process and thread of the consumer, before :meth:`open`. Raise :class:`bus.errors.ConfigurationError`."""
+
+    def open(self, place: RunPlace) -> None:
+        """Called once, before the first event. Raise :class:`bus.errors.ConfigurationError` if it cannot be done."""
+
+    def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
+        """Takes everything that was logged during one event: a row for each step, in the order of first use.
+
+        Called after all callbacks have handled the event; ``state`` is the event's snapshot."""
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
+        """Takes values that describe the run as a whole: those that callbacks log, and those that the run says of
+        itself. Left out unless a destination overrides it."""
+
+    def log_images(self, entry: Images, state: Snapshot) -> None:
+        """Takes images. Left out unless a destination overrides it."""
+
+    def log_table(self, entry: Table, state: Snapshot) -> None:
+        """Takes a table. Left out unless a destination overrides it."""
+
+    def log_text(self, entry: Text, state: Snapshot) -> None:
+        """Takes a text. Left out unless a destination overrides it."""
+
+    def upload_file(self, entry: Upload, state: Snapshot) -> None:
+        """Takes a file; it is there until this returns. Left out unless a destination overrides it."""
+
+    def committed(self) -> None:
+        """Says that what it was given so far does not come again: the position that :meth:`state_dict` gave last is
+        stored, or the run has ended and nothing follows. Never called where nothing is stored."""
+
+    def released(self) -> None:
+        """Says that the run has ended and nothing follows, but that the position is not stored, because another
+        destination has failed: what it was given comes again if this consumer is started once more."""
+
+    def close(self) -> None:
+        """Called once, after every callback is closed; also when the consumer is interrupted."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, for :meth:`load_state_dict` to go back to: how much has been written, and what is still held
+        back. Plain values only: numbers, strings, bytes, lists, maps, ``None``.
+
+        Called between two events. Everything before the position has to be safe when this returns: a file is flushed
+        and synced to the disk, because the position is stored next, and must not be ahead of what it stands for."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Called before :meth:`open` by a consumer that goes on, with what :meth:`state_dict` gave (tuples are lists by
+        now). What :meth:`open` finds was written by the process before: it has to be there, and what came after the
+        position is to be taken back, because those events come again.
+
+        Both may be left out by a destination that only hands rows on; what it was given since the position, it is
+        then given twice."""
+
+
+class Logger:
+    """What callbacks log through. It gathers what is logged during one event; whoever runs the callbacks takes it from
+    here when they have handled the event, and hands it to the destinations. For one thread."""
+
+    def __init__(self) -> None:
+        self._state: Snapshot | None = None
+        self._rows: dict[int, dict[str, LogValue]] = {}
+        self._hyperparameters: dict[str, Any] = {}
+        self._of_run: dict[str, Any] = {}
+        self._images: list[Images] = []
+        self._tables: list[Table] = []
+        self._texts: list[Text] = []
+        self._uploads: list[Upload] = []
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Logs metrics for a step, by default ``state.timestamp.batch`` of the event that is being handled.
+
+        Values are numbers, strings or anything with one value and an ``item()``, such as a tensor of one element.
+
+        Raises:
+            ConfigurationError: a value of another kind, or a metric named ``step`` or ``time``.
+        """
+        checked = {name: _checked(name, value) for name, value in metrics.items()}
+        if checked:
+            self._rows.setdefault(self._step("log_metrics", step), {}).update(checked)
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Logs values that describe the run as a whole, beside those that it says of itself; of one name it is this
+        value that counts. What is no number, text, boolean or ``None``, nor a list or map of these, is logged as its
+        text."""
+        self._hyperparameters.update({str(name): _as_plain(value) for name, value in hyperparameters.items()})
+
+    def log_images(
+        self,
+        images: Any,
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        masks: Mapping[str, Any] | None = None,
+        mask_class_labels: Mapping[int, str] | None = None,
+        use_table: bool = True,
+    ) -> None:
+        """Logs images: tensors or arrays, copied at once.
+
+        Args:
+            images: one of 2 or 3 dimensions, several as 4 dimensions or as a sequence of such of 2 or 3. Whole numbers
+                are from 0 to 255; floats are left as they are.
+            name: what they show.
+            channels_last: whether the channels (1, 3 or 4) are the last dimension of an image and not the first.
+            step: as for :meth:`log_metrics`.
+            masks: for segmentation: name of a mask, such as ``prediction``, to one mask of height and width for each
+                image, of class numbers.
+            mask_class_labels: what the class numbers mean.
+            use_table: whether a table of images is preferred, where a destination has such.
+
+        Raises:
+            ConfigurationError: a shape or type that is no image, or masks that do not fit the images.
+        """
+        from consumers.api.images import as_images, as_masks
+
+        step = self._step("log_images", step)
+        converted = as_images(name, images, channels_last)
+        converted_masks = {mask: as_masks(name, mask, values, converted) for mask, values in (masks or {}).items()}
+        labels = (
+            None if mask_class_labels is None else {int(key): str(label) for key, label in mask_class_labels.items()}
+        )
+        self._images.append(Images(step, 0.0, name, converted, converted_masks, labels, use_table))
+
+    def log_table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[Any]], name: str = "Table", step: int | None = None
+    ) -> None:
+        """Logs a table; cells are what :meth:`log_metrics` takes, or ``None``.
+
+        Raises:
+            ConfigurationError: a row has another number of cells than there are columns, or a cell is of another kind.
+        """
+        names = [str(column) for column in columns]
+        cells = [[_cell(name, cell) for cell in row] for row in rows]
+        for number, row in enumerate(cells, 1):
+            if len(row) != len(names):
+                raise ConfigurationError(
+                    f"row {number} of table {name!r} has {len(row)} cells for {len(names)} columns: give one for each"
+                )
+        self._tables.append(Table(self._step("log_table", step), 0.0, name, names, cells))
+
+    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
+        """Logs a text for people.
+
+        Raises:
+            ConfigurationError: it is no text.
+        """
+        if not isinstance(text, str):
+            raise ConfigurationError(f"text {name!r} is of type {type(text).__name__}: log a string")
+        self._texts.append(Text(self._step("log_text", step), 0.0, name, text))
+
+    def upload_file(self, remote_file_name: str, file_path: str | Path, overwrite: bool = False) -> None:
+        """Gives a file to every destination that keeps files, under ``remote_file_name``. It must not be changed in
+        place afterwards; it may be deleted or replaced by another.
+
+        Raises:
+            ConfigurationError: there is no such file.
+        """
+        path = Path(file_path).absolute()
+        if not path.is_file():
+            raise ConfigurationError(f"{path} is no file: upload_file() takes one that is there, and not a folder")
+        self._uploads.append(Upload(str(remote_file_name), path, overwrite))
+
+    def begin(self, state: Snapshot) -> None:
+        """Says which event is handled from now on."""
+        self._state = state
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything has been logged and not been taken yet."""
+        return bool(
+            self._rows
+            or self._hyperparameters
+            or self._of_run
+            or self._images
+            or self._tables
+            or self._texts
+            or self._uploads
+        )
+
+    def take_from_run(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Takes what the run says of itself, for whoever takes all."""
+        self._of_run.update(hyperparameters)
+
+    def take(self, state: Snapshot) -> Gathered:
+        """Gives everything that was gathered, timed by ``state``, and begins anew."""
+        gathered = Gathered(
+            self.take_hyperparameters(),
+            self.take_rows(state),
+            [entry._replace(time=state.time) for entry in self._images],
+            [entry._replace(time=state.time) for entry in self._tables],
+            [entry._replace(time=state.time) for entry in self._texts],
+            self._uploads,
+            self._of_run,
+        )
+        self._of_run = {}
+        self._images, self._tables, self._texts, self._uploads = [], [], [], []
+        return gathered
+
+    def take_rows(self, state: Snapshot) -> list[Row]:
+        """Gives the gathered rows, timed by ``state``, and begins anew with those."""
+        rows = [Row(step, state.time, metrics) for step, metrics in self._rows.items()]
+        self._rows = {}
+        return rows
+
+    def take_hyperparameters(self) -> dict[str, Any]:
+        """Gives the gathered hyperparameters and begins anew with those."""
+        gathered, self._hyperparameters = self._hyperparameters, {}
+        return gathered
+
+    def _step(self, method: str, chosen: int | None) -> int:
+        if chosen is not None:
+            return int(chosen)
+        if self._state is None:
+            raise ConfigurationError(f"{method}() was called before the first event: pass step=... there")
+        return self._state.timestamp.values[2]
+
+
+def _checked(name: str, value: Any) -> LogValue:
+    if name in _RESERVED:
+        raise ConfigurationError(f"a metric cannot be called {name!r}, every row has that already: choose another name")
+    return _plain(f"metric {name!r} has a value", value)
+
+
+def _as_plain(value: Any, depth: int = 0) -> Any:
+    """A hyperparameter as every destination can take it."""
+    if depth < _DEEPEST and isinstance(value, Mapping):
+        return {str(name): _as_plain(part, depth + 1) for name, part in value.items()}
+    if depth < _DEEPEST and isinstance(value, list | tuple):
+        return [_as_plain(part, depth + 1) for part in value]
+    if isinstance(value, numbers.Integral):
+        value = value if isinstance(value, bool) else int(value)
+        return value if abs(value) <= _LARGEST else hex(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if value is None or isinstance(value, str):
+        # What is not UTF-8 cannot be written or sent.
+        return value and value.encode(errors="backslashreplace").decode()
+    return str(value)
+
+
+def _cell(name: str, value: Any) -> LogValue | None:
+    return None if value is None else _plain(f"table {name!r} has a cell", value)
+
+
+def _plain(what: str, value: Any) -> LogValue:
+    if isinstance(value, float | int | str):
+        return value
+    try:
+        item = value.item()
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        item = None
+    if not isinstance(item, float | int | str):
+        raise ConfigurationError(
+            f"{what} of type {type(value).__name__}: log a number, a string or a tensor of one element"
+        )
+    return item

@@ -1,0 +1,248 @@
+"""Tells people when something that a run says is not as it should be."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from bus.errors import ConfigurationError, close_matches
+from bus.printing import say
+from bus.protocol.snapshot import Snapshot
+from bus.types.demand import BASE_EVENTS, Demand, Want
+from bus.types.event import Event
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger
+from consumers.callbacks.alert.actions import Action, Command, Notice, Webhook, show
+from consumers.callbacks.alert.rules import Moment, Rule, RuleState
+from consumers.callbacks.lr_monitor import LRMonitor
+from consumers.callbacks.speed_monitor import SpeedMonitor
+from consumers.callbacks.trainer_metrics import TrainerMetrics
+
+__all__ = ["Alert"]
+
+# Fields that are there without being asked for.
+_ALWAYS_THERE = {*dir(Snapshot), "flops_per_batch"}
+_LOSSES, _METRICS = "loss/", "metrics/"
+_MOST_NAMES = 1000
+_SHOWN_NAMES = 10
+
+
+class Alert(Callback):
+    """Says so when a rule holds, and again when it no longer does: on standard error, to a web address, to a command.
+
+    A rule is written as one of ::
+
+        METRIC < NUMBER           also <=, >, >=, ==, !=
+        METRIC is nan             also inf, finite, not finite
+        nan                       short for any of loss/... and metrics/... that is not finite
+
+    with ``for DURATION`` behind it if it has to hold without a break for so long: ``5ba``, ``2ep``, ``100sp``
+    (batches, epochs, samples, ...) or ``90s``, ``10min``, ``2h`` of the events' time. ::
+
+        loss/train/total > 10 for 5ba
+        throughput/samples_per_sec < 100 for 10min
+        metrics/eval/MulticlassAccuracy < 0.5
+        gradient_norm > 100
+        memory_stats[allocated_mem] > 70
+
+    METRIC is a name that ``TrainerMetrics``, ``SpeedMonitor`` or ``LRMonitor`` logs, with their defaults, or that an
+    algorithm logs; whether they are attached does not matter. Or it is a field of the state, or ``FIELD[KEY]`` of a
+    field that is a map; such a field is asked for at ``BATCH_END``, ``every`` so many batches. A rule is judged
+    whenever its metric has a value, and fires once until it is resolved; ``nan`` does so for each metric by itself. NaN
+    is neither less nor more than a number.
+
+    A rule whose metric never had a value is named on standard error when the training or the consumer ends, with the
+    names that there were.
+
+    ``webhook`` is POSTed a JSON object with ``status`` (``firing`` or ``resolved``), ``rule``, ``metric``, ``value``,
+    ``run``, ``attempt``, ``epoch``, ``batch``, ``time`` and ``id``, up to three times. ``command`` is a program and its
+    arguments; it is run without a shell, with that object on its standard input and ``ALERT_STATUS``, ``ALERT_RULE``
+    and so on in its environment. Each has ``timeout`` seconds. One that fails is said on standard error. A consumer
+    that is killed and goes on may send a notice twice, with the same ``id``.
+
+    Raises :class:`bus.errors.ConfigurationError` for a rule that cannot be read, with the place, for no rule, and for a
+    ``command`` that is not there.
+    """
+
+    own_cursor: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        rules: Sequence[str],
+        console: bool = True,
+        webhook: str | None = None,
+        command: Sequence[str] | None = None,
+        timeout: float = 10.0,
+        every: int = 1,
+    ) -> None:
+        self._rules = [Rule.parse(text) for text in _listed(rules)]
+        if not self._rules:
+            raise ConfigurationError("an alert needs rules: '-o alert.rules=nan' for one that suits every training")
+        if not timeout > 0:
+            raise ConfigurationError(f"timeout is {timeout}: use a number of seconds above 0")
+        self._actions: list[Action] = [show] if console else []
+        if webhook is not None:
+            self._actions.append(Webhook(webhook, timeout))
+        if command is not None:
+            self._actions.append(Command(_listed(command), timeout))
+        asked = (rule.field for rule in self._rules)
+        self.fields = tuple(dict.fromkeys(name for name in asked if name and name not in _ALWAYS_THERE))  # type: ignore[misc]
+        self.every = every  # type: ignore[misc]
+        self._sources: list[Callback] = [TrainerMetrics(), SpeedMonitor(), LRMonitor()]
+        # For each rule, the metrics for which it holds.
+        self._holding: list[dict[str, RuleState]] = [{} for _ in self._rules]
+        # The rules that were never judged, but for those of which that was said, and what they could have been about.
+        self._unjudged = {rule.text: rule for rule in self._rules}
+        self._names: dict[str, None] = {}
+
+    def wanted_events(self) -> set[Event]:
+        """The events that are published in any case: any of them may bring a metric."""
+        return set(BASE_EVENTS)
+
+    def demand(self) -> Demand:
+        """The fields that rules are about, with the ends of batches."""
+        fields = dict.fromkeys(self.fields, self.every)
+        return Demand.merge([Demand.of(BASE_EVENTS), Demand({Event.BATCH_END: Want(fields=fields)})])
+
+    def state_dict(self) -> dict[str, Any]:
+        """How each rule stands, what the metrics are computed from, and the names that rules were not about."""
+        return {
+            "rules": {
+                rule.text: {name: state.to_state() for name, state in holding.items()}
+                for rule, holding in zip(self._rules, self._holding, strict=True)
+            },
+            "sources": [source.state_dict() for source in self._sources],
+            "unjudged": list(self._unjudged),
+            "names": list(self._names),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes them up; a rule that is new begins anew."""
+        self._holding = [
+            {name: RuleState.from_state(one) for name, one in state["rules"].get(rule.text, {}).items()}
+            for rule in self._rules
+        ]
+        for source, one in zip(self._sources, state["sources"], strict=True):
+            source.load_state_dict(one)
+        judged = state["rules"].keys() - set(state["unjudged"])
+        self._unjudged = {rule.text: rule for rule in self._rules if rule.text not in judged}
+        self._names = dict.fromkeys(state["names"])
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        """Judges the rules by what the event brought."""
+        values = _Values()
+        values.begin(state)
+        for source in self._sources:
+            if event in source.wanted_events():
+                source.run_event(event, state, values)
+        began = state.previous_timestamp if event is Event.BATCH_END else None
+        now = Moment(state.time_ns, began or state.timestamp, state.timestamp)
+        for number, (rule, holding) in enumerate(zip(self._rules, self._holding, strict=True)):
+            for name, value in _values_for(rule, values.numbers, state):
+                self._unjudged.pop(rule.text, None)
+                rule_state = holding.pop(name, None) or RuleState()
+                status = rule_state.take_in(rule, value, now)
+                if rule_state.since is not None:
+                    holding[name] = rule_state
+                if status is not None:
+                    self._act(_notice(status, f"{state.seq}-{number}", rule, name, value, state))
+
+        if self._unjudged:
+            self._note_names(values.numbers, state.fields)
+        if event is Event.FIT_END:
+            # An evaluation may follow, and bring its metrics.
+            self._say_unjudged([rule for rule in self._unjudged.values() if not _is_of_evaluation(rule)])
+
+    def close(self, state: Snapshot, logger: Logger) -> None:
+        """Names the rules that were never judged."""
+        self._say_unjudged(list(self._unjudged.values()))
+
+    def _note_names(self, logged: Iterable[str], fields: Mapping[str, Any]) -> None:
+        for name in (*logged, *_names_of(fields)):
+            if len(self._names) >= _MOST_NAMES:
+                break
+            self._names[name] = None
+
+    def _say_unjudged(self, rules: Iterable[Rule]) -> None:
+        for rule in rules:
+            del self._unjudged[rule.text]
+            # Where nothing came at all there is nothing to say about names.
+            if self._names:
+                _say(f"rule {rule.text!r} was never judged: no number is called {_told_names(rule, list(self._names))}")
+
+    def _act(self, notice: Notice) -> None:
+        for action in self._actions:
+            try:
+                action(notice)
+            except OSError as error:
+                _say(f"the notice of {notice.rule!r} could not be given: {error}")
+
+
+class _Values(Logger):
+    """Keeps the numbers that are logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: dict[str, float] = {}
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        self.numbers.update({name: value for name, value in metrics.items() if isinstance(value, float | int)})
+
+
+def _values_for(rule: Rule, logged: Mapping[str, float], state: Snapshot) -> Iterable[tuple[str, float]]:
+    """The metrics that a rule is about and that have a value at this event."""
+    if rule.name is None:
+        return [(name, value) for name, value in logged.items() if name.startswith((_LOSSES, _METRICS))]
+    if rule.key is None and rule.name in logged:
+        return [(rule.name, logged[rule.name])]
+    name, value = rule.name, state.fields.get(rule.name)
+    if rule.key is not None:
+        name, value = f"{name}[{rule.key}]", value.get(rule.key) if isinstance(value, Mapping) else None
+    return [(name, value)] if isinstance(value, float | int) else []
+
+
+def _is_of_evaluation(rule: Rule) -> bool:
+    return rule.name is None or rule.name.startswith(_METRICS)
+
+
+def _names_of(fields: Mapping[str, Any]) -> Iterator[str]:
+    """What rules can call the numbers among these fields."""
+    for name, value in fields.items():
+        if isinstance(value, float | int):
+            yield name
+        elif isinstance(value, Mapping):
+            yield from (f"{name}[{key}]" for key, number in value.items() if isinstance(number, float | int))
+
+
+def _told_names(rule: Rule, names: Sequence[str]) -> str:
+    """What a rule is about, and what it could have been about."""
+    if rule.name is None:
+        wanted, meant = f"{_LOSSES}... or {_METRICS}...", ""
+    else:
+        wanted = rule.name if rule.key is None else f"{rule.name}[{rule.key}]"
+        meant = close_matches(wanted, names)
+    shown, more = ", ".join(names[:_SHOWN_NAMES]), len(names) - _SHOWN_NAMES
+    return f"{wanted}; {meant}there were {shown}{f' and {more} more' if more > 0 else ''}"
+
+
+def _say(message: str) -> None:
+    say(message, err=True)
+
+
+def _notice(status: Any, identity: str, rule: Rule, name: str, value: float, state: Snapshot) -> Notice:
+    counts = state.timestamp.values
+    return Notice(
+        id=f"{state.run_name}-{state.attempt}-{identity}-{name}",
+        status=status,
+        rule=rule.text,
+        metric=name,
+        value=value,
+        run=state.run_name,
+        attempt=state.attempt,
+        epoch=counts[1],
+        batch=counts[2],
+        time=state.time,
+    )
+
+
+def _listed(given: Iterable[str]) -> list[str]:
+    parts = given.split(",") if isinstance(given, str) else given
+    return [part.strip() for part in parts if part.strip()]

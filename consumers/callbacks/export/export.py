@@ -1,0 +1,212 @@
+"""The trained model, written for those who only run it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, get_args
+
+from bus.errors import ConfigurationError, FieldNotAvailableError
+from bus.protocol.snapshot import Snapshot
+from bus.types.demand import Demand, Want
+from bus.types.event import Event
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger
+from consumers.callbacks.export.formats import ExportFormat, check_installed, export_module
+from consumers.callbacks.export.trained_model import ModelSource, build, builder_of, load_weights
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    Sample: TypeAlias = dict[str, np.ndarray[Any, Any]]
+
+__all__ = ["ExportForInferenceCallback"]
+
+Transform: TypeAlias = Callable[[Any], Any]
+
+
+class ExportForInferenceCallback(Callback):
+    """Writes the trained model at ``FIT_END`` so that it runs without its code: with torch.export, TorchScript or ONNX.
+
+    It runs beside the training, where the model is not: ``model`` builds one of the same architecture, which is given
+    the trained weights and put into evaluation mode. It may also build the part of the trained model that is to be
+    called with plain tensors, such as the module in a ``trainer.Classifier``: that part's weights are found by their
+    names. The file is replaced in one step, and handed to the loggers that keep files.
+
+    Args:
+        save_format: ``torch.export`` (read with ``torch.export.load``), ``torchscript`` (``torch.jit.load``; scripted,
+            or traced where its code is not TorchScript) or ``onnx``.
+        save_path: the file, relative to where the callback's process was started.
+        model: a class or function without arguments, or ``package.module:function``.
+        sample_input: arguments of a call of the model, as a tuple, or its only argument. By default they are made of
+            two rows of the last batch that was seen: a model that is trained gets a batch without its targets, a part
+            of one its inputs. The exported model takes any number of rows unless its code fixes it.
+        transforms: functions that are given the model and return the one to write, such as a quantization.
+        input_names, output_names: what inputs and outputs are called in an ONNX file.
+
+    Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed and a package that is missing; at
+    ``FIT_END`` for weights that do not fit and a model that cannot be called or exported. Weights that went through
+    shared memory are not recorded, so there is nothing to export in a replay. Needs
+    ``pip install 'offloop[export]'``. Reference: ``composer/callbacks/export_for_inference.py``.
+    """
+
+    own_cursor: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        save_format: ExportFormat,
+        save_path: str | Path,
+        *,
+        model: ModelSource,
+        sample_input: object | None = None,
+        transforms: Sequence[Transform] | None = None,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+    ) -> None:
+        if save_format not in get_args(ExportFormat):
+            raise ConfigurationError(
+                f"save_format {save_format!r} is not known: use {', '.join(get_args(ExportFormat))}"
+            )
+        if "://" in str(save_path):
+            raise ConfigurationError(
+                f"save_path {str(save_path)!r} is no path on this machine: loggers that keep files get it from there"
+            )
+        if save_format != "onnx" and (input_names or output_names):
+            raise ConfigurationError(f"input_names and output_names are for save_format onnx, not {save_format}")
+        if transforms is not None and not all(map(callable, transforms)):
+            raise ConfigurationError("transforms is a sequence of functions that are given a model and return one")
+        check_installed(save_format)
+        builder_of(model)
+        self._save_format = save_format
+        self._save_path = Path(save_path)
+        self._model = model
+        self._sample_input = sample_input
+        self._transforms = tuple(transforms or ())
+        self._input_names = input_names
+        self._output_names = output_names
+        self._sample: Sample = {}
+
+    def demand(self) -> Demand:
+        """The weights at the end, and the inputs of some batches before unless a sample was given."""
+        wants = {Event.FIT_END: Want(fields={"weights": 1})}
+        if self._sample_input is None:
+            # At its end alone: which batch is the last one is not known before, and a training may stop after it.
+            wants[Event.BATCH_END] = Want(fields={"inputs": "end"})
+            wants[Event.BATCH_START] = Want("1ep", {"inputs": "1ep"})
+        return Demand(wants)
+
+    def wanted_events(self) -> set[Event]:
+        """The events of :meth:`demand`."""
+        return set(self.demand().events)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sample that was taken."""
+        return {
+            "sample": {
+                name: [array.dtype.str, list(array.shape), array.tobytes()] for name, array in self._sample.items()
+            }
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up the sample."""
+        if state["sample"]:
+            import numpy as np
+
+            self._sample = {
+                name: np.frombuffer(data, dtype).reshape(shape).copy()
+                for name, (dtype, shape, data) in state["sample"].items()
+            }
+
+    def batch_start(self, state: Snapshot, logger: Logger) -> None:
+        """Takes a sample of the inputs."""
+        if "inputs" not in state.on_demand:
+            return
+        try:
+            inputs = state.inputs
+        except FieldNotAvailableError:
+            # Their memory holds something else by now, and the inputs of another batch will do.
+            return
+        arrays = {name: view.numpy() for name, view in inputs.items()}
+        rows = next((len(array) for array in arrays.values() if array.ndim), 0)
+        # Two rows even of a batch of one: a model that sees one only is written for batches of one.
+        self._sample = {
+            name: array[[0, -1]] if rows and array.ndim and len(array) == rows else array.copy()
+            for name, array in arrays.items()
+        }
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        """Takes a sample of the inputs of the last batch."""
+        self.batch_start(state, logger)
+
+    def fit_end(self, state: Snapshot, logger: Logger) -> None:
+        """Writes the model."""
+        module = build(self._model)
+        prefix = load_weights(module, state.weights)
+        module.eval()
+        for transform in self._transforms:
+            module = transform(module)
+        arguments = self._arguments(module, is_whole=not prefix)
+        export_module(module, arguments, self._save_format, self._save_path, self._input_names, self._output_names)
+        logger.upload_file(self._save_path.name, self._save_path, overwrite=True)
+
+    def _arguments(self, module: "torch.nn.Module", is_whole: bool) -> tuple[Any, ...]:
+        """Arguments with which the module can be called."""
+        import torch
+
+        if self._sample_input is not None:
+            given = self._sample_input
+            candidates = [given if isinstance(given, tuple) else (given,)]
+        elif self._sample:
+            candidates = _calls(_nested(self._sample), is_whole)
+        else:
+            raise ConfigurationError(
+                "no inputs of a batch came before the training ended: attach before its last batch, with 'consumer "
+                "--wait' before it begins, or give a sample_input"
+            )
+        for arguments in candidates:
+            try:
+                with torch.no_grad():
+                    module(*arguments)
+            except Exception as error:  # noqa: BLE001  other people's code, which may raise anything
+                trouble = error
+            else:
+                return arguments
+        raise ConfigurationError(
+            f"the model {type(module).__name__} cannot be called with the sample input ({type(trouble).__name__}: "
+            f"{str(trouble).partition(chr(10))[0]}): give as sample_input what it takes"
+        ) from trouble
+
+
+def _calls(inputs: Any, is_whole: bool) -> list[tuple[Any, ...]]:
+    """In which ways a model may be called with the inputs of a batch, the likelier first."""
+    if isinstance(inputs, dict):
+        return [(inputs,)]
+    as_batch = ((inputs,),)
+    # The first row of a tensor could be taken for the first part of a batch, but hardly the other way round.
+    return [as_batch, (inputs,)] if is_whole else [inputs if isinstance(inputs, tuple) else (inputs,), as_batch]
+
+
+def _nested(sample: "Mapping[str, np.ndarray[Any, Any]]") -> Any:
+    """The inputs as they were in the batch: a tensor, or tuples and maps, in alphabetical order, by the paths that are
+    joined with dots."""
+    import torch
+
+    if list(sample) == ["inputs"]:
+        return torch.from_numpy(sample["inputs"])
+    tree: dict[str, Any] = {}
+    # Their order in the batch is not known, and the exported model insists on one.
+    for path, array in sorted(sample.items()):
+        *parents, name = path.split(".")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[name] = torch.from_numpy(array)
+    return _with_tuples(tree)
+
+
+def _with_tuples(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    parts = {name: _with_tuples(part) for name, part in tree.items()}
+    if set(parts) == set(map(str, range(len(parts)))):
+        return tuple(parts[str(place)] for place in range(len(parts)))
+    return parts

@@ -1,0 +1,203 @@
+"""Where the time of a step goes, and who is waited for."""
+
+from typing import Any
+
+from bus.errors import ConfigurationError
+from bus.protocol.snapshot import Snapshot
+from bus.trace.phases import read_phases
+from bus.types.demand import Demand, Want
+from bus.types.event import Event
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger
+from consumers.callbacks.phases.window import Arrival, Report, Verdict, Window, sample_of
+
+__all__ = ["Phases"]
+
+_NAME = "time/phase"
+_UNSETTLED = 32
+_BATCH_WCT = 13
+# Less than that is how far apart the ranks are, of which the first one tells the training time.
+_PAUSE_NS = 50_000_000
+
+
+class Phases(Callback):
+    """Where the time of a step goes, and a verdict in words when something dominates.
+
+    Of every so many batches it logs ``time/phase/data`` (waiting for data), ``forward``, ``loss``, ``backward``,
+    ``optimizer``, ``publishing`` and ``other`` (what is in none of them), in seconds per batch, as the mean over the
+    last ``window`` batches that were measured and over all ranks; microbatches are added up. ``time/phase/evaluation``
+    is what a batch costs in evaluations: the time of the last one, divided by the batches since the one before. On a
+    GPU the phases are those of the GPU, not of the host.
+
+    ``time/phase/verdict`` is a text, logged as a metric and as a text, and only when it becomes another one:
+    ``input-bound: 63 % of the step waits for data``, ``evaluation-bound``, ``publishing-bound``, ``bound by other
+    work``, ``compute-bound``, or, with several ranks, ``straggling rank 2: arrived last in 9 of 10 batches, the others
+    wait 12 ms``. A straggler is found by who arrives last where the ranks meet, whatever their clocks say.
+
+    Args:
+        every: which batches are measured: each 10th, or an interval such as ``1ep``.
+        window: over how many of those the means go; a verdict takes half of them.
+        threshold: which share of the time makes something dominate; of a straggler, a third of it.
+    """
+
+    all_ranks = True
+    resumes = False
+    fields = ("phases",)
+
+    def __init__(self, every: int | str = 10, window: int = 10, threshold: float = 0.3) -> None:
+        if window < 1:
+            raise ConfigurationError(f"window counts batches and is at least 1, not {window}")
+        if not 0 < threshold < 1:
+            raise ConfigurationError(f"threshold is {threshold}: it is a share of the time, use one between 0 and 1")
+        self.every = every  # type: ignore[misc]
+        self._window = Window(window, threshold)
+        self._verdict: str | None = None
+        # Of batches that not all ranks have reported yet: batch, then rank.
+        self._reports: dict[int, dict[int, Report]] = {}
+        self._settled = 0
+        # When the batch at hand began on each rank.
+        self._resumed: dict[int, int] = {}
+        self._evaluation = _Evaluation()
+
+    def demand(self) -> Demand:
+        """The phases of some batches, and when evaluations begin and end."""
+        others = (Event.FIT_START, Event.EVAL_BEFORE_ALL, Event.EVAL_AFTER_ALL)
+        return Demand({Event.BATCH_END: Want(1, {"phases": self.every}), **dict.fromkeys(others, Want())})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The window, what ranks have reported of batches for which others have not, and where each rank is."""
+        return {
+            "window": self._window.state_dict(),
+            "verdict": self._verdict,
+            "reports": [
+                [batch, rank, report.step, dict(report.totals), list(report.arrival)]
+                for batch, reports in self._reports.items()
+                for rank, report in reports.items()
+            ],
+            "settled": self._settled,
+            "resumed": [list(one) for one in self._resumed.items()],
+            "evaluation": self._evaluation.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up all of that."""
+        self._window.load_state_dict(state["window"])
+        self._verdict = state["verdict"]
+        for batch, rank, step, totals, (forward, backward, ended) in state["reports"]:
+            arrival = Arrival(forward, tuple(backward), ended)
+            self._reports.setdefault(batch, {})[rank] = Report(step, totals, arrival)
+        self._settled = state["settled"]
+        self._resumed = dict(state["resumed"])
+        self._evaluation.load_state_dict(state["evaluation"])
+
+    def fit_start(self, state: Snapshot, logger: Logger) -> None:
+        """A batch begins, and evaluations are counted from here."""
+        self._resumed[state.rank] = state.time_ns
+        if state.rank == 0:
+            self._evaluation.begin_training(state.timestamp.values[2])
+
+    def eval_before_all(self, state: Snapshot, logger: Logger) -> None:
+        """An evaluation begins."""
+        if state.rank == 0:
+            self._evaluation.begin(state.time_ns)
+
+    def eval_after_all(self, state: Snapshot, logger: Logger) -> None:
+        """An evaluation is over, and a batch begins."""
+        self._resumed[state.rank] = state.time_ns
+        if state.rank == 0:
+            self._evaluation.end(state.time_ns, state.timestamp.values[2])
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        """Takes in what this rank says of its batch, and logs when all ranks have."""
+        resumed = self._resumed.get(state.rank)
+        self._resumed[state.rank] = state.time_ns
+        phases = read_phases(state.fields.get("phases"))
+        if phases is None:
+            return
+        batch = state.timestamp.values[2]
+        if batch <= self._settled:
+            return
+        forward = phases.starts("forward")
+        arrival = Arrival(forward[0] if forward else None, tuple(phases.starts("backward")), state.time_ns)
+        # The GPU is behind the host: a batch that the host is through with may take longer there.
+        reached = max((span.start_ns + span.duration_ns for span in phases.spans), default=0)
+        passed = state.time_ns - (phases.began_ns if resumed is None else resumed)
+        # Training time stands still in a pause; other loops may not tell how much of it a batch took.
+        trained = 1000 * state.timestamp.values[_BATCH_WCT]
+        paused = passed - trained if trained and passed - trained > _PAUSE_NS else 0
+        step = max(passed, reached) - paused
+        reports = self._reports.setdefault(batch, {})
+        reports[state.rank] = Report(step, phases.totals(), arrival)
+        if len(reports) == state.world_size:
+            self._settle(batch, logger)
+        elif len(self._reports) > _UNSETTLED:
+            # Some rank says nothing any more.
+            self._settle(min(self._reports), logger)
+
+    def close(self, state: Snapshot, logger: Logger) -> None:
+        """Logs the batches that some rank has not reported."""
+        if self._reports:
+            self._settle(max(self._reports), logger)
+
+    def _settle(self, until: int, logger: Logger) -> None:
+        """Logs a batch, and those before it: a rank that has not reported them by now never does."""
+        self._settled = until
+        for batch in sorted(batch for batch in self._reports if batch <= until):
+            self._log(batch, logger)
+
+    def _log(self, batch: int, logger: Logger) -> None:
+        self._window.add(sample_of(self._reports.pop(batch)))
+        evaluation = self._evaluation.seconds_per_batch(batch)
+        means = {**self._window.means(), "evaluation": evaluation}
+        logger.log_metrics({f"{_NAME}/{part}": seconds for part, seconds in means.items()}, batch)
+        self._tell(self._window.verdict(evaluation, self._verdict), batch, logger)
+
+    def _tell(self, verdict: Verdict | None, batch: int, logger: Logger) -> None:
+        kind = None if verdict is None else verdict.kind
+        if kind != self._verdict:
+            self._verdict = kind
+            text = "balanced: nothing dominates any more" if verdict is None else verdict.text
+            logger.log_metrics({f"{_NAME}/verdict": text}, batch)
+            logger.log_text(text, f"{_NAME}/verdict", batch)
+
+
+class _Evaluation:
+    """What evaluations cost, from the first rank's events."""
+
+    def __init__(self) -> None:
+        self._began: int | None = None
+        self._before = 0
+        """After how many batches the last evaluation was, or the training began."""
+        self._spent = 0
+        self._batches = 0
+        """Between the last two evaluations."""
+
+    def begin_training(self, batch: int) -> None:
+        """Nothing was evaluated yet in this training."""
+        self._before = batch
+
+    def begin(self, time_ns: int) -> None:
+        """An evaluation begins."""
+        self._began = time_ns
+
+    def end(self, time_ns: int, batch: int) -> None:
+        """An evaluation is over; several after the same batch count together."""
+        if self._began is None:
+            return
+        spent, self._began = time_ns - self._began, None
+        if batch > self._before:
+            self._spent, self._batches, self._before = spent, batch - self._before, batch
+        elif self._batches:
+            self._spent += spent
+
+    def seconds_per_batch(self, batch: int) -> float:
+        """Of the last evaluation, each batch's part; less when none has come for longer than before."""
+        return self._spent / 1e9 / max(self._batches, batch - self._before, 1)
+
+    def state_dict(self) -> list[Any]:
+        """As plain values."""
+        return [self._began, self._before, self._spent, self._batches]
+
+    def load_state_dict(self, state: list[Any]) -> None:
+        """Takes up what :meth:`state_dict` gave."""
+        self._began, self._before, self._spent, self._batches = state

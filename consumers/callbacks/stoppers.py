@@ -1,0 +1,308 @@
+"""Callbacks that end a training: when a metric no longer improves, or has reached a value."""
+
+import math
+import operator
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from bus.errors import ConfigurationError
+from bus.printing import shortened
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from bus.types.timestamp import Time, Timestamp, TimeUnit
+from consumers.api.callback import Callback, CannotWorkError
+from consumers.api.logger import Logger
+from consumers.loggers.console import format_value
+
+__all__ = ["Comparison", "EarlyStopper", "Stopper", "ThresholdStopper", "in_precision_of"]
+
+Comparison: TypeAlias = Callable[[float, float], Any]
+
+
+"""Whether the first value is better than the second."""
+
+
+TRAIN = "train"
+
+
+_COMPARISONS: Mapping[str, Comparison] = {
+    "gt": operator.gt,
+    "greater": operator.gt,
+    "lt": operator.lt,
+    "less": operator.lt,
+}
+
+
+_SMALL_IS_GOOD = ("loss", "error", "perplexity")
+
+
+class Stopper(Callback, ABC):
+    """Watches one metric of the training or of one evaluator, and asks for the end of the training.
+
+    Args:
+        monitor: name of the metric, such as ``MulticlassAccuracy``.
+        dataloader_label: label of the evaluator that it belongs to, or ``train``.
+        comp: when the first value is better than the second: ``greater`` (``gt``), ``less`` (``lt``), or a function of
+            two numbers. By default less for a metric with ``loss``, ``error`` or ``perplexity`` in its name, greater
+            for others.
+        on_batch: whether a metric of the training is looked at after each batch too, and not only after each epoch.
+
+    A label or a metric that does not exist ends it with :class:`consumers.CannotWorkError`, which says what there is:
+    at the start of the training where that tells the labels of its evaluators, otherwise at the first evaluation.
+    """
+
+    def __init__(self, monitor: str, dataloader_label: str, comp: Comparison | str | None, on_batch: bool) -> None:
+        self.monitor = monitor
+        self.dataloader_label = dataloader_label
+        self.comp_func = _comparison(comp, monitor)
+        events = {Event.BATCH_END, Event.EPOCH_END} if on_batch else {Event.EPOCH_END}
+        self._looks_at = events if dataloader_label == TRAIN else {Event.EVAL_END}
+        self.decides = self._looks_at  # type: ignore[misc]  # an object's own, as the options say
+        self._has_seen_label = dataloader_label == TRAIN
+        self._is_announced = False
+        self._others: set[str] = set()
+
+    def wanted_events(self) -> set[Event]:
+        """The events at which it decides, and those at which it finds out whether there is such a label."""
+        if self.dataloader_label == TRAIN:
+            return set(self._looks_at)
+        return {*self._looks_at, Event.FIT_START, Event.EVAL_AFTER_ALL, Event.FIT_END}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known of the labels of evaluators."""
+        return {
+            "has_seen_label": self._has_seen_label,
+            "is_announced": self._is_announced,
+            "others": sorted(self._others),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes them up."""
+        self._has_seen_label = state["has_seen_label"]
+        self._is_announced = state["is_announced"]
+        self._others = set(state["others"])
+
+    @abstractmethod
+    def judge(self, value: float, state: Snapshot) -> bool:
+        """Takes in the metric's value at an event; whether the training is to end."""
+
+    @abstractmethod
+    def reason(self, value: float, state: Snapshot) -> str:
+        """Why the training is to end, now that the metric has that value."""
+
+    def fit_start(self, state: Snapshot, logger: Logger) -> None:
+        """Raises :class:`consumers.CannotWorkError` if the training says that it has no such evaluator."""
+        labels = state.fields.get("evaluators")
+        if isinstance(labels, list):
+            self._is_announced = self.dataloader_label in labels
+            if not self._is_announced and not self._has_seen_label:
+                raise self._problem(f"there is no evaluator {self.dataloader_label!r}", [TRAIN, *labels])
+
+    def eval_after_all(self, state: Snapshot, logger: Logger) -> None:
+        """Raises :class:`consumers.CannotWorkError` if an evaluation had no such evaluator and none is to come."""
+        if not self._has_seen_label and not self._is_announced:
+            raise self._not_evaluated("", state)
+
+    def fit_end(self, state: Snapshot, logger: Logger) -> None:
+        """Raises :class:`consumers.CannotWorkError` if nothing was ever evaluated under that label."""
+        if not self._has_seen_label and self.dataloader_label not in state.eval_metrics:
+            raise self._not_evaluated(" before the training was over", state)
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        """Looks at the training's metric after a batch."""
+        self._look(state.train_metrics, state)
+
+    def epoch_end(self, state: Snapshot, logger: Logger) -> None:
+        """Looks at the training's metric after an epoch."""
+        self._look(state.train_metrics, state)
+
+    def eval_end(self, state: Snapshot, logger: Logger) -> None:
+        """Looks at the metric if the evaluator is the one that it belongs to."""
+        label = state.dataloader_label
+        if label == self.dataloader_label:
+            self._has_seen_label = True
+            self._look(state.eval_metrics.get(label, {}), state)
+        elif label is not None and not self._has_seen_label:
+            # A loop may have several evaluators and publish nothing after the last: the next evaluation tells.
+            if label in self._others and not self._is_announced and state.timestamp.batch > 0:
+                raise self._not_evaluated("", state)
+            self._others.add(label)
+
+    def _look(self, metrics: Mapping[str, Any], state: Snapshot) -> None:
+        value = metrics.get(self.monitor)
+        if isinstance(value, int | float):
+            if self.judge(value, state):
+                state.stop_training(self.reason(value, state))
+        elif self.monitor in metrics:
+            kind = type(value).__name__
+            raise self._problem(f"metric {self.monitor!r} of {self.dataloader_label!r} is a {kind}, not a number")
+        else:
+            raise self._problem(f"{self.dataloader_label!r} has no metric {self.monitor!r}", _metrics_of(state))
+
+    def _not_evaluated(self, when: str, state: Snapshot) -> CannotWorkError:
+        return self._problem(f"nothing was evaluated as {self.dataloader_label!r}{when}", _metrics_of(state))
+
+    def _problem(self, problem: str, names: list[str] | None = None) -> CannotWorkError:
+        there = ""
+        if names is not None:
+            there = f"there are: {', '.join(shortened(names, 'of them')) or 'none'}; "
+        return CannotWorkError(
+            f"{type(self).__name__} cannot stop this training: {problem}; {there}give it another monitor or "
+            "dataloader_label"
+        )
+
+
+def _metrics_of(state: Snapshot) -> list[str]:
+    """The metrics that there are, each behind its label."""
+    known = {TRAIN: state.train_metrics, **state.eval_metrics}
+    return [f"{label}/{name}" for label, metrics in known.items() if isinstance(metrics, Mapping) for name in metrics]
+
+
+def in_precision_of(value: float, other: float) -> float:
+    """The other number as precise as the value is: in single precision if the value is a number of that.
+
+    Metrics are computed in single precision and thresholds are written in double; compared as they are, 0.3 as a metric
+    would be greater than 0.3."""
+    return _single(other) if _single(value) == value else other
+
+
+def _single(value: float) -> float:
+    try:
+        rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return rounded
+
+
+def _comparison(comp: Comparison | str | None, monitor: str) -> Comparison:
+    if comp is None:
+        return operator.lt if any(word in monitor.lower() for word in _SMALL_IS_GOOD) else operator.gt
+    # Those of torch and numpy take no plain numbers, or give no plain answer.
+    name = comp if isinstance(comp, str) else getattr(comp, "__name__", "")
+    if name in _COMPARISONS:
+        return _COMPARISONS[name]
+    if isinstance(comp, str) or not callable(comp):
+        raise ConfigurationError(
+            f"comp {comp!r} is not known: use {', '.join(_COMPARISONS)}, or from Python a function of two numbers"
+        )
+    return comp
+
+
+class EarlyStopper(Stopper):
+    """Ends the training when a metric has not become better for a while.
+
+    Args:
+        monitor: name of the metric, such as ``MulticlassAccuracy``.
+        dataloader_label: label of the evaluator that it belongs to, or ``train``.
+        comp: when the first value is better than the second: ``greater`` (``gt``), ``less`` (``lt``), or a function of
+            two numbers. By default less for a metric with ``loss``, ``error`` or ``perplexity`` in its name, greater
+            for others.
+        min_delta: a better value counts only if it is further than this from the best so far.
+        patience: the training ends when the best value is more than this ago: a number of epochs, or a time such as
+            ``2ep`` or ``500ba``. In batches, a metric of the training is looked at after each of them.
+
+    Looks at the metric at ``EVAL_END`` of its evaluator; one of the training at ``EPOCH_END``, and with ``patience`` in
+    batches at ``BATCH_END``. NaN is never better than a number, and any number is better than NaN. Numbers are compared
+    in the precision in which the metric was computed.
+
+    Raises :class:`bus.errors.ConfigurationError` for a ``comp`` that is not known, and a ``patience`` in other units or
+    below zero. Reference: ``composer/callbacks/early_stopper.py``.
+    """
+
+    def __init__(
+        self,
+        monitor: str,
+        dataloader_label: str,
+        comp: Comparison | str | None = None,
+        min_delta: float = 0.0,
+        patience: Time | str | int = 1,
+    ) -> None:
+        self.patience = Time.from_input(patience, TimeUnit.EPOCH)
+        if self.patience.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH) or self.patience.value < 0:
+            raise ConfigurationError(
+                f"patience is {str(self.patience)!r}: give a number of epochs from 0 on, or a time such as '2ep' or "
+                "'500ba'"
+            )
+        super().__init__(monitor, dataloader_label, comp, on_batch=self.patience.unit is TimeUnit.BATCH)
+        self.min_delta = abs(min_delta)
+        self.best: float | None = None
+        """The best value so far; ``None`` before the first."""
+        self.best_occurred: Timestamp | None = None
+        """When that was."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value and when it was, beside what every stopper keeps."""
+        occurred = None if self.best_occurred is None else list(self.best_occurred.values)
+        return {**super().state_dict(), "best": self.best, "best_occurred": occurred}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes them up."""
+        super().load_state_dict(state)
+        occurred = state["best_occurred"]
+        self.best = state["best"]
+        self.best_occurred = None if occurred is None else Timestamp.from_values(occurred)
+
+    def judge(self, value: float, state: Snapshot) -> bool:
+        """Whether the best value is further back than the patience reaches."""
+        now = state.timestamp
+        if self.best is None or self.best_occurred is None or self._is_better(value, self.best):
+            self.best, self.best_occurred = value, now
+        unit = self.patience.unit
+        return now.get(unit) - self.best_occurred.get(unit) > self.patience
+
+    def reason(self, value: float, state: Snapshot) -> str:
+        """The best value, and for how long there was no better one."""
+        assert self.best is not None  # it has judged a value
+        assert self.best_occurred is not None
+        unit = self.patience.unit
+        count = (state.timestamp.get(unit) - self.best_occurred.get(unit)).value
+        units = ("epoch", "epochs") if unit is TimeUnit.EPOCH else ("batch", "batches")
+        return f"early-stop: {self.monitor} not better than {format_value(self.best)} for {count} {units[count != 1]}"
+
+    def _is_better(self, value: float, best: float) -> bool:
+        if math.isnan(best):
+            return not math.isnan(value)
+        difference = in_precision_of(value, abs(value - best))
+        return bool(self.comp_func(value, best)) and difference > in_precision_of(value, self.min_delta)
+
+
+class ThresholdStopper(Stopper):
+    """Ends the training when a metric is better than a threshold.
+
+    Args:
+        monitor: name of the metric, such as ``MulticlassAccuracy``.
+        dataloader_label: label of the evaluator that it belongs to, or ``train``.
+        threshold: the value to be passed; the threshold itself does not end the training.
+        comp: when the first value is better than the second: ``greater`` (``gt``), ``less`` (``lt``), or a function of
+            two numbers. By default less for a metric with ``loss``, ``error`` or ``perplexity`` in its name, greater
+            for others.
+        stop_on_batch: whether a metric of the training is looked at after each batch too.
+
+    Looks at the metric at ``EVAL_END`` of its evaluator; one of the training at ``EPOCH_END``, and with
+    ``stop_on_batch`` at ``BATCH_END``. Numbers are compared in the precision in which the metric was computed.
+
+    Raises :class:`bus.errors.ConfigurationError` for a ``comp`` that is not known. Reference:
+    ``composer/callbacks/threshold_stopper.py``.
+    """
+
+    def __init__(
+        self,
+        monitor: str,
+        dataloader_label: str,
+        threshold: float,
+        *,
+        comp: Comparison | str | None = None,
+        stop_on_batch: bool = False,
+    ) -> None:
+        super().__init__(monitor, dataloader_label, comp, on_batch=stop_on_batch)
+        self.threshold = threshold
+
+    def judge(self, value: float, state: Snapshot) -> bool:
+        """Whether the value has passed the threshold."""
+        return bool(self.comp_func(value, in_precision_of(value, self.threshold)))
+
+    def reason(self, value: float, state: Snapshot) -> str:
+        """The value and the threshold that it has passed."""
+        return f"threshold-stop: {self.monitor} is {format_value(value)}, the threshold is {self.threshold:g}"

@@ -1,0 +1,102 @@
+"""What the command ``consumer --list-metrics`` shows: what a run has logged."""
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from bus.printing import escape, say
+from bus.protocol.snapshot import Snapshot
+from bus.recording.recording import Recording
+from bus.subscriber.source import RemoteRun
+from bus.types.event import Event
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger, LoggerDestination, LogValue, Row
+from consumers.callbacks.lr_monitor import LRMonitor
+from consumers.callbacks.trainer_metrics import TrainerMetrics
+from consumers.cli.source import Found
+from consumers.loggers.console import format_value
+from consumers.runner.runner import Runner
+from consumers.runner.streams import RemoteRunInfo, is_live
+
+__all__ = ["LoggedValue", "list_metrics", "read_logged"]
+
+_COLUMNS = ("name", "label", "event", "last value")
+_KNOWN = {"batch_size", "dataloader_len", "loss", "microbatch", "world_size"}
+
+
+class LoggedValue(NamedTuple):
+    """What a run logged last under a name."""
+
+    label: str
+    """The evaluator that it belongs to, or ``train``; empty for what belongs to none."""
+    event: Event
+    value: LogValue
+
+
+class _OwnFields(Callback):
+    """Logs what a loop of somebody's own says of itself, in numbers."""
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        """Logs the numbers among the fields."""
+        logger.log_metrics(
+            {name: value for name, value in state.fields.items() if type(value) in (int, float) and name not in _KNOWN}
+        )
+
+
+class _LastValues(LoggerDestination):
+    """Keeps the last value of each name."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, LoggedValue] = {}
+
+    def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
+        """Takes everything that was logged during an event."""
+        labels = dict.fromkeys(("train", *state.eval_metrics))
+        for row in rows:
+            for name, value in row.metrics.items():
+                label = next((one for one in labels if name.startswith((f"metrics/{one}/", f"loss/{one}/"))), "")
+                self.values[name] = LoggedValue(label, state.event, value)
+
+
+def read_logged(snapshots: Iterable[Snapshot]) -> dict[str, LoggedValue]:
+    """What a stream's events bring, by the name under which the callbacks ``metrics`` and ``lr`` log it."""
+    last = _LastValues()
+    Runner(snapshots, [TrainerMetrics(), LRMonitor(), _OwnFields()], [last]).run()
+    return last.values
+
+
+def list_metrics(found: Found) -> list[str]:
+    """Prints what a run has logged so far, a name a line; returns what else is to be said of it.
+
+    Raises:
+        RecordingError: the recording cannot be read.
+        BrokerError: the broker elsewhere does not answer.
+    """
+    with contextlib.ExitStack() as opened:
+        snapshots: Iterable[Snapshot]
+        if isinstance(found, RemoteRunInfo):
+            remote = opened.enter_context(contextlib.closing(RemoteRun(found.broker, found.name, found.security)))
+            name, goes_on, snapshots = found.name, is_live(found), remote.recorded()
+        elif isinstance(found, Recording):
+            name, goes_on, snapshots = found.run_name, False, found
+        else:
+            name, goes_on, snapshots = found.name, is_live(found), Recording(found.recording)
+        logged = read_logged(snapshots)
+    damage = [snapshots.damage] if isinstance(snapshots, Recording) and snapshots.damage and not goes_on else []
+    if not logged:
+        nothing = f"run {name} has logged nothing{' so far: ask again after its first batch' if goes_on else ''}"
+        return [nothing, *damage]
+    for line in _table(logged):
+        say(line)
+    hint = "early-stop and threshold-stop take metrics/LABEL/NAME as dataloader_label=LABEL and monitor=NAME"
+    later = [f"run {name} is live: what it logs later is not in this list"] if goes_on else []
+    return [*later, hint, *damage]
+
+
+def _table(logged: Mapping[str, LoggedValue]) -> list[str]:
+    rows = [_COLUMNS] + [
+        (escape(name), escape(one.label) or "-", one.event.value, escape(format_value(one.value)))
+        for name, one in sorted(logged.items())
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

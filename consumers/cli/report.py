@@ -1,0 +1,94 @@
+"""What the command ``consumer`` says on standard error, and its exit codes."""
+
+from collections.abc import Collection
+
+from bus import printing
+from bus.printing import shortened
+from bus.recording.recording import Recording
+from bus.replay.replay import Replay
+from bus.runs.directory import RUN_FILE, read_run
+from bus.subscriber.subscriber import Subscriber
+from consumers.delivery.commit import Committed
+from consumers.runner.runner import RunnerStatistics
+from consumers.runner.session import told_outcomes, told_places
+from consumers.runner.streams import Stream
+
+__all__ = ["EXIT_LOST", "EXIT_TROUBLE", "report", "say", "say_start"]
+
+EXIT_TROUBLE = 1
+EXIT_LOST = 4
+
+
+def say(message: str) -> None:
+    """Says a line that is no output of callbacks or loggers."""
+    printing.say(message, err=True)
+
+
+def say_start(stream: Stream, committed: Committed | None, name: str | None) -> None:
+    """Says what a consumer called ``name`` begins with."""
+    if isinstance(stream, Subscriber) and stream.live:
+        say(f"attached to run {stream.run_name}, which is live; Ctrl-C leaves it")
+    if committed is None:
+        return
+    if committed.ending is not None:
+        say(f"consumer {name} has handled this run to its end already: nothing is logged again")
+    elif committed.last is not None:
+        say(f"consumer {name} goes on after {committed.handled} events")
+
+
+def report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str]) -> int:
+    """Says how it went, and of the ``fields`` that were asked for whether they came; returns the exit code."""
+    for field in fields:
+        _say_field(field, stream, statistics)
+    for line in told_outcomes(statistics):
+        say(line)
+    lost = (
+        f"missing: events {gap.first} to {gap.last} of rank {gap.rank}, which nobody has" for gap in statistics.gaps
+    )
+    missing = shortened(lost, "ranges of events that nobody has")
+    problems = [*statistics.problems, *missing]
+    for problem in problems:
+        say(problem)
+    for line in told_places(statistics):
+        say(line)
+    handled, code = f"{statistics.handled} events handled", EXIT_TROUBLE if problems else 0
+    if statistics.interrupted:
+        say(f"detached from run {stream.run_name}: {handled}")
+        return code
+    if isinstance(stream, Replay) and statistics.ending is None:
+        say(f"run {stream.run_name} was replayed until {stream.until}: {handled}")
+        return code
+    if statistics.ending is None or statistics.ending.status == "lost":
+        return _report_no_end(stream, handled, code)
+    say(f"run {stream.run_name} {statistics.ending}: {handled}{_damage(statistics.damage)}")
+    return EXIT_LOST if statistics.damage else code
+
+
+def _say_field(field: str, stream: Stream, statistics: RunnerStatistics) -> None:
+    if field in statistics.fields_since:
+        how = f"is there from batch {statistics.fields_since[field]} on, since this training was asked for it"
+    elif isinstance(stream, Recording | Replay):
+        how = "is not in this recording: attach while the training runs, so that it is asked for"
+    else:
+        how = "never came: nobody asked in time, or the training has no such field (its own output says so)"
+    say(f"the field {field!r} {how}")
+
+
+def _report_no_end(stream: Stream, handled: str, code: int) -> int:
+    if _is_live(stream):
+        say(f"run {stream.run_name} is still live: {handled}, which is what is recorded so far")
+        return code
+    why = stream.ending.error if stream.ending is not None and stream.ending.error else "nothing says how it ended"
+    say(f"run {stream.run_name} was lost, {why}: {handled}{_damage(stream.damage)}")
+    return EXIT_LOST
+
+
+def _damage(damage: str | None) -> str:
+    return f"; {damage}, all else was read" if damage else ""
+
+
+def _is_live(stream: Stream) -> bool:
+    if not isinstance(stream, Recording | Replay) or not (stream.path.parent / RUN_FILE).exists():
+        return False
+    run = read_run(stream.path.parent)
+    return run.live and run.recording == stream.path

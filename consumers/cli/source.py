@@ -1,0 +1,149 @@
+"""What the command ``consumer`` reads: which run or recording its options name, and the streams of that."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import click
+
+from bus.cli.replay_options import ReplayChoice
+from bus.errors import ConfigurationError, RunNotFoundError
+from bus.net.curve import client_security
+from bus.recording.recording import Recording
+from bus.replay.pace import Pace
+from bus.replay.replay import Replay
+from bus.runs.directory import RunInfo, find_run
+from consumers.api.callback import Callback, demand_of
+from consumers.runner.checkpoint_states import STATE_DIR
+from consumers.runner.members import decides_of, wanted_events
+from consumers.runner.state_file import StateFile
+from consumers.runner.streams import (
+    RemoteRunInfo,
+    Stream,
+    attach,
+    find_or_wait,
+    find_remote,
+    live_or_wait,
+    live_remote_or_wait,
+    newest_remote,
+    newest_run,
+)
+
+__all__ = ["Found", "Source", "SourceStreams", "open_state"]
+
+Found: TypeAlias = RunInfo | RemoteRunInfo | Recording
+
+
+@dataclass(frozen=True)
+class Source:
+    """The options that name a run or a recording, as they were given."""
+
+    run: str | None
+    runs_dir: Path | None
+    broker: str | None
+    key: str | None
+    broker_key: str | None
+    replay: Path | None
+    wait: bool
+    last: bool
+
+    @property
+    def is_file(self) -> bool:
+        """Whether they name a recording."""
+        return self.replay is not None or (self.run is not None and Path(self.run).is_file())
+
+    def check(self) -> None:
+        """Raises :class:`click.UsageError` for options that do not go together."""
+        if self.replay and (self.run or self.wait):
+            raise click.UsageError("--replay reads a file: it goes with neither --run nor --wait")
+        if self.last and (self.replay or self.run or self.wait):
+            raise click.UsageError(
+                "--last takes the newest run there is: it goes with none of --replay, --run and --wait"
+            )
+        if self.broker and (self.replay or self.runs_dir):
+            raise click.UsageError("--broker reads everything through it: it goes with neither --replay nor --runs-dir")
+        if (self.key or self.broker_key) and not self.broker:
+            raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
+
+    def find(self, say: Callable[[str], None]) -> Found:
+        """What they name, once it is there; without a name the run that is live, once one is. ``say`` is told what is
+        waited for.
+
+        Raises:
+            RunNotFoundError: there is no such run, and they do not say to wait.
+            RecordingError: the recording cannot be read.
+            BrokerError: no broker answers at that address.
+        """
+        if self.broker:
+            security = client_security(self.key, self.broker_key)
+            if self.run:
+                return find_remote(self.broker, self.run, security, self.wait, say)
+            return (newest_remote if self.last else live_remote_or_wait)(self.broker, security, say)
+        if self.replay is not None and not self.replay.exists():
+            # What is no run's name either is told of as a file.
+            with contextlib.suppress(RunNotFoundError, ConfigurationError):
+                return Recording(find_run(str(self.replay), self.runs_dir).recording)
+        if self.is_file:
+            return Recording(self.replay or Path(str(self.run)))
+        if self.run:
+            return find_or_wait(self.run, self.runs_dir, self.wait, say)
+        return (newest_run if self.last else live_or_wait)(self.runs_dir, say)
+
+
+class SourceStreams:
+    """The streams of what was found, for a consumer called ``name``. A recording is replayed at ``pace`` where
+    ``choice`` says how, and else read."""
+
+    def __init__(self, found: Found, choice: ReplayChoice, pace: Pace, name: str | None) -> None:
+        self._found = found
+        self._choice = choice
+        self._pace = pace
+        self._name = name
+        self._replays: list[Replay] = []
+
+    @property
+    def gave_nothing(self) -> bool:
+        """Whether what was replayed had no event that callbacks with streams of their own want. The first stream is
+        the others', and brings what the run says of itself too."""
+        return bool(self._replays) and not any(replay.given for replay in self._replays[1:])
+
+    def open(self, callbacks: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:
+        """The stream for these callbacks, as :data:`consumers.runner.session.OpenStream` has it.
+
+        Raises:
+            RunError: another attempt of the run has begun meanwhile.
+        """
+        found, choice = self._found, self._choice
+        if isinstance(found, Recording) and choice.option:
+            events = wanted_events(callbacks)
+            recording = Recording(found.path)
+            replay = Replay(recording, self._pace, choice.start, choice.until, events=events, after=after)
+            self._replays.append(replay)
+            return replay
+        if isinstance(found, Recording):
+            return Recording(found.path)
+        demand, decides = demand_of(callbacks), decides_of(callbacks)
+        return attach(found, wanted_events(callbacks), demand, self._name, after, decides)
+
+    def rewind(self) -> None:
+        """Lets the replay begin again."""
+        self._pace.rewind()
+        self._replays.clear()
+
+
+def open_state(directory: Path | None, name: str, found: Found) -> StateFile:
+    """Where the consumer ``name`` keeps how far it is: in ``directory``, which a run at a broker elsewhere needs, or in
+    the run's own.
+
+    Raises:
+        ConfigurationError: a consumer of that name is at work.
+        RunDirectoryError: the directory cannot be made or written.
+    """
+    if isinstance(found, RemoteRunInfo):
+        assert directory is not None  # the command asks for it
+        return StateFile(directory, name, found.name, found.attempt)
+    if isinstance(found, Recording):
+        return StateFile(directory or found.path.parent / STATE_DIR, name, found.run_name, found.attempt)
+    return StateFile(directory or found.path / STATE_DIR, name, found.name, found.last.number)

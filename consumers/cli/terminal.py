@@ -1,0 +1,74 @@
+"""Who has the terminal in which the command ``consumer`` runs: callbacks, loggers, or the keys of a replay."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+
+import click
+
+from bus.cli.replay_keys import ReplayKeys, has_keyboard
+from bus.cli.replay_options import ReplayChoice
+from bus.errors import ConfigurationError
+from bus.replay.pace import Pace
+from consumers.api.callback import Callback
+from consumers.api.logger import LoggerDestination
+from consumers.runner.members import numbered_names
+
+__all__ = ["beside_terminal", "linger", "replay_keys"]
+
+
+def beside_terminal(
+    callbacks: Sequence[Callback], destinations: list[LoggerDestination], is_default: bool
+) -> list[LoggerDestination]:
+    """The destinations that can be had beside callbacks that draw on the whole terminal: none of them when
+    ``is_default``, that is when nobody named them.
+
+    Raises:
+        ConfigurationError: two would write to the terminal, of which one draws on all of it.
+    """
+    owners = [
+        shown for shown, callback in zip(numbered_names(callbacks), callbacks, strict=True) if callback.owns_terminal
+    ]
+    if len(owners) > 1:
+        raise ConfigurationError(f"{' and '.join(owners)} both draw on the whole terminal: give one of them")
+    if not owners:
+        return destinations
+    if is_default:
+        return []
+    writing = [type(one).__name__ for one in destinations if one.writes_to_terminal]
+    if writing:
+        raise ConfigurationError(
+            f"{owners[0]} draws on the whole terminal, where {' and '.join(writing)} would write too: "
+            "log to a file ('--log csv'), or run them in a second terminal"
+        )
+    return destinations
+
+
+def replay_keys(
+    pace: Pace, choice: ReplayChoice, callbacks: Sequence[Callback], say: Callable[[str], None]
+) -> contextlib.AbstractContextManager[object]:
+    """What makes keys in the terminal drive a replay, where there are a pace and a terminal that is free for it.
+
+    Raises:
+        click.UsageError: the replay begins paused, and the terminal is not free.
+    """
+    has_terminal = not any(callback.owns_terminal for callback in callbacks)
+    if choice.paused and not has_terminal:
+        raise click.UsageError("--paused waits for keys, which a callback that draws on the whole terminal takes")
+    if choice.paused or (choice.is_paced and has_terminal and has_keyboard()):
+        return ReplayKeys(pace, lambda: os.kill(os.getpid(), signal.SIGINT), say)
+    return contextlib.nullcontext()
+
+
+def linger(callbacks: Sequence[Callback]) -> None:
+    """Lets callbacks with something to be looked at stay until they are left, by SIGINT or SIGTERM."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        # First those that have the terminal: they give it back.
+        for callback in sorted(callbacks, key=lambda one: not one.owns_terminal):
+            callback.linger()
+    except KeyboardInterrupt:
+        """That is how they are left."""
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,4 @@
+"""Runs callbacks that were written for Composer.
+
+May import: api. Begin with ``adapter``.
+"""

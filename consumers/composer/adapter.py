@@ -1,0 +1,109 @@
+"""Callbacks that were written for MosaicML Composer, in a consumer.
+
+Such a callback is recognised by its methods. :func:`adapt` makes a :class:`~consumers.api.callback.Callback` of its
+class that hands it a :class:`~consumers.composer.state.ComposerState`, which offers what a snapshot has under the names
+and in the forms that such callbacks know: ``state.loss.item()``, ``state.eval_metrics["eval"]["Accuracy"].compute()``.
+What only the training's own process has, such as ``state.model``, raises :class:`~bus.errors.FieldNotAvailableError`
+and says what there is instead.
+
+Composer itself is not needed: where it cannot be imported, :func:`~consumers.composer.names.stand_in` answers for the
+few names that a callback's file imports from it, and only while that file is loaded and its callback made.
+"""
+
+import functools
+import inspect
+import sys
+from typing import Any
+
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from consumers.api.callback import Callback, MaybeAwaitable
+from consumers.api.logger import Logger
+from consumers.composer.names import METHODS, ROOT, stand_in
+from consumers.composer.state import ComposerState, handling
+
+__all__ = ["AdaptedCallback", "adapt", "stand_in"]
+
+
+class AdaptedCallback(Callback):
+    """A callback of Composer as one of ours. Its ``fields``, ``every``, ``own_cursor`` and ``decides`` count if it has
+    them."""
+
+    def __init__(self, callback: Any) -> None:
+        self.callback = callback
+        for name in ("fields", "every", "own_cursor", "decides"):
+            if hasattr(callback, name):
+                setattr(self, name, getattr(callback, name))
+
+    @property
+    def shown_as(self) -> str:
+        """What people know it as: its own class."""
+        return type(self.callback).__name__
+
+    def wanted_events(self) -> set[Event]:
+        """The events whose methods it overrides, or all when it overrides ``run_event``."""
+        if _overrides(self.callback, "run_event"):
+            return set(Event)
+        return {event for event in Event if _overrides(self.callback, event.value)}
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """Has the callback handle the event."""
+        with handling(state):
+            result: MaybeAwaitable = self.callback.run_event(_their_event(event), ComposerState(state), logger)
+        return result
+
+    def close(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
+        """Closes it."""
+        with handling(state):
+            result: MaybeAwaitable = self.callback.close(ComposerState(state), logger)
+        return result
+
+    def post_close(self) -> MaybeAwaitable:
+        """Hands it on."""
+        result: MaybeAwaitable = self.callback.post_close()
+        return result
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the callback has a ``state_dict`` of its own."""
+        return _overrides(self.callback, "state_dict")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the callback gives."""
+        state: dict[str, Any] = self.callback.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Hands it on."""
+        self.callback.load_state_dict(state)
+
+
+def adapt(found: object) -> type[Callback] | None:
+    """The class of ours for a class of callbacks that were written for Composer, which is one with all the methods that
+    they have; ``None`` for anything else."""
+    if not isinstance(found, type) or not all(callable(getattr(found, name, None)) for name in METHODS):
+        return None
+    theirs: type[Any] = found
+
+    # Its options are those of their constructor.
+    @functools.wraps(theirs.__init__)
+    def make(self: AdaptedCallback, *arguments: Any, **options: Any) -> None:
+        with stand_in():
+            made = theirs(*arguments, **options)
+        AdaptedCallback.__init__(self, made)
+
+    members = {"__init__": make, "__module__": theirs.__module__, "__doc__": inspect.getdoc(theirs)}
+    return type(theirs.__name__, (AdaptedCallback,), members)
+
+
+def _overrides(callback: Any, name: str) -> bool:
+    if name in vars(callback):
+        return True
+    defined = [base for base in type(callback).__mro__ if name in vars(base)]
+    root = next(base for base in reversed(type(callback).__mro__) if "run_event" in vars(base))
+    return defined[0] is not root
+
+
+def _their_event(event: Event) -> Any:
+    core = sys.modules.get(f"{ROOT}.core")
+    return event if core is None else core.Event(event.value)

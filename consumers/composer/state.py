@@ -1,0 +1,162 @@
+"""A snapshot in the form in which callbacks that were written for MosaicML Composer know a state."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+from bus.errors import FieldNotAvailableError, FrozenSnapshotError
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from bus.types.timestamp import Time, TimeUnit
+
+__all__ = ["ComposerState", "Metric", "Scalar", "handled_snapshot", "handling"]
+
+_BATCH = "a batch's inputs and targets are fields on demand (inputs, targets), its size is state.batch_size"
+_RATES = "the learning rates are state.lr, {optimizer: [rate of each group]}"
+_INSTEAD = {
+    "batch": _BATCH,
+    "batch_get_item": _BATCH,
+    "device": "its name is state.device_name",
+    "loss": "here it is that of a microbatch; the whole batch's comes with batch_end, and its parts with it as losses",
+    "model": "its weights and the norms of weights and gradients are fields on demand (weights, parameter_norm, "
+    "gradient_norm)",
+    "optimizers": _RATES,
+    "outputs": "a batch's outputs are a field on demand (outputs)",
+    "schedulers": _RATES,
+    "state_dict": "the callback 'checkpoint' saves the training",
+}
+_ON_DEMAND = (
+    "norms, memory, inputs, outputs, weights and what the training registers are fields on demand, which a callback "
+    "asks for with fields = (...)"
+)
+# Where the reference's loss is that of the microbatch at hand, and a snapshot's still that of the batch before.
+_OF_A_MICROBATCH = {Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD}
+
+_handled: ContextVar[Snapshot | None] = ContextVar("handled", default=None)
+
+
+class Scalar(float):
+    """A number with the methods by which callbacks read a tensor of one element."""
+
+    def item(self) -> float:
+        """The number."""
+        return float(self)
+
+    def detach(self) -> "Scalar":
+        """Itself: no graph hangs on it."""
+        return self
+
+    def cpu(self) -> "Scalar":
+        """Itself: it is on no device."""
+        return self
+
+
+class _Metrics(dict[str, Any]):
+    """What is known by name, with an error that says when it is."""
+
+    def __init__(self, values: Mapping[str, Any], event: Event) -> None:
+        super().__init__(values)
+        self._event = event
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise KeyError(
+            f"no metrics of {name!r} are in the {self._event.value} snapshot, which has {', '.join(self) or 'none'}: "
+            "the training's come with batch_end, an evaluator's with eval_end, and both with epoch_end and fit_end"
+        )
+
+
+class Metric:
+    """A metric's value where callbacks expect the metric."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def compute(self) -> Any:
+        """The value as it was at the event."""
+        return _scalar(self._value)
+
+    def __repr__(self) -> str:
+        return f"Metric({self._value!r})"
+
+
+class ComposerState:
+    """A snapshot as callbacks of Composer know a state. Read-only; attributes that are not listed here are the
+    snapshot's."""
+
+    __slots__ = ("_snapshot",)
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        object.__setattr__(self, "_snapshot", snapshot)
+
+    @property
+    def loss(self) -> Scalar | None:
+        """The loss of the last batch.
+
+        Raises :class:`bus.errors.FieldNotAvailableError` between a microbatch's loss and its gradients, where it would
+        be that of the batch before."""
+        if self._snapshot.event in _OF_A_MICROBATCH:
+            raise AttributeError("loss")  # Python asks __getattr__ then, which says why
+        loss = self._snapshot.loss
+        return None if loss is None else Scalar(loss)
+
+    @property
+    def train_metrics(self) -> dict[str, Metric]:
+        """The training's metrics by name."""
+        snapshot = self._snapshot
+        return _Metrics({name: Metric(value) for name, value in snapshot.train_metrics.items()}, snapshot.event)
+
+    @property
+    def eval_metrics(self) -> dict[str, dict[str, Metric]]:
+        """The evaluators' metrics by label and name, once they have been evaluated."""
+        snapshot = self._snapshot
+        values = {
+            label: {name: Metric(value) for name, value in metrics.items()}
+            for label, metrics in snapshot.eval_metrics.items()
+        }
+        return _Metrics(values, snapshot.event)
+
+    @property
+    def dataloader_len(self) -> Time | None:
+        """Batches in the dataloader in use, as a time."""
+        length = self._snapshot.dataloader_len
+        return None if length is None else Time(length, TimeUnit.BATCH)
+
+    def __getattr__(self, name: str) -> Any:
+        snapshot: Snapshot = object.__getattribute__(self, "_snapshot")
+        if name != "loss" and (name in snapshot.fields or hasattr(type(snapshot), name)):
+            return getattr(snapshot, name)
+        raise _not_available(name, snapshot.event, _INSTEAD.get(name, _ON_DEMAND))
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise FrozenSnapshotError(
+            f"state.{name} cannot be assigned: a consumer's callback only looks; what changes the training is an "
+            "Algorithm in the trainer"
+        )
+
+
+@contextlib.contextmanager
+def handling(state: Snapshot) -> Iterator[None]:
+    """While it lasts, :func:`handled_snapshot` gives this one."""
+    before = _handled.set(state)
+    try:
+        yield
+    finally:
+        _handled.reset(before)
+
+
+def handled_snapshot() -> Snapshot | None:
+    """The snapshot that a callback is handling right here; ``None`` outside of its methods."""
+    return _handled.get()
+
+
+def _not_available(name: str, event: Event, instead: str) -> FieldNotAvailableError:
+    return FieldNotAvailableError(
+        f"state.{name} is not in the {event.value} snapshot, which is all that a consumer's callback has of the "
+        f"training: {instead}; code that needs the model, the optimizers or the data themselves belongs into an "
+        "Algorithm in the trainer"
+    )
+
+
+def _scalar(value: Any) -> Any:
+    return Scalar(value) if isinstance(value, float | int) else value

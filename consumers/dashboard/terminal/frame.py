@@ -1,0 +1,453 @@
+"""What the terminal dashboard shows, as lines of text: drawn from a view, for any size of a terminal."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bus.printing import one_line
+from consumers.dashboard.terminal.draw import chart, duration, has_logarithm, number, smoothed, sparkline, stacked_bar
+from consumers.dashboard.view.log import folded
+from consumers.dashboard.view.ranks import straggler
+from consumers.dashboard.view.run_view import PHASES, Axis, LogEntry, RankView, RunView
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+__all__ = ["HELP", "Shown", "frame", "log_length", "log_rows", "metric_groups"]
+
+_WIDE = 110
+_RIGHT_SHARE = 0.42
+_GAP = 2
+_LEAST_SPARKLINE = 8
+_LEAST_ABOVE = 4
+_LEAST_WITH_CHART = 8
+_LEAST_CHART = 4
+_LEAST_WITH_MORE = 3
+_ENOUGH_ABOVE = 28
+_PHASE_LINES = 3
+_VALUE_WIDTH = 10
+_RECENT_STEPS = 20
+_RANK_WIDTH = 66
+_TIME_WIDTH = 9
+_LEAST_LOG_WIDTH = 2
+
+_STATES = {
+    "waiting": ("○", "yellow"),
+    "live": ("●", "green"),
+    "replay": ("●", "cyan"),
+    "paused": ("‖", "yellow"),
+    "finished": ("✓", "green"),
+    "stopped": ("■", "yellow"),
+    "failed": ("✗", "bold red"),
+    "lost": ("?", "bold red"),
+}
+_PHASE_STYLES = ("yellow", "blue", "cyan", "magenta", "green", "red", "white", "bright_black")
+_LETTERS = {name: name[0] if name != "other" else "." for name in PHASES}
+_KIND_STYLES = {"command": "bold yellow", "end": "bold", "text": "cyan", "output": "dim", "event": ""}
+
+HELP = (
+    ("↑ ↓  k j", "choose a metric, which the chart shows; in the log and here: scroll"),
+    ("PgUp PgDn", "a page up or down"),
+    ("Home End", "the first or the last"),
+    ("Enter", "keep the metric's chart beside those of others, or no longer"),
+    ("/", "find metrics by name; Escape shows all again"),
+    ("s a", "more or less smoothing"),
+    ("x", "chart over batches, samples, epochs, or time"),
+    ("l", "chart with a logarithmic scale, and back"),
+    ("e", "the log of events alone, with the whole of its lines, and back"),
+    ("S", "stop the training, after the batch at hand (asks first)"),
+    ("p", "pause the training (asks first), or let it go on"),
+    ("c", "write a checkpoint"),
+    ("q", "quit; the training goes on"),
+    ("Ctrl-L", "draw everything anew"),
+    ("?", "this page, and back"),
+)
+
+
+@dataclass
+class Shown:
+    """What of a view is shown."""
+
+    page: str = "run"
+    """``run``, ``log`` or ``help``."""
+    metric: str | None = None
+    """The metric that is chosen: a chart shows it."""
+    kept: tuple[str, ...] = ()
+    """Further metrics that have charts, as far as there is room."""
+    find: str = ""
+    """What the names of metrics have to contain, in any case."""
+    is_typing: bool = False
+    """Whether :attr:`find` is being typed."""
+    smoothing: float = 0.0
+    axis: Axis = "batch"
+    logarithmic: bool = False
+    scroll: int = 0
+    """Of the log alone: how many lines it is above its end. Of the help: how many lines are above the first."""
+    colors: bool = True
+    commands: bool = False
+    """Whether the training can be commanded."""
+    is_replay: bool = False
+    message: str | None = None
+    """A question, or what became of a command, in the place of the keys."""
+
+
+def frame(view: RunView, shown: Shown, width: int, height: int) -> "list[Text]":
+    """The lines of the whole terminal, none of them wider than it."""
+    lines = [_header(view, shown, width), _progress(view, width)]
+    room = max(height - len(lines) - 1, 0)
+    if shown.page == "help":
+        body = _help(width, shown.scroll, room)
+    elif shown.page == "log":
+        body = [_rule("log", width), *_whole_log(folded(view.log()), shown.scroll, width, room - 1)]
+    elif width >= _WIDE:
+        right = int(width * _RIGHT_SHARE)
+        body = _beside(_left(view, shown, width - right - _GAP, room), _right(view, shown, right, room), width - right)
+    else:
+        body = _stacked(view, shown, width, room)
+    body = body[:room] + [_text()] * (room - len(body))
+    lines = [*lines, *body, _footer(view, shown, width)][:height]
+    for line in lines:
+        line.truncate(width, overflow="crop")
+    return lines
+
+
+def log_rows(height: int) -> int:
+    """How many lines of the log its own page shows."""
+    return max(height - 4, 1)
+
+
+def log_length(entries: Sequence[LogEntry], width: int) -> int:
+    """How many lines the log has on its own page."""
+    return sum(len(_parts(entry, width)) for entry in folded(entries))
+
+
+def metric_groups(view: RunView, shown: Shown) -> dict[str, list[str]]:
+    """The metrics that are looked for, by group, in the order in which they are shown."""
+    wanted = shown.find.lower()
+    found = {group: [name for name in names if wanted in name.lower()] for group, names in view.groups().items()}
+    return {group: names for group, names in found.items() if names}
+
+
+def _text(text: str = "", style: str = "") -> "Text":
+    from rich.text import Text
+
+    return Text(one_line(text) if text.strip() else text, style)
+
+
+def _header(view: RunView, shown: Shown, width: int) -> "Text":
+    status = view.status
+    if status == "live" and shown.is_replay:
+        status = "replay"
+    sign, style = _STATES[status]
+    line = _text()
+    line.append(f"{sign} {status}", style)
+    line.append(f"  {one_line(view.run_name)}", "bold")
+    if view.attempt > 1:
+        line.append(f"  attempt {view.attempt}", "dim")
+    if view.error or view.reason:
+        line.append(f"  {one_line(view.error or view.reason or '')}", "red" if view.error else "yellow")
+        line.truncate(width, overflow="ellipsis")
+        return line
+    progress = view.progress()
+    parts = [f"epoch {progress.epoch}", f"batch {progress.batch}", duration(progress.elapsed)]
+    return _spread(line, _text("  ".join(parts)), width)
+
+
+def _progress(view: RunView, width: int) -> "Text":
+    progress = view.progress()
+    if progress.fraction is None:
+        rest = "no end is known" if progress.max_duration is None else f"of {progress.max_duration}"
+        return _text(f"{progress.sample} samples, {rest}", "dim")
+    goes_on = view.status in ("live", "paused") and progress.seconds_left
+    left = f"  {duration(progress.seconds_left)} left" if goes_on else ""
+    # The state's line has no room for it beside a reason.
+    batch = f" batch {progress.batch}," if view.error or view.reason else ""
+    told = f"{batch} {progress.fraction:4.0%} of {progress.max_duration}{left}"
+    bar = max(width - len(told), 0)
+    full = int(progress.fraction * bar)
+    line = _text()
+    line.append("━" * full, "green")
+    line.append("─" * (bar - full), "dim")
+    line.append(told)
+    return line
+
+
+def _stacked(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
+    """Everything in one column: what is worth the most stays when there is little room."""
+    below = _phases(view, shown, width) + _ranks(view.ranks(), width, 4)
+    if room < len(below) + _LEAST_ABOVE:
+        below = below[:_PHASE_LINES] if room >= _PHASE_LINES + _LEAST_ABOVE else []
+    entries = folded(view.log())
+    # A chart need not become any higher than it is in a usual terminal; a log is the better the more it shows.
+    log_room = min(max((room - len(below)) // 4, room - len(below) - _ENOUGH_ABOVE), len(entries))
+    log = [_rule("log", width), *_log(entries, width, log_room)] if log_room > 0 else []
+    return [*_left(view, shown, width, room - len(below) - len(log)), *below, *log]
+
+
+def _left(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
+    """The chart, and below it as many metrics as there is room for, but at least as much as the chart has."""
+    groups = metric_groups(view, shown)
+    names = [name for group in groups.values() for name in group]
+    if not names:
+        empty = f"no metric is called '{shown.find}'" if shown.find else "nothing has been logged yet"
+        return [_rule("metrics", width), _text(empty, "dim"), *[_text()] * max(room - 2, 0)]
+    chosen = shown.metric if shown.metric in names else names[0]
+    rows = len(names) + len(groups) + bool(shown.find)
+    chart_height = max(room - rows, room // 2) if room >= _LEAST_WITH_CHART else 0
+    lines = _charts(view, chosen, shown, width, chart_height) if chart_height else []
+    if shown.find and room - len(lines) > 1:
+        found = f"{len(names)} of {len(view.names())} metrics with '{shown.find}': Escape shows all"
+        lines.append(_text(found, "yellow"))
+    lines += _metrics(view, groups, chosen, shown.kept, width, room - len(lines))
+    return lines + [_text()] * (room - len(lines))
+
+
+def _charts(view: RunView, chosen: str, shown: Shown, width: int, height: int) -> "list[Text]":
+    """The chosen metric's chart below those that are kept, as many as there is room for."""
+    known = set(view.names())
+    kept = [name for name in shown.kept if name in known and name != chosen]
+    kept = kept[: max(height // _LEAST_CHART - 1, 0)]
+    lines: list[Text] = []
+    for place, name in enumerate([*kept, chosen]):
+        # What does not divide evenly goes to the chosen one, which comes last.
+        left = len(kept) + 1 - place
+        lines += _chart(view, name, shown, width, (height - len(lines)) // left)
+    return lines
+
+
+def _right(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
+    above = _phases(view, shown, width) + _ranks(view.ranks(), width, max(room // 3, 3))
+    return [*above, _rule("log", width), *_log(folded(view.log()), width, room - len(above) - 1)]
+
+
+def _chart(view: RunView, name: str, shown: Shown, width: int, height: int) -> "list[Text]":
+    series = view.series(name)
+    points = smoothed(series.points(shown.axis, width=2 * width), shown.smoothing)
+    title = f"{name}  {number(series.last)}"
+    if points.not_finite:
+        x, value = points.not_finite[0]
+        # A batch's own values stand at the number of batches that were trained before it.
+        place = "step" if shown.axis == "batch" else shown.axis
+        title += f"  {number(value)} at {place} {number(x)}"
+    scale = f"over {shown.axis}"
+    logarithmic = shown.logarithmic and has_logarithm(points)
+    if shown.smoothing:
+        scale = f"smoothed {shown.smoothing:g} {scale}"
+    if shown.logarithmic:
+        scale = f"log scale {scale}" if logarithmic else f"no logarithm of 0 and less, {scale}"
+    return [_rule(title, width, scale), *chart(points, width, height - 1, logarithmic)]
+
+
+def _metrics(
+    view: RunView, groups: dict[str, list[str]], chosen: str, kept: Sequence[str], width: int, room: int
+) -> "list[Text]":
+    """A line for each metric, under a line for its group; those around the chosen one. Where there are more above or
+    below, a line says how many."""
+    from rich.text import Text
+
+    rows: list[tuple[str, str | None]] = []
+    for group, names in groups.items():
+        rows.append((group or "metrics", None))
+        rows += [(name if group in ("", "lr") else name.rpartition("/")[2], name) for name in names]
+    place = next(place for place, (_, name) in enumerate(rows) if name == chosen)
+    if room == _LEAST_WITH_MORE - 1 and len(rows) > room:
+        # No room for both directions.
+        others = rows[:place] + rows[place + 1 :]
+        return [*_metrics(view, groups, chosen, kept, width, 1), _more(others, "↑ ↓")]
+    begin = min(max(place - room // 2, 0), max(len(rows) - room, 0))
+    if begin == place and rows[place - 1][1] is None and room > 1:
+        begin = max(place - 1, 0)
+    label_width = min(max(len(label) for label, name in rows if name) + 1, max(width // 3, 8))
+    curve = width - label_width - _VALUE_WIDTH - 4
+    lines = []
+    above, rest = rows[:begin], rows[begin + max(room, 0) :]
+    for label, name in rows[begin : begin + max(room, 0)]:
+        if name is None:
+            lines.append(_text(label, "dim"))
+            continue
+        series, line = view.series(name), Text()
+        is_chosen = name == chosen
+        line.append(f"{'•' if name in kept else ' '}{'▸' if is_chosen else ' '}", "bold cyan")
+        line.append(_fitted(label, label_width), "bold" if is_chosen else "")
+        value = series.last
+        odd = value is not None and value - value != 0
+        line.append(f"{number(value):>{_VALUE_WIDTH}}  ", "bold red" if odd else "bold" if is_chosen else "")
+        if curve >= _LEAST_SPARKLINE:
+            line.append_text(sparkline(series.points(width=curve), curve))
+        lines.append(line)
+    if room >= _LEAST_WITH_MORE:
+        # The line in whose place it stands counts too.
+        if above:
+            lines[0] = _more(rows[: begin + 1], "above: ↑")
+        if rest:
+            lines[-1] = _more(rows[begin + room - 1 :], "below: ↓")
+    return lines
+
+
+def _more(rows: "Sequence[tuple[str, str | None]]", where: str) -> "Text":
+    count = sum(name is not None for _, name in rows)
+    return _text(f"… {count} more {where}, / finds", "dim")
+
+
+def _phases(view: RunView, shown: Shown, width: int) -> "list[Text]":
+    phases = view.phases(width=None)
+    shares = phases.shares(_RECENT_STEPS)
+    if not shares:
+        return []
+    seconds = sum(float(one[-_RECENT_STEPS:].mean()) for one in phases.seconds.values())
+    publishing = view.publishing()
+    cost = ""
+    if publishing.microseconds is not None:
+        cost = f"publishing {publishing.microseconds:.0f} µs, {publishing.share or 0.0:.1%}"
+    device = ", on the GPU" if phases.on_device else ""
+    parts = [(name, shares[name], style) for name, style in zip(PHASES, _PHASE_STYLES, strict=True)]
+    # Without colours the letters tell them apart.
+    bar = stacked_bar([("█" if shown.colors else _LETTERS[name], share, style) for name, share, style in parts], width)
+    legend = _text()
+    for name, share, style in sorted(parts, key=lambda part: -part[1]):
+        if share >= 0.001 and len(legend) + len(name) + 7 <= width:
+            legend.append("■ " if shown.colors else f"{_LETTERS[name]} ", style)
+            legend.append(f"{name} {share:.0%}  ")
+    return [_rule(f"step  {_seconds(seconds)}{device}", width, cost), bar, legend]
+
+
+def _ranks(ranks: Sequence[RankView], width: int, most: int) -> "list[Text]":
+    if len(ranks) < 2:
+        return []
+    slow = straggler(ranks)
+    shown = sorted(ranks, key=lambda one: (-(one.last_share or 0.0), one.rank))[:most] if len(ranks) > most else ranks
+    title = f"{len(ranks)} ranks" + ("" if slow is None else f"  the others wait for rank {slow.rank}")
+    lines = [_rule(title, width)]
+    for one in shown:
+        speed = "-" if one.seconds_per_batch is None else _seconds(one.seconds_per_batch)
+        if width < _RANK_WIDTH:
+            text = f"rank {one.rank:<2}{one.batch:>8}{speed:>9}"
+        else:
+            text = f"rank {one.rank:<4} batch {one.batch:<8} {f'{speed} a batch':<18}"
+        if one.last_share is not None:
+            text += f" last {one.last_share:4.0%}, {_seconds(one.late or 0.0)} late"
+        if one.behind:
+            text += f"  {one.behind} behind"
+        lines.append(_text(text, "bold red" if slow is not None and one.rank == slow.rank else ""))
+    if len(ranks) > most:
+        lines.append(_text(f"and {len(ranks) - most} more, which arrive earlier", "dim"))
+    return lines
+
+
+def _log(entries: Sequence[LogEntry], width: int, room: int) -> "list[Text]":
+    """The last entries, a line for each."""
+    lines = [_log_line(entry, one_line(entry.text), True) for entry in entries[-room:]] if room > 0 else []
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines
+
+
+def _whole_log(entries: Sequence[LogEntry], scroll: int, width: int, room: int) -> "list[Text]":
+    """Lines of the log that are so far above its end; what is too long for one goes on in the next."""
+    rows: list[tuple[LogEntry, str, bool]] = []
+    for entry in reversed(entries):
+        if len(rows) >= scroll + room:
+            break
+        parts = _parts(entry, width)
+        rows += [(entry, part, place == 0) for place, part in reversed(list(enumerate(parts)))]
+    rows.reverse()
+    end = max(len(rows) - scroll, min(room, len(rows)))
+    return [_log_line(*row) for row in rows[max(end - max(room, 0), 0) : end]]
+
+
+def _parts(entry: LogEntry, width: int) -> list[str]:
+    """The text of an entry in parts that fit behind the time."""
+    from rich.cells import chop_cells
+
+    return chop_cells(one_line(entry.text), max(width - _TIME_WIDTH, _LEAST_LOG_WIDTH)) or [""]
+
+
+def _log_line(entry: LogEntry, text: str, is_first: bool) -> "Text":
+    line = _text()
+    line.append(time.strftime("%H:%M:%S ", time.localtime(entry.time)) if is_first else " " * _TIME_WIDTH, "dim")
+    line.append(text, _KIND_STYLES.get(entry.kind, ""))
+    return line
+
+
+def _help(width: int, scroll: int, room: int) -> "list[Text]":
+    lines = []
+    for keys, meaning in HELP:
+        line = _text()
+        line.append(f" {keys:<11}", "bold")
+        line.append(meaning)
+        lines.append(line)
+    lines += [_text(), _text("! in a curve: a value there is NaN or infinite", "dim")]
+    most = max(len(lines) - max(room - 1, 0), 0)
+    first = min(scroll, most)
+    more = f"{most - first} more lines below: ↓" if most > first else "" if not most else "↑"
+    return [_rule("keys", width, more), *lines[first:]]
+
+
+def _footer(view: RunView, shown: Shown, width: int) -> "Text":
+    if shown.is_typing or shown.message is not None:
+        asked = f"find: {shown.find}▏ Enter keeps it, Escape shows all" if shown.is_typing else shown.message
+        message = _text(asked or "", "reverse")
+        message.truncate(width, overflow="ellipsis")
+        return message
+    keys = ["q quit", "? help", "↑↓ metric", "/ find", "e log"]
+    if shown.commands and view.status in ("waiting", "live", "paused"):
+        keys += ["S stop", "p pause", "c checkpoint"]
+    line = _text()
+    for text in keys:
+        if len(line) + len(text) + 2 > width:
+            break
+        key, _, meaning = text.partition(" ")
+        line.append(key, "bold")
+        line.append(f" {meaning}  ", "dim")
+    return line
+
+
+def _rule(title: str, width: int, right: str = "") -> "Text":
+    """A line with a title at its left, and more at its right where there is room."""
+    title = one_line(title)
+    line = _text()
+    line.append("── ", "dim")
+    line.append(title, "bold")
+    right = right if line.cell_len + len(right) + 9 <= width else ""
+    rest = width - line.cell_len - 1 - (len(right) + 2 if right else 0)
+    line.append(f" {'─' * max(rest, 0)}", "dim")
+    if right:
+        line.append(f" {right} ")
+    return line
+
+
+def _spread(left: "Text", right: "Text", width: int) -> "Text":
+    blank = width - left.cell_len - right.cell_len
+    if blank < 1:
+        return left
+    left.append(" " * blank)
+    return left.append_text(right)
+
+
+def _beside(left: "list[Text]", right: "list[Text]", column: int) -> "list[Text]":
+    lines = []
+    for place in range(max(len(left), len(right))):
+        line = left[place] if place < len(left) else _text()
+        line.truncate(column - _GAP, overflow="crop")
+        line.append(" " * (column - line.cell_len))
+        lines.append(line.append_text(right[place]) if place < len(right) else line)
+    return lines
+
+
+def _fitted(name: str, width: int) -> str:
+    """A name in so many columns of the terminal: its end tells more than its beginning."""
+    from rich.cells import cell_len, set_cell_size
+
+    name = one_line(name)
+    if cell_len(name) >= width:
+        while name and cell_len(name) > width - 2:
+            name = name[1:]
+        name = f"…{name}"
+    return set_cell_size(name, width)
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"

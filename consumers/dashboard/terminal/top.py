@@ -1,0 +1,110 @@
+"""The dashboard in a terminal."""
+
+from collections.abc import Collection, Sequence
+from typing import ClassVar
+
+from bus.protocol.order import Ending
+from bus.protocol.snapshot import Snapshot
+from bus.types.demand import BASE_EVENTS, Demand
+from bus.types.event import Event
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger, LoggerDestination, RunPlace
+from consumers.dashboard.terminal.display import Display
+from consumers.dashboard.terminal.screen import require_terminal
+from consumers.dashboard.view.feed import ViewDestination, view_demand
+from consumers.dashboard.view.run_view import RunView
+
+__all__ = ["Top"]
+
+
+class Top(Callback):
+    """Shows a run in the terminal: state, progress, metrics, the phases of its steps, ranks, and what happens.
+
+    Keys choose what is shown, command the training (stop, pause, checkpoint), and quit, which leaves the training
+    alone; ``?`` shows them. When the run has ended it stays until ``q``. It takes the whole terminal: what else the
+    consumer prints stands in its log, and in the terminal when that is given back.
+
+    ``every`` is the interval, in batches, at which the phases are measured. Where there is no terminal, the command
+    ends with :class:`bus.errors.ConfigurationError`.
+    """
+
+    all_ranks: ClassVar[bool] = True
+    own_cursor: ClassVar[bool] = True
+    owns_terminal: ClassVar[bool] = True
+    fields: ClassVar[Collection[str]] = ("phases",)
+    every: ClassVar[int | str] = 10
+
+    def __init__(self, every: int = 10) -> None:
+        self._demand = view_demand(every)
+        self._view: RunView | None = None
+        self._display: Display | None = None
+        self._stays = False
+
+    def wanted_events(self) -> set[Event]:
+        """The events that are published in any case."""
+        return set(BASE_EVENTS)
+
+    def demand(self) -> Demand:
+        """Those events, and the phases of some batches."""
+        return self._demand
+
+    def check(self) -> None:
+        """Says what to use instead where there is no terminal."""
+        require_terminal()
+
+    def destinations(self) -> Sequence[LoggerDestination]:
+        """What hands on what other callbacks log, and takes the terminal when the run is known."""
+        self._view = RunView("run")
+        self._display = Display(self._view)
+        return [_TopDestination(self._view, self._display)]
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        """Takes an event into the view."""
+        if self._view is not None and self._display is not None:
+            self._view.see(state)
+            self._display.started.set()
+
+    def run_ended(self, ending: Ending | None) -> None:
+        """Shows how the run ended."""
+        if self._view is not None:
+            self._view.end(ending)
+        self._stays = ending is not None
+
+    def post_close(self) -> None:
+        """Gives the terminal back, unless there is an ended run to be looked at."""
+        display = self._display
+        if display is None:
+            return
+        display.is_over = True
+        if not self._stays or display.left.is_set():
+            display.close()
+            if display.failure is not None:
+                raise display.failure
+
+    def linger(self) -> None:
+        """Stays until ``q``, where there was something to show: a consumer that had handled everything before has
+        nothing."""
+        if self._display is not None and self._stays:
+            try:
+                self._display.left.wait()
+            finally:
+                self._display.close()
+            if self._display.failure is not None:
+                raise self._display.failure
+
+
+class _TopDestination(ViewDestination):
+    """Opens the display with the run."""
+
+    def __init__(self, view: RunView, display: Display) -> None:
+        super().__init__(view)
+        self._display = display
+
+    def check(self) -> None:
+        """Says what to use instead where there is no terminal."""
+        require_terminal()
+
+    def open(self, place: RunPlace) -> None:
+        """Begins to draw."""
+        super().open(place)
+        self._display.open(place)

@@ -1,0 +1,86 @@
+"""What happened in a run, as lines for people."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from consumers.loggers.console import format_value
+
+__all__ = ["LogEntry", "RunLog", "event_text", "folded"]
+
+_OTHERS = {
+    Event.INIT: "the trainer is set up",
+    Event.PREDICT_START: "prediction begins",
+    Event.PREDICT_END: "prediction is through",
+    Event.EVAL_STANDALONE_START: "evaluation alone begins",
+    Event.EVAL_STANDALONE_END: "evaluation alone is through",
+}
+
+
+class LogEntry(NamedTuple):
+    """One line."""
+
+    number: int
+    """Counts the lines of a run from 1."""
+    time: float
+    """When it happened: seconds since 1970, UTC."""
+    rank: int
+    kind: str
+    """``event``, ``begin`` (of an evaluation, whose end follows as an event), ``command``, ``text``, ``end``, ``note``
+    or ``output``."""
+    text: str
+
+
+class RunLog:
+    """The last 2,000 lines."""
+
+    MAX_LINES = 2000
+
+    def __init__(self) -> None:
+        self._entries: deque[LogEntry] = deque(maxlen=self.MAX_LINES)
+        self._count = 0
+
+    def add(self, time: float, rank: int, kind: str, text: str) -> None:
+        """Takes a line."""
+        self._count += 1
+        self._entries.append(LogEntry(self._count, time, rank, kind, " ".join(text.split())))
+
+    def after(self, number: int) -> list[LogEntry]:
+        """The lines with higher numbers."""
+        new = min(self._count - number, len(self._entries))
+        return [self._entries[place] for place in range(-new, 0)] if new > 0 else []
+
+
+def folded(entries: Sequence[LogEntry]) -> list[LogEntry]:
+    """The lines without those that an evaluation begins, but for one that is going on."""
+    last = max((place for place, entry in enumerate(entries) if entry.kind in ("event", "end")), default=-1)
+    return [entry for place, entry in enumerate(entries) if entry.kind != "begin" or place > last]
+
+
+def event_text(state: Snapshot) -> str | None:
+    """A line about an event; ``None`` for those that come too often, or say nothing to people."""
+    event = state.event
+    _, epoch, batch, *_ = state.timestamp.values
+    if event is Event.FIT_START:
+        longest = state.fields.get("max_duration")
+        return (
+            f"training begins{f', to go on for {longest}' if longest else ''}{f', at batch {batch}' if batch else ''}"
+        )
+    if event is Event.EPOCH_START:
+        return f"epoch {epoch} begins"
+    if event is Event.EVAL_START:
+        return f"evaluation '{state.dataloader_label}' begins"
+    if event is Event.EVAL_END:
+        label = state.dataloader_label
+        return f"evaluation '{label}': {_in_words(state.fields.get('eval_metrics'), label) or 'no metrics'}"
+    if event is Event.FIT_END:
+        return f"training is through at batch {batch}"
+    return _OTHERS.get(event)
+
+
+def _in_words(metrics: Any, label: str | None) -> str:
+    values = metrics.get(label) if isinstance(metrics, Mapping) else None
+    plain = values.items() if isinstance(values, Mapping) else ()
+    return ", ".join(f"{name} {format_value(value)}" for name, value in plain if isinstance(value, float | int | str))

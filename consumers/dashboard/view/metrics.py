@@ -1,0 +1,207 @@
+"""The metrics of a run as series, taken from its events and from what callbacks log."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bus.protocol.frames import EventBody
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from consumers.api.logger import Row
+from consumers.callbacks.peak_flops import peak_flops
+from consumers.dashboard.view.series import Clock, Series, Table
+
+if TYPE_CHECKING:
+    from consumers.dashboard.view.series import Floats
+
+__all__ = ["MAX_POINTS", "MAX_SERIES", "SPEED_WINDOW", "Metrics"]
+
+MAX_POINTS = 8_000_000
+"""Of all series together, at 16 bytes each; when there are more, the longest is thinned."""
+
+MAX_SERIES = 2_000
+"""What comes under a further name is left out."""
+
+SPEED_WINDOW = 100
+"""Over so many batches throughput is measured, as by :class:`~consumers.callbacks.SpeedMonitor`."""
+
+_SETTLE_EVERY = 4096
+_NAN = float("nan")
+_BATCH, _SAMPLE, _TOKEN, _TRAINED, _FLOPS = 0, 1, 4, 5, 6
+_CLOCK_COLUMNS = 4
+
+
+class Metrics:
+    """Takes in what belongs to the first rank. Whoever calls it holds the lock that its series share."""
+
+    def __init__(self, lock: "threading.RLock") -> None:
+        self.series: dict[str, Series] = {}
+        self.clock = Clock()
+        self.first_left_out: str | None = None
+        """The first name for which there was no room."""
+        self._lock = lock
+        self._loss: Series | None = None
+        self._rates: dict[Any, list[Series]] = {}
+        # Of each batch: batch, samples, epochs, seconds since the start; tokens, microseconds of training, FLOPs.
+        self._batches = Table(7)
+        self._appends = tuple(self._batches.appends)
+        # Those rows of the batches that throughput still reaches back to.
+        self._window: Floats | None = None
+        self._last: EventBody | None = None
+        self._unsettled = 0
+
+    def batch_end(self, body: EventBody, seconds: float) -> None:
+        """Takes a batch in that ended so many seconds after the run's start."""
+        timestamp, fields, context = body.timestamp, body.fields, body.context
+        batch = timestamp[2]
+        length = fields["dataloader_len"] if "dataloader_len" in fields else context.get("dataloader_len")
+        add_batch, add_sample, add_epoch, add_seconds, add_token, add_trained, add_flops = self._appends
+        add_batch(batch)
+        add_sample(timestamp[3])
+        add_epoch(timestamp[1] + timestamp[7] / length if length.__class__ is int and length > 0 else timestamp[1])
+        add_seconds(seconds)
+        add_token(timestamp[4])
+        add_trained(timestamp[10])
+        flops = fields.get("flops_per_batch")
+        add_flops(flops if flops.__class__ is float else _NAN)
+        step = batch if body.previous is None else body.previous[2]
+        try:
+            # The value first, which may be refused.
+            self._loss.append_value(fields["loss"])  # type: ignore[union-attr]
+            self._loss.append_step(step)  # type: ignore[union-attr]
+        except (AttributeError, KeyError, TypeError):
+            self._take_loss(step, fields.get("loss"))
+        rates_of = fields.get("lr")
+        for optimizer, rates in rates_of.items() if rates_of.__class__ is dict else ():
+            try:
+                for series, rate in zip(self._rates[optimizer], rates, strict=True):
+                    series.append_value(rate)
+                    series.append_step(batch)
+            except (KeyError, TypeError, ValueError):
+                self._take_rates(optimizer, rates, batch)
+        if "losses" in fields:
+            self._take("loss/train/", fields["losses"], step)
+        if "train_metrics" in fields:
+            self._take("metrics/train/", fields["train_metrics"], step)
+        self._last = body
+        self._unsettled += 1
+        if self._unsettled >= _SETTLE_EVERY:
+            self.settle()
+
+    def event(self, state: Snapshot, seconds: float) -> None:
+        """Takes an event in that is no end of a batch."""
+        body, event = state._body, state.event
+        batch = body.timestamp[2]
+        if event is Event.FIT_START and not len(self.clock):
+            import numpy as np
+
+            self.clock.extend(np.array([[batch, body.timestamp[3], body.timestamp[1], seconds]], dtype=np.float64))
+        elif event is Event.EPOCH_END:
+            self._take("metrics/train/", body.fields.get("train_metrics"), batch)
+        elif event is Event.EVAL_END:
+            label, metrics = state.dataloader_label, body.fields.get("eval_metrics")
+            if label is not None and isinstance(metrics, Mapping):
+                self._take(f"metrics/{label}/", metrics.get(label), batch)
+
+    def logged(self, field: Any) -> None:
+        """Takes the field ``logged``: what algorithms logged, by step."""
+        for entry in field if isinstance(field, list) else ():
+            if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int):
+                self._take("", entry[1], entry[0])
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Takes what callbacks logged."""
+        for row in rows:
+            for name, value in row.metrics.items():
+                if not isinstance(value, str):
+                    self._append(name, row.step, value)
+        self._unsettled += len(rows)
+        if self._unsettled >= _SETTLE_EVERY:
+            self.settle()
+
+    def settle(self) -> None:
+        """Works out what was put off, and keeps everything within its size."""
+        self._unsettled = 0
+        self._settle_batches()
+        while sum(len(one.settle()) for one in self.series.values()) > MAX_POINTS:
+            max(self.series.values(), key=len).thin()
+
+    def _take_loss(self, step: int, loss: Any) -> None:
+        for name, value in _numbers("loss/train/total", loss):
+            self._append(name, step, value)
+        self._loss = self.series.get("loss/train/total")
+
+    def _take_rates(self, optimizer: Any, rates: Any, batch: int) -> None:
+        """Takes the rates of an optimizer that is new, or whose groups have become others."""
+        names = [f"lr-{optimizer}/group{group}" for group in range(len(rates))] if isinstance(rates, list) else []
+        for place, name in enumerate(names):
+            for part, value in _numbers(name, rates[place]):
+                self._append(part, batch, value)
+        self._rates[optimizer] = [series for name in names if (series := self.series.get(name)) is not None]
+
+    def _take(self, prefix: str, values: Any, step: int) -> None:
+        for name, value in _numbers("", values) if isinstance(values, Mapping) else ():
+            self._append(prefix + name, step, value)
+
+    def _append(self, name: str, step: int, value: float) -> None:
+        series = self._find(name)
+        if series is not None:
+            series.append(step, value)
+
+    def _find(self, name: str) -> Series | None:
+        found = self.series.get(name)
+        if found is None:
+            if len(self.series) >= MAX_SERIES:
+                self.first_left_out = self.first_left_out or name
+                return None
+            found = self.series[name] = Series(name, self.clock, self._lock, self._settle_batches)
+        return found
+
+    def _settle_batches(self) -> None:
+        import numpy as np
+
+        if not self._batches.gathered:
+            return
+        rows = self._batches.take_gathered()
+        self.clock.extend(rows[:, :_CLOCK_COLUMNS])
+        window = rows if self._window is None else np.concatenate([self._window, rows])
+        self._measure_speed(window)
+        self._window = window[-SPEED_WINDOW:].copy()
+
+    def _measure_speed(self, rows: "Floats") -> None:
+        """Throughput at each row that has a whole window before it, see :class:`~consumers.callbacks.SpeedMonitor`."""
+        import numpy as np
+
+        now, before = rows[SPEED_WINDOW:], rows[:-SPEED_WINDOW]
+        elapsed = now[:, _TRAINED] / 1e6 - before[:, _TRAINED] / 1e6
+        good = elapsed > 0
+        if not good.any():
+            return
+        steps, elapsed = now[good, _BATCH], elapsed[good]
+
+        def extend(name: str, amounts: Any, chosen: Any = slice(None)) -> None:
+            series = self._find(f"throughput/{name}")
+            if series is not None:
+                series.extend(np.column_stack([steps, amounts / elapsed])[chosen])
+
+        extend("batches_per_sec", SPEED_WINDOW)
+        extend("samples_per_sec", (now[:, _SAMPLE] - before[:, _SAMPLE])[good])
+        tokens = (now[:, _TOKEN] - before[:, _TOKEN])[good]
+        if tokens.any():
+            extend("tokens_per_sec", tokens, tokens > 0)
+        flops = np.lib.stride_tricks.sliding_window_view(rows[1:, _FLOPS], SPEED_WINDOW).sum(axis=1)[good]
+        if self._last is not None and not np.isnan(flops).all():
+            context = {**self._last.context, **self._last.fields}
+            extend("flops_per_sec", flops, ~np.isnan(flops))
+            peak = peak_flops(context.get("device_name"), context.get("precision"))
+            if peak:
+                extend("device/mfu", flops / (context.get("world_size") or 1) / peak, ~np.isnan(flops))
+
+
+def _numbers(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
+    """The numbers in a value, which may be a map or list of such, each with the name that says where it is in there."""
+    if isinstance(value, float | int):
+        yield prefix, float(value)
+    elif isinstance(value, Mapping | list):
+        for part, one in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _numbers(f"{prefix}/{part}" if prefix else str(part), one)

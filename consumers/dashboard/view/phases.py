@@ -1,0 +1,117 @@
+"""Where a step's time goes."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from consumers.dashboard.view.series import Table
+
+if TYPE_CHECKING:
+    from consumers.dashboard.view.series import Floats
+
+__all__ = ["PHASES", "PhaseView", "Phases", "PublishingView"]
+
+PHASES = ("data", "forward", "loss", "backward", "optimizer", "publishing", "evaluation", "other")
+"""The parts of a step, in the order in which they come; ``other`` is what nothing accounts for."""
+
+_PLACES = {name: place for place, name in enumerate(PHASES)}
+_EVALUATION = _PLACES["evaluation"]
+_OTHER = _PLACES["other"]
+_PUBLISHING = _PLACES["publishing"]
+
+
+class PhaseView(NamedTuple):
+    """Seconds of each phase, for the batches of a rank that were measured."""
+
+    batches: "Floats"
+    """How many batches were trained at the end of each; of several that are shown as one, the last."""
+    seconds: "dict[str, Floats]"
+    """Name of a phase to the seconds that it took in each of the batches; of several shown as one, the mean."""
+    on_device: bool
+    """Whether forward to optimizer were measured on the GPU."""
+
+    def shares(self, last: int | None = None) -> dict[str, float]:
+        """Which part of the time each phase took, in the last so many rows; they add up to 1. Empty without rows."""
+        sums = {name: float(one[-last:].sum() if last else one.sum()) for name, one in self.seconds.items()}
+        total = sum(sums.values())
+        return {name: one / total for name, one in sums.items()} if total > 0 else {}
+
+
+class PublishingView(NamedTuple):
+    """What publishing costs the training thread: the median of what the batches that were measured last tell of
+    themselves and those before them."""
+
+    microseconds: float | None
+    """A batch; ``None`` before anything was measured."""
+    share: float | None
+    """Of the time of a step, from 0 to 1."""
+
+
+class Phases:
+    """The phases of the batches of one rank, as far as they were measured. Over 262,144 of them it forgets every second
+    one."""
+
+    MAX_ROWS = 1 << 18
+    RECENT = 20
+
+    def __init__(self) -> None:
+        self._table = Table(1 + len(PHASES))
+        self.on_device = False
+        self._evaluation = 0.0
+        self._last_batch: int | None = None
+
+    def see(self, batch: int, ended_ns: int, field: Any, trained_ns: int = 0) -> None:
+        """Takes the field ``phases`` of a batch; ``trained_ns`` is how far it took the training's own clock, which
+        stands still in a pause, where that is told. Of what is not in the field's form, nothing."""
+        try:
+            began, spans = field["began"], field["spans"]
+            row = [float(batch)] + [0.0] * len(PHASES)
+            for phase, _, duration in spans:
+                row[1 + _PLACES.get(phase, _OTHER)] += duration / 1e9
+            passed_ns = ended_ns - began
+            step_ns = min(passed_ns, trained_ns) if trained_ns else passed_ns
+            row[1 + _OTHER] += max(step_ns / 1e9 - sum(row[1:]), 0.0)
+            if "publishing" in field:
+                # Batches that are measured publish more than others do: what is told of all of them is a usual one's.
+                nanoseconds, batches = field["publishing"]
+                row[1 + _PUBLISHING] = nanoseconds / batches / 1e9
+        except (TypeError, KeyError, ValueError, ZeroDivisionError):
+            return
+        if self._last_batch is not None:
+            row[1 + _EVALUATION] = self._evaluation / max(batch - self._last_batch, 1)
+        self._evaluation, self._last_batch = 0.0, batch
+        self.on_device = bool(field.get("device"))
+        for append, number in zip(self._table.appends, row, strict=True):
+            append(number)
+        if len(self._table) > self.MAX_ROWS:
+            self._table.replace(self._table.rows()[1::2])
+
+    def add_evaluation(self, seconds: float) -> None:
+        """Takes the time of an evaluation. The batch that is measured next counts it, divided by the number of batches
+        since the one that was measured before: only some batches are measured, but every evaluation is."""
+        self._evaluation += seconds
+
+    def view(self, width: int | None = None) -> PhaseView:
+        """All rows; or so many at most, each the mean of several."""
+        rows = self._table.rows()
+        if width is not None and len(rows) > width:
+            import numpy as np
+
+            starts = np.unique(np.linspace(0, len(rows), width, endpoint=False).astype(np.intp))
+            counts = np.diff(starts, append=len(rows))
+            means = np.add.reduceat(rows, starts, axis=0) / counts[:, None]
+            means[:, 0] = rows[starts + counts - 1, 0]
+            rows = means
+        return PhaseView(
+            rows[:, 0].copy(), {name: rows[:, 1 + place].copy() for name, place in _PLACES.items()}, self.on_device
+        )
+
+    def publishing(self) -> PublishingView:
+        """What publishing costs."""
+        rows = self._table.rows()[-self.RECENT :, 1:]
+        if not len(rows):
+            return PublishingView(None, None)
+        import numpy as np
+
+        spent, step = rows[:, _PUBLISHING], rows.sum(axis=1) - rows[:, _EVALUATION]
+        # Of a thread that is not let run for a while the time is lost in whatever it was at: the mean would be of that.
+        share = float(np.median(spent / step)) if (step > 0).all() else None
+        return PublishingView(float(np.median(spent)) * 1e6, share)

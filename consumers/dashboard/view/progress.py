@@ -1,0 +1,102 @@
+"""How far a run is and how long it will still take."""
+
+from typing import NamedTuple
+
+from bus.errors import OffloopError
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from bus.types.timestamp import TimeUnit
+from consumers.api.logger import Logger
+from consumers.callbacks.runtime_estimator import RuntimeEstimator
+
+__all__ = ["Progress", "ProgressView"]
+
+
+class ProgressView(NamedTuple):
+    """How far a run is."""
+
+    epoch: int
+    batch: int
+    sample: int
+    token: int
+    elapsed: float
+    """Seconds from the first event to the last one."""
+    fraction: float | None
+    """Which part of the training is over, from 0 to 1; ``None`` where nobody has said how long it is to be."""
+    seconds_left: float | None
+    """How many seconds it will take from the last event on; ``None`` while nothing says it."""
+    max_duration: str | None
+    """How long the training was planned to be, such as ``90ep``; a training that was stopped has reached less."""
+
+
+class Progress:
+    """Follows a run. What is left is what :class:`~consumers.callbacks.RuntimeEstimator` says."""
+
+    _WARM_UP_BATCHES = 1
+
+    def __init__(self) -> None:
+        self.first_ns: int | None = None
+        self.last: Snapshot | None = None
+        self._batch: Snapshot | None = None
+        self._estimator = RuntimeEstimator(self._WARM_UP_BATCHES, "seconds")
+        self._batches = 0
+        self._is_through = False
+
+    def batch_end(self, state: Snapshot) -> None:
+        """Takes the end of a batch of the first rank in."""
+        if self.first_ns is None:
+            self.first_ns = state.time_ns
+        self.last = self._batch = state
+        self._batches += 1
+        if self._batches <= self._WARM_UP_BATCHES + 1:
+            self._estimate()
+
+    def event(self, state: Snapshot) -> None:
+        """Takes another event of the first rank in."""
+        if self.first_ns is None:
+            self.first_ns = state.time_ns
+        self.last = state
+        if state.event in (Event.FIT_START, Event.FIT_END):
+            self._is_through = state.event is Event.FIT_END
+        elif state.event is Event.EVAL_END:
+            self._estimator.eval_end(state, Logger())
+
+    def view(self) -> ProgressView:
+        """Where it stands."""
+        last = self.last
+        if last is None or self.first_ns is None:
+            return ProgressView(0, 0, 0, 0, 0.0, None, None, None)
+        _, epoch, batch, sample, token, *_ = last.timestamp.values
+        fraction = _fraction(last)
+        left = 0.0 if self._is_through else None
+        if left is None and fraction is not None and self._batches > self._WARM_UP_BATCHES + 1:
+            left = self._estimate()
+        elapsed = (last.time_ns - self.first_ns) / 1e9
+        longest = last.planned_duration
+        return ProgressView(
+            epoch, batch, sample, token, elapsed, fraction, left, None if longest is None else str(longest)
+        )
+
+    def _estimate(self) -> float | None:
+        """Seconds left, told by the estimator about the last batch; its first ones make it set its clock."""
+        if self._batch is None or self._batch.max_duration is None:
+            return None
+        logger = Logger()
+        logger.begin(self._batch)
+        self._estimator.batch_end(self._batch, logger)
+        values = [value for row in logger.take_rows(self._batch) for value in row.metrics.values()]
+        return max(float(values[0]), 0.0) if values else None
+
+
+def _fraction(state: Snapshot) -> float | None:
+    try:
+        longest = state.planned_duration
+    except OffloopError:
+        return None
+    if longest is None:
+        return None
+    done = float(state.timestamp.get(longest.unit).value)
+    length = state.dataloader_len
+    if longest.unit is TimeUnit.EPOCH and length and not state.event.is_eval:
+        done += min(state.timestamp.values[7] / length, 1.0)
+    return min(done / longest.value, 1.0) if longest.value else 1.0

@@ -1,0 +1,299 @@
+"""What is known of one attempt of a run: the model that dashboards draw from.
+
+Whoever reads the stream feeds it with events, and with what callbacks log; dashboards ask it for what they draw.
+"""
+
+import importlib.util
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bus.errors import ConfigurationError
+from bus.protocol.order import Ending
+from bus.protocol.snapshot import Snapshot
+from bus.types.commands import Outcome
+from bus.types.event import Event
+from bus.types.hyperparameters import MOST
+from consumers.api.logger import Images, Row, Text
+from consumers.dashboard.view.log import LogEntry, RunLog, event_text
+from consumers.dashboard.view.metrics import MAX_POINTS, MAX_SERIES, Metrics
+from consumers.dashboard.view.phases import PHASES, Phases, PhaseView, PublishingView
+from consumers.dashboard.view.progress import Progress, ProgressView
+from consumers.dashboard.view.ranks import Ranks, RankView
+from consumers.dashboard.view.series import Axis, Points, Series
+
+__all__ = [
+    "MAX_IMAGES",
+    "MAX_POINTS",
+    "MAX_SERIES",
+    "PHASES",
+    "Axis",
+    "LogEntry",
+    "PhaseView",
+    "Points",
+    "ProgressView",
+    "PublishingView",
+    "RankView",
+    "RunView",
+    "Series",
+]
+
+MAX_IMAGES = 16
+"""Of so many names the latest images are kept."""
+
+_FIRST_GROUPS = {"loss": 0, "metrics": 1, "lr": 2, "throughput": 3}
+_LAST_GROUP = len(_FIRST_GROUPS) + 1
+_KNOWN_OUTCOMES = 1000
+_BATCH_END = Event.BATCH_END
+_BATCH_WCT = 13
+
+
+class RunView:
+    """Everything that a dashboard shows of one attempt of a run.
+
+    It may be fed and asked from any thread. What it holds is bounded: :data:`MAX_POINTS`, :data:`MAX_SERIES`,
+    :data:`MAX_IMAGES`, 1,000 hyperparameters, the last 2,000 lines of the log.
+
+    Losses, learning rates, metrics and throughput are taken from the events of the first rank, under the names that the
+    callbacks ``metrics``, ``lr`` and ``speed`` give them; what other callbacks log comes through :meth:`take_rows`.
+
+    Raises :class:`bus.errors.ConfigurationError` when numpy is not installed.
+    """
+
+    def __init__(self, run_name: str, attempt: int = 1) -> None:
+        if importlib.util.find_spec("numpy") is None:
+            raise ConfigurationError("a dashboard needs numpy: pip install 'offloop[dashboard]'")
+        self.run_name = run_name
+        self.attempt = attempt
+        self.version = 0
+        """Grows with everything that comes."""
+        self.error: str | None = None
+        """The text of the failure, when the run ended with one."""
+        self.reason: str | None = None
+        """Why the run was stopped, and by whom."""
+        self._status = "waiting"
+        self._lock = threading.RLock()
+        self._metrics = Metrics(self._lock)
+        self._progress = Progress()
+        self._phases: dict[int, Phases] = {}
+        self._ranks = Ranks()
+        self._log = RunLog()
+        self._images: OrderedDict[str, Images] = OrderedDict()
+        self._hyperparameters: dict[str, Any] = {}
+        self._first_ns = 0
+        self._evaluation_began: int | None = None
+        self._paused_at: int | None = None
+        self._said_left_out = False
+        self._read_outcomes: Callable[[], Sequence[Outcome]] = tuple
+        self._outcomes_read = 0
+        self._known_outcomes: deque[str] = deque(maxlen=_KNOWN_OUTCOMES)
+
+    def see(self, state: Snapshot) -> None:
+        """Takes an event of any rank in."""
+        # Straight from the body: the accessors make objects at each call, and a million events are to load in seconds.
+        body = state._body
+        with self._lock:
+            self.version += 1
+            if self._first_ns == 0:
+                self._first_ns = body.time
+            seconds = (body.time - self._first_ns) / 1e9
+            if state.event is _BATCH_END:
+                self._ranks.batch_end(state.rank, body.timestamp[2], body.time)
+                if state.rank == 0:
+                    self._progress.batch_end(state)
+                    self._metrics.batch_end(body, seconds)
+                    if self._status != "live" and (self._paused_at is None or body.timestamp[2] > self._paused_at):
+                        self._go_on()
+                if "phases" in body.fields:
+                    self._see_phases(state)
+            elif state.rank == 0:
+                # Not with every batch, for the sake of speed; these come often enough for a log in order.
+                self._take_outcomes()
+                self._progress.event(state)
+                self._see_event(state, seconds)
+            if state.rank == 0 and "logged" in body.fields:
+                self._metrics.logged(body.fields["logged"])
+
+    def take_rows(self, rows: Sequence[Row]) -> None:
+        """Takes what callbacks logged."""
+        with self._lock:
+            self.version += 1
+            self._metrics.rows(rows)
+
+    def take_images(self, entry: Images) -> None:
+        """Takes images; they replace those of the same name."""
+        with self._lock:
+            self.version += 1
+            self._images[entry.name] = entry
+            self._images.move_to_end(entry.name)
+            if len(self._images) > MAX_IMAGES:
+                self._images.popitem(last=False)
+
+    def take_text(self, entry: Text) -> None:
+        """Takes a text, as a line of the log."""
+        with self._lock:
+            self.version += 1
+            self._log.add(entry.time, 0, "text", f"{entry.name}: {entry.text}")
+
+    def take_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Takes values that describe the run as a whole."""
+        with self._lock:
+            self.version += 1
+            known = self._hyperparameters
+            known.update((name, value) for name, value in hyperparameters.items() if name in known or len(known) < MOST)
+
+    def follow_outcomes(self, read: Callable[[], Sequence[Outcome]]) -> None:
+        """Says where to read what became of the commands that the training was given: all of them so far, in order."""
+        with self._lock:
+            self._read_outcomes = read
+
+    def take_outcome(self, outcome: Outcome) -> None:
+        """Takes what became of a command; once that is known, nothing more of it."""
+        with self._lock:
+            identity = outcome.command.id
+            if identity and identity in self._known_outcomes:
+                return
+            self.version += 1
+            if outcome.event is not None or outcome.error is not None:
+                # Whoever sent it may have stopped waiting before it was answered.
+                self._known_outcomes.append(identity)
+            answered = self._time if outcome.time_ns is None else outcome.time_ns / 1e9
+            self._log.add(answered, 0, "command", outcome.with_reason)
+            if outcome.error is None and outcome.event is not None and self._status in ("waiting", "live", "paused"):
+                if outcome.command.name == "pause":
+                    self._status, self._paused_at = "paused", outcome.batch
+                elif outcome.command.name in ("resume", "stop"):
+                    self._go_on()
+
+    def note(self, kind: str, text: str) -> None:
+        """Adds a line to the log, at the time of the last event."""
+        with self._lock:
+            self.version += 1
+            self._log.add(self._time, 0, kind, text)
+
+    def end(self, ending: Ending | None) -> None:
+        """Takes how the run ended; ``None`` when it goes on and only the watching is over."""
+        with self._lock:
+            self.version += 1
+            self._take_outcomes()
+            if ending is None:
+                return
+            self._status, self.error, self.reason = ending.status, ending.error, ending.reason
+            self._log.add(self._time, 0, "end", f"the run {'was ' if ending.status == 'lost' else ''}{ending}")
+
+    @property
+    def status(self) -> str:
+        """``waiting`` for the first event, ``live``, ``paused``, or how the run ended: ``finished``, ``stopped``,
+        ``failed``, ``lost``."""
+        with self._lock:
+            self._take_outcomes()
+            return self._status
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """What was logged to describe the run as a whole."""
+        with self._lock:
+            return dict(self._hyperparameters)
+
+    def progress(self) -> ProgressView:
+        """How far the run is."""
+        with self._lock:
+            return self._progress.view()
+
+    def names(self) -> list[str]:
+        """The metrics that there are, sorted."""
+        with self._lock:
+            self._metrics.settle()
+            return sorted(self._metrics.series)
+
+    def groups(self) -> dict[str, list[str]]:
+        """The metrics by what comes before the last ``/`` in their names; learning rates are all in ``lr``. In the
+        order in which people look at them: losses with the total first, metrics, rates, throughput, all else, norms."""
+        groups: dict[str, list[str]] = {}
+        for name in sorted(self.names(), key=lambda name: (not name.endswith("/total"), name)):
+            prefix = "lr" if name.startswith("lr-") else name.rpartition("/")[0]
+            groups.setdefault(prefix, []).append(name)
+        return dict(sorted(groups.items(), key=lambda group: (_group_place(group[0]), group[0])))
+
+    def series(self, name: str) -> Series:
+        """The values of a metric. Raises ``KeyError`` when there is none of that name."""
+        with self._lock:
+            return self._metrics.series[name]
+
+    def phases(self, rank: int = 0, width: int | None = None) -> PhaseView:
+        """The phases of the steps of a rank that were measured; of more than ``width``, means of several."""
+        with self._lock:
+            return self._phases.get(rank, Phases()).view(width)
+
+    def publishing(self) -> PublishingView:
+        """What publishing costs the training thread of the first rank."""
+        with self._lock:
+            return self._phases.get(0, Phases()).publishing()
+
+    def ranks(self) -> list[RankView]:
+        """Every rank."""
+        with self._lock:
+            return self._ranks.view()
+
+    def log(self, after: int = 0) -> list[LogEntry]:
+        """The lines of the log with higher numbers than that."""
+        with self._lock:
+            self._take_outcomes()
+            if self._metrics.first_left_out is not None and not self._said_left_out:
+                self._said_left_out = True
+                name = self._metrics.first_left_out
+                self.note("note", f"more than {MAX_SERIES} metrics: {name} and what comes after it are left out")
+            return self._log.after(after)
+
+    def images(self) -> list[Images]:
+        """The latest images of each name."""
+        with self._lock:
+            return list(self._images.values())
+
+    @property
+    def _time(self) -> float:
+        last = self._progress.last
+        return 0.0 if last is None else last.time
+
+    def _go_on(self) -> None:
+        self._status, self._paused_at = "live", None
+
+    def _see_event(self, state: Snapshot, seconds: float) -> None:
+        event = state.event
+        if self._status == "waiting":
+            self._status = "live"
+        if event is Event.EVAL_BEFORE_ALL:
+            self._evaluation_began = state.time_ns
+        elif event is Event.EVAL_AFTER_ALL and self._evaluation_began is not None:
+            self._phases_of(0).add_evaluation((state.time_ns - self._evaluation_began) / 1e9)
+            self._evaluation_began = None
+        self._metrics.event(state, seconds)
+        text = event_text(state)
+        if text is not None:
+            self._log.add(state.time, state.rank, "begin" if event is Event.EVAL_START else "event", text)
+
+    def _see_phases(self, state: Snapshot) -> None:
+        body = state._body
+        batch, field = body.timestamp[2], body.fields["phases"]
+        self._phases_of(state.rank).see(batch, body.time, field, 1000 * body.timestamp[_BATCH_WCT])
+        self._ranks.arrived(state.rank, batch, state.world_size, body.time, field)
+
+    def _phases_of(self, rank: int) -> Phases:
+        found = self._phases.get(rank)
+        if found is None:
+            found = self._phases[rank] = Phases()
+        return found
+
+    def _take_outcomes(self) -> None:
+        outcomes = self._read_outcomes()
+        for outcome in outcomes[self._outcomes_read :]:
+            self.take_outcome(outcome)
+        self._outcomes_read = len(outcomes)
+
+
+def _group_place(prefix: str) -> int:
+    """Where a group of metrics stands among the others."""
+    if "norm" in prefix:
+        return _LAST_GROUP
+    return _FIRST_GROUPS.get(prefix.partition("/")[0], len(_FIRST_GROUPS))

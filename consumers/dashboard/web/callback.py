@@ -1,0 +1,106 @@
+"""The callback ``dashboard``: a page in the browser that shows the run as it goes on."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bus.printing import say
+from bus.protocol.order import Ending
+from consumers.api.logger import LoggerDestination, RunPlace
+from consumers.dashboard.view.feed import RunFeed
+from consumers.dashboard.view.run_view import RunView
+from consumers.dashboard.view.runs import WatchedRuns
+from consumers.dashboard.web.access import Listening
+from consumers.dashboard.web.server import DashboardServer, check_installed
+
+__all__ = ["Dashboard"]
+
+
+class Dashboard(RunFeed):
+    """Serves a page that shows the run: its metrics as charts, where a step's time goes, ranks, images, events and
+    commands, and buttons to command it. The address is printed on standard error.
+
+    Args:
+        host: the address to listen at. Others than this machine's own take ``tokens`` and a certificate.
+        port: by default 8420, or the next one that is free.
+        tokens: file with the secrets that links carry, one to command and one to view; made if it does not exist.
+        certificate: TLS certificate, as PEM.
+        certificate_key: its key.
+        open_browser: whether to open the page in a browser of this machine.
+        every: after how many batches the phases of a step are measured, and in other units as
+            :attr:`~consumers.Callback.every` has it.
+
+    Raises:
+        ConfigurationError: something of that is not allowed, or the packages of the dashboard are not installed.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        tokens: Path | None = None,
+        certificate: Path | None = None,
+        certificate_key: Path | None = None,
+        open_browser: bool = False,
+        every: int = 10,
+    ) -> None:
+        check_installed()
+        listening = Listening(host, port, tokens, certificate, certificate_key, open_browser)
+        listening.check()
+        self._listening = listening
+        self._arguments = (host, port, tokens, certificate, certificate_key, open_browser, every)
+        self._runs = WatchedRuns()
+        self._server: DashboardServer | None = None
+        self._ending: Ending | None = None
+        super().__init__(self._runs.add(RunView("")), every)
+
+    def __reduce__(self) -> tuple[type["Dashboard"], tuple[Any, ...]]:
+        """It is sent to the process of a trainer's callbacks as it was made."""
+        return type(self), self._arguments
+
+    @property
+    def url(self) -> str:
+        """The page's address; empty before the server has begun."""
+        return "" if self._server is None else self._server.url
+
+    def destinations(self) -> Sequence[LoggerDestination]:
+        """One that takes what is logged to the page, and one that begins to serve it."""
+        return (*super().destinations(), _Start(self))
+
+    def run_ended(self, ending: Ending | None) -> None:
+        """Tells the page how the run ended."""
+        self._ending = ending
+        super().run_ended(ending)
+
+    def post_close(self) -> None:
+        """Ends the page when the run goes on and only the watching is over."""
+        if self._ending is None and self._server is not None:
+            self._server.stop()
+
+    def linger(self) -> None:
+        """Keeps the page until Ctrl-C."""
+        if self._server is None:
+            return
+        say(f"the dashboard stays at {self.url} until Ctrl-C", err=True)
+        try:
+            while self._server.wait(0.5):
+                pass
+        finally:
+            self._server.stop()
+
+    def begin(self) -> None:
+        """Begins to serve the page.
+
+        Raises:
+            ConfigurationError: it cannot be served there.
+        """
+        self._server = DashboardServer(self._runs, self._listening)
+        self._server.start()
+
+
+class _Start(LoggerDestination):
+    def __init__(self, dashboard: Dashboard) -> None:
+        self._dashboard = dashboard
+
+    def open(self, place: RunPlace) -> None:
+        self._dashboard.begin()

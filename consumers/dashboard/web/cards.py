@@ -1,0 +1,222 @@
+"""The cards at the top of the page: how each run stands, and the buttons that command it."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from bus.errors import OffloopError
+from bus.types.timestamp import Time, TimeUnit
+from consumers.dashboard.view.run_view import ProgressView, PublishingView
+from consumers.dashboard.view.runs import WatchedRun, WatchedRuns
+from consumers.dashboard.web.access import Role
+
+if TYPE_CHECKING:
+    from nicegui.elements.button import Button
+    from nicegui.elements.html import Html
+    from nicegui.elements.label import Label
+
+__all__ = ["RunCards", "facts", "send_for"]
+
+RUN_COLORS = 8
+"""So many colours there are for the lines of runs: ``--run-0`` and so on in ``page.css``."""
+
+COMMANDS = ("pause", "resume", "checkpoint", "stop")
+
+_ICONS = {"pause": "pause", "resume": "play_arrow", "checkpoint": "save", "stop": "stop"}
+
+
+async def send_for(role: Role, run: WatchedRun, command: str) -> str:
+    """Sends a command for somebody with that role; returns what became of it, for people."""
+    if role is not Role.COMMAND:
+        return f"'{command}' was not sent: this link is for viewing only"
+    try:
+        return str(await asyncio.to_thread(run.send, command))
+    except OffloopError as error:
+        return f"'{command}' was not sent: {error}"
+
+
+def facts(progress: ProgressView, publishing: PublishingView, status: str) -> str:
+    """How far a run is and what watching it costs, in one line for people."""
+    if status == "waiting":
+        return "no event has come yet"
+    planned = None if progress.max_duration is None else Time.from_timestring(progress.max_duration)
+    unit = None if planned is None else planned.unit
+    counts = {
+        TimeUnit.EPOCH: progress.epoch,
+        TimeUnit.BATCH: progress.batch,
+        TimeUnit.SAMPLE: progress.sample,
+        TimeUnit.TOKEN: progress.token,
+    }
+    always = (TimeUnit.EPOCH, TimeUnit.BATCH)
+    parts = [
+        f"{one.name.lower()} {count:,}{f' of {planned.value:,}' if planned is not None and one is unit else ''}"
+        for one, count in counts.items()
+        if one is unit or one in always
+    ]
+    parts.append(f"{_duration(progress.elapsed)} elapsed")
+    if progress.seconds_left is not None and status in ("live", "paused"):
+        parts.append(f"about {_duration(progress.seconds_left)} left")
+    if planned is not None and unit not in counts:
+        parts.append(f"of {planned}")
+    if publishing.microseconds is not None:
+        share = "" if publishing.share is None else f" ({publishing.share:.2%} of a step)"
+        parts.append(f"publishing costs {publishing.microseconds:,.0f} µs a batch{share}")
+    return " · ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "?"
+    whole = max(round(seconds), 0)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class RunCards:
+    """A card for each run. ``hidden`` are the numbers of those whose lines are not shown."""
+
+    def __init__(self, runs: WatchedRuns, role: Role, changed: Callable[[], Awaitable[None]]) -> None:
+        from nicegui import ui
+
+        self._runs = runs
+        self._role = role
+        self._changed = changed
+        self.hidden: set[int] = set()
+        self.hidden_version = 0
+        self._cards: list[_Card] = []
+        self._box = ui.element("section").classes("runs").props('aria-label="Runs"')
+        self._outcome = ui.label("").classes("sr-only").props('role="status" aria-live="polite"')
+        self._title = ""
+
+    def update(self, runs: list[WatchedRun], labels: list[str]) -> None:
+        """Brings every card up to date, and makes those that are new."""
+        from nicegui import ui
+
+        with self._box:
+            for number in range(len(self._cards), len(runs)):
+                self._cards.append(_Card(number, runs[number], self._role, self._toggle, self._send))
+        for card, label in zip(self._cards, labels, strict=True):
+            card.update(label, many=len(runs) > 1)
+        # What happens to a run is told to whoever cannot see the card.
+        title = f"{runs[0].view.status}: {labels[0]}" if len(runs) == 1 else f"{len(runs)} runs"
+        if title != self._title:
+            self._title = title
+            self._outcome.set_text(title)
+            ui.page_title(f"{title} · offloop")
+
+    async def _toggle(self, number: int) -> None:
+        self.hidden ^= {number}
+        self.hidden_version += 1
+        self._cards[number].show_hidden(number in self.hidden)
+        await self._changed()
+
+    async def _send(self, number: int, command: str) -> str:
+        run = self._runs.all()[number]
+        if command == "stop" and not await self._is_sure(run.view.run_name):
+            return ""
+        answer = await send_for(self._role, run, command)
+        self._outcome.set_text(answer)
+        return answer
+
+    async def _is_sure(self, name: str) -> bool:
+        from nicegui import ui
+
+        with self._box, ui.dialog().props('role="alertdialog"') as dialog, ui.card():
+            ui.label(f"Stop the training {name} after the batch at hand?")
+            with ui.row():
+                ui.button("Stop", on_click=lambda: dialog.submit(True)).props('color="negative" no-caps')
+                ui.button("Keep training", on_click=lambda: dialog.submit(False)).props("flat no-caps autofocus")
+        sure = bool(await dialog)
+        dialog.delete()
+        return sure
+
+
+class _Card:
+    def __init__(
+        self,
+        number: int,
+        run: WatchedRun,
+        role: Role,
+        toggle: Callable[[int], Awaitable[None]],
+        send: Callable[[int, str], Awaitable[str]],
+    ) -> None:
+        from nicegui import ui
+
+        self._number, self._run, self._send, self._toggle = number, run, send, toggle
+        self._status = ""
+        self._buttons: dict[str, Button] = {}
+        self._label = ""
+        with ui.element("article").classes("run") as self._card:
+            with ui.element("div").classes("run-head"):
+                self._dot = ui.element("button").classes("run-dot")
+                self._dot.style(f"background: var(--run-{number % RUN_COLORS})")
+                self._dot.on("click", self._on_dot)
+                self._name: Label = ui.label().classes("run-name").props('role="heading" aria-level="2"')
+                self._chip: Label = ui.label().classes("status")
+            self._bar: Html = ui.html("<div></div>", sanitize=False).classes("bar")
+            self._bar.props('role="progressbar" aria-valuemin="0" aria-valuemax="100"')
+            self._facts: Label = ui.label().classes("run-facts")
+            self._problem: Label = ui.label().classes("run-problem")
+            if role is Role.COMMAND:
+                with ui.element("div").classes("run-buttons").props('role="group"') as self._row:
+                    for command in COMMANDS:
+                        self._buttons[command] = self._button(command)
+            self._answer: Label = ui.label().classes("run-answer")
+            self._answer.set_visibility(False)
+
+    def update(self, label: str, many: bool) -> None:
+        """Shows how the run stands."""
+        view = self._run.view
+        status, progress = view.status, view.progress()
+        if label != self._label:
+            self._label = label
+            self._name.set_text(label)
+            self._card.props["aria-label"] = f"Run {label}"
+            self._dot.props["aria-label"] = f"Lines of {label}"
+            self._dot.props["aria-pressed"] = "true"
+        self._dot.set_visibility(many)
+        if status != self._status:
+            self._chip.set_text(status)
+            self._chip.classes(remove=f"status-{self._status}", add=f"status-{status}")
+            self._status = status
+        self._facts.set_text(facts(progress, view.publishing(), status))
+        self._problem.set_text(self._run.problem or view.error or "")
+        self._problem.set_visibility(bool(self._run.problem or view.error))
+        percent = None if progress.fraction is None else round(100 * progress.fraction, 1)
+        self._bar.set_visibility(percent is not None)
+        if percent is not None and self._bar.props.get("aria-valuenow") != percent:
+            self._bar.props["aria-valuenow"] = percent
+            self._bar.props["aria-label"] = f"Progress of {label}"
+            self._bar.set_content(f'<div style="width: {percent}%"></div>')
+        can_command = self._run.can_command
+        for command, button in self._buttons.items():
+            button.set_visibility(can_command and command != ("resume" if status == "live" else "pause"))
+
+    def show_hidden(self, is_hidden: bool) -> None:
+        """Shows whether the run's lines are drawn."""
+        self._dot.props["aria-pressed"] = str(not is_hidden).lower()
+        self._dot.style(f"opacity: {0.25 if is_hidden else 1}")
+
+    def _button(self, command: str) -> "Button":
+        from nicegui import ui
+
+        async def on_click() -> None:
+            await self._command(command)
+
+        button = ui.button(command, icon=_ICONS[command], on_click=on_click)
+        color: dict[str, Any] = {"stop": "negative"}
+        return button.props(f'outline dense no-caps padding="2px 12px" color="{color.get(command, "primary")}"')
+
+    async def _on_dot(self) -> None:
+        await self._toggle(self._number)
+
+    async def _command(self, command: str) -> None:
+        self._buttons[command].disable()
+        try:
+            answer = await self._send(self._number, command)
+            if answer:
+                self._answer.set_text(answer)
+                self._answer.set_visibility(True)
+        finally:
+            self._buttons[command].enable()

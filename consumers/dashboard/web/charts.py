@@ -1,0 +1,258 @@
+"""What a browser is sent of the charts: lines thinned to what it can show, and of those only what is new."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+from consumers.dashboard.view.run_view import Axis, PhaseView, Points, RunView, Series
+from consumers.dashboard.view.runs import WatchedRun
+from consumers.dashboard.web.units import Scale, scale_of, value_text
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["PHASES_PREFIX", "Chart", "LineCache", "Lines", "Look", "charts_of"]
+
+PHASES_PREFIX = "time/phase"
+"""What the names of the charts begin with that show where a step's time goes."""
+
+_PHASES_GROUP = "step"
+
+_PIXELS_TOGETHER = 2
+_WIDTH_STEP = 64
+_MIN_WIDTH = 64
+_MAX_WIDTH = 2048
+_TAIL_WIDTH = 64
+_MAX_GROWTH = 2
+_MAX_TAILS = 60
+_MAX_RANKS = 16
+# Beyond, a number does not survive as one of 32 bits.
+_LARGEST_SHORT, _SMALLEST_SHORT = 1e38, 1e-37
+
+
+class Chart(NamedTuple):
+    """A chart of the page."""
+
+    id: str
+    """The metric's name; for phases, their prefix, the run's number and the rank."""
+    kind: str
+    """``metric`` or ``phases``."""
+    title: str
+    scale: Scale = ()
+    """The units of its values; empty for plain numbers, and for phases."""
+
+
+@dataclass
+class Look:
+    """What a browser shows at the moment."""
+
+    x: Axis = "batch"
+    range: tuple[float, float] | None = None
+    """The part of the axis that is chosen; ``None`` for everything."""
+    visible: Mapping[str, int] = field(default_factory=dict)
+    """Chart to its width in pixels."""
+    hidden: bool = False
+    """Whether nobody looks: the page is in a tab behind others, or the window is minimised."""
+
+    @classmethod
+    def from_browser(cls, told: Any) -> "Look":
+        """Reads what the browser told; what is not in its form is left out."""
+        if not isinstance(told, dict) or told.get("x") not in get_args(Axis):
+            return cls()
+        visible = told.get("visible")
+        widths = {
+            str(name): min(max(width, 1), 1 << 14)
+            for name, width in (visible.items() if isinstance(visible, dict) else ())
+            if isinstance(width, int)
+        }
+        return cls(told["x"], _range(told.get("range")), widths, told.get("hidden") is True)
+
+    def buckets(self, chart: str) -> int:
+        """In how many parts the axis is divided for it, each with its least and greatest value. Browsers of about the
+        same width share what was computed for one of them."""
+        wanted = self.visible[chart] // _PIXELS_TOGETHER
+        return min(max(-(-wanted // _WIDTH_STEP) * _WIDTH_STEP, _MIN_WIDTH), _MAX_WIDTH)
+
+
+def charts_of(runs: Sequence[WatchedRun], labels: Sequence[str]) -> list[tuple[str, list[Chart]]]:
+    """All charts, in groups with titles: one for each metric, whoever has it, and the phases of each run."""
+    groups: dict[str, dict[str, Chart]] = {}
+    for run in runs:
+        hyperparameters = run.view.hyperparameters
+        for prefix, names in run.view.groups().items():
+            group = groups.setdefault(prefix or "other", {})
+            for name in names:
+                scale = group[name].scale if name in group else scale_of(name, hyperparameters)
+                group[name] = Chart(name, "metric", name, scale)
+    phases = []
+    for number, run in enumerate(runs):
+        ranks = [known.rank for known in run.view.ranks()[:_MAX_RANKS]]
+        for rank in ranks:
+            if len(run.view.phases(rank, 1).batches):
+                of_rank = f"rank {rank}" if len(ranks) > 1 else "where a step's time goes"
+                title = f"{labels[number]}: {of_rank}" if len(runs) > 1 else of_rank
+                phases.append(Chart(f"{PHASES_PREFIX}/{number}/{rank}", "phases", title))
+    ordered = [(title, sorted(group.values(), key=lambda chart: chart.id)) for title, group in groups.items()]
+    ordered.sort(key=lambda group: (_GROUPS_FIRST.get(group[0].partition("/")[0], len(_GROUPS_FIRST)), group[0]))
+    return [*ordered, *([(_PHASES_GROUP, phases)] if phases else [])]
+
+
+_GROUPS_FIRST = {"loss": 0, "metrics": 1, "lr": 2, "throughput": 3}
+
+
+class LineCache:
+    """Points that were computed lately: browsers that show the same share them. For one thread."""
+
+    SIZE = 256
+
+    def __init__(self) -> None:
+        self._points: OrderedDict[tuple[object, ...], Points] = OrderedDict()
+
+    def points(self, series: Series, look: Look, buckets: int) -> Points:
+        """A series as it is to be drawn."""
+        first, last = look.range or (None, None)
+        key = (id(series), series.version, look.x, first, last, buckets)
+        found = self._points.get(key)
+        if found is None:
+            found = self._points[key] = series.points(look.x, first, last, buckets)
+            if len(self._points) > self.SIZE:
+                self._points.popitem(last=False)
+        return found
+
+
+@dataclass
+class _Sent:
+    """What a browser has of one line."""
+
+    shown: tuple[object, ...]
+    version: int
+    last_x: float
+    whole: int
+    """How many points it had when it was sent as a whole."""
+    tail: int = 0
+    """How many points were added since."""
+    tails: int = 0
+
+
+class Lines:
+    """The lines that one browser has, and what it lacks."""
+
+    def __init__(self, cache: LineCache) -> None:
+        self._cache = cache
+        self._sent: dict[tuple[str, int, Axis], _Sent] = {}
+
+    def forget(self) -> None:
+        """Says that the browser has nothing, or that nobody knows what it has."""
+        self._sent.clear()
+
+    def news(self, charts: Mapping[str, Chart], runs: Sequence[WatchedRun], look: Look) -> list[dict[str, Any]]:
+        """What is new in the charts that can be seen, and counts as sent by that."""
+        lines = []
+        for name in look.visible:
+            chart = charts.get(name)
+            if chart is None:
+                continue
+            if chart.kind == "phases":
+                lines += self._phases(chart, runs, look)
+                continue
+            for number, run in enumerate(runs):
+                try:
+                    series = run.view.series(name)
+                except KeyError:
+                    continue
+                line = self._line(series, name, number, look)
+                if line is not None:
+                    lines.append(line)
+        return lines
+
+    def _line(self, series: Series, chart: str, run: int, look: Look) -> dict[str, Any] | None:
+        buckets, version = look.buckets(chart), series.version
+        shown = (look.range, buckets)
+        sent = self._sent.get((chart, run, look.x))
+        if sent is not None and sent.shown == shown:
+            if sent.version == version:
+                return None
+            if look.range is not None and sent.last_x > look.range[1]:
+                # What is new comes after the end of what is shown.
+                sent.version = version
+                return None
+            tail = self._tail(series, sent, look)
+            if tail is not None:
+                sent.version = version
+                return {"c": chart, "r": run, "o": look.x, "a": 1, **_numbers(tail)}
+        points = self._cache.points(series, look, buckets)
+        if not len(points.xs):
+            return None
+        self._sent[chart, run, look.x] = _Sent(shown, version, float(points.xs[-1]), len(points.xs))
+        return {"c": chart, "r": run, "o": look.x, "a": 0, **_numbers(points)}
+
+    def _tail(self, series: Series, sent: _Sent, look: Look) -> Points | None:
+        """What has come since, with the last point that the browser has; ``None`` when it is to be sent the whole line
+        anew, because so much has come that it could be thinned further, or what it has may have changed."""
+        if look.range is not None or sent.tails >= _MAX_TAILS:
+            return None
+        tail = series.points(look.x, sent.last_x, None, _TAIL_WIDTH)
+        new = tail.xs >= sent.last_x
+        xs, ys = tail.xs[new], tail.ys[new]
+        if not len(xs) or xs[0] != sent.last_x or sent.whole + sent.tail + len(xs) > sent.whole * _MAX_GROWTH + 64:
+            return None
+        sent.tail += len(xs) - 1
+        sent.tails += 1
+        sent.last_x = float(xs[-1])
+        return Points(xs, ys, tail.complete)
+
+    def _phases(self, chart: Chart, runs: Sequence[WatchedRun], look: Look) -> list[dict[str, Any]]:
+        _, run, rank = chart.id.removeprefix(PHASES_PREFIX).split("/")
+        view = runs[int(run)].view
+        buckets = look.buckets(chart.id)
+        found = _phases_of(view, int(rank), look, buckets)
+        shown = (look.x == "batch" and look.range, buckets)
+        count, last = len(found.batches), float(found.batches[-1]) if len(found.batches) else 0.0
+        sent = self._sent.get((chart.id, int(run), "batch"))
+        if not count or (sent is not None and sent.shown == shown and sent.last_x == last):
+            return []
+        self._sent[chart.id, int(run), "batch"] = _Sent(shown, 0, last, count)
+        xs = _short_x(found.batches)
+        seconds = {name: _short(values) for name, values in found.seconds.items()}
+        return [{"c": chart.id, "r": int(run), "o": "batch", "a": 0, "x": xs, "y": [], "p": seconds}]
+
+
+def _range(told: Any) -> tuple[float, float] | None:
+    if not (isinstance(told, list) and len(told) == 2 and all(isinstance(end, int | float) for end in told)):
+        return None
+    first, last = map(float, told)
+    return (first, last) if math.isfinite(first) and math.isfinite(last) and first < last else None
+
+
+def _phases_of(view: RunView, rank: int, look: Look, buckets: int) -> PhaseView:
+    if look.range is None or look.x != "batch":
+        return view.phases(rank, buckets)
+    found = view.phases(rank)
+    begin = max(int(found.batches.searchsorted(look.range[0], "left")) - 1, 0)
+    end = int(found.batches.searchsorted(look.range[1], "right")) + 1
+    stride = max((end - begin) // buckets, 1)
+    chosen = slice(begin, end, stride)
+    return PhaseView(found.batches[chosen], {name: one[chosen] for name, one in found.seconds.items()}, found.on_device)
+
+
+def _numbers(points: Points) -> dict[str, Any]:
+    odd = [(x, value_text(y)) for x, y in points.not_finite]
+    return {"x": _short_x(points.xs), "y": _short(points.ys), "n": odd}
+
+
+def _short_x(xs: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    import numpy as np
+
+    whole = xs.astype(np.int64)
+    return whole if np.array_equal(whole, xs) else np.ascontiguousarray(np.round(xs, 4))
+
+
+def _short(ys: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """In 32 bits, if they fit: written down they are half as long, and finer than any screen."""
+    import numpy as np
+
+    sizes = np.abs(ys[np.isfinite(ys) & (ys != 0)])
+    fits = not len(sizes) or (sizes.max() < _LARGEST_SHORT and sizes.min() > _SMALLEST_SHORT)
+    return ys.astype(np.float32) if fits else np.ascontiguousarray(ys)

@@ -1,0 +1,76 @@
+"""The command ``bus dashboard``."""
+
+from functools import partial
+from pathlib import Path
+
+import click
+
+from bus.net.curve import client_security
+from bus.printing import say
+from bus.terminal import HELP
+from consumers.dashboard.web.access import Listening
+from consumers.dashboard.web.follow import BrokerElsewhere, serve_runs
+from consumers.dashboard.web.server import FIRST_PORT
+
+__all__ = ["dashboard"]
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command(short_help="Show runs on a page in the browser.", context_settings=HELP)
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option(
+    "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
+)
+@click.option(
+    "--broker", metavar="ADDRESS", help="Shows runs of the broker there, such as tcp://10.0.0.1:5570, through it alone."
+)
+@click.option("--key", metavar="FILE", help="Your secret key for that broker. Default: $OFFLOOP_KEY.")
+@click.option("--broker-key", metavar="FILE", help="That broker's public key. Default: $OFFLOOP_BROKER_KEY.")
+@click.option("--wait", is_flag=True, help="Waits for runs that do not exist yet.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen at; others take --tokens and TLS."
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), metavar="PORT", help=f"Default: {FIRST_PORT}, or the next that is free."
+)
+@click.option("--tokens", type=_FILE, metavar="FILE", help="The secrets that links carry; made if it does not exist.")
+@click.option("--certificate", type=_FILE, metavar="FILE", help="TLS certificate, as PEM.")
+@click.option("--certificate-key", type=_FILE, metavar="FILE", help="Its key.")
+@click.option("--open-browser", is_flag=True, help="Opens the page in a browser of this machine.")
+@click.option(
+    "--every",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="After how many batches the phases of a step are measured.",
+)
+def dashboard(
+    runs: tuple[str, ...],
+    runs_dir: str | None,
+    broker: str | None,
+    key: str | None,
+    broker_key: str | None,
+    wait: bool,
+    host: str,
+    port: int | None,
+    tokens: Path | None,
+    certificate: Path | None,
+    certificate_key: Path | None,
+    open_browser: bool,
+    every: int,
+) -> None:
+    """Show runs on a page in the browser, over one another, until Ctrl-C.
+
+    Each RUN is a name, a run's folder, or a recording; live ones are followed. Without any it is those that are live,
+    or else the newest one, and those that become live meanwhile. Every attempt of a run has lines of its own; at a
+    broker elsewhere, the newest one and those that begin later.
+    """
+    if broker and runs_dir:
+        raise click.UsageError("--broker reads everything through it: it does not go with --runs-dir")
+    if (key or broker_key) and not broker:
+        raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
+    elsewhere = None if broker is None else BrokerElsewhere(broker, client_security(key, broker_key))
+    listening = Listening(host, port, tokens, certificate, certificate_key, open_browser, as_flags=True)
+    serve_runs(runs, listening, elsewhere or runs_dir, wait, every, partial(say, err=True))

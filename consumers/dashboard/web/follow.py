@@ -1,0 +1,243 @@
+"""Several runs on one page: each is followed in a thread of its own, and new attempts are found as they begin."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from bus.errors import OffloopError, RunNotFoundError
+from bus.net.curve import ClientSecurity
+from bus.recording.recording import Recording
+from bus.runs.directory import Attempt, RunInfo, find_run, list_runs, runs_dir
+from bus.subscriber.subscriber import Subscriber
+from consumers.api.callback import demand_of
+from consumers.dashboard.view.feed import RunFeed
+from consumers.dashboard.view.run_view import RunView
+from consumers.dashboard.view.runs import WatchedRun, WatchedRuns
+from consumers.dashboard.web.access import Listening
+from consumers.dashboard.web.server import DashboardServer
+from consumers.runner.runner import Runner, wanted_events
+from consumers.runner.streams import RemoteRunInfo, Stream, attach, find_remote, is_live, list_remote
+
+__all__ = ["BrokerElsewhere", "serve_runs"]
+
+_LOOK_SECONDS = 1.0
+_LEAVE_SECONDS = 5.0
+
+
+class BrokerElsewhere(NamedTuple):
+    """A broker whose runs are read through it alone."""
+
+    address: str
+    security: ClientSecurity | None = None
+
+    def __str__(self) -> str:
+        return self.address
+
+
+Where: TypeAlias = str | os.PathLike[str] | BrokerElsewhere | None
+"""A directory of runs, by default the usual one, or a broker."""
+
+
+def serve_runs(
+    names: Sequence[str],
+    listening: Listening,
+    where: Where = None,
+    wait: bool = False,
+    every: int = 10,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Serves one page with all these runs until it is interrupted. Each is a run's name, its directory, or a recording;
+    without any it is those that are live, or else the newest one, and those that begin meanwhile. Every attempt of a
+    run is shown, and further ones as they begin.
+
+    With ``wait`` a run may begin later. ``every`` is after how many batches phases are measured.
+
+    Raises:
+        RunNotFoundError: there is no such run, and ``wait`` is false.
+        RecordingError: a recording cannot be read.
+        BrokerError: no broker answers at that address.
+        ConfigurationError: the page cannot be served.
+    """
+    followed = _Followed(where, every)
+    before = _newest_attempts(where)
+    chosen = list(dict.fromkeys(names)) or _live_names(where) or _newest_name(where)
+    waiting = [name for name in chosen if not followed.add(name, wait)]
+    if waiting or not chosen:
+        say(f"waiting for {', '.join(waiting) or 'a run'} {_place(where)} ... (Ctrl-C ends)")
+    server = DashboardServer(followed.runs, listening)
+    server.start()
+    try:
+        with followed:
+            while server.wait(_LOOK_SECONDS):
+                # A directory that cannot be read at this moment, or a broker that is away, is asked the next time.
+                with contextlib.suppress(OffloopError):
+                    further = waiting if names else _names_since(before, where)
+                    waiting = [name for name in further if not followed.add(name, wait=True)]
+                followed.look()
+    finally:
+        server.stop()
+
+
+def _place(where: Where) -> str:
+    return f"at {where}" if isinstance(where, BrokerElsewhere) else f"in {runs_dir(where)}"
+
+
+def _runs(where: Where) -> Sequence[RunInfo | RemoteRunInfo]:
+    return list_remote(where.address, where.security) if isinstance(where, BrokerElsewhere) else list_runs(where)
+
+
+def _live_names(where: Where) -> list[str]:
+    return [run.name for run in _runs(where) if is_live(run)]
+
+
+def _newest_attempts(where: Where) -> dict[str, int]:
+    return {run.name: run.attempt if isinstance(run, RemoteRunInfo) else run.last.number for run in _runs(where)}
+
+
+def _names_since(before: Mapping[str, int], where: Where) -> list[str]:
+    """The runs that have begun an attempt since: a short one may be over by now."""
+    return [name for name, attempt in _newest_attempts(where).items() if before.get(name) != attempt]
+
+
+def _newest_name(where: Where) -> list[str]:
+    return [run.name for run in _runs(where)[:1]]
+
+
+def _find_remote(where: BrokerElsewhere, name: str) -> RemoteRunInfo:
+    return find_remote(where.address, name, where.security, wait=False, say=lambda text: None)
+
+
+class _Followed:
+    """The runs that are followed, and the threads that do it."""
+
+    def __init__(self, where: Where, every: int) -> None:
+        self.runs = WatchedRuns()
+        self._where = where
+        self._every = every
+        self._known: dict[str, set[int]] = {}
+        """Of each run, by its path or by its name at a broker, the attempts that are followed."""
+        self._followers: list[_Follower] = []
+        self._started = False
+        self._placeholders: dict[str, WatchedRun] = {}
+
+    def add(self, name: str, wait: bool) -> bool:
+        """Takes a run in; whether it is there.
+
+        Raises:
+            RunNotFoundError: it is not, and ``wait`` is false.
+            RecordingError: it is a recording that cannot be read.
+            BrokerError: no broker answers.
+        """
+        if not isinstance(self._where, BrokerElsewhere) and Path(name).is_file():
+            recording = Recording(name)
+            self._follow(lambda feed: recording, recording.run_name, recording.attempt)
+            return True
+        try:
+            key, run = self._find(name)
+        except RunNotFoundError:
+            if not wait:
+                raise
+            if name not in self._placeholders:
+                self._placeholders[name] = self.runs.add(RunView(Path(name).name))
+            return False
+        if key in self._known:
+            return True
+        self._known[key] = set()
+        self._add_attempts(key, run, name)
+        return True
+
+    def _find(self, name: str) -> tuple[str, RunInfo | RemoteRunInfo]:
+        if isinstance(self._where, BrokerElsewhere):
+            return name, _find_remote(self._where, name)
+        run = find_run(name, self._where)
+        return str(run.path), run
+
+    def look(self) -> None:
+        """Takes in the attempts that have begun since."""
+        for key in self._known:
+            # A run whose directory is in the middle of a change, or whose broker is away, is read the next time.
+            with contextlib.suppress(OffloopError):
+                elsewhere = self._where if isinstance(self._where, BrokerElsewhere) else None
+                self._add_attempts(key, find_run(key) if elsewhere is None else _find_remote(elsewhere, key), key)
+
+    def _add_attempts(self, key: str, run: RunInfo | RemoteRunInfo, name: str) -> None:
+        known = self._known[key]
+        if isinstance(run, RemoteRunInfo):
+            if run.attempt not in known:
+                known.add(run.attempt)
+                self._follow(self._opening(run), run.name, run.attempt, name)
+            return
+        for attempt in run.attempts:
+            if attempt.number in known:
+                continue
+            is_last = attempt is run.last
+            if is_last and not (run.live or run.away) and attempt.status == "running":
+                return  # Its broker is about to serve it.
+            known.add(attempt.number)
+            opening = self._opening(run) if is_last else _reading(attempt)
+            self._follow(opening, run.name, attempt.number, name)
+
+    def _opening(self, run: RunInfo | RemoteRunInfo) -> "Callable[[RunFeed], Stream]":
+        return lambda feed: attach(run, wanted_events([feed]), demand_of([feed]))
+
+    def _follow(self, open_stream: "Callable[[RunFeed], Stream]", run_name: str, attempt: int, name: str = "") -> None:
+        run = self._placeholders.pop(name, None) or self.runs.add(RunView(run_name, attempt))
+        follower = _Follower(run, open_stream, self._every)
+        self._followers.append(follower)
+        if self._started:
+            follower.start()
+
+    def __enter__(self) -> None:
+        self._started = True
+        for follower in self._followers:
+            follower.start()
+
+    def __exit__(self, *_: object) -> None:
+        for follower in self._followers:
+            follower.leave()
+        for follower in self._followers:
+            follower.join(_LEAVE_SECONDS)
+
+
+def _reading(attempt: Attempt) -> "Callable[[RunFeed], Stream]":
+    return lambda feed: Recording(attempt.recording)
+
+
+class _Follower(threading.Thread):
+    """Reads one attempt of a run to its end."""
+
+    def __init__(self, run: WatchedRun, open_stream: "Callable[[RunFeed], Stream]", every: int) -> None:
+        super().__init__(name="offloop-follower", daemon=True)
+        self._run = run
+        self._feed = RunFeed(run, every)
+        self._open = open_stream
+        self._runner: Runner | None = None
+        self._left = False
+
+    def run(self) -> None:
+        """Handles every event; what goes wrong is shown on the page."""
+        try:
+            with _closing(self._open(self._feed)) as stream:
+                self._runner = Runner(stream, [self._feed], self._feed.destinations())
+                if not self._left:
+                    self._runner.run()
+        except OffloopError as error:
+            self._run.problem = str(error)
+
+    def leave(self) -> None:
+        """Ends it as soon as it can be."""
+        self._left = True
+        if self._runner is not None:
+            self._runner.leave()
+
+
+@contextlib.contextmanager
+def _closing(stream: Stream) -> Iterator[Stream]:
+    try:
+        yield stream
+    finally:
+        if isinstance(stream, Subscriber):
+            stream.close()

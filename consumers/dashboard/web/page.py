@@ -1,0 +1,245 @@
+"""The page of the web dashboard, for one browser: what is on it, and what is sent to it."""
+
+import functools
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from consumers.dashboard.view.runs import WatchedRun, WatchedRuns, labels_of
+from consumers.dashboard.web.access import Role
+from consumers.dashboard.web.cards import RunCards
+from consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
+from consumers.dashboard.web.panels import Panels
+from consumers.dashboard.web.units import value_text
+
+if TYPE_CHECKING:
+    from nicegui.element import Element
+    from nicegui.elements.button import Button
+    from nicegui.events import GenericEventArguments
+
+__all__ = ["FRAME_SECONDS", "Page", "rest_after"]
+
+FRAME_SECONDS = 0.5
+"""How often a page is brought up to date at most, however many events come."""
+
+_DRAWING_SHARE = 0.03
+"""A page takes no more than this of its browser's time for drawing what is new: it may be on the machine that trains,
+or draw without a GPU."""
+_SLOWEST_SECONDS = 4.0
+_DRAWN_SECONDS = 20.0
+_HERE = Path(__file__).parent
+_STYLE = _HERE / "page.css"
+_LONGEST_SETTINGS = 10_000
+_PRIMARY, _NEGATIVE = "#1a67c4", "#c93a2b"
+_LINK_WITH_TOKEN = "Whoever opens this link sees everything and cannot command the training:"
+_LINK_WITHOUT_TOKEN = (
+    "This page has no buttons. Whoever can reach this address can command all the same: start the dashboard with "
+    "tokens to prevent that. 127.0.0.1 means this machine only."
+)
+_KEYS = (
+    ("x", "next x axis: batch, sample, epoch, time"),
+    ("l", "log scale on and off"),
+    ("s / a", "more / less smoothing"),
+    ("0", "reset the zoom (also: double click)"),
+    ("/", "find charts by name"),
+    ("d", "dark, light, or as the system has it"),
+    ("?", "this list"),
+    ("+ / -", "on a chart: zoom in / out (also: draw over it, or Ctrl and the wheel)"),
+    ("← / →", "on a chart that is zoomed: move"),
+    ("Tab", "next button, chart or table"),
+)
+
+
+@functools.cache
+def _board_class() -> "type[Element]":
+    from nicegui.element import Element
+    from nicegui.elements.echart import EChart
+
+    # ECharts comes with the class of single charts.
+    assert EChart.component is not None
+
+    class Board(
+        Element,
+        component=str(_HERE / "page_board.js"),
+        dependencies=[str(_HERE / f"page_{part}.js") for part in ("scales", "settings", "text")],
+    ):
+        """All charts of a page, and what says how they are drawn: the browser alone knows that."""
+
+    return Board
+
+
+def rest_after(drawing_seconds: object) -> float:
+    """Seconds from one frame to the next, for a browser that says it took so many seconds to draw the one. What is no
+    such number counts as nothing: a browser may say anything."""
+    if isinstance(drawing_seconds, bool) or not isinstance(drawing_seconds, int | float) or not drawing_seconds > 0:
+        return FRAME_SECONDS
+    # Bounded first too: a number that is too large for a float cannot be divided.
+    wanted = min(drawing_seconds, _SLOWEST_SECONDS) / _DRAWING_SHARE
+    return min(max(wanted, FRAME_SECONDS), _SLOWEST_SECONDS)
+
+
+class Page:
+    """What one browser sees. It is sent a frame when it has drawn the one before, and has then had time for other
+    things: a slow browser gets fewer, and one that is gone or hidden gets none. What somebody does on the page is
+    answered at once."""
+
+    def __init__(self, runs: WatchedRuns, cache: LineCache, role: Role, view_link: str, guarded: bool) -> None:
+        self._runs = runs
+        self._role = role
+        self._view_link = view_link
+        self._guarded = guarded
+        self._lines = Lines(cache)
+        self._look = Look()
+        self._shown: dict[str, Any] = {}
+        """What the browser has of everything but the lines."""
+        self._seen: object = None
+        self._number = 0
+        self._drawing = False
+        self._again = False
+        self._rests_until = 0.0
+
+    def build(self) -> None:
+        """Puts everything on the page that is being made."""
+        from nicegui import ui
+
+        ui.add_css(_STYLE)
+        ui.html('<a class="skip" href="#charts">Skip to the charts</a>', sanitize=False)
+        ui.colors(primary=_PRIMARY, negative=_NEGATIVE)
+        self._build_top()
+        self._cards = RunCards(self._runs, self._role, self.refresh)
+        self._board = _board_class()().props('empty="Waiting for the first values"')
+        self._board.on("look", self._on_look)
+        self._board.on("help", self._help.open)
+        self._panels = Panels()
+        ui.timer(FRAME_SECONDS, self._refresh_in_time)
+
+    def _build_top(self) -> None:
+        from nicegui import ui
+
+        with ui.element("header").classes("top"):
+            ui.html('<h1 class="brand">offloop <small>training, as it happens</small></h1>', sanitize=False)
+            ui.element("div").classes("spread")
+            if self._role is Role.VIEW:
+                ui.label("view only").classes("pill")
+            else:
+                _icon_button("share", "Link for viewers").on_click(self._show_link)
+            ui.html('<span id="theme"></span>', sanitize=False)
+            help_button = _icon_button("keyboard", "Keyboard shortcuts")
+        with ui.dialog() as self._help, ui.card():
+            rows = "".join(f"<tr><td><kbd>{key}</kbd></td><td>{does}</td></tr>" for key, does in _KEYS)
+            ui.html(f'<h2>Keyboard</h2><table class="keys">{rows}</table>', sanitize=False)
+            ui.button("Close", on_click=self._help.close).props("flat")
+        help_button.on_click(self._help.open)
+
+    async def _refresh_in_time(self) -> None:
+        if time.monotonic() >= self._rests_until:
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Sends what has changed, and waits until it is drawn."""
+        if self._drawing:
+            self._again = True
+            return
+        self._drawing = True
+        try:
+            self._again = True
+            while self._again:
+                self._again = False
+                await self._send_frame()
+        finally:
+            self._drawing = False
+
+    async def _send_frame(self) -> None:
+        runs = self._runs.all()
+        seen = (
+            # Who does not look is told of what changes the page's title, and no more.
+            *((self._look.hidden or run.view.version, run.view.status, run.problem) for run in runs),
+            *(self._look.x, self._look.range, tuple(self._look.visible.items()), self._panels.opened),
+            *(self._look.hidden, self._cards.hidden_version),
+        )
+        if seen == self._seen:
+            return
+        labels = labels_of(runs)
+        groups = charts_of(runs, labels)
+        charts = {chart.id: chart for _, members in groups for chart in members}
+        frame = self._changes(
+            {
+                "runs": [{"id": number, "label": label, "color": number} for number, label in enumerate(labels)],
+                "groups": [
+                    {"title": title, "charts": [chart._asdict() for chart in members]} for title, members in groups
+                ],
+                "hidden": {str(number): True for number in self._cards.hidden},
+            }
+        )
+        lines = self._lines.news(charts, runs, self._look)
+        latest = self._latest(charts, runs)
+        self._cards.update(runs, labels)
+        self._panels.update(runs, labels)
+        if not (frame or lines or latest):
+            self._seen = seen
+            return
+        self._number += 1
+        frame |= {"lines": lines, "latest": latest, "number": self._number}
+        began = time.monotonic()
+        try:
+            number, seconds = await self._board.run_method("frame", frame, timeout=_DRAWN_SECONDS) or (None, None)
+        except (TimeoutError, TypeError, ValueError):
+            number = seconds = None
+        # A little less, because the timer's ticks are not exact.
+        self._rests_until = began + rest_after(seconds) - FRAME_SECONDS / 2
+        if number == self._number:
+            self._seen = seen
+        else:
+            # Nobody knows what it has: it gets everything once more.
+            self._lines.forget()
+            self._shown.clear()
+            self._seen = None
+
+    def _changes(self, whole: dict[str, Any]) -> dict[str, Any]:
+        changed = {name: value for name, value in whole.items() if self._shown.get(name) != value}
+        self._shown.update(changed)
+        return changed
+
+    def _latest(self, charts: dict[str, Chart], runs: list[WatchedRun]) -> dict[str, dict[int, str]]:
+        """The newest value of each run in the charts that can be seen, where it has changed."""
+        latest: dict[str, dict[int, str]] = {}
+        for name in self._look.visible:
+            if name not in charts or charts[name].kind != "metric":
+                continue
+            values = {}
+            for number, run in enumerate(runs):
+                try:
+                    values[number] = value_text(run.view.series(name).last, charts[name].scale)
+                except KeyError:
+                    continue
+            latest[name] = values
+        shown = self._shown.setdefault("latest", {})
+        changed = {name: values for name, values in latest.items() if shown.get(name) != values}
+        shown.update(changed)
+        return changed
+
+    async def _on_look(self, event: "GenericEventArguments") -> None:
+        self._look = Look.from_browser(event.args)
+        await self.refresh()
+
+    async def _show_link(self) -> None:
+        from nicegui import ui
+
+        settings = await ui.run_javascript("location.hash")
+        link = self._view_link + (settings[:_LONGEST_SETTINGS] if isinstance(settings, str) else "")
+        with ui.dialog() as dialog, ui.card():
+            ui.label(_LINK_WITH_TOKEN if self._guarded else _LINK_WITHOUT_TOKEN).style("max-width: min(70vw, 520px)")
+            ui.input(value=link).props('readonly outlined dense aria-label="Link for viewers"').style(
+                "width: min(70vw, 520px)"
+            )
+            with ui.row():
+                ui.button("Copy", on_click=lambda: ui.clipboard.write(link)).props("flat")
+                ui.button("Close", on_click=dialog.close).props("flat")
+        dialog.on("hide", dialog.delete)
+        dialog.open()
+
+
+def _icon_button(icon: str, label: str) -> "Button":
+    from nicegui import ui
+
+    return ui.button(icon=icon, color=None).classes("flat-ink").props(f'flat round dense aria-label="{label}"')

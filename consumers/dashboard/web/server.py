@@ -1,0 +1,212 @@
+"""The server of the web dashboard: a thread of its own, with an event loop of its own."""
+
+import contextlib
+import errno
+import importlib.util
+import socket
+import threading
+import webbrowser
+from typing import TYPE_CHECKING
+
+from bus.errors import ConfigurationError
+from bus.printing import say
+from consumers.dashboard.view.runs import WatchedRuns
+from consumers.dashboard.web.access import ROLE, Gate, Listening, Role, Tokens
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+
+__all__ = ["FIRST_PORT", "DashboardServer", "check_installed"]
+
+FIRST_PORT = 8420
+"""Where a dashboard is, unless that port is taken or another one is asked for."""
+
+_PORTS_TRIED = 100
+_PATIENCE_SECONDS = 30.0
+_RECONNECT_SECONDS = 10.0
+_ICON = (
+    "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 32 32'><rect width='32' height='32' rx='7' fill='#0b5cad'/>"
+    "<path d='M5 9c5 0 5 14 10 14s5-8 12-8' fill='none' stroke='#fff' stroke-width='3' stroke-linecap='round'/></svg>"
+)
+
+
+def check_installed() -> None:
+    """Raises :class:`bus.errors.ConfigurationError` where the packages of the dashboard are not installed."""
+    for package in ("nicegui", "numpy", "PIL"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigurationError(
+                f"the dashboard needs the package {package}: install it with pip install 'offloop[dashboard]'"
+            )
+
+
+class DashboardServer:
+    """Serves the page of some runs until it is stopped. A process has one at a time."""
+
+    _running = threading.Lock()
+
+    def __init__(self, runs: WatchedRuns, listening: Listening) -> None:
+        check_installed()
+        listening.check()
+        self._runs = runs
+        self._listening = listening
+        self._tokens = None if listening.tokens is None else Tokens.load(listening.tokens)
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._stopping = False
+        self.url = ""
+        """The page's address, once it has begun."""
+
+    def start(self) -> None:
+        """Begins to serve, and says where on standard error. Whoever opens the page in that moment waits for it.
+
+        Raises:
+            ConfigurationError: the port is in use, the host is not one of this machine, or this process has a dashboard
+                already.
+        """
+        if not self._running.acquire(blocking=False):
+            raise ConfigurationError("this process serves a dashboard already: watch several runs with 'bus dashboard'")
+        try:
+            listener = _listen(self._listening)
+        except BaseException:
+            self._running.release()
+            raise
+        port = listener.getsockname()[1]
+        self.url = self._listening.url(port)
+        self._thread = threading.Thread(target=self._serve, args=(listener, port), name="offloop-web", daemon=True)
+        self._thread.start()
+        say(f"dashboard: {self.url}{self._note()}", err=True)
+        if self._listening.open_browser:
+            token = "" if self._tokens is None else f"?token={self._tokens.command}"
+            webbrowser.open(self.url + token)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits so long at most; whether it still serves. Raises what ended it, if something did."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+        if self._failure is not None:
+            raise self._failure
+        return self._thread is not None and self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Ends it; browsers that are there see that it is gone."""
+        self._stopping = True
+        if self._server is not None:
+            self._server.should_exit = True
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_PATIENCE_SECONDS)
+
+    def _note(self) -> str:
+        if self._tokens is None:
+            return ""
+        return f" (add ?token=... with a token from {self._listening.tokens})"
+
+    def _serve(self, listener: socket.socket, port: int) -> None:
+        try:
+            import uvicorn
+
+            gate = Gate(
+                self._application(),
+                self._tokens,
+                self._listening.host,
+                f"offloop_dashboard_{port}",
+                self._listening.certificate is not None,
+            )
+            config = uvicorn.Config(
+                gate,
+                lifespan="on",
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=1,
+                ssl_certfile=self._listening.certificate,
+                ssl_keyfile=self._listening.certificate_key,
+            )
+            self._server = uvicorn.Server(config)
+            # It may be told to stop before it is there.
+            self._server.should_exit = self._stopping
+            self._server.run(sockets=[listener])
+        except Exception as error:  # noqa: BLE001  whatever it is, the waiting thread raises it
+            self._failure = error
+            say(f"dashboard: it has ended, {type(error).__name__}: {error}", err=True)
+        finally:
+            listener.close()
+            self._running.release()
+
+    def _application(self) -> "FastAPI":
+        from fastapi import FastAPI, Request
+        from nicegui import core, ui
+
+        from consumers.dashboard.web.access import guard_sockets
+        from consumers.dashboard.web.charts import LineCache
+        from consumers.dashboard.web.page import Page
+
+        # NiceGUI has one application in a process: what a dashboard before this one left there is undone.
+        core.app.middleware_stack = None
+        core.app.user_middleware.clear()
+        core.sio.eio.start_service_task = True
+        guard_sockets()
+
+        cache = LineCache()
+
+        def build(role: Role, request: Request) -> None:
+            base = str(request.base_url)
+            link = f"{base}view" if self._tokens is None else f"{base}?token={self._tokens.view}"
+            Page(self._runs, cache, role, link, self._tokens is not None).build()
+
+        @ui.page("/", title="offloop")
+        def whole_page(request: Request) -> None:
+            build(request.scope[ROLE], request)
+
+        @ui.page("/view", title="offloop")
+        def viewers_page(request: Request) -> None:
+            build(Role.VIEW, request)
+
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        ui.run_with(
+            app,
+            favicon=f"data:image/svg+xml,{_ICON}".replace("#", "%23"),
+            dark=None,
+            tailwind=False,
+            reconnect_timeout=_RECONNECT_SECONDS,
+            show_welcome_message=False,
+            binding_refresh_interval=None,
+        )
+        return app
+
+
+def _listen(listening: Listening) -> socket.socket:
+    family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
+    first = FIRST_PORT if listening.port is None else listening.port
+    tried = range(first, first + _PORTS_TRIED) if listening.port is None else (first,)
+    for port in tried:
+        with contextlib.ExitStack() as opened:
+            listener = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((listening.host, port))
+                listener.listen(128)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE and listening.port is None:
+                    continue
+                raise ConfigurationError(_cannot_listen(listening, port, error)) from None
+            opened.pop_all()
+            return listener
+    raise ConfigurationError(
+        f"the ports {first} to {first + _PORTS_TRIED - 1} of {listening.host} are all in use: choose another with "
+        f"{listening.option('port', 'PORT')}"
+    )
+
+
+def _cannot_listen(listening: Listening, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        free = listening.option("port", str(port + 1 if port + 1 < 1 << 16 else FIRST_PORT))
+        return (
+            f"port {port} of {listening.host} is in use, by another dashboard perhaps: choose another with {free}, or "
+            "leave it out to have a free one found"
+        )
+    if error.errno == errno.EACCES:
+        return f"port {port} is for the system alone: choose one from 1024 on with {listening.option('port', '8420')}"
+    return (
+        f"nothing can listen at {listening.host} port {port}: {error.strerror or error}; use an address of this machine"
+    )

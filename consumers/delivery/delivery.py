@@ -1,0 +1,160 @@
+"""Hands what was logged to every destination that still works."""
+
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bus import errors
+from bus.errors import OffloopError
+from bus.printing import say
+from bus.protocol.snapshot import Snapshot
+from consumers.api.logger import Logger, LoggerDestination, RunPlace
+
+__all__ = ["Delivery", "show_failure"]
+
+_OUR_FOLDERS = str(Path(errors.__file__).parent), str(Path(__file__).parents[1])
+
+
+class Delivery:
+    """Several destinations, by name, for several threads.
+
+    One that raises is shown with its traceback, once, and given nothing more until it is closed, so that what it wrote
+    has no holes. A ``BrokenPipeError`` is the reader of our output gone: it is not shown, and handed to
+    ``on_broken_pipe``, which is called in the thread that delivers.
+    """
+
+    def __init__(
+        self, destinations: Mapping[str, LoggerDestination], on_broken_pipe: Callable[[BrokenPipeError], None]
+    ) -> None:
+        self._destinations = dict(destinations)
+        self._on_broken_pipe = on_broken_pipe
+        self._failed: dict[str, LoggerDestination] = {}
+        self.only_sends = False
+        """Whether it is being closed, and nothing is left but to wait for servers."""
+        self.named: set[str] = set()
+        """The hyperparameters that callbacks have logged: of one name, theirs counts and not the run's."""
+        self.lock = threading.RLock()
+        """Held while anything is delivered. Whoever stores positions holds it from the first position to the last, of
+        callbacks as of destinations, so that they belong together."""
+
+    @property
+    def names(self) -> list[str]:
+        """The destinations that work, in order."""
+        return list(self._destinations)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The destinations that have raised."""
+        return tuple(self._failed)
+
+    def open(self, place: RunPlace) -> None:
+        """Opens them; those that were opened are closed again if one cannot be.
+
+        Raises:
+            ConfigurationError: one cannot be opened.
+        """
+        opened: list[LoggerDestination] = []
+        try:
+            for destination in self._destinations.values():
+                destination.check()
+            for destination in self._destinations.values():
+                destination.open(place)
+                opened.append(destination)
+        except BaseException:
+            for destination in opened:
+                destination.close()
+            raise
+
+    def deliver(self, logger: Logger, state: Snapshot) -> None:
+        """Takes what the logger gathered during the event ``state``, and gives it to each."""
+        if not logger.pending:
+            return
+        gathered = logger.take(state)
+        with self.lock:
+            self.named |= gathered.hyperparameters.keys()
+            hyperparameters = gathered.hyperparameters | {
+                name: value for name, value in gathered.of_run.items() if name not in self.named
+            }
+
+        def give(destination: LoggerDestination) -> None:
+            if hyperparameters:
+                destination.log_hyperparameters(hyperparameters, state)
+            if gathered.rows:
+                destination.log_rows(gathered.rows, state)
+            for images in gathered.images:
+                destination.log_images(images, state)
+            for table in gathered.tables:
+                destination.log_table(table, state)
+            for text in gathered.texts:
+                destination.log_text(text, state)
+            for upload in gathered.uploads:
+                destination.upload_file(upload, state)
+
+        self.for_each(give)
+
+    def states(self) -> dict[str, dict[str, Any]] | None:
+        """Name to ``state_dict()`` of each; ``None`` when one has failed, for then there is nothing to go on from."""
+        states: list[dict[str, Any]] = []
+        with self.lock:
+            self.for_each(lambda destination: states.append(destination.state_dict()))
+            return None if self._failed else dict(zip(self._destinations, states, strict=True))
+
+    def committed(self) -> None:
+        """Tells each that what it was given does not come again, unless one has failed: for that one it has to."""
+        if self._failed:
+            self.for_each(lambda destination: destination.released())
+        else:
+            self.for_each(lambda destination: destination.committed())
+
+    def close(self) -> None:
+        """Closes each, also those that have failed; those that may wait for a server come last."""
+        failed = list(self._failed.values())
+
+        def close(destination: LoggerDestination) -> None:
+            self.only_sends = destination.own_lane
+            try:
+                destination.close()
+            except Exception:
+                # What is wrong with one that has failed before was shown then.
+                if destination not in failed:
+                    raise
+
+        with self.lock:
+            everyone = self._destinations | self._failed
+            self._destinations = dict(sorted(everyone.items(), key=lambda one: one[1].own_lane))
+        self.for_each(close)
+
+    def for_each(self, action: Callable[[LoggerDestination], object]) -> None:
+        """Does something with each that works."""
+        with self.lock:
+            for name, destination in tuple(self._destinations.items()):
+                try:
+                    action(destination)
+                except Exception as error:  # noqa: BLE001  a destination may raise anything, and is shown with its traceback
+                    del self._destinations[name]
+                    if isinstance(error, BrokenPipeError):
+                        self._on_broken_pipe(error)
+                        continue
+                    self._failed[name] = destination
+                    show_failure(f"destination {name} failed and is given nothing more", error)
+
+
+def show_failure(headline: str, error: BaseException) -> None:
+    """Prints other people's error on standard error, with the traceback from their first frame on. An error of ours
+    says what to do by itself: of the traceback it is told the last line that is theirs."""
+    if isinstance(error, OffloopError):
+        frames = [one for one in traceback.extract_tb(error.__traceback__) if not _is_ours(one.filename)]
+        where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        say(f"{headline}: {error}{where}", err=True)
+        return
+    own = error.__traceback__
+    lines = traceback.format_exception(type(error), error, own and own.tb_next)
+    say(f"{headline}:", err=True)
+    for line in "".join(lines).removesuffix("\n").split("\n"):
+        say(line, err=True)
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_OUR_FOLDERS)

@@ -1,0 +1,414 @@
+"""Between a consumer and a destination that may be slow or away: nobody waits for it, and nothing is lost."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bus.errors import ConfigurationError
+from bus.printing import say
+from bus.protocol.snapshot import Snapshot
+from consumers.api.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
+from consumers.delivery.commit import pack_snapshot, unpack_snapshot
+from consumers.delivery.spool_file import Place, SpoolDirectory
+
+__all__ = ["PAUSES", "Spool", "spooled"]
+
+PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Seconds between two attempts to send; the last one is kept to."""
+
+_PATIENCE_SECONDS = 1.0
+_DIRECTORY = "consumers"
+_ROWS = "rows"
+_IMAGES = "images"
+_UPLOAD = "upload"
+_LARGE = (_IMAGES, _UPLOAD)
+_MOST_AT_ONCE = 200
+
+
+def spooled(destination: LoggerDestination) -> LoggerDestination:
+    """The destination, within a :class:`Spool` if it asks for a lane of its own."""
+    return Spool(destination) if destination.own_lane and not isinstance(destination, Spool) else destination
+
+
+class Spool(LoggerDestination):
+    """Writes what it is given to a file in the run's directory; a thread reads it there and gives it to
+    ``destination``.
+
+    What the destination raises makes the thread close it, pause, open it again and go on after what it took last;
+    pauses grow from half a second to a minute. How far it came is kept beside the records, so that a process that goes
+    on sends nothing twice. Only a :class:`~bus.errors.ConfigurationError` is final: from ``open`` it ends the sending,
+    and from a later method it leaves out the one entry that cannot be taken, and says so.
+
+    For a consumer that keeps its progress, what is not :meth:`committed` is not sent: those events may come again.
+    Without, everything is sent at once.
+
+    :meth:`close` waits until everything is sent, and gives up when nothing could be sent for
+    ``destination.drain_seconds``, or for ``destination.finish_seconds`` while an image or a file is on its way. What
+    the destination lacks then is told by :attr:`problem`.
+
+    ``pause`` waits for so many seconds, in tests.
+    """
+
+    own_lane = True
+
+    def __init__(self, destination: LoggerDestination, pause: Callable[[float], object] | None = None) -> None:
+        self._destination = destination
+        self._pause = pause or self._wait
+        self._patient_at: Place | None = None
+        self._patient_until = 0.0
+        self._closing = threading.Event()
+        self._abandoned = threading.Event()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._directory: SpoolDirectory | None = None
+        self._committed: tuple[Path, Place] | None = None
+        self._place: RunPlace | None = None
+        self._final = Place()
+        self._delivered = Place()
+        self._holds = False
+        self._is_new_position = False
+        self._is_over = False
+        self._trouble: str | None = None
+        self._left_out = 0
+        self._problem: str | None = None
+        self._fatal: ConfigurationError | None = None
+        self._frame: tuple[Snapshot, bytes] | None = None
+
+    def check(self) -> None:
+        """As the destination's."""
+        self._destination.check()
+
+    def open(self, place: RunPlace) -> None:
+        """Begins to send; the destination is opened by the thread that does.
+
+        Raises:
+            ConfigurationError: what was kept for this consumer is gone or damaged.
+        """
+        self._place = place
+        if self._committed is not None:
+            self._directory = SpoolDirectory.go_on(*self._committed)
+        else:
+            parent = None if place.run_dir is None else place.run_dir / _DIRECTORY
+            self._directory = SpoolDirectory.create(parent, f"{self.shown_as}-{place.attempt}")
+        self._final = self._directory.end
+        self._delivered = self._directory.mark.place
+        self._thread = threading.Thread(target=self._send, name=f"send to {self.shown_as}", daemon=True)
+        self._thread.start()
+
+    def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
+        """Keeps them until they are sent."""
+        self._append(_ROWS, [list(row) for row in rows], state)
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
+        """Keeps them until they are sent; values of types of their own become text."""
+        self._append("hyperparameters", _with_text_keys(hyperparameters), state)
+
+    def log_images(self, entry: Images, state: Snapshot) -> None:
+        """Keeps them until they are sent."""
+        content = entry._asdict()
+        content["images"] = [_packed(image) for image in entry.images]
+        content["masks"] = {name: [_packed(mask) for mask in masks] for name, masks in entry.masks.items()}
+        self._append(_IMAGES, list(content.values()), state)
+
+    def log_table(self, entry: Table, state: Snapshot) -> None:
+        """Keeps it until it is sent."""
+        self._append("table", list(entry), state)
+
+    def log_text(self, entry: Text, state: Snapshot) -> None:
+        """Keeps it until it is sent."""
+        self._append("text", list(entry), state)
+
+    def upload_file(self, entry: Upload, state: Snapshot) -> None:
+        """Keeps a hard link of the file, or a copy, until it is sent."""
+        with self._changed:
+            kept = self._opened.keep_file(entry.file_path)
+            self._append(_UPLOAD, [entry.remote_file_name, kept.name, entry.overwrite], state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the records are, and where they end. From the first call on, what is not committed is held back."""
+        directory = self._opened
+        with self._changed:
+            directory.sync()
+            self._holds = self._is_new_position = True
+            return {"path": str(directory.path), "bytes": directory.end.bytes, "records": directory.end.records}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Says where the records are, and what to take back of them when they are opened."""
+        self._committed = (Path(state["path"]), Place(int(state["bytes"]), int(state["records"])))
+
+    def committed(self) -> None:
+        """Sends what it was given so far."""
+        with self._changed:
+            self._is_over = not self._is_new_position
+            self._is_new_position = False
+            self._release()
+
+    def released(self) -> None:
+        """Sends what it was given so far, and keeps what does not arrive."""
+        with self._changed:
+            self._release()
+
+    def close(self) -> None:
+        """Waits until everything is sent, or nothing could be for too long; then says how much was not. So it does when
+        the wait is interrupted."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        with self._changed:
+            self._patient_at = None
+            self._closing.set()
+            self._changed.notify_all()
+        try:
+            self._wait_for(thread)
+        finally:
+            self._end()
+
+    @property
+    def problem(self) -> str | None:
+        """What the destination lacks of what it was given until :meth:`close`, in words that follow its name; ``None``
+        when it has all of it."""
+        return self._problem
+
+    @property
+    def where(self) -> str | None:
+        """Where to look at what was sent."""
+        return self._destination.where
+
+    @property
+    def shown_as(self) -> str:
+        """What people know it as: the destination."""
+        return getattr(self._destination, "name", "") or type(self._destination).__name__
+
+    @property
+    def _opened(self) -> SpoolDirectory:
+        if self._directory is None:
+            raise ConfigurationError(f"{self.shown_as} was given something before it was opened: call open() first")
+        return self._directory
+
+    def _append(self, kind: str, content: Any, state: Snapshot) -> None:
+        if self._fatal is not None:
+            self.close()
+            raise self._fatal
+        with self._changed:
+            self._opened.append([kind, content, self._packed_state(state)])
+            if not self._holds:
+                self._release()
+
+    def _release(self) -> None:
+        self._final = self._opened.end
+        self._changed.notify_all()
+
+    def _packed_state(self, state: Snapshot) -> bytes:
+        # Several entries of one event follow each other.
+        if self._frame is None or self._frame[0] is not state:
+            self._frame = (state, pack_snapshot(state.without(state.on_demand)))
+        return self._frame[1]
+
+    def _send(self) -> None:
+        """What the thread does: attempts, until everything is sent or nothing more is to be tried."""
+        failures = 0
+        while not self._abandoned.is_set():
+            before = self._delivered
+            try:
+                self._open_and_deliver()
+                return
+            except ConfigurationError as error:
+                self._fatal = error
+                return
+            except Exception as error:  # noqa: BLE001  a destination may raise anything, and is tried again
+                with contextlib.suppress(Exception):
+                    self._destination.close()
+                self._patient_until = 0.0
+                failures = failures + 1 if self._delivered == before else 1
+                self._say_trouble(error)
+            if self._closing.is_set() and not self._missing:
+                return
+            self._pause(PAUSES[min(failures, len(PAUSES)) - 1])
+
+    def _wait(self, seconds: float) -> None:
+        if self._closing.is_set():
+            self._abandoned.wait(PAUSES[0])
+        else:
+            self._closing.wait(seconds)
+
+    def _wait_for(self, thread: threading.Thread) -> None:
+        longest = min(self._destination.drain_seconds, threading.TIMEOUT_MAX)
+        if longest > _PATIENCE_SECONDS:
+            thread.join(_PATIENCE_SECONDS)
+            with self._changed:
+                missing = self._missing
+            if thread.is_alive() and missing:
+                leave = "" if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else "; Ctrl-C leaves them"
+                self._say(f"sending {missing} more entries{leave}")
+        while thread.is_alive():
+            before = self._delivered
+            thread.join(longest)
+            # Patience ends after a delivery is noted, so it is looked up first.
+            if time.monotonic() >= self._patient_until and self._delivered == before:
+                break
+
+    def _open_and_deliver(self) -> None:
+        directory, destination = self._opened, self._destination
+        assert self._place is not None  # set by open()
+        place = directory.mark.place
+        if directory.mark.destination:
+            destination.load_state_dict(directory.mark.destination)
+        destination.open(self._place)
+        self._note_sent(place, ())
+        while (found := self._next(place)) is not None:
+            entries, after = found
+            if any(kind in _LARGE for kind, *_ in entries):
+                self._be_patient(place)
+            place = after
+            self._deliver(entries)
+            if destination.acknowledges:
+                self._note_sent(place, entries)
+            self._delivered = place
+            self._patient_until = 0.0
+            self._say_recovery()
+        self._be_patient(place)
+        destination.close()
+        self._note_sent(place, ())
+
+    def _be_patient(self, place: Place) -> None:
+        """Gives the destination time for what takes long, once: what has failed is not waited for that long again."""
+        if self._patient_at is None or place > self._patient_at:
+            self._patient_at = place
+            self._patient_until = time.monotonic() + self._destination.finish_seconds
+
+    def _next(self, place: Place) -> tuple[list[Any], Place] | None:
+        """The next entries that can go together, and the place after them; ``None`` when it is time to close."""
+        directory = self._opened
+        with self._changed:
+            while place.records >= self._final.records:
+                if self._closing.is_set():
+                    return None
+                self._changed.wait()
+            final = self._final
+        entries: list[Any] = []
+        while place.records < final.records and len(entries) < _MOST_AT_ONCE:
+            entry, after = directory.read(place)
+            if entries and not entry[0] == entries[0][0] == _ROWS:
+                break
+            if place.records >= directory.mark.sent:
+                entries.append(entry)
+            place = after
+        return entries, place
+
+    def _deliver(self, entries: Sequence[Any]) -> None:
+        if len(entries) > 1:
+            # Rows of several events at once: servers take many of them in one request.
+            rows = [Row(*row) for _, content, _ in entries for row in content]
+            with contextlib.suppress(ConfigurationError):
+                self._destination.log_rows(rows, unpack_snapshot(entries[-1][2]))
+                return
+        for kind, content, frame in entries:
+            try:
+                self._deliver_one(kind, content, unpack_snapshot(frame))
+            except ConfigurationError as error:
+                self._left_out += 1
+                if self._left_out == 1:
+                    self._say(f"does not take an entry, which is left out as are further such: {error}")
+
+    def _deliver_one(self, kind: str, content: Any, state: Snapshot) -> None:
+        destination = self._destination
+        if kind == _ROWS:
+            destination.log_rows([Row(*row) for row in content], state)
+        elif kind == "hyperparameters":
+            destination.log_hyperparameters(content, state)
+        elif kind == _IMAGES:
+            entry = Images(*content)
+            images = [_array(packed) for packed in entry.images]
+            masks = {name: [_array(packed) for packed in masks] for name, masks in entry.masks.items()}
+            destination.log_images(entry._replace(images=images, masks=masks), state)
+        elif kind == "table":
+            destination.log_table(Table(*content), state)
+        elif kind == "text":
+            destination.log_text(Text(*content), state)
+        elif kind == _UPLOAD:
+            remote_file_name, name, overwrite = content
+            destination.upload_file(Upload(remote_file_name, self._opened.file(name), overwrite), state)
+
+    def _note_sent(self, place: Place, entries: Sequence[Any]) -> None:
+        directory = self._opened
+        with self._changed:
+            directory.set_sent(place, self._destination.state_dict())
+            for kind, content, _ in entries:
+                if kind == _UPLOAD:
+                    directory.drop_file(content[1])
+
+    @property
+    def _missing(self) -> int:
+        """How many entries are not known to have arrived."""
+        mark = self._opened.mark
+        return max(0, self._final.records - max(mark.place.records, mark.sent))
+
+    def _end(self) -> None:
+        """Says what was not sent, and keeps or deletes what is on the disk."""
+        directory = self._opened
+        with self._changed:
+            self._abandoned.set()
+            missing, given = self._missing, self._final.records
+            if missing or self._fatal:
+                self._say(f"{missing} of {given} entries did not arrive{self._reason}; {self._next_step}")
+            if missing:
+                self._problem = f"lacks {missing} of {given} entries"
+            elif self._fatal or self._left_out:
+                self._problem = "failed" if self._fatal else "lacks entries that it does not take"
+            if not self._holds or (self._is_over and missing):
+                directory.remove()
+                return
+            if not missing and self._final == directory.end:
+                directory.forget_sent()
+            directory.close()
+
+    @property
+    def _reason(self) -> str:
+        trouble = self._fatal or self._trouble
+        return "" if trouble is None else f", {trouble}"
+
+    @property
+    def _next_step(self) -> str:
+        assert self._place is not None  # set by open()
+        if self._holds and not self._is_over:
+            return "the same command sends them when it goes on"
+        if self._place.run_dir is None:
+            return "they are lost"
+        return f"'consumer --replay {self._place.run_dir} --log {self.shown_as}' sends it later"
+
+    def _say_trouble(self, error: Exception) -> None:
+        is_new, self._trouble = self._trouble is None, f"{type(error).__name__}: {error}".splitlines()[0]
+        if is_new and not self._abandoned.is_set():
+            self._say(f"takes nothing, {self._trouble}; it is tried again, and everything is kept until then")
+
+    def _say_recovery(self) -> None:
+        if self._trouble is not None:
+            self._trouble = None
+            self._say("takes entries again")
+
+    def _say(self, message: str) -> None:
+        # A terminal that is gone must not end the sending.
+        with contextlib.suppress(OSError, ValueError):
+            say(f"logger {self.shown_as}: {message}", err=True)
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Maps with texts as keys, whatever they were: what is kept has to be read again."""
+    if isinstance(value, Mapping):
+        return {str(key): _with_text_keys(part) for key, part in value.items()}
+    return [_with_text_keys(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _packed(array: Any) -> tuple[str, tuple[int, ...], bytes]:
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+def _array(packed: Any) -> Any:
+    import numpy as np
+
+    kind, shape, data = packed
+    return np.frombuffer(data, dtype=kind).reshape(shape)

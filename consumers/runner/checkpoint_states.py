@@ -1,0 +1,274 @@
+"""The states that callbacks had where the training saved checkpoints: an attempt that resumes from one continues from
+them.
+
+checkpoint is saved  -> mark in the stream -> states are kept
+checkpoint is loaded -> mark in the stream -> states are restored
+"""
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from bus.errors import ConfigurationError, OffloopError, RecordingError, RunDirectoryError
+from bus.printing import say
+from bus.protocol.order import CheckpointMark
+from bus.protocol.snapshot import Snapshot
+from bus.recording.recording import Recording
+from bus.runs.directory import read_run
+from bus.types.event import Event
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger, RunPlace
+from consumers.delivery.commit import pack_state, seal, unpack_state, unseal
+from consumers.runner.dispatcher import Dispatcher
+from consumers.runner.members import Member
+from consumers.runner.state_file import read_state, write_state
+
+__all__ = ["STATE_DIR", "CheckpointStates"]
+
+STATE_DIR = "consumers"
+"""Where in a run's directory consumers keep their states."""
+
+_KEPT = 100
+_BATCH = 2
+
+
+class CheckpointStates:
+    """Keeps the states of the consumer ``name``, one file for each checkpoint of the training, and restores them where
+    one was loaded. Only callbacks with :meth:`~consumers.Callback.state_dict` that resume take part.
+
+    They are kept in the run's directory, or in ``directory``. A checkpoint may be of another run beside this one.
+
+    A consumer that had not come as far as the checkpoint has no state for it. It continues from an earlier one, or from
+    the beginning, and handles the events in between from the recording of the attempt; what its callbacks log then is
+    not written. Where that is impossible, the callbacks begin anew, and that is said.
+    """
+
+    def __init__(self, name: str, directory: Path | None = None) -> None:
+        self._name = name
+        self._directory = directory
+        # Callbacks with streams of their own come here in threads of their own.
+        self._lock = threading.Lock()
+        self._problems: set[str] = set()
+
+    def take(self, mark: CheckpointMark, dispatcher: Dispatcher) -> None:
+        """Keeps the states of a dispatcher's callbacks where a checkpoint is saved, and restores them where one was
+        loaded."""
+        members = [one for one in dispatcher.members if _resumes(one.callback)]
+        if members and mark.action == "save":
+            self._keep(mark, dispatcher, members)
+        elif members:
+            self._restore(mark, dispatcher, members)
+
+    def _keep(self, mark: CheckpointMark, dispatcher: Dispatcher, members: Sequence[Member]) -> None:
+        states = dispatcher.callback_states(members)
+        path = self._path(mark, dispatcher.place)
+        if states is None or path is None:
+            return
+        try:
+            with self._lock:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                known = {**self._others(path), **{name: state for name, _, _, state in states}}
+                packed = {name: pack_state("callback", name, state) for name, state in known.items()}
+                write_state(path, seal(msgpack.packb({"callbacks": packed})))
+                _remove_surplus(path.parent)
+        except (OSError, ConfigurationError) as error:
+            what = error.strerror if isinstance(error, OSError) else str(error)
+            self._say_once(f"the state of {self._name} for checkpoints cannot be kept in {path.parent}: {what}")
+
+    def _restore(self, mark: CheckpointMark, dispatcher: Dispatcher, members: Sequence[Member]) -> None:
+        missing = self._load(mark, dispatcher, members)
+        if missing:
+            missing = self._catch_up(mark, dispatcher, missing)
+        if missing:
+            names = ", ".join(member.name for member in missing)
+            where = "" if dispatcher.place.run_dir else ": the run's directory is on another machine"
+            say(
+                f"{names} begin{'s' if len(missing) == 1 else ''} anew: no state was kept for the checkpoint at batch "
+                f"{mark.timestamp.values[_BATCH]} of run {mark.run}, and no recording was found in which it is "
+                f"saved{where}; checkpoints that were saved without a stream, or by a consumer, have none",
+                err=True,
+            )
+
+    def _load(self, mark: CheckpointMark, dispatcher: Dispatcher, members: Sequence[Member]) -> list[Member]:
+        """Restores what was kept at a mark; returns the callbacks for which nothing was."""
+        path = self._path(mark, dispatcher.place)
+        states: Mapping[str, dict[str, Any]] = {}
+        try:
+            states = {} if path is None else self._read(path)
+        except (OSError, RecordingError) as error:
+            what = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+            self._say_once(f"the state of {self._name} in {path} {what}")
+        for member in members:
+            if member.name in states:
+                dispatcher.load_state(member, states[member.name])
+        return [member for member in members if member.name not in states]
+
+    def _catch_up(self, mark: CheckpointMark, dispatcher: Dispatcher, members: Sequence[Member]) -> list[Member]:
+        """Takes callbacks through the recording of the attempt that has saved a checkpoint, up to there; returns those
+        for which that was not possible."""
+        found = self._find(mark, dispatcher.place)
+        if found is None:
+            return list(members)
+        recording, marks = found
+        say(
+            f"{self._name}: reading {recording.path} up to the checkpoint at batch {mark.timestamp.values[_BATCH]}, to "
+            "continue from there",
+            err=True,
+        )
+        # The newest place before it for which all of them have a state.
+        first = next((one for one in reversed(marks[:-1]) if self._has(one, dispatcher.place, members)), None)
+        if first is not None:
+            self._load(first, dispatcher, members)
+        part = _Part(recording, first, marks[-1], lambda: dispatcher.leaving)
+        catching_up = Dispatcher(
+            part,
+            [(member.name, member.callback) for member in members],
+            deliver=_drop,
+            note_error=dispatcher.note_error,
+            on_error="continue",
+            keeps_positions=False,
+            at_checkpoint=self.take,
+        )
+        _run_to_end(catching_up)
+        for member, done in zip(members, catching_up.members, strict=True):
+            member.errors += done.errors
+        return []
+
+    def _has(self, mark: CheckpointMark, place: RunPlace, members: Sequence[Member]) -> bool:
+        """Whether the states of all these callbacks were kept at a mark."""
+        path = self._path(mark, place)
+        try:
+            states = {} if path is None or mark.action == "load" else self._read(path)
+        except (OSError, RecordingError):
+            return False
+        return all(member.name in states for member in members)
+
+    def _find(self, mark: CheckpointMark, place: RunPlace) -> tuple[Recording, list[CheckpointMark]] | None:
+        """The recording of the attempt that has saved a checkpoint, and its marks up to that; ``None`` without one."""
+        run_dir = _run_dir(mark, place)
+        try:
+            attempts = [] if run_dir is None else read_run(run_dir).attempts
+        except OffloopError:
+            return None
+        for attempt in reversed(attempts):
+            if mark.run == place.run_name and attempt.number >= place.attempt:
+                continue
+            try:
+                recording = Recording(attempt.recording)
+                marks = recording.read_checkpoints()
+            except (RecordingError, RunDirectoryError):
+                continue
+            for last in range(len(marks), 0, -1):
+                if marks[last - 1].action == "save" and marks[last - 1].timestamp.values == mark.timestamp.values:
+                    return recording, marks[:last]
+        return None
+
+    def _others(self, path: Path) -> dict[str, dict[str, Any]]:
+        """What other dispatchers of this consumer have kept at the same checkpoint."""
+        try:
+            return self._read(path)
+        except RecordingError:
+            # What is damaged is replaced.
+            return {}
+
+    def _read(self, path: Path) -> dict[str, dict[str, Any]]:
+        packed = read_state(path)
+        return {} if packed is None else unseal(packed, _states_of)
+
+    def _path(self, mark: CheckpointMark, place: RunPlace) -> Path | None:
+        """The file of the state at a checkpoint; ``None`` where there is no place for it."""
+        run_dir = _run_dir(mark, place)
+        directory = self._directory or (None if run_dir is None else run_dir / STATE_DIR)
+        if directory is None:
+            return None
+        values = mark.timestamp.values
+        # The whole training time, because a batch that is trained again has another one.
+        digest = hashlib.sha256(repr(values[:14]).encode()).hexdigest()[:16]
+        return directory / f"{self._name}.checkpoints" / f"ba{values[_BATCH]}-{digest}.state"
+
+    def _say_once(self, problem: str) -> None:
+        if problem not in self._problems:
+            self._problems.add(problem)
+            say(f"{problem}", err=True)
+
+
+class _Part:
+    """The snapshots of a recording between two marks, or from its beginning to the second one."""
+
+    def __init__(
+        self, recording: Recording, first: CheckpointMark | None, last: CheckpointMark, leaves: Callable[[], bool]
+    ) -> None:
+        self.run_name, self.attempt, self.path = recording.run_name, recording.attempt, recording.path
+        self.on_checkpoint: Callable[[CheckpointMark], object] = lambda mark: None
+        self._recording = recording
+        self._first = first
+        self._last = last
+        self._leaves = leaves
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return self.snapshots()
+
+    def snapshots(self, events: set[Event] | None = None, *, after: Any = None) -> Iterator[Snapshot]:
+        """As of a recording."""
+        begun, ended = self._first is None, False
+
+        def see(mark: CheckpointMark) -> None:
+            nonlocal begun, ended
+            if begun and not ended:
+                self.on_checkpoint(mark)
+            begun = begun or mark == self._first
+            ended = ended or mark == self._last
+
+        self._recording.on_checkpoint = see
+        for snapshot in self._recording.snapshots(events):
+            if ended or self._leaves():
+                return
+            if begun:
+                yield snapshot
+
+
+def _run_to_end(dispatcher: Dispatcher) -> None:
+    """Runs it in a thread of its own: an event loop runs here already, and callbacks may be asynchronous."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            asyncio.run(dispatcher.consume())
+        except Exception as error:  # noqa: BLE001  whatever it is, it is raised where the others run
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="offloop-catch-up", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _drop(logger: Logger, snapshot: Snapshot) -> None:
+    logger.take(snapshot)
+
+
+def _run_dir(mark: CheckpointMark, place: RunPlace) -> Path | None:
+    """The directory of the run that a checkpoint is of."""
+    if place.run_dir is None or mark.run == place.run_name:
+        return place.run_dir
+    return place.run_dir.parent / mark.run
+
+
+def _resumes(callback: Callback) -> bool:
+    return callback.resumes and callback.has_state
+
+
+def _states_of(content: Any) -> dict[str, dict[str, Any]]:
+    return {str(name): unpack_state(state) for name, state in content["callbacks"].items()}
+
+
+def _remove_surplus(directory: Path) -> None:
+    files = sorted(directory.glob("*.state"), key=lambda path: path.stat().st_mtime_ns)
+    for path in files[:-_KEPT]:
+        path.unlink(missing_ok=True)

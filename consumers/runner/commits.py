@@ -1,0 +1,194 @@
+"""Commits how far a runner is, and takes up what one before it committed."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bus.errors import ConfigurationError, RunDirectoryError
+from bus.printing import say
+from bus.protocol.order import Ending
+from consumers.api.callback import Callback
+from consumers.api.logger import LoggerDestination
+from consumers.delivery.commit import CallbackState, Committed, DestinationState, Progress
+from consumers.delivery.delivery import Delivery
+from consumers.runner.dispatcher import Dispatcher
+from consumers.runner.statistics import RunnerStatistics
+from consumers.runner.worker import Lane
+
+__all__ = ["COMMIT_EVENTS", "Commits"]
+
+COMMIT_EVENTS = 1000
+"""After how many handled events the progress is committed, unless told otherwise."""
+
+_COMMIT_SECONDS = 1.0
+
+
+class Commits:
+    """Keeps in ``progress`` where callbacks and destinations stand; without one, does nothing.
+
+    ``shared`` runs the callbacks that share a stream, ``lanes`` the others: they may become more until
+    :meth:`restore`. ``statistics`` tells what is committed of the whole. While a destination has failed, and once
+    something has ended the run before its stream did, nothing is committed: whoever goes on begins before that failure.
+    The other destinations may send what they have all the same, unless there are lanes.
+    """
+
+    def __init__(
+        self,
+        progress: Progress | None,
+        every: int,
+        shared: Dispatcher,
+        lanes: Sequence[Lane],
+        destinations: Mapping[str, LoggerDestination],
+        delivery: Delivery,
+        statistics: Callable[[], RunnerStatistics],
+    ) -> None:
+        self.restored: Committed | None = None
+        """What was committed before."""
+        self.problem: str | None = None
+        """Why the last attempt to commit failed; ``None`` when it did not."""
+        self._progress = progress
+        self._every = every
+        self._shared = shared
+        self._lanes = lanes
+        self._destinations = destinations
+        self._delivery = delivery
+        self._statistics = statistics
+        self._handled_at_commit = 0
+        self._next_commit = 0.0
+
+    def restore(self) -> bool:
+        """Takes up what was committed; whether that was everything.
+
+        Raises:
+            ConfigurationError: it is of other callbacks or destinations.
+            RecordingError: it is damaged.
+        """
+        committed = None if self._progress is None else self._progress.load()
+        if committed is None:
+            return False
+        shared, lanes = self._shared, self._lanes
+        _check_same("callbacks", [known.name for known in committed.callbacks], [one.name for one in shared.members])
+        _check_same("callbacks", [known.callback.name for known in committed.lanes], [lane.name for lane in lanes])
+        _check_same("loggers", [known.name for known in committed.destinations], list(self._destinations))
+        self.restored = committed
+        shared.last = committed.last
+        shared.handled = self._handled_at_commit = committed.handled
+        shared.go_on_from(committed.positions, committed.callbacks)
+        self._delivery.named.update(committed.named)
+        if committed.ending is not None:
+            return True
+        for member, known in zip(shared.members, committed.callbacks, strict=True):
+            _load(member.name, member.callback, known.state)
+        for name, state in committed.destinations:
+            _load(name, self._destinations[name], state)
+        for lane, point in zip(lanes, committed.lanes, strict=True):
+            lane.go_on_at(point)
+            if point.positions:
+                _load(lane.name, lane.callback, point.callback.state)
+        return False
+
+    def commit_if_due(self) -> None:
+        """Commits after so many events of the shared stream, and when a second has gone by in which there were any."""
+        handled = self._shared.handled - self._handled_at_commit
+        if handled >= self._every or (handled > 0 and self._is_old):
+            self.commit()
+
+    def commit_if_old(self) -> None:
+        """Commits when a second has gone by, for what lanes have handled."""
+        if self._is_old:
+            self.commit()
+
+    def commit(self, ending: Ending | None = None) -> None:
+        """Commits where everything stands; with ``ending``, that nothing is left to do. When that cannot be stored at
+        this moment, it is shown, once, and the next attempt may succeed."""
+        try:
+            self.store(ending)
+            self.problem = None
+        except RunDirectoryError as error:
+            if self.problem is None:
+                say(f"{error}; it goes on, and tries again to keep it", err=True)
+            self.problem = str(error)
+
+    def store(self, ending: Ending | None = None) -> None:
+        """As :meth:`commit`.
+
+        Raises:
+            RunDirectoryError: it cannot be stored at this moment.
+            ConfigurationError: the state of a callback or a destination holds something that cannot be stored.
+        """
+        self._handled_at_commit = self._shared.handled
+        self._next_commit = time.monotonic() + _COMMIT_SECONDS
+        if self._progress is None or self._shared.fatal is not None:
+            return
+        if self._delivery.failed:
+            self._release()
+            return
+        with self._delivery.lock:
+            callbacks, destinations = self._callback_states(ending), self._destination_states(ending)
+            if callbacks is None or destinations is None:
+                return
+            self._store_states(self._progress, callbacks, destinations, ending)
+            self._delivery.committed()
+
+    def _release(self) -> None:
+        # What is logged once more is left out by its number, which it has again where one stream gives the order.
+        if not self._lanes:
+            self._delivery.committed()
+
+    @property
+    def _is_old(self) -> bool:
+        return self._progress is not None and time.monotonic() >= self._next_commit
+
+    def _store_states(
+        self,
+        progress: Progress,
+        callbacks: tuple[CallbackState, ...],
+        destinations: tuple[DestinationState, ...],
+        ending: Ending | None,
+    ) -> None:
+        shared, statistics = self._shared, self._statistics()
+        progress.commit(
+            Committed(
+                run_name=shared.place.run_name,
+                attempt=shared.place.attempt,
+                positions=shared.positions,
+                last=shared.last,
+                handled=shared.handled,
+                callbacks=callbacks,
+                destinations=destinations,
+                gaps=statistics.gaps,
+                ending=ending,
+                damage=statistics.damage if ending else None,
+                lanes=tuple(lane.point for lane in self._lanes),
+                named=tuple(sorted(self._delivery.named)),
+            )
+        )
+
+    def _callback_states(self, ending: Ending | None) -> tuple[CallbackState, ...] | None:
+        if ending is not None:
+            return tuple(CallbackState(one.name, one.errors, one.disabled, {}) for one in self._shared.members)
+        return self._shared.callback_states()
+
+    def _destination_states(self, ending: Ending | None) -> tuple[DestinationState, ...] | None:
+        if ending is not None:
+            return tuple(DestinationState(name, {}) for name in self._destinations)
+        states = self._delivery.states()
+        return None if states is None else tuple(DestinationState(*one) for one in states.items())
+
+
+def _check_same(kind: str, before: list[str], given: list[str]) -> None:
+    if before != given:
+        raise ConfigurationError(
+            f"this consumer has begun with the {kind} {', '.join(before) or 'none'} and is given "
+            f"{', '.join(given) or 'none'}: give it those that it had, or choose another '--name'"
+        )
+
+
+def _load(name: str, owner: Callback | LoggerDestination, state: dict[str, Any]) -> None:
+    try:
+        owner.load_state_dict(state)
+    except Exception as error:
+        raise ConfigurationError(
+            f"{name} cannot go on from what it committed, {type(error).__name__}: {error}; "
+            "give it the options that it had, or choose another '--name'"
+        ) from error

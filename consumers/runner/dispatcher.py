@@ -1,0 +1,331 @@
+"""Takes one stream of snapshots through the callbacks that share it.
+
+receive -> run callbacks -> gather what they logged -> deliver it
+"""
+
+import asyncio
+import contextlib
+import inspect
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from bus.errors import OffloopError
+from bus.protocol.order import CheckpointMark, Ending, Gap
+from bus.protocol.snapshot import Snapshot
+from bus.types.commands import Outcome
+from bus.types.event import Event
+from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
+from bus.types.hyperparameters import hyperparameters_in
+from consumers.api.callback import Callback, CannotWorkError, demand_of, view_for
+from consumers.api.logger import Logger, RunPlace
+from consumers.delivery.commit import CallbackState
+from consumers.runner.members import Member, decides_of
+
+__all__ = ["AtCheckpoint", "CallbackError", "Dispatcher", "OnError", "SnapshotStream"]
+
+OnError: TypeAlias = Literal["continue", "disable", "stop"]
+
+SnapshotStream: TypeAlias = Iterable[Snapshot] | AsyncIterable[Snapshot]
+"""Snapshots in order; what else is known of the run is asked of its attributes, where it has them."""
+
+_BREATH = 256
+_NOWHERE = (0, 0)
+
+
+AtCheckpoint: TypeAlias = Callable[[CheckpointMark, "Dispatcher"], None]
+"""Called with a dispatcher where the training has saved or loaded a checkpoint."""
+
+
+class CallbackError(OffloopError):
+    """A callback raised and the runner was told to stop at that; the callback's own exception is the ``__cause__``."""
+
+
+class Dispatcher:
+    """Gives each snapshot of a stream to the callbacks that want its event, one after the other, until the stream ends
+    or somebody calls :meth:`leave` or :meth:`fail`; then closes them.
+
+    ``deliver`` is given the logger after each event at which something was logged. ``note_error`` is told of everything
+    that a callback raises, with the place in words, before ``on_error`` is followed. With ``keeps_positions`` it knows
+    how far it came, and passes over what lies before; ``deliver`` is then called after each event that was handled.
+    ``on_left`` is called after each callback that is given no more events because it cannot work.
+    ``at_checkpoint`` is called with this object between two events, where the training has saved or loaded a
+    checkpoint.
+    With ``logs_hyperparameters`` it logs what the run says of itself.
+    """
+
+    def __init__(
+        self,
+        stream: SnapshotStream,
+        callbacks: Sequence[tuple[str, Callback]],
+        deliver: Callable[[Logger, Snapshot], None],
+        note_error: Callable[[Member, Exception, str], None],
+        on_error: OnError,
+        keeps_positions: bool,
+        on_left: Callable[[], None] = lambda: None,
+        at_checkpoint: AtCheckpoint | None = None,
+        logs_hyperparameters: bool = True,
+    ) -> None:
+        self.members = [Member(callback, name) for name, callback in callbacks]
+        self.place = _place(stream)
+        """Which run the stream is of."""
+        self.positions: dict[int, tuple[int, int]] = {}
+        """Of each rank ``(seq, base_seq)`` of the last event that need not come again."""
+        self.last: Snapshot | None = None
+        """The event handled last."""
+        self.handled = 0
+        """Events that at least one callback was given."""
+        self.fields_since: dict[str, int] = {}
+        """Of each field that was there because somebody asked: the number of the batch with which it came first."""
+        self.fatal: Exception | None = None
+        """What ended it before its stream did."""
+        self.leaving = False
+        """Whether it handles no more than the event at hand."""
+        self.interrupted = False
+        """Whether that is because it was asked to leave."""
+        self._stream = stream
+        self._deliver = deliver
+        self.note_error = note_error
+        """Told of what a callback has raised."""
+        self._on_error = on_error
+        self._on_left = on_left
+        self._keeps_positions = keeps_positions
+        self._with_hyperparameters = WITH_HYPERPARAMETERS if logs_hyperparameters else frozenset()
+        self._logger = Logger()
+        self._table = self._make_table()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._waiting = False
+        self._running: Member | None = None
+        if hasattr(stream, "name_sender"):
+            stream.name_sender = self._name_sender
+        self._at_checkpoint = at_checkpoint
+        if at_checkpoint is not None and hasattr(stream, "on_checkpoint"):
+            stream.on_checkpoint = self._see_checkpoint
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the run ended; ``None`` until then, and for streams that do not say it."""
+        return getattr(self._stream, "ending", None)
+
+    @property
+    def gaps(self) -> Sequence[Gap]:
+        """Events of the stream that nobody has."""
+        return getattr(self._stream, "gaps", ())
+
+    @property
+    def damage(self) -> str | None:
+        """What of the recording could not be read."""
+        return getattr(self._stream, "damage", None)
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """What became of the commands that callbacks sent."""
+        return getattr(self._stream, "outcomes", ())
+
+    def go_on_from(self, positions: Mapping[int, tuple[int, int]], callbacks: Sequence[CallbackState]) -> None:
+        """Takes up where another one stood, and how its callbacks did; what they knew is not given to them here."""
+        self.positions = dict(positions)
+        for member, known in zip(self.members, callbacks, strict=True):
+            member.errors, member.disabled = known.errors, known.disabled
+        self._table = self._make_table()
+
+    def callback_states(self, members: Sequence[Member] | None = None) -> tuple[CallbackState, ...] | None:
+        """How the callbacks, or some of them, are doing and what they know; ``None`` when one of them raised at being
+        asked."""
+        states = []
+        for member in self.members if members is None else members:
+            try:
+                state = member.callback.state_dict()
+            except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
+                self._take_error(member, error, "state_dict")
+                return None
+            states.append(CallbackState(member.name, member.errors, member.disabled, state))
+        return tuple(states)
+
+    def load_state(self, member: Member, state: dict[str, Any]) -> None:
+        """Gives a callback a state; what it raises is an error of the callback."""
+        try:
+            member.callback.load_state_dict(state)
+        except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
+            self._take_error(member, error, "load_state_dict")
+
+    async def consume(self, after_each: Callable[[], None] | None = None) -> None:
+        """Handles the stream to its end, or until it is left; ``after_each`` is called after each of its snapshots."""
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        if self.leaving:
+            # Somebody asked for it before there was anything to interrupt.
+            return
+        self._waiting = True
+        try:
+            async with contextlib.aclosing(self._snapshots()) as snapshots:
+                async for snapshot in snapshots:
+                    if not self._keeps_positions:
+                        await self._handle(snapshot)
+                    elif snapshot.seq > self.positions.get(snapshot.rank, _NOWHERE)[0]:
+                        await self._handle(snapshot)
+                        self.positions[snapshot.rank] = (snapshot.seq, snapshot.base_seq)
+                    if not self.leaving and after_each is not None:
+                        after_each()
+                    if self.leaving:
+                        break
+        except asyncio.CancelledError:
+            # Cancelled by ourselves while it waited for the next snapshot, or by whoever owns the event loop.
+            task = asyncio.current_task()
+            if not self.leaving or task is None or task.uncancel() > 0:
+                raise
+        finally:
+            self._waiting = False
+
+    async def close(self) -> None:
+        """Closes the callbacks, and delivers what they log meanwhile."""
+        state = self.last or Snapshot.build(Event.INIT, run_name=self.place.run_name)
+        self._logger.begin(state)
+        ending = None if self.interrupted or self.fatal is not None else self.ending
+        for member in self.members:
+            member.closed = True
+            await self._end(member, "run_ended", ending)
+        closed = [member for member in self.members if await self._end(member, "close", state, self._logger)]
+        self._deliver(self._logger, state)
+        for member in closed:
+            await self._end(member, "post_close")
+
+    def leave(self) -> None:
+        """Ends it after the event at hand, because somebody asks for it. May be called from any thread."""
+        self.interrupted = True
+        self._stop()
+
+    def fail(self, error: Exception) -> None:
+        """Ends it after the event at hand, because of an error: the first one counts. May be called from any thread."""
+        self.fatal = self.fatal or error
+        self._stop()
+
+    def _stop(self) -> None:
+        def cancel() -> None:
+            if self._waiting and self._task is not None:
+                self._task.cancel()
+
+        self.leaving = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                self._loop.call_soon_threadsafe(cancel)
+
+    async def _snapshots(self) -> AsyncGenerator[Snapshot, None]:
+        stream = self._stream
+        if isinstance(stream, AsyncIterable):
+            async for snapshot in stream:
+                yield snapshot
+            return
+        # A recording reads faster when it knows what it need not decode.
+        select = getattr(stream, "snapshots", None)
+        selected = (
+            stream if select is None else select({*self._table, *self._with_hyperparameters}, after=self.positions)
+        )
+        for count, snapshot in enumerate(selected, 1):
+            yield snapshot
+            if count % _BREATH == 0:
+                # A stream that never has to wait would otherwise keep tasks that callbacks started from running.
+                await asyncio.sleep(0)
+
+    async def _handle(self, snapshot: Snapshot) -> None:
+        event = snapshot.event
+        members = self._table.get(event, ())
+        if snapshot.rank:
+            members = [member for member in members if member.all_ranks]
+        logger = self._logger
+        if event in self._with_hyperparameters and not snapshot.rank:
+            logger.take_from_run(hyperparameters_in(snapshot.fields))
+        if not members:
+            if logger.pending:
+                self._deliver(logger, snapshot)
+            return
+        self._waiting = False
+        logger.begin(snapshot)
+        self.last = snapshot
+        for name in snapshot.on_demand:
+            self.fields_since.setdefault(name, int(snapshot.timestamp.batch))
+        for member in members:
+            seen = view_for(member.demand, snapshot)
+            if seen is None:
+                continue
+            self._running = member
+            try:
+                result = member.callback.run_event(event, seen, logger)
+                if result is not None and inspect.isawaitable(result):
+                    await result
+            except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
+                self._take_error(member, error, event.value)
+            if seen is not snapshot:
+                seen.release()
+        if logger.pending or self._keeps_positions:
+            self._deliver(logger, snapshot)
+        snapshot.release()
+        self.handled += 1
+        self._waiting = True
+
+    def _see_checkpoint(self, mark: CheckpointMark) -> None:
+        # Before its position lies what another one has seen that went before.
+        if self._at_checkpoint is not None and mark.seq > self.positions.get(0, _NOWHERE)[0]:
+            self._at_checkpoint(mark, self)
+
+    def _name_sender(self) -> str | None:
+        return None if self._running is None else f"callback {self._running.name}"
+
+    async def _end(self, member: Member, method: str, *arguments: Any) -> bool:
+        try:
+            result: Awaitable[None] | None = getattr(member.callback, method)(*arguments)
+            if result is not None and inspect.isawaitable(result):
+                await result
+        except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
+            self._take_error(member, error, method)
+            return False
+        return True
+
+    def _take_error(self, member: Member, error: Exception, where: str) -> None:
+        member.errors += 1
+        place = f"at {where}, seq {self.last.seq}" if self.last else f"at {where}, before any event"
+        self.note_error(member, error, place)
+        if member.closed:
+            return
+        if self._on_error == "stop":
+            raised = CallbackError(f"callback {member.name} raised {type(error).__name__} {place}: {error}")
+            raised.__cause__ = error
+            self.fail(raised)
+        elif isinstance(error, CannotWorkError):
+            member.ended = True
+            self._leave_out_inactive()
+            self._on_left()
+        elif self._on_error == "disable":
+            member.disabled = True
+            self._leave_out_inactive()
+
+    def _leave_out_inactive(self) -> None:
+        """Gives callbacks that are not active any more nothing, and asks for nothing for their sake."""
+        self._table = self._make_table()
+        active = [member.callback for member in self.members if member.is_active]
+        if hasattr(self._stream, "ask_for"):
+            self._stream.ask_for(demand_of(active), decides_of(active))
+
+    def _make_table(self) -> dict[Event, list[Member]]:
+        table: defaultdict[Event, list[Member]] = defaultdict(list)
+        for member in self.members:
+            if not member.is_active:
+                continue
+            for event in member.wanted:
+                table[event].append(member)
+        return dict(table)
+
+
+def _place(stream: Any) -> RunPlace:
+    run_dir: Path | None = getattr(stream, "run_dir", None)
+    if run_dir is None and isinstance(getattr(stream, "path", None), Path):
+        run_dir = stream.path.parent
+    return RunPlace(
+        getattr(stream, "run_name", "run"),
+        getattr(stream, "attempt", 1),
+        run_dir,
+        getattr(stream, "command", None),
+        getattr(stream, "answered", tuple),
+        getattr(stream, "run_id", None),
+    )

@@ -1,0 +1,101 @@
+"""The callbacks of a runner: which events they want, what they are called, how they did."""
+
+import difflib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from bus.errors import ConfigurationError
+from bus.types.event import Event
+from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
+from consumers.api.callback import Callback
+
+__all__ = ["Member", "decides_of", "divided", "numbered_names", "wanted_events"]
+
+
+def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
+    """Every event that at least one of the callbacks wants, and those that bring hyperparameters, which are logged
+    without being asked for.
+
+    Raises:
+        ConfigurationError: one of them handles nothing at all, which is a slip of the pen.
+    """
+    events: set[Event] = set(WITH_HYPERPARAMETERS)
+    for callback in callbacks:
+        wanted = callback.wanted_events()
+        if not wanted and not _overrides(callback, "close", "post_close"):
+            raise ConfigurationError(
+                f"callback {type(callback).__name__} handles no event: its methods are named after events, "
+                f"such as batch_end{_misspelt(callback)}"
+            )
+        events |= wanted
+    return events
+
+
+def decides_of(callbacks: Iterable[Callback]) -> set[Event]:
+    """The events at which one of the callbacks may decide to stop the training.
+
+    Raises:
+        ConfigurationError: one of them does not handle an event at which it decides.
+    """
+    events: set[Event] = set()
+    for callback in callbacks:
+        decides = {Event(event) for event in callback.decides}
+        if unhandled := sorted(event.value for event in decides - callback.wanted_events()):
+            raise ConfigurationError(
+                f"callback {type(callback).__name__} decides at {', '.join(unhandled)}, which it does not handle: add "
+                "the method, or correct 'decides'"
+            )
+        events |= decides
+    return events
+
+
+def divided(callbacks: Sequence[Callback]) -> tuple[list[tuple[str, Callback]], list[tuple[str, Callback]]]:
+    """The callbacks with their names: those that share a stream, and those that have one of their own beside it."""
+    named = list(zip(numbered_names(callbacks), callbacks, strict=True))
+    shared = [one for one in named if not one[1].own_cursor] or named[:1]
+    return shared, [one for one in named if one not in shared]
+
+
+def _overrides(callback: Callback, *names: str) -> bool:
+    return any(getattr(type(callback), name, None) is not getattr(Callback, name) for name in names)
+
+
+def _misspelt(callback: Callback) -> str:
+    methods = {event.value for event in Event}
+    for name in vars(type(callback)):
+        close = difflib.get_close_matches(name, methods, n=1, cutoff=0.75)
+        if close:
+            return f"; did you mean {close[0]} for {name}?"
+    return ""
+
+
+class Member:
+    """A callback and what the runner knows about it."""
+
+    def __init__(self, callback: Callback, name: str) -> None:
+        self.callback = callback
+        self.name = name
+        self.wanted = callback.wanted_events()
+        self.demand = callback.demand()
+        self.all_ranks = callback.all_ranks
+        self.errors = 0
+        self.disabled = False
+        """Whether it is given no more events, because it raised and that was asked for; whoever goes on keeps to it."""
+        self.ended = False
+        """Whether it is given no more events, because it cannot work; whoever goes on tries it again."""
+        self.closed = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is given events."""
+        return not (self.disabled or self.ended)
+
+
+def numbered_names(members: Iterable[object]) -> Iterator[str]:
+    """What each object is shown as, by default the name of its class, numbered from its second occurrence on:
+    ``SpeedMonitor``, ``SpeedMonitor#2``."""
+    seen: defaultdict[str, int] = defaultdict(int)
+    for member in members:
+        name = getattr(member, "shown_as", type(member).__name__)
+        seen[name] += 1
+        yield name if seen[name] == 1 else f"{name}#{seen[name]}"

@@ -1,0 +1,316 @@
+"""Takes a stream of snapshots through callbacks, and what they log to destinations.
+
+receive -> run callbacks -> gather what they logged -> hand it to the destinations
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
+from types import FrameType
+from typing import get_args
+
+from bus.errors import ClosedError, ConfigurationError
+from bus.protocol.snapshot import Snapshot
+from consumers.api.callback import Callback, CannotWorkError
+from consumers.api.logger import LoggerDestination
+from consumers.delivery.commit import Progress
+from consumers.delivery.delivery import Delivery, show_failure
+from consumers.delivery.spool import spooled
+from consumers.runner.commits import COMMIT_EVENTS, Commits
+from consumers.runner.dispatcher import AtCheckpoint, CallbackError, Dispatcher, OnError
+from consumers.runner.members import Member, numbered_names, wanted_events
+from consumers.runner.statistics import RunnerStatistics
+from consumers.runner.worker import LOOK_SECONDS, Lane
+
+__all__ = ["COMMIT_EVENTS", "CallbackError", "OnError", "Runner", "RunnerStatistics", "wanted_events"]
+
+
+class Runner:
+    """Runs callbacks over a stream, once.
+
+    ``stream`` is a :class:`~bus.subscriber.Subscriber`, a :class:`~bus.recording.Recording` or any iterable, plain or
+    asynchronous, of snapshots in order. Each snapshot goes to every callback that wants its event, in the order in
+    which they are given, those of further ranks only to callbacks with ``all_ranks``; then what they logged goes to the
+    destinations. When the stream ends, every callback is closed, then ``post_close`` is called on each, and the
+    destinations come last.
+
+    A callback that raises is shown once, with its traceback, and counted; the others are not affected. ``on_error``
+    says how it goes on: ``continue`` gives it the next event all the same, ``disable`` gives it none any more, ``stop``
+    ends the run with :class:`CallbackError`. One that raises :class:`~consumers.api.callback.CannotWorkError` is given
+    nothing more unless ``on_error`` is ``stop``, and when none is left, that ends the run with :class:`CallbackError`
+    too. A destination that raises is shown and given nothing more, so that what it
+    wrote has no holes.
+
+    With ``progress``, such as a :class:`~consumers.runner.state_file.StateFile`, it goes on from what was committed
+    there, and commits after ``commit_every`` events handled, or when a second has gone by since the last commit, and at
+    the end. Events up to the committed position are passed over; a stream that can start after it, should. At the end
+    it commits before the callbacks are closed, and what they log then is written once more by a runner that goes on;
+    when the run has ended, a last commit after that says that all is done, and later runners do nothing. While a
+    destination has failed, and once ``stop`` has ended the run, nothing is committed: the next runner begins before
+    that failure.
+
+    ``at_checkpoint``, such as :meth:`~consumers.runner.checkpoint_states.CheckpointStates.take`, is called where the
+    training has saved or loaded a checkpoint, with each dispatcher whose callbacks have come there.
+
+    SIGINT and SIGTERM, where they are not ignored, let the current event be finished and everything be closed; a second
+    one interrupts at once, and so does the first when nothing is left but to wait for servers.
+    """
+
+    def __init__(
+        self,
+        stream: Iterable[Snapshot] | AsyncIterable[Snapshot],
+        callbacks: Sequence[Callback | tuple[str, Callback]],
+        destinations: Sequence[LoggerDestination] = (),
+        on_error: OnError = "continue",
+        progress: Progress | None = None,
+        commit_every: int = COMMIT_EVENTS,
+        at_checkpoint: AtCheckpoint | None = None,
+    ) -> None:
+        if commit_every < 1:
+            raise ConfigurationError(f"commit_every counts handled events and is at least 1, not {commit_every}")
+        if on_error not in get_args(OnError):
+            raise ConfigurationError(f"on_error {on_error!r} is not known: use {', '.join(get_args(OnError))}")
+        self._on_error = on_error
+        self._keeps_progress = progress is not None
+        self._at_checkpoint = at_checkpoint
+        # Named before they are wrapped: people know them by what they are.
+        self._destinations = dict(zip(numbered_names(destinations), map(spooled, destinations), strict=True))
+        self._delivery = Delivery(self._destinations, lambda error: self._shared.fail(error))
+        self._shared = Dispatcher(
+            stream,
+            _named(callbacks),
+            self._delivery.deliver,
+            self._note_error,
+            on_error,
+            self._keeps_progress,
+            self._note_left,
+            at_checkpoint,
+        )
+        self._lanes: list[Lane] = []
+        self._commits = Commits(
+            progress, commit_every, self._shared, self._lanes, self._destinations, self._delivery, self.statistics
+        )
+        self._started = False
+
+    def statistics(self) -> RunnerStatistics:
+        """What has been handled so far, and what went wrong."""
+        shared, restored = self._shared, self._commits.restored
+        dispatchers = [shared, *(lane.dispatcher for lane in self._lanes)]
+        known_gaps = () if restored is None else restored.gaps
+        return RunnerStatistics(
+            handled=shared.handled,
+            errors={member.name: member.errors for one in dispatchers for member in one.members},
+            failed_destinations=self._delivery.failed,
+            last_seq=None if shared.last is None else shared.last.seq,
+            interrupted=shared.interrupted,
+            # What a reader that goes on finds again is the same gap.
+            gaps=tuple(dict.fromkeys((*known_gaps, *(gap for one in dispatchers for gap in one.gaps)))),
+            ending=(restored and restored.ending) or shared.ending,
+            damage=(restored and restored.damage) or shared.damage,
+            fields_since={name: batch for one in dispatchers for name, batch in tuple(one.fields_since.items())},
+            undelivered={
+                name: destination.problem
+                for name, destination in self._destinations.items()
+                if destination.problem is not None and name not in self._delivery.failed
+            },
+            uncommitted=self._commits.problem,
+            outcomes=tuple(outcome for one in dispatchers for outcome in one.outcomes),
+            written={
+                name: where
+                for name, destination in self._destinations.items()
+                if (where := destination.where) is not None
+            },
+        )
+
+    def run_beside(
+        self,
+        name: str,
+        callback: Callback,
+        stream: Iterable[Snapshot] | AsyncIterable[Snapshot],
+    ) -> None:
+        """Runs one more callback, over a stream of its own and in a thread of its own: it may take as long as it likes
+        and delays nobody. What it logs goes to the same destinations, between that of the others, and its place in its
+        stream is committed with theirs. To be called before :meth:`run`."""
+        self._lanes.append(
+            Lane(
+                stream,
+                name,
+                callback,
+                delivery=self._delivery,
+                note_error=self._note_error,
+                on_error=self._on_error,
+                keeps_point=self._keeps_progress,
+                fail=self._shared.fail,
+                on_left=self._note_left,
+                at_checkpoint=self._at_checkpoint,
+            )
+        )
+
+    def run(self) -> RunnerStatistics:
+        """Handles the stream to its end, in an event loop of its own.
+
+        Raises:
+            ConfigurationError: a destination cannot be opened, or what was committed is of other callbacks or
+                destinations.
+            RecordingError: what was committed is damaged.
+            RunDirectoryError: nothing can be committed.
+            CallbackError: a callback raised and ``on_error`` is ``stop``, or every callback has found that it cannot
+                work.
+        """
+        if _loop_is_running():
+            raise ConfigurationError(
+                "an event loop runs here already: write 'await runner.run_async()' instead of run()"
+            )
+        before = signal.getsignal(signal.SIGINT)
+        try:
+            return asyncio.run(self.run_async())
+        finally:
+            # asyncio leaves its own handler behind when a second signal ends the loop in the middle of a callback.
+            if threading.current_thread() is threading.main_thread() and before is not None:
+                signal.signal(signal.SIGINT, before)
+
+    async def run_async(self) -> RunnerStatistics:
+        """As :meth:`run`, within an event loop that runs already, such as a notebook's."""
+        if self._started:
+            raise ClosedError("a runner runs once: make a new one with new callbacks")
+        self._started = True
+        if self._commits.restore():
+            return self.statistics()
+        self._open_destinations()
+        with self._signals():
+            try:
+                for lane in self._lanes:
+                    lane.start()
+                await self._shared.consume(self._commits.commit_if_due if self._keeps_progress else None)
+                await self._await_lanes()
+                # What callbacks log while they are closed comes after the position from which the next runner goes on.
+                self._commits.commit()
+            except BaseException:
+                self._leave_lanes()
+                raise
+            finally:
+                if self._shared.leaving:
+                    self._leave_lanes()
+                for lane in self._lanes:
+                    lane.finish()
+                await self._close()
+        if self._shared.fatal is not None:
+            raise self._shared.fatal
+        if self._is_over:
+            self._commits.commit(self.statistics().ending)
+        return self.statistics()
+
+    def leave(self) -> None:
+        """Ends the running as SIGINT does: the event at hand is handled, and everything is closed. May be called from
+        any thread."""
+        self._shared.leave()
+
+    def _open_destinations(self) -> None:
+        if self._destinations:
+            self._delivery.open(self._shared.place)
+        try:
+            # From here on what the destinations have written is known to be ours.
+            self._commits.store()
+        except BaseException:
+            self._delivery.close()
+            raise
+
+    async def _await_lanes(self) -> None:
+        """Waits until the callbacks with streams of their own are through, too."""
+        while not self._shared.leaving and not all(lane.is_through for lane in self._lanes):
+            await asyncio.sleep(LOOK_SECONDS)
+            self._commits.commit_if_old()
+
+    def _leave_lanes(self) -> None:
+        for lane in self._lanes:
+            lane.dispatcher.leave()
+
+    async def _close(self) -> None:
+        await self._shared.close()
+        if self._keeps_progress and self._is_over:
+            # Nothing follows: what callbacks logged while they were closed does not come again, either.
+            self._delivery.committed()
+        self._delivery.close()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the run has ended and everything of it was handled."""
+        ending = self.statistics().ending
+        # A run that is lost may be taken up again.
+        is_whole = self._shared.fatal is None and not self._shared.interrupted
+        return is_whole and ending is not None and ending.status != "lost"
+
+    def _note_error(self, member: Member, error: Exception, where: str) -> None:
+        """Shows the first thing that a callback raises."""
+        if isinstance(error, CannotWorkError):
+            show_failure(f"callback {member.name} has ended", error)
+        elif member.errors == 1:
+            show_failure(f"callback {member.name} raised {where}; further errors are counted, not shown", error)
+
+    def _note_left(self) -> None:
+        """Ends the running when no callback is left that is given anything."""
+        dispatchers = [self._shared, *(lane.dispatcher for lane in self._lanes)]
+        if not any(member.is_active for one in dispatchers for member in one.members):
+            self._shared.fail(CallbackError("no callback is left, so this consumer ends"))
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def on_signal(_number: int, _frame: FrameType | None) -> None:
+            if self._shared.interrupted or self._delivery.only_sends:
+                raise KeyboardInterrupt
+            self.leave()
+
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        taken = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+        for number in taken:
+            signal.signal(number, on_signal)
+        try:
+            with _woken_by_signals():
+                yield
+        finally:
+            for number, handler in taken.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _woken_by_signals() -> Iterator[None]:
+    """Has the event loop wake at every signal. One that comes just before the loop falls asleep would otherwise be seen
+    when something else wakes it, which in a replay that stands still nothing does."""
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
+        receiver.setblocking(False)
+        sender.setblocking(False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(receiver, lambda: receiver.recv(4096))
+        before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        if before != -1:
+            # Somebody else's loop, as of a notebook: it is woken already.
+            signal.set_wakeup_fd(before)
+        try:
+            yield
+        finally:
+            if before == -1:
+                signal.set_wakeup_fd(-1)
+            loop.remove_reader(receiver)
+
+
+def _named(callbacks: Sequence[Callback | tuple[str, Callback]]) -> list[tuple[str, Callback]]:
+    """The callbacks with those names that they have already, or that they get here."""
+    named = [one for one in callbacks if isinstance(one, tuple)]
+    rest = [one for one in callbacks if not isinstance(one, tuple)]
+    return named or list(zip(numbered_names(rest), rest, strict=True))
+
+
+def _loop_is_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,74 @@
+"""A consumer as a whole: callbacks that share a stream, those that have one of their own, and what they log to."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from bus.subscriber.subscriber import Subscriber
+from consumers.api.callback import Callback
+from consumers.api.logger import LoggerDestination
+from consumers.delivery.commit import Committed, Progress
+from consumers.runner.checkpoint_states import CheckpointStates
+from consumers.runner.members import divided
+from consumers.runner.runner import COMMIT_EVENTS, OnError, Runner, RunnerStatistics
+from consumers.runner.streams import Stream
+
+__all__ = ["OpenStream", "run_session", "told_outcomes", "told_places"]
+
+
+OpenStream: TypeAlias = Callable[[Sequence[Callback], Mapping[int, tuple[int, int]] | None], Stream]
+"""Opens a stream for some callbacks, from where on it is to go: see :class:`~bus.subscriber.Subscriber`."""
+
+
+def told_outcomes(statistics: RunnerStatistics) -> list[str]:
+    """A line for people about each command that callbacks have sent, but for those that went wrong: they are among the
+    problems."""
+    return [
+        f"command '{outcome.command}' came too late: the training was over"
+        if outcome.event is None and statistics.ending is not None
+        else f"command {outcome}"
+        for outcome in statistics.outcomes
+        if outcome.error is None
+    ]
+
+
+def told_places(statistics: RunnerStatistics) -> list[str]:
+    """A line for people about each destination that has something to look at."""
+    return [f"{name}: {where}" for name, where in statistics.written.items()]
+
+
+def run_session(
+    open_stream: OpenStream,
+    callbacks: Sequence[Callback],
+    destinations: Sequence[LoggerDestination],
+    on_error: OnError = "continue",
+    open_progress: contextlib.AbstractContextManager[Progress] | None = None,
+    commit_every: int = COMMIT_EVENTS,
+    on_start: Callable[[Stream, Committed | None], object] = lambda stream, committed: None,
+    checkpoint_states: CheckpointStates | None = None,
+) -> tuple[Stream, RunnerStatistics]:
+    """Runs callbacks until the run has ended, each of those with ``own_cursor`` beside the others; returns the stream
+    that the others share.
+
+    ``open_progress`` keeps how far it is, ``checkpoint_states`` what callbacks knew where the training saved
+    checkpoints. ``on_start`` is called when all is open, with the shared stream and what was
+    committed before. Raises what :meth:`consumers.runner.runner.Runner.run` does."""
+    watchers = [watcher for destination in destinations for watcher in destination.companions()]
+    destinations = [*destinations, *(further for callback in callbacks for further in callback.destinations())]
+    shared, beside = divided([*callbacks, *watchers])
+    with contextlib.ExitStack() as opened:
+        progress = None if open_progress is None else opened.enter_context(open_progress)
+        committed = None if progress is None else progress.load()
+        lanes = {} if committed is None else {lane.callback.name: lane.positions for lane in committed.lanes}
+
+        def open_for(chosen: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:
+            stream = open_stream(chosen, after)
+            return opened.enter_context(stream) if isinstance(stream, Subscriber) else stream
+
+        stream = open_for([callback for _, callback in shared], committed.positions if committed else None)
+        at_checkpoint = None if checkpoint_states is None else checkpoint_states.take
+        runner = Runner(stream, shared, destinations, on_error, progress, commit_every, at_checkpoint)
+        for name, callback in beside:
+            runner.run_beside(name, callback, open_for([callback], lanes.get(name)))
+        on_start(stream, committed)
+        return stream, runner.run()

@@ -1,0 +1,152 @@
+"""The file in which a named consumer keeps its progress, and the lock that keeps a second one of that name out."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from bus.errors import ConfigurationError, InvalidRunNameError, RecordingError, RunDirectoryError
+from bus.files import open_file
+from bus.protocol.frames import check_run_name
+from consumers.delivery.commit import MAX_BYTES, Committed
+
+__all__ = ["StateFile", "check_name", "read_state", "write_state"]
+
+
+def check_name(name: str) -> str:
+    """Returns the name of a consumer.
+
+    Raises:
+        ConfigurationError: it cannot stand in a path; the same rule as for run names.
+    """
+    try:
+        return check_run_name(name)
+    except InvalidRunNameError as error:
+        raise ConfigurationError(str(error).replace("a run name", "a consumer's name")) from None
+
+
+class StateFile:
+    """What the consumer ``name`` of one attempt of a run has committed: ``DIRECTORY/NAME-ATTEMPT.state``.
+
+    It is replaced as a whole with every commit, and on the disk when the commit returns. ``DIRECTORY/NAME.lock`` is
+    held until :meth:`close`, or until the process ends however that ends.
+
+    Raises:
+        ConfigurationError: the name is not allowed, or a consumer of that name is at work.
+        RunDirectoryError: the directory cannot be made or written.
+    """
+
+    def __init__(self, directory: Path, name: str, run_name: str, attempt: int) -> None:
+        self.name = check_name(name)
+        self.path = directory / f"{name}-{attempt}.state"
+        self._run = (run_name, attempt)
+        with self._explained():
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = open_file(directory / f"{name}.lock", os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.close()
+                raise ConfigurationError(
+                    f"a consumer named {name!r} is at work on run {run_name!r} already: "
+                    "stop that one, or choose another '--name'"
+                ) from None
+            except OSError:
+                self.close()
+                raise
+
+    def load(self) -> Committed | None:
+        """What was committed last; ``None`` when nothing was.
+
+        Raises:
+            RecordingError: the file is damaged, or of a newer version.
+            ConfigurationError: it is about another run.
+            RunDirectoryError: it cannot be read.
+        """
+        packed = self._read()
+        if packed is None:
+            return None
+        try:
+            committed = Committed.unpack(packed)
+        except RecordingError as error:
+            raise RecordingError(
+                f"the state of consumer {self.name!r} in {self.path} {error}; "
+                "another '--name' begins anew, with files of its own"
+            ) from None
+        found = (committed.run_name, committed.attempt)
+        if found != self._run:
+            raise ConfigurationError(
+                f"{self.path} is about run {found[0]!r}, attempt {found[1]}, and not about {self._run[0]!r}, attempt "
+                f"{self._run[1]}: choose another '--name' or '--state-dir'"
+            )
+        return committed
+
+    def commit(self, committed: Committed) -> None:
+        """Replaces the file.
+
+        Raises:
+            RunDirectoryError: it cannot be written; what was committed before is still there.
+            ConfigurationError: a callback's state cannot be stored.
+        """
+        packed = committed.pack()
+        with self._explained():
+            write_state(self.path, packed)
+
+    def close(self) -> None:
+        """Lets the next consumer of that name in. Can be called more than once."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> "StateFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read(self) -> bytes | None:
+        with self._explained():
+            return read_state(self.path)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunDirectoryError(
+                f"the state of consumer {self.name!r} cannot be kept in {self.path}: {error.strerror}; "
+                "'--state-dir DIR' keeps it elsewhere"
+            ) from None
+
+
+def read_state(path: Path) -> bytes | None:
+    """What is in a file of a state; ``None`` when there is no such file.
+
+    Raises :class:`OSError` when it cannot be read."""
+    try:
+        with open(open_file(path), "rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+
+
+def write_state(path: Path, content: bytes) -> None:
+    """Puts a file in its place as a whole; it is on the disk then.
+
+    Raises :class:`OSError` when it cannot be written; what was there before is still there."""
+    temporary = path.with_name(f".{path.name}.new")
+    descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

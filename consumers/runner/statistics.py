@@ -1,0 +1,54 @@
+"""How a runner is doing, and what went wrong in words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bus.protocol.order import Ending, Gap
+from bus.types.commands import Outcome
+
+__all__ = ["RunnerStatistics"]
+
+
+@dataclass(frozen=True)
+class RunnerStatistics:
+    """How a runner is doing, and the runners before it that committed to the same progress."""
+
+    handled: int
+    """Events that at least one callback was given."""
+    errors: Mapping[str, int]
+    """How often each callback raised."""
+    failed_destinations: tuple[str, ...]
+    """Destinations that raised and have been given nothing since."""
+    last_seq: int | None
+    """``seq`` of the event handled last; ``None`` before the first."""
+    interrupted: bool
+    """Whether SIGINT or SIGTERM ended it."""
+    gaps: tuple[Gap, ...] = ()
+    """Events that nobody has: published, but neither received nor recorded."""
+    ending: Ending | None = None
+    """How the run ended; ``None`` until then, and for streams that do not say it."""
+    damage: str | None = None
+    """What of the recording could not be read."""
+    fields_since: Mapping[str, int] = field(default_factory=dict)
+    """Of each field that was there because somebody asked: the number of the batch with which it came first, of those
+    that this runner handled."""
+    outcomes: tuple[Outcome, ...] = ()
+    """What became of the commands that callbacks sent."""
+    undelivered: Mapping[str, str] = field(default_factory=dict)
+    """What each destination lacks that could not be sent to it until it was closed, in words that follow its name."""
+    uncommitted: str | None = None
+    """Why the last attempt to commit the progress failed; ``None`` when it did not."""
+    written: Mapping[str, str] = field(default_factory=dict)
+    """Where to look at what each destination was given, in words that follow its name."""
+
+    @property
+    def problems(self) -> list[str]:
+        """What went wrong, a line for each callback and destination that failed; empty when all went well."""
+        raised = [(name, count) for name, count in self.errors.items() if count]
+        return [
+            *(f"callback {name} raised {count} time{'s' if count > 1 else ''}" for name, count in raised),
+            *(f"destination {name} failed and lacks what came after" for name in self.failed_destinations),
+            *(f"destination {name} {problem}" for name, problem in self.undelivered.items()),
+            *(f"command {outcome}" for outcome in self.outcomes if outcome.error is not None),
+            *([self.uncommitted] if self.uncommitted else []),
+        ]

@@ -1,0 +1,293 @@
+"""Which run a consumer reads, and from where: the live stream or a recording."""
+
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from bus.errors import RunError, RunNotFoundError
+from bus.net.curve import ClientSecurity
+from bus.net.requests import list_remote_runs
+from bus.recording.recording import Recording
+from bus.replay.replay import Replay
+from bus.runs.announcement import Announcement, list_announcements
+from bus.runs.directory import RunInfo, find_run, in_words, list_runs, runs_dir
+from bus.runs.origin import Origin
+from bus.subscriber.subscriber import Subscriber
+from bus.terminal import left_on_request
+from bus.types.demand import Demand
+from bus.types.event import Event
+
+__all__ = [
+    "RemoteRunInfo",
+    "Stream",
+    "attach",
+    "find_or_wait",
+    "find_remote",
+    "is_live",
+    "list_remote",
+    "live_or_wait",
+    "live_remote_or_wait",
+    "newest_remote",
+    "newest_run",
+]
+
+Stream: TypeAlias = Subscriber | Recording | Replay
+
+Say: TypeAlias = Callable[[str], None]
+Where: TypeAlias = str | os.PathLike[str] | None
+
+_POLL = 0.2
+_PAUSES = 9
+"""To look into a folder of many runs takes a while: it is left alone for so many times as long before the next look."""
+_LEFT = "detached before there was a run"
+
+
+class RemoteRunInfo(NamedTuple):
+    """A run at a broker elsewhere."""
+
+    broker: str
+    """The broker's address."""
+    name: str
+    attempt: int
+    status: str
+    """``live``, or how the newest attempt ended."""
+    security: ClientSecurity | None
+
+
+def attach(
+    run: RunInfo | RemoteRunInfo,
+    events: Iterable[Event],
+    demand: Demand,
+    name: str | None = None,
+    after: Mapping[int, tuple[int, int]] | None = None,
+    decides: Iterable[Event] = (),
+) -> Stream:
+    """The stream of a run: live with its whole history before, or from the recording when nothing serves it any
+    more.
+
+    ``demand`` is what is asked of the training, ``name`` the consumer's, ``after`` where a live stream goes on,
+    ``decides`` the events at which something may be decided, see :class:`~bus.subscriber.Subscriber`; a recording is
+    told that when it is read.
+
+    Raises:
+        RunError: with ``after``, another attempt of the run has begun meanwhile.
+    """
+    if isinstance(run, RemoteRunInfo):
+        subscriber = Subscriber(
+            run.name,
+            events=events,
+            demand=demand,
+            name=name,
+            decides=decides,
+            after=after,
+            broker=run.broker,
+            security=run.security,
+        )
+        attempt, rest = run.attempt, f"'bus info {run.name} --broker {run.broker}' shows it"
+    elif run.live or run.away:
+        subscriber = Subscriber(str(run.path), events=events, demand=demand, name=name, decides=decides, after=after)
+        attempt, rest = run.last.number, f"or finish the one before with '--replay {run.recording}'"
+    else:
+        return Recording(run.recording)
+    if after and subscriber.attempt != attempt:
+        subscriber.close()
+        raise RunError(
+            f"attempt {subscriber.attempt} of run {run.name!r} has begun just now: start this consumer again for "
+            f"it, {rest}"
+        )
+    return subscriber
+
+
+def list_remote(broker: str, security: ClientSecurity | None, name: str | None = None) -> list[RemoteRunInfo]:
+    """The runs at a broker elsewhere, the newest first; with ``name`` that one, if it is there.
+
+    Raises:
+        BrokerError: no broker answers there.
+    """
+    return [
+        RemoteRunInfo(broker, run["run"], run["attempt"], str(run.get("status")), security)
+        for run in list_remote_runs(broker, security, name)
+    ]
+
+
+def find_remote(broker: str, name: str, security: ClientSecurity | None, wait: bool, say: Say) -> RemoteRunInfo:
+    """The run of that name at a broker elsewhere; with ``wait``, as soon as it exists. Says on ``say`` what it waits
+    for.
+
+    Raises:
+        RunNotFoundError: there is no such run, and ``wait`` is false.
+        BrokerError: no broker answers there.
+    """
+
+    def look() -> RemoteRunInfo | None:
+        return next(iter(list_remote(broker, security, name)), None)
+
+    found = look()
+    if found is not None:
+        return found
+    if not wait:
+        raise RunNotFoundError(
+            f"there is no run {name!r} at {broker}: 'bus runs --broker {broker}' lists what there is"
+        )
+    return _as_soon_as_there(look, f"waiting for run {name} at {broker} ... (Ctrl-C ends)", say)
+
+
+def find_or_wait(name: str, where: Where, wait: bool, say: Say) -> RunInfo:
+    """The run of that name or directory; with ``wait``, as soon as it exists. Says on ``say`` what it waits for, and of
+    what the run is a replay.
+
+    Raises:
+        RunNotFoundError: there is no such run and ``wait`` is false.
+    """
+
+    def look() -> RunInfo | None:
+        try:
+            run = find_run(name, where)
+        except RunNotFoundError:
+            return None
+        return None if _is_about_to_be_live(run) else run
+
+    run = look()
+    if run is None:
+        if not wait:
+            find_run(name, where)
+        run = _as_soon_as_there(look, f"waiting for run {name} in {in_words(runs_dir(where))} ... (Ctrl-C ends)", say)
+    _say_origin(run, say)
+    return run
+
+
+def newest_run(where: Where, say: Say) -> RunInfo:
+    """The newest run, live or not. Says on ``say`` which it is, and of what it is a replay.
+
+    Raises:
+        RunNotFoundError: there is none.
+    """
+    run = _newest(list_runs(where), f"in {in_words(runs_dir(where))}", say)
+    _say_origin(run, say)
+    return run
+
+
+def newest_remote(broker: str, security: ClientSecurity | None, say: Say) -> RemoteRunInfo:
+    """The newest run at a broker elsewhere, live or not. Says on ``say`` which it is.
+
+    Raises:
+        RunNotFoundError: there is none.
+        BrokerError: no broker answers there.
+    """
+    return _newest(list_remote(broker, security), f"at {broker}", say)
+
+
+def live_or_wait(where: Where, say: Say) -> RunInfo:
+    """The newest live run; when none is live, the next one, however long it takes.
+
+    Says on ``say`` what it waits for, how to read the newest run that is there, which trainers are starting, which
+    other runs are live, and of what the run is a replay.
+    """
+    run = _live_or_next(
+        lambda: list_runs(where),
+        f"in {in_words(runs_dir(where))}",
+        lambda run: f"--replay {shlex.quote(str(run.path))}",
+        lambda: list_announcements(where),
+        say,
+    )
+    _say_origin(run, say)
+    return run
+
+
+def live_remote_or_wait(broker: str, security: ClientSecurity | None, say: Say) -> RemoteRunInfo:
+    """The newest live run at a broker elsewhere; when none is live, the next one, however long it takes. Says
+    on ``say`` what :func:`live_or_wait` does, but for trainers that are starting, of which a broker does not know.
+
+    Raises:
+        BrokerError: no broker answers there.
+    """
+    return _live_or_next(
+        lambda: list_remote(broker, security), f"at {broker}", lambda run: f"--run {run.name}", list, say
+    )
+
+
+_Run = TypeVar("_Run", RunInfo, RemoteRunInfo)
+
+
+def _newest(known: Sequence[_Run], place: str, say: Say) -> _Run:
+    if not known:
+        raise RunNotFoundError(f"there is no run {place} yet: leave out '--last' to wait for one")
+    say(f"the newest run {place} is {known[0].name} ({known[0].status})")
+    return known[0]
+
+
+def _live_or_next(
+    look: Callable[[], Sequence[_Run]],
+    place: str,
+    option_for: Callable[[_Run], str],
+    announcements: Callable[[], Sequence[Announcement]],
+    say: Say,
+) -> _Run:
+    known = look()
+    live = [run for run in known if is_live(run)]
+    if live:
+        _say_others([run.name for run in live], say)
+        return live[0]
+    waiting = f"waiting for a run {place} ... (Ctrl-C ends)"
+    if known:
+        waiting += (
+            f"; the newest there is {known[0].name} ({known[0].status}): this command with '--last' or "
+            f"'{option_for(known[0])}' reads it"
+        )
+    identities = {_identity(run) for run in known if not _is_about_to_be_live(run)}
+    told: set[Announcement] = set()
+
+    def look_again() -> _Run | None:
+        # Looked up before the runs: an announcement is taken back when its run is live.
+        starting = set(announcements())
+        for run in look():
+            # A short run can begin and end between two looks.
+            if is_live(run) or (_identity(run) not in identities and not _is_about_to_be_live(run)):
+                return run
+        for trainer in sorted(starting - told):
+            say(f"{trainer} is starting")
+        for trainer in sorted(told - starting):
+            say(f"{trainer} is gone, and no run of it began here: still waiting")
+        told.clear()
+        told.update(starting)
+        return None
+
+    return _as_soon_as_there(look_again, waiting, say)
+
+
+def _as_soon_as_there(look: Callable[[], _Run | None], waiting: str, say: Say) -> _Run:
+    with left_on_request("detached before there was a run"):
+        say(waiting)
+        while True:
+            began = time.monotonic()
+            found = look()
+            if found is not None:
+                return found
+            time.sleep(max(_POLL, _PAUSES * (time.monotonic() - began)))
+
+
+def is_live(run: RunInfo | RemoteRunInfo) -> bool:
+    """Whether something serves it, or its trainer is about to have it served again."""
+    return run.live or run.away if isinstance(run, RunInfo) else run.status == "live"
+
+
+def _is_about_to_be_live(run: RunInfo | RemoteRunInfo) -> bool:
+    """Whether its broker has begun it and does not serve it yet."""
+    return run.status == "live" and not is_live(run)
+
+
+def _identity(run: RunInfo | RemoteRunInfo) -> tuple[str, int]:
+    return run.name, run.last.number if isinstance(run, RunInfo) else run.attempt
+
+
+def _say_others(live: Sequence[str], say: Say) -> None:
+    if len(live) > 1:
+        say(f"attaching to {live[0]}, the newest live run; also live: {', '.join(live[1:])} ('--run NAME' chooses)")
+
+
+def _say_origin(run: RunInfo, say: Say) -> None:
+    origin = Origin.of(run.last.info)
+    if origin is not None:
+        say(f"run {run.name} is a replay of {origin}")

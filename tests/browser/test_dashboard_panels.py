@@ -1,0 +1,160 @@
+"""What the page shows beside lines: ranks, phases, images and texts, in whatever form they come; and the buttons."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import chromium, commanded, dashboard_of, visit
+from helpers import wait_for
+from playwright.sync_api import Browser, Page
+
+from bus import Event, Publisher
+from bus.runs.directory import find_run
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.needs("chromium")]
+
+MARKUP = "<img src=x onerror='hacked=1'><script>hacked=1</script>{{7*7}}\"'"
+CONSUMER = (sys.executable, "-m", "consumers", "-o", "dashboard.port=0", "--log", "")
+MILLISECOND = 1_000_000
+
+CALLBACK = textwrap.dedent("""
+    import numpy as np
+    from consumers import Callback
+
+    class Odd(Callback):
+        def fit_start(self, state, logger):
+            grey, rgb = np.zeros((1, 4, 6)), np.full((3, 8, 8), 200, dtype=np.uint8)
+            grey[0, 0, 0], grey[0, 1, 1] = np.nan, np.inf
+            logger.log_images([grey] * 10, name=MARKUP)
+            logger.log_images(rgb, name="colour")
+            logger.log_text(MARKUP, name=MARKUP)
+            logger.log_metrics({MARKUP: 0.25, "__proto__/polluted": 1.0})
+""").replace("class Odd", f"MARKUP = {MARKUP!r}\n\nclass Odd")
+
+
+def spans(began: int, late: int) -> dict[str, object]:
+    """The phases of a step of 10 ms, with the backward pass so many milliseconds late."""
+    forward, backward = [0, 4 * MILLISECOND], [(4 + late) * MILLISECOND, 3 * MILLISECOND]
+    told = [["data", 0, MILLISECOND], ["forward", *forward], ["backward", *backward], [MARKUP, 0, MILLISECOND]]
+    return {"began": began, "spans": told, "device": False, "publishing": [20_000, 1]}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def recording(runs_dir: Path) -> Path:
+    """A run of two ranks, of which the second is late, that failed with markup in its error."""
+    with (
+        Publisher("odd", world_size=2) as first,
+        Publisher("odd", broker=first.address, rank=1, world_size=2) as second,
+    ):
+        told = {"optimizer": {"lr": 0.125}, MARKUP: MARKUP}
+        first.publish(Event.FIT_START, max_duration="30ba", hyperparameters=told)
+        for batch in range(1, 31):
+            at = {"batch": batch, "sample": 8 * batch, "batch_size": 8, "loss": 1 / batch}
+            began = 1_700_000_000_000 * MILLISECOND + 10 * batch * MILLISECOND
+            first.publish(Event.BATCH_END, **at, phases=spans(began, 0))
+            second.publish(Event.BATCH_END, **at, phases=spans(began, 2))
+        second.close()
+        first.close("failed", error=MARKUP)
+    return runs_dir / "odd" / "recording-1.mcap"
+
+
+def hacked(page: Page) -> bool:
+    """Whether a script that came with the run has run, or an element that came with it is on the page."""
+    code = "'hacked' in window || 'polluted' in {} || !!document.querySelector('img[src=x]')"
+    return bool(page.evaluate(code))
+
+
+def test_ranks_phases_and_images_are_drawn_and_names_stay_text(recording, tmp_path, browser):
+    (tmp_path / "odd.py").write_text(CALLBACK)
+    callbacks = f"dashboard,{tmp_path / 'odd.py'}:Odd"
+    with commanded(*CONSUMER, "--callbacks", callbacks, "--replay", str(recording)) as served:
+        served.has_said("stays at")
+        with visit(browser, served.url, viewport={"width": 1280, "height": 3000}) as there:
+            page = there.page
+            there.waits_for(lambda: len(there.points("loss/train/total")) == 30, "the losses")
+            for rank in (0, 1):
+                there.waits_for(lambda rank=rank: there.pixels(f"time/phase/0/{rank}") > 1000, f"phases of rank {rank}")
+            assert there.points(MARKUP) == [(0, 0.25)]
+            ranks = page.get_by_role("row").filter(has_text="%")
+            assert ranks.count() == 2
+            assert "100% of batches" in ranks.nth(1).inner_text()
+            words = page.locator('[data-plot="time/phase/0/1"]').get_attribute("aria-label")
+            assert words is not None
+            assert words.startswith(
+                "Where a step's time goes, run odd, rank 1. Latest: data 1 ms, forward 4 ms, backward 3 ms"
+            )
+            page.wait_for_function(
+                "[...document.querySelectorAll('figure img')].filter(i => i.naturalWidth).length == 9"
+            )
+            sizes = "[...document.querySelectorAll('figure img')].map(i => [i.naturalWidth, i.naturalHeight])"
+            assert page.evaluate(sizes) == [[6, 4]] * 8 + [[8, 8]]
+            there.sees("8 of 10")
+            page.get_by_text("Hyperparameters").click()
+            for text in ("optimizer/lr", "0.125"):
+                page.get_by_role("cell", name=text, exact=True).wait_for()
+            odd = page.get_by_role("cell", name=MARKUP)
+            assert odd.count() == 2
+            page.get_by_text("Latest values").click()
+            there.waits_for(lambda: odd.count() == 3, "the metric among the latest values")
+            assert page.locator(".run-problem").inner_text() == MARKUP
+            log = page.locator(".log").inner_text()
+            assert f"{MARKUP}: {MARKUP}" in log
+            assert "text: " not in log
+            for chart in (MARKUP, "time/phase/0/0"):
+                box = page.locator("[data-plot]").filter(visible=True)
+                place = next(one for one in box.all() if one.get_attribute("data-plot") == chart).bounding_box()
+                assert place is not None
+                page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+                page.locator(".tip").filter(visible=True).first.wait_for()
+            page.get_by_role("button", name="Keyboard shortcuts").click()
+            assert not hacked(page)
+
+
+def test_pause_resume_and_checkpoint_say_what_became_of_them(runs_dir, tmp_path, browser):
+    train = ("--max-duration", "2000ep", "--run-name", "obedient", "--save-folder", str(tmp_path), "--no-progress")
+    training = subprocess.Popen([sys.executable, "-m", "trainer", "digits", *train], stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: (runs_dir / "obedient" / "run.json").exists(), "the run", timeout=90)
+        wait_for(lambda: find_run("obedient").live, "the broker")
+        dashboard = commanded(*CONSUMER, "--callbacks", "dashboard", "--run", "obedient")
+        with dashboard as served, visit(browser, served.url) as there:
+            there.waits_for(lambda: len(there.points("loss/train/total")) > 5, "points", timeout=40)
+
+            def press(name: str) -> None:
+                there.page.get_by_role("button", name=name, exact=True).click()
+                there.page.locator(".run-answer", has_text=f"'{name}' took effect at batch").wait_for()
+
+            press("checkpoint")
+            wait_for(lambda: any(path.is_file() for path in tmp_path.rglob("*")), "a checkpoint")
+            press("pause")
+            there.page.locator(".status-paused").wait_for()
+            with dashboard_of("obedient") as later, visit(browser, later.url) as other:
+                other.page.locator(".status-paused").wait_for()
+                assert other.page.get_by_role("button", name="resume", exact=True).is_visible()
+            before = there.points("loss/train/total")[-1][0]
+            press("resume")
+            there.page.locator(".status-live").wait_for()
+            there.waits_for(lambda: there.points("loss/train/total")[-1][0] > before + 5, "batches after the pause")
+            for name in ("checkpoint", "pause", "resume"):
+                there.page.locator(
+                    ".log .command", has_text=re.compile(f"'{name}' .*web page.* took effect")
+                ).first.wait_for()
+            there.page.get_by_role("button", name="stop", exact=True).click()
+            there.page.get_by_role("button", name="Stop", exact=True).last.click()
+            there.page.locator(".status-stopped").wait_for()
+            # What was planned is not what was reached.
+            assert re.match(r"epoch \d+ of 2,000 · batch [\d,]+ · ", there.page.locator(".run-facts").inner_text())
+            assert float(there.page.get_by_role("progressbar").get_attribute("aria-valuenow") or 100) < 50
+    finally:
+        training.terminate()
+        training.wait(30)

@@ -1,0 +1,373 @@
+"""The terminal dashboard in a real terminal, on real runs, by the real command."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from consumers_stream import record_run, snapshots_of_training
+from helpers import wait_for
+from paths import SUPPORT
+from terminals import Terminal
+
+CONSUMER = str(Path(sys.executable).with_name("consumer"))
+TRAINING = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from training import Act, gold_trainer
+from bus.types.event import Event
+slow = Act(lambda event, state, logger: time.sleep(0.02), Event.BATCH_END)
+with gold_trainer(240, 6, publish=True, run_name="fruit", max_duration="1000ep", algorithms=[slow]) as trainer:
+    trainer.fit()
+"""
+LOOP = """
+import time
+from bus import Event, Publisher
+with Publisher("fruit") as publisher:
+    publisher.publish(Event.FIT_START, max_duration="1000ep")
+    publisher.publish(Event.EPOCH_START, max_duration="1000ep")
+    for batch in range(1, 100_000):
+        more = {}
+        if publisher.wants(Event.BATCH_END, "phases", batch):
+            spans = [["forward", 0, 4_000_000], ["backward", 4_000_000, 8_000_000], ["publishing", 12_000_000, 50_000]]
+            more = {"phases": {"began": time.time_ns() - 20_000_000, "spans": spans, "device": False}}
+        publisher.publish(Event.BATCH_END, batch=batch, loss=1 / batch, lr=[0.1], max_duration="1000ep", **more)
+        time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def open_terminal(runs_dir: Path) -> Iterator[Callable[..., Terminal]]:
+    """Opens terminals with ``consumer --callbacks top`` and more arguments."""
+    with contextlib.ExitStack() as opened:
+
+        def open_one(*arguments: str, callbacks: str = "top", **options: Any) -> Terminal:
+            terminal = Terminal(CONSUMER, "--callbacks", callbacks, *arguments, **options)
+            opened.callback(terminal.close)
+            return terminal
+
+        yield open_one
+
+
+@contextlib.contextmanager
+def running(code: str, output: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that runs the code, interrupted at the end."""
+    with output.open("wb") as stream:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=stream, stderr=stream)
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(20)
+
+
+@pytest.fixture
+def training(runs_dir: Path, tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A training that goes on for longer than any test."""
+    with running(TRAINING.format(tests=str(SUPPORT)), tmp_path / "training.txt") as process:
+        yield process
+
+
+@pytest.fixture
+def loop(runs_dir: Path, tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A loop that publishes, with no trainer, for as long: it is there at once."""
+    with running(LOOP, tmp_path / "loop.txt") as process:
+        yield process
+
+
+@pytest.fixture
+def recording(runs_dir: Path) -> str:
+    return str(record_run(runs_dir, "apples", snapshots_of_training(8, 4)))
+
+
+def loss_on(text: str) -> str:
+    """The value that stands at the chosen metric."""
+    return next(line.split()[1] for line in text.splitlines() if "▸total" in line)
+
+
+def test_it_shows_a_live_run_follows_the_terminal_and_leaves_the_run_alone(
+    loop: "subprocess.Popen[bytes]", open_terminal: Callable[..., Terminal]
+) -> None:
+    terminal = open_terminal("--wait")
+    text = terminal.wait_for("● live", "fruit", "loss/train/total", "▸total", "training begins", "backward")
+    assert "of 1000ep" in text
+    assert "publishing" in text
+    before = loss_on(text)
+    wait_for(lambda: loss_on(terminal.text) != before, "another loss")
+
+    terminal.resize(120, 40)
+    wait_for(lambda: len(terminal.wait_for("q quit").splitlines()[0].rstrip()) > 100, "a header of the new width")
+    terminal.resize(50, 12)
+    wait_for(lambda: "q quit" in terminal.text.splitlines()[-1], "the keys in the new last line")
+    terminal.resize(80, 24)
+
+    terminal.press("\x1b[B")
+    terminal.wait_for("▸lr-optimizer/group0")
+    terminal.press("/TOT")
+    terminal.wait_for("find: TOT")
+    terminal.press("\x7fj k")
+    terminal.wait_for("find: TOj k", "no metric is called 'TOj k'")
+    terminal.press("\x7f" * 3 + "T\r")
+    text = terminal.wait_for("1 of 2 metrics with 'TOT': Escape shows all", "▸total")
+    assert "lr-optimizer" not in text
+    terminal.press("\x1b")
+    terminal.wait_for("▸lr-optimizer/group0")
+    terminal.press("s")
+    terminal.wait_for("smoothed 0.1 over batch")
+    terminal.press("a")
+    wait_for(lambda: "smoothed" not in terminal.text, "the curve as it is")
+    terminal.press("x")
+    terminal.wait_for("over sample")
+    terminal.press("l")
+    terminal.wait_for("log scale over sample")
+    terminal.press("e")
+    wait_for(lambda: "▸" not in terminal.text, "the log alone")
+    terminal.wait_for("epoch 0 begins")
+    terminal.press("?")
+    terminal.wait_for("write a checkpoint")
+    terminal.press("\x1b")
+    terminal.wait_for("▸lr-optimizer/group0")
+
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored
+    assert "detached from run fruit" in terminal.output_after()
+    assert loop.poll() is None
+
+
+@pytest.mark.timeout(180)
+def test_its_keys_command_the_training(
+    training: "subprocess.Popen[bytes]", open_terminal: Callable[..., Terminal]
+) -> None:
+    terminal = open_terminal("--wait")
+    terminal.wait_for("● live", "▸total", "backward", timeout=100)
+    terminal.press("p")
+    terminal.wait_for("pause the training of fruit? y pauses it")
+    terminal.press("n")
+    wait_for(lambda: "pause the training" not in terminal.text, "the question to go")
+    terminal.press("py")
+    terminal.wait_for("paused", "'pause' took effect")
+    terminal.press("p")
+    terminal.wait_for("● live", "'resume' took effect")
+    terminal.press("S")
+    terminal.wait_for("stop the training of fruit?")
+    terminal.press("n")
+    wait_for(lambda: "stop the training" not in terminal.text, "the question to go")
+    assert training.poll() is None
+    terminal.press("Sy")
+    terminal.wait_for("■ stopped  fruit  top by ", "'stop' took effect")
+    assert training.wait(20) == 0
+    wait_for(lambda: "S stop" not in terminal.text, "a last line without commands, once that was answered")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored
+    assert "run fruit stopped" in terminal.output_after()
+
+
+def test_an_ended_run_stays_until_it_is_left(recording: str, open_terminal: Callable[..., Terminal]) -> None:
+    terminal = open_terminal("--replay", recording, lines=40)
+    text = terminal.wait_for("✓ finished", "apples", "evaluation 'eval': accuracy 0.75", "the run finished")
+    assert "S stop" not in text
+    terminal.press("S")
+    terminal.wait_for("this is a recording: it takes no commands")
+    assert terminal.process.poll() is None
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored
+
+
+def test_a_replay_that_is_repeated_is_shown_each_time(recording: str, open_terminal: Callable[..., Terminal]) -> None:
+    terminal = open_terminal("--replay", recording, "--rate", "max", "--loop")
+    terminal.wait_for("apples", "▸total")
+    wait_for(lambda: (terminal.text, terminal.written.count(b"\x1b[?1049h") > 2)[1], "the third time")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored
+
+
+def test_what_was_handled_to_its_end_before_is_no_reason_to_stay(
+    recording: str, open_terminal: Callable[..., Terminal]
+) -> None:
+    first = open_terminal("--replay", recording, "--name", "watcher")
+    first.wait_for("✓ finished", "events handled")
+    first.press("q")
+    assert first.wait_for_end() == 0
+    again = open_terminal("--replay", recording, "--name", "watcher")
+    assert again.wait_for_end() == 0
+    assert "has handled this run to its end already" in " ".join(again.written.decode().split())
+
+
+def test_beside_a_dashboard_that_stays_it_gives_the_terminal_back(
+    recording: str, open_terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "import time\n"
+        "from consumers import Callback\n"
+        "class Stays(Callback):\n"
+        "    def fit_end(self, state, logger):\n"
+        "        pass\n"
+        "    def linger(self):\n"
+        "        print('stays until Ctrl-C')\n"
+        "        time.sleep(1000)\n"
+    )
+    terminal = open_terminal("--replay", recording, callbacks=f"{tmp_path / 'own.py'}:Stays,top")
+    terminal.wait_for("✓ finished")
+    terminal.press("q")
+    wait_for(lambda: "stays until Ctrl-C" in (terminal.text, terminal.output_after())[1], "what comes after it")
+    assert terminal.is_restored
+    terminal.press("\x03")
+    assert terminal.wait_for_end() == 0
+
+
+def test_a_terminal_that_goes_away_ends_it(recording: str, open_terminal: Callable[..., Terminal]) -> None:
+    # As under nohup: the signal of the terminal's end does not end the process.
+    deaf = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        terminal = open_terminal("--replay", recording)
+    finally:
+        signal.signal(signal.SIGHUP, deaf)
+    terminal.wait_for("✓ finished", "events handled")
+    terminal.hang_up()
+    assert terminal.process.wait(20) == 0
+
+
+def test_the_last_of_what_was_printed_is_printed_again(
+    recording: str, open_terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "from consumers import Callback\n"
+        "class Own(Callback):\n"
+        "    def batch_end(self, state, logger):\n"
+        "        for number in range(200):\n"
+        "            print('printed', state.timestamp.batch, number)\n"
+    )
+    terminal = open_terminal("--replay", recording, callbacks=f"top,{tmp_path / 'own.py'}:Own")
+    terminal.wait_for("✓ finished", "events handled")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    output = terminal.output_after()
+    assert "what was printed before this is left out:" in output
+    assert "printed 8ba 199" in output
+    assert "run apples finished" in output
+
+
+def test_what_other_callbacks_log_and_print_is_shown(
+    recording: str, open_terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "import sys\n"
+        "from consumers import Callback\n"
+        "class Own(Callback):\n"
+        "    def batch_end(self, state, logger):\n"
+        "        logger.log_metrics({'own/value': 42})\n"
+        "        logger.log_text('input-bound', name='verdict')\n"
+        "        print('printed at', state.timestamp.batch, file=sys.stderr)\n"
+    )
+    terminal = open_terminal("--replay", recording, callbacks=f"top,{tmp_path / 'own.py'}:Own", lines=80)
+    terminal.wait_for("own", "value", "42", "verdict: input-bound", "printed at 8ba")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert "printed at 1ba" in terminal.output_after()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_leave_the_run_and_give_the_terminal_back(
+    loop: "subprocess.Popen[bytes]", open_terminal: Callable[..., Terminal], number: int
+) -> None:
+    terminal = open_terminal("--wait")
+    terminal.wait_for("● live", "▸total")
+    if number == signal.SIGINT:
+        terminal.press("\x03")
+    else:
+        terminal.process.send_signal(number)
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored
+    assert "detached from run fruit" in terminal.output_after()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_give_the_terminal_back_when_the_run_is_over(
+    recording: str, open_terminal: Callable[..., Terminal], number: int
+) -> None:
+    terminal = open_terminal("--replay", recording)
+    terminal.wait_for("✓ finished", "events handled")
+    terminal.process.send_signal(number)
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored
+
+
+def test_a_stopped_process_gives_the_terminal_back_for_as_long(
+    recording: str, open_terminal: Callable[..., Terminal]
+) -> None:
+    terminal = open_terminal("--replay", recording)
+    terminal.wait_for("✓ finished")
+    terminal.press("\x1a")
+    wait_for(lambda: (terminal.text, terminal.is_restored)[1], "the terminal to be given back")
+    terminal.process.send_signal(signal.SIGCONT)
+    wait_for(lambda: (terminal.text, not terminal.is_restored)[1], "the terminal to be taken again")
+    terminal.wait_for("✓ finished", "▸total")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored
+
+
+def test_a_defect_while_drawing_gives_the_terminal_back_and_is_shown(
+    recording: str, open_terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text(
+        "import consumers.dashboard.terminal.display as display\n"
+        "from consumers.dashboard.terminal.top import Top\n"
+        "def frame(*_):\n"
+        "    raise ZeroDivisionError('no frame')\n"
+        "display.frame = frame\n"
+    )
+    terminal = open_terminal("--replay", recording, callbacks=f"{tmp_path / 'broken.py'}:Top")
+    assert terminal.wait_for_end() == 1
+    assert terminal.is_restored
+    assert "ZeroDivisionError: no frame" in terminal.output_after()
+
+
+def test_no_colour_is_used_where_none_is_wanted(recording: str, open_terminal: Callable[..., Terminal]) -> None:
+    for environment, is_coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
+        terminal = open_terminal("--replay", recording, environment=environment)
+        terminal.wait_for("✓ finished", "▸total")
+        colours = {cell.fg for line in terminal.screen.buffer.values() for cell in line.values()}
+        assert (colours != {"default"}) == is_coloured
+        terminal.press("q")
+        assert terminal.wait_for_end() == 0
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(1, 1), (7, 2), (20, 5), (39, 9), (300, 80)])
+def test_any_size_will_do(recording: str, open_terminal: Callable[..., Terminal], columns: int, lines: int) -> None:
+    terminal = open_terminal("--replay", recording, columns=columns, lines=lines)
+    wait_for(lambda: terminal.text.startswith("✓"[:columns]), "the state")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored
+    assert "Traceback" not in terminal.written.decode()
+
+
+@pytest.mark.parametrize("where", ["input", "output", "dumb"])
+def test_without_a_terminal_it_says_what_to_use_instead(
+    recording: str, open_terminal: Callable[..., Terminal], where: str
+) -> None:
+    if where == "dumb":
+        terminal = open_terminal("--replay", recording, environment={"TERM": "dumb"})
+        assert terminal.wait_for_end() == 1
+        error = terminal.written.decode()
+    else:
+        done = subprocess.run(
+            [CONSUMER, "--callbacks", "top", "--replay", recording],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1
+        error = done.stderr
+    assert "'top' draws on a terminal" in error
+    assert "use '--log progress'" in " ".join(error.split())
+    assert "Traceback" not in error

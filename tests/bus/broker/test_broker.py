@@ -1,0 +1,782 @@
+"""The broker: nothing that a peer sends stops it, and it serves whom it knows."""
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import msgpack
+import psutil
+import pytest
+import zmq
+from brokers import free_address, start_broker
+from helpers import strict_json, wait_for
+from terminals import Terminal
+
+from bus import BrokerError, Event, Publisher, Recording, Subscriber, find_run
+from bus.net.requests import list_remote_runs
+from bus.protocol.frames import Control, Topic, decode_control, encode_control, event_encoder, pack_map, split_frame
+
+
+@pytest.fixture
+def standalone(runs_dir):
+    """``bus broker`` at a free port: its address."""
+    address = free_address()
+    command = [sys.executable, "-m", "bus", "broker", "--listen", address]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert "serving at" in process.stdout.readline()
+    yield address
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0
+    assert "stopped after" in out
+    assert "Traceback" not in err
+
+
+@pytest.fixture
+def stranger(standalone):
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.connect(standalone)
+    yield socket
+    context.destroy(linger=0)
+
+
+HELLO = {"run": "r", "rank": 0, "world_size": 1, "incarnation": "x"}
+"""The least that a publisher says of itself."""
+
+
+def answer(socket):
+    assert socket.poll(30_000), "no answer from the broker"
+    return decode_control(split_frame(socket.recv())[1])
+
+
+def test_one_broker_serves_several_runs_and_keeps_them_apart(standalone, runs_dir):
+    with Publisher("one", broker=standalone) as one, Publisher("two", broker=standalone) as two:
+        for batch in range(100):
+            one.publish(Event.BATCH_END, batch=batch)
+            two.publish(Event.BATCH_END, batch=1000 + batch)
+        for name, publisher in (("one", one), ("two", two)):
+            wait_for(lambda: publisher.poll() or (runs_dir / name / "broker.json").exists(), "the first event")  # noqa: B023  called at once
+        follower = Subscriber("two")
+        assert find_run("one").live
+        assert [int(next(iter(follower)).timestamp.batch) for _ in range(100)] == list(range(1000, 1100))
+        follower.close()
+        with pytest.raises(BrokerError, match="rank 0 of run 'one' is there already"):
+            Publisher("one", broker=standalone)
+    for name, first in (("one", 0), ("two", 1000)):
+        recording = Recording(runs_dir / name)
+        assert [int(snapshot.timestamp.batch) for snapshot in recording] == list(range(first, first + 100))
+        assert recording.ending.status == "finished"
+        assert not find_run(name).live
+
+
+def test_several_ranks_of_a_run_share_a_recording(standalone, runs_dir):
+    with (
+        Publisher("r", broker=standalone, world_size=2) as first,
+        Publisher("r", broker=standalone, rank=1, world_size=2) as second,
+    ):
+        for batch in range(50):
+            first.publish(Event.BATCH_END, batch=batch)
+            second.publish(Event.BATCH_END, batch=batch)
+        wait_for(lambda: first.poll() or (runs_dir / "r" / "broker.json").exists(), "the first event")
+        follower = Subscriber("r")
+    live = list(follower)
+    follower.close()
+    assert live == list(Recording(runs_dir / "r"))
+    for rank in (0, 1):
+        assert [int(snapshot.timestamp.batch) for snapshot in live if snapshot.rank == rank] == list(range(50))
+    assert follower.ending.status == "finished"
+
+
+def test_nonsense_is_skipped_and_the_others_go_on(standalone, stranger, runs_dir):
+    noise = random.Random(7)
+    with Publisher("r", broker=standalone) as publisher:
+        for batch in range(200):
+            publisher.publish(Event.BATCH_END, batch=batch)
+            stranger.send(noise.randbytes(noise.randrange(200)))
+            stranger.send(b"\0" + noise.randbytes(20))
+            stranger.send(b"r/batch_end/0\0" + noise.randbytes(20))
+            stranger.send(encode_control("from the future", {}))
+            stranger.send_multipart([b"a", b"b", b"c"])
+            stranger.send(encode_control("events", {"frames": [b"x", encode_control("hello", {}), 3]}))
+            stranger.send(encode_control("events", {"frames": "no list"}))
+    assert len(list(Recording(runs_dir / "r"))) == 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "reason"),
+    [
+        ("hello", {}, "hello is malformed: 'run' is missing: it has to be a text"),
+        ("hello", {**HELLO, "run": "a/b"}, "cannot be a run name"),
+        ("hello", {**HELLO, "rank": 5}, "ranks go from 0"),
+        ("hello", {**HELLO, "run": 5}, "'run' is '5', an integer: it has to be a text"),
+        ("hello", {**HELLO, "rank": "0"}, "'rank' is '0', a text: it has to be an integer of 0 to"),
+        ("hello", {**HELLO, "rank": 0.5}, "'rank' is '0.5', a float"),
+        ("hello", {**HELLO, "rank": False}, "'rank' is 'False', a boolean"),
+        ("hello", {**HELLO, "rank": math.inf}, "'rank' is 'inf', a float"),
+        ("hello", {**HELLO, "world_size": "1"}, "'world_size' is '1', a text"),
+        ("hello", {**HELLO, "incarnation": None}, "'incarnation' is nil: it has to be a text"),
+        ("hello", {**HELLO, "incarnation": ""}, "'incarnation' is '', a text: it has to be a text of 1 to 255"),
+        ("hello", {**HELLO, "pid": "me"}, "'pid' is 'me', a text"),
+        ("hello", {**HELLO, "started": 1.5}, "'started' is '1.5', a float"),
+        ("hello", {**HELLO, "host": 5}, "'host' is '5', an integer"),
+        ("hello", {**HELLO, "attempt": "1"}, "'attempt' is '1', a text"),
+        ("hello", {**HELLO, "info": []}, "'info' is an array: it has to be a map"),
+        ("hello", {**HELLO, "events": "all"}, "'events' is 'all', a text: it has to be an array"),
+        ("want", {"run": "nobody", "demand": {}}, "not live here"),
+        ("want", {"demand": 3}, "want is malformed: 'run' is missing"),
+        ("resume", {"from": "here"}, "resume is malformed: 'from' is 'here', a text"),
+        ("report", {"last_sent": "5"}, "report is malformed: 'last_sent' in its report is not a number"),
+        (
+            "from the future",
+            {},
+            "from the future is malformed: there is no such message to a broker; there are applied",
+        ),
+        ("fetch", {"run": "../r", "attempt": 1, "offset": 0}, "cannot be a run name"),
+        ("fetch", {"run": "nobody", "attempt": 1, "offset": 0}, "no recording of attempt 1 of run 'nobody'"),
+        ("statistics", {"run": "nobody"}, "not live here"),
+    ],
+)
+def test_bad_requests_are_refused_with_the_reason(stranger, kind, content, reason):
+    stranger.send(encode_control(kind, {**content, "id": "7"}))
+    reply = answer(stranger)
+    assert (reply.kind, reply.content["id"]) == ("refused", "7")
+    assert reason in reply.content["reason"]
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_another_version_of_the_protocol_is_refused_with_both_versions(stranger, runs_dir, version):
+    stranger.send(b"\0" + msgpack.packb([version, "hello", HELLO]))
+    reply = answer(stranger)
+    assert reply.kind == "refused"
+    assert f"version {version}, and this broker speaks version 1" in reply.content["reason"]
+    assert not (runs_dir / "r").exists()
+
+
+def test_every_answer_carries_the_id_of_its_request(standalone, stranger, runs_dir):
+    with Publisher("r", broker=standalone) as publisher:
+        publish_until_recorded(publisher, 1)
+        requests = [
+            ("hello", {**HELLO, "run": "other"}, "welcome"),
+            ("want", {"run": "r", "demand": {}}, "leased"),
+            ("command", {"run": "r", "command": "stop"}, "told"),
+            ("runs", {}, "runs"),
+            ("fetch", {"run": "r", "attempt": 1, "offset": 0}, "data"),
+            ("statistics", {"run": "r"}, "statistics"),
+        ]
+        for number, (kind, content, _) in enumerate(requests):
+            stranger.send(encode_control(kind, {**content, "id": f"q{number}"}))
+        answers = {}
+        while len(answers) < len(requests):
+            reply = answer(stranger)
+            answers.setdefault(reply.content.get("id"), reply.kind)
+            answers.pop(None, None)
+    assert answers == {f"q{number}": kind for number, (_, _, kind) in enumerate(requests)}
+    # A request without one is answered without one, and one of another type is refused.
+    stranger.send(encode_control("runs", {}))
+    stranger.send(encode_control("runs", {"id": 5}))
+    replies: list[Control] = []
+    while len(replies) < 2:
+        replies += [reply for reply in [answer(stranger)] if reply.kind in ("runs", "refused")]
+    assert "id" not in replies[0].content
+    assert "'id' is '5', an integer" in replies[1].content["reason"]
+
+
+@pytest.mark.parametrize("handled", [{0: 5}, {"0": 5}, [["0", 5]], [[0]], [[0, -1]], [[3, 1]], None])
+def test_what_was_handled_in_another_form_is_refused(standalone, stranger, runs_dir, handled):
+    with Publisher("r", broker=standalone) as publisher:
+        publish_until_recorded(publisher, 1)
+        stranger.send(encode_control("handled", {"run": "r", "handled": handled}))
+        reply = answer(stranger)
+        assert reply.kind == "refused"
+        assert "'handled'" in reply.content["reason"]
+
+
+@pytest.mark.parametrize(("kind", "content"), [("resume", {"from": 1}), ("report", {"published": 3})])
+def test_a_publisher_that_is_not_known_is_told_so(stranger, kind, content):
+    stranger.send(encode_control(kind, content))
+    assert answer(stranger)[:2] == ("unknown", {})
+
+
+def test_a_stranger_cannot_publish_into_a_run(standalone, stranger, runs_dir):
+    with Publisher("r", broker=standalone) as publisher:
+        publisher.publish(Event.BATCH_END, batch=1)
+        forge = event_encoder(Topic("r", "batch_end", 0), 1)
+        stranger.send(forge(2, 2, 0, [0] * 14, None, {"loss": -1.0}, pack_map({})))
+        assert answer(stranger)[:2] == ("unknown", {})
+        stranger.send(encode_control("want", {"run": "r", "demand": {}}))
+        assert answer(stranger).kind == "leased"
+        publisher.publish(Event.BATCH_END, batch=2)
+    assert [snapshot.loss for snapshot in Recording(runs_dir / "r")] == [None, None]
+
+
+def test_events_that_come_twice_are_recorded_once(standalone, runs_dir):
+    with Publisher("r", broker=standalone) as publisher:
+        encode = publisher._encoder("batch_end")
+        frames = [encode(seq, seq, seq, [0] * 14, None, {}, pack_map({})) for seq in (1, 2, 1, 3, 2)]
+        for frame in frames:
+            publisher._uplink._link.socket.send(frame)
+        publisher._seq = publisher._base_seq = 3
+    assert [snapshot.seq for snapshot in Recording(runs_dir / "r")] == [1, 2, 3]
+
+
+def test_odd_values_in_a_greeting_and_an_event_do_no_harm(standalone, stranger, runs_dir):
+    stranger.send(encode_control("hello", {**HELLO, "run": "odd", "pid": 2**40, "host": socket.gethostname()}))
+    assert answer(stranger).kind == "welcome"
+    stranger.send(event_encoder(Topic("odd", "batch_end", 0), 1)(1, 1, -1, [0] * 14, None, {}, pack_map({})))
+    stranger.send(event_encoder(Topic("odd", "batch_end", 0), 1)(1, 1, 5, [0] * 14, None, {}, pack_map({})))
+    wait_for(lambda: answer(stranger).kind == "ack", "the good event on disk")
+
+
+def test_a_rank_that_ended_early_costs_nothing_while_the_others_go_on(standalone, runs_dir):
+    script = f"from bus import Publisher; Publisher('r', broker={standalone!r}, rank=1, world_size=2).close()"
+    with Publisher("r", broker=standalone, world_size=2) as publisher:
+        subprocess.run([sys.executable, "-c", script], timeout=100, check=True)
+        publisher.publish(Event.FIT_START)
+        broker = psutil.Process(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"])
+        busy = sum(broker.cpu_times()[:2])
+        begin = time.monotonic()
+        wait_for(lambda: time.monotonic() - begin > 1, "a second to pass")
+        assert sum(broker.cpu_times()[:2]) - busy < 0.5
+    assert find_run("r").status == "finished"
+
+
+def test_what_a_killed_trainer_had_sent_is_recorded_also_when_the_broker_was_behind(runs_dir):
+    script = """
+import os
+from bus import Event, Publisher
+publisher = Publisher("r")
+print("ready", flush=True)
+input()
+for batch in range(50):
+    publisher.publish(Event.EPOCH_END, batch=batch)
+publisher._uplink._link._context.destroy(linger=5000)  # returns when everything is in the system's hands
+os.kill(os.getpid(), 9)
+"""
+    trainer = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    trainer.stdout.readline()
+    broker = json.loads((runs_dir / "r" / "broker.json").read_text())["pid"]
+    os.kill(broker, signal.SIGSTOP)
+    trainer.communicate("go\n", timeout=100)
+    os.kill(broker, signal.SIGCONT)
+    wait_for(lambda: not find_run("r").live, "the broker to end")
+    assert len(list(Recording(runs_dir / "r"))) == 50
+
+
+def publish_until_recorded(publisher, number):
+    publisher.publish(Event.EPOCH_END)
+    wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged >= number, f"event {number} on disk")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_broker_that_is_started_again_takes_the_run_up_again(runs_dir, caplog, how):
+    address = free_address()
+    first = start_broker(address)
+    publisher = Publisher("r", broker=address)
+    publish_until_recorded(publisher, 1)
+    first.send_signal(how)
+    first.communicate(timeout=100)
+    for _ in range(100):
+        publisher.publish(Event.EPOCH_END)
+    second = start_broker(address)
+    publish_until_recorded(publisher, 102)
+    assert "does not know the run yet: the training goes on, and what came after event 1 is sent again" in caplog.text
+    publisher.close()
+    second.terminate()
+    second.communicate(timeout=100)
+    recording = Recording(runs_dir / "r")
+    assert [snapshot.seq for snapshot in recording] == list(range(1, 103))
+    assert (recording.gaps, recording.damage) == ((), None)
+    assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
+
+
+def test_a_broker_of_its_own_is_started_again(runs_dir, caplog):
+    publisher = Publisher("r")
+    publish_until_recorded(publisher, 1)
+    for round in range(3):
+        broker = json.loads((runs_dir / "r" / "broker.json").read_text())["pid"]
+        os.kill(broker, signal.SIGKILL)
+        for _ in range(10):
+            publisher.publish(Event.EPOCH_END)
+        publish_until_recorded(publisher, 12 + 11 * round)
+    assert publisher.statistics().broker_restarts == 3
+    # At least the first event after each death is sent to nobody: the death is looked for after it.
+    assert publisher.statistics().resent >= 3
+    publisher.close()
+    recording = Recording(runs_dir / "r")
+    assert [snapshot.seq for snapshot in recording] == list(range(1, 35))
+    assert (recording.ending.status, recording.gaps, recording.damage) == ("finished", (), None)
+    assert "was killed by signal 9; another one is started" in caplog.text
+
+
+def test_all_ranks_find_a_broker_again_that_was_started_again(runs_dir):
+    first = Publisher("r", rank=0, world_size=2)
+    second = Publisher("r", broker=first.address, rank=1, world_size=2)
+    for number in range(1, 4):
+        broker = json.loads((runs_dir / "r" / "broker.json").read_text())["pid"]
+        for publisher in (first, second):
+            for _ in range(10):
+                publisher.publish(Event.EPOCH_END)
+        os.kill(broker, signal.SIGKILL)
+
+        def recovered(number=number):
+            for publisher in (first, second):
+                publisher.poll()
+            return all(one.statistics().acknowledged >= 10 * number for one in (first, second))
+
+        wait_for(recovered, "both ranks to be recorded")
+    second.close()
+    first.close()
+    recording = Recording(runs_dir / "r")
+    snapshots = list(recording)
+    for rank in (0, 1):
+        assert [snapshot.seq for snapshot in snapshots if snapshot.rank == rank] == list(range(1, 31))
+    assert (recording.ending.status, recording.gaps) == ("finished", ())
+
+
+def test_an_old_publisher_goes_on_by_itself_when_a_new_attempt_has_begun(runs_dir, caplog):
+    address = free_address()
+    first = start_broker(address)
+    old = Publisher("r", broker=address)
+    publish_until_recorded(old, 1)
+    first.kill()
+    first.communicate()
+    second = start_broker(address)
+    new = Publisher("r", broker=address)
+    publish_until_recorded(new, 1)
+    old.publish(Event.EPOCH_END)
+    wait_for(lambda: old.poll() or old.recorded_all, "a broker of its own", 60)
+    assert "attempt 1 of run 'r' cannot go on: attempt 2 has begun since" in caplog.text
+    old.close()
+    new.close()
+    second.terminate()
+    second.communicate(timeout=100)
+    assert [attempt.status for attempt in find_run("r").attempts] == ["lost", "finished"]
+    assert len(list(Recording(runs_dir / "r", attempt=2))) == 1
+    # Nothing of it is mixed into the other two.
+    assert old.recording.parents[1].parent == runs_dir
+    assert [one.event for one in Recording(old.recording)] == [Event.EPOCH_END]
+
+
+def test_a_stopped_broker_finishes_its_records(runs_dir):
+    address = free_address()
+    process = start_broker(address)
+    publisher = Publisher("r", broker=address)
+    publisher.publish(Event.BATCH_END, batch=1)
+    wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 1, "the record")
+    process.terminate()
+    process.communicate(timeout=100)
+    recording = Recording(runs_dir / "r")
+    assert len(list(recording)) == 1
+    assert recording.damage is None
+    assert str(find_run("r").last.error) == "the broker was stopped"
+    publisher._forget()
+    publisher._uplink.close()
+
+
+def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_dir, caplog):
+    publisher = Publisher("r")
+    follower = Subscriber("r")
+    connected = follower._heard
+    # What is sent before the stream has taken the subscription can be had from the recording alone.
+    wait_for(lambda: follower._receive() < 0 or follower._heard > connected, "the broker's first sign of life")
+    following = iter(follower)
+    publisher.publish(Event.EPOCH_START)
+    assert next(following).seq == 1
+    wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 1, "the record")
+    shutil.rmtree(runs_dir / "r")
+    publisher.publish(Event.EPOCH_END)
+    assert next(following).seq == 2
+    wait_for(lambda: publisher.poll() or "not recorded at the moment" in caplog.text, "the warning")
+    follower.close()
+    begin = time.monotonic()
+    publisher.close()
+    # It waits for no answer.
+    assert time.monotonic() - begin < 25
+    assert "goes on, but events after 1 are not recorded at the moment: the recording" in caplog.text
+
+
+def test_a_port_in_use_is_one_line(standalone):
+    done = subprocess.run(
+        [sys.executable, "-m", "bus", "broker", "--listen", standalone],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"error: {standalone} is in use by another program: choose another port with '--listen'\n"
+
+
+def test_a_trainer_that_dies_at_once_leaves_no_broker_behind(runs_dir):
+    script = "import os; from bus import Publisher; publisher = Publisher('r'); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", script], timeout=100, check=False)
+    wait_for(lambda: not find_run("r").live, "the broker to end")
+    assert find_run("r").status == "lost"
+    assert not os.path.exists(runs_dir / "r" / "broker.json")
+
+
+def test_an_event_that_makes_no_sense_is_a_gap_and_what_follows_goes_on(standalone, runs_dir, monkeypatch):
+    with Publisher("r", broker=standalone) as publisher:
+        publish_until_recorded(publisher, 1)
+        # What no publisher of ours sends: a field nested deeper than readers take.
+        deep: list = []
+        for _ in range(40):
+            deep = [deep]
+        publisher.send(Event.EPOCH_END, (0,) * 14, None, {"deep": deep}, pack_map({}))
+        publisher.publish(Event.EPOCH_END)
+        wait_for(
+            lambda: publisher.publish(Event.EPOCH_END) or publisher.poll() or publisher.statistics().acknowledged > 2,
+            "what follows on disk",
+        )
+    recording = Recording(runs_dir / "r")
+    seqs = [snapshot.seq for snapshot in recording]
+    assert seqs == [1, *range(3, len(seqs) + 2)]
+    assert [tuple(gap) for gap in recording.gaps] == [(0, 2, 2)]
+
+
+def test_a_run_that_had_ended_before_its_broker_could_write_that_down_is_finished_by_the_next(runs_dir):
+    publisher = Publisher("r")
+    publish_until_recorded(publisher, 1)
+    broker = psutil.Process(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"])
+    publisher._flush(wait=True)
+    publisher._publish_mark("$end", (0,) * 14, {"status": "failed", "error": "a reason"})
+    publisher._outbox.send()
+    broker.kill()
+    # Whatever the broker came to before it was killed.
+    publisher._uplink.settle(publisher._seq)
+    publisher._shut()
+    wait_for(lambda: not find_run("r").live, "the end of the run")
+    assert (find_run("r").status, find_run("r").last.error) == ("failed", "a reason")
+
+
+NO_ROOM = """
+import json, os, resource, signal, sys, time
+from bus import Event, Publisher, find_run
+publisher = Publisher("r")
+def recorded(number):
+    deadline = time.monotonic() + 20
+    while publisher.statistics().acknowledged < number and time.monotonic() < deadline:
+        publisher.publish(Event.EPOCH_END)
+        time.sleep(0.01)
+    return publisher.statistics().acknowledged >= number
+assert recorded(1)
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+# Brokers inherit it: on their disk no file has room.
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+broker = json.loads(open(publisher.run_dir / "broker.json").read())["pid"]
+os.kill(broker, signal.SIGKILL)
+first = publisher._uplink._link.process
+deadline = time.monotonic() + 20
+while first._restarts < 3 and time.monotonic() < deadline:
+    publisher.publish(Event.EPOCH_END)
+    time.sleep(0.01)
+assert first._restarts >= 3
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+assert recorded(publisher.statistics().published)
+publisher.close()
+print(find_run("r").status, publisher.statistics().dropped)
+"""
+
+
+def test_a_broker_that_finds_no_room_is_started_until_there_is_some(runs_dir):
+    done = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "finished 0\n", done.stderr
+    recording = Recording(runs_dir / "r")
+    seqs = [snapshot.seq for snapshot in recording]
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert recording.gaps == ()
+
+
+def test_a_recording_of_which_nothing_tells_does_not_block_the_run(runs_dir):
+    (runs_dir / "r").mkdir()
+    (runs_dir / "r" / "recording-1.mcap").write_bytes(b"of a broker that was killed in its first moment")
+    with Publisher("r") as publisher:
+        publisher.publish(Event.EPOCH_END)
+    assert (publisher.attempt, find_run("r").status) == (2, "finished")
+
+
+def test_a_hello_that_cannot_be_written_down_leaves_nothing_behind(standalone, stranger, runs_dir):
+    hello = {**HELLO, "info": {b"key": 1}}
+    deep: dict = {}
+    for _ in range(500):
+        deep = {"deeper": deep}
+    for info in (hello["info"], deep):
+        stranger.send(encode_control("hello", {**hello, "info": info}))
+    assert answer(stranger).kind == "refused"
+    with Publisher("r", broker=standalone) as publisher:
+        publisher.publish(Event.EPOCH_END)
+    assert (publisher.attempt, len(list(Recording(runs_dir / "r")))) == (1, 1)
+
+
+def test_a_lost_run_is_taken_up_for_its_own_trainer_alone(standalone, stranger, runs_dir):
+    script = f"""
+import os
+from bus import Event, Publisher
+publisher = Publisher("r", broker={standalone!r})
+publisher.publish(Event.EPOCH_END)
+while publisher.statistics().acknowledged == 0:
+    publisher.poll()
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", script], timeout=100, check=False)
+    wait_for(lambda: not find_run("r").live, "the end of the run")
+    hello = {**HELLO, "attempt": 1, "incarnation": "another"}
+    stranger.send(encode_control("hello", hello))
+    reply = answer(stranger)
+    assert reply.kind == "refused"
+    assert "rank 0 of run 'r' is another trainer's" in reply.content["reason"]
+    assert find_run("r").status == "lost"
+
+
+class Peer:
+    """A publisher of run ``r`` that says what it likes."""
+
+    def __init__(self, socket):
+        self.socket = socket
+        self.last_sent = 0
+        self.heard = []
+        self.say("hello", HELLO)
+        self.hears("welcome")
+
+    def say(self, kind, content):
+        self.socket.send(encode_control(kind, content))
+
+    def send(self, name, seq, base_seq, fields=None):
+        encode = event_encoder(Topic("r", name, 0), 1)
+        self.last_sent = seq
+        self.socket.send(encode(seq, base_seq, 0, [0] * 14, None, fields or {}, pack_map({"world_size": 1})))
+
+    def end(self, seq, base_seq):
+        self.send("$end", seq, base_seq, {"status": "finished", "error": None})
+        wait_for(lambda: not find_run("r").live, "the end of the run")
+
+    def hears(self, kind, part=""):
+        """Waits for a message of that kind with ``part`` in it; all that come before it are kept."""
+        begin = time.monotonic()
+        while time.monotonic() - begin < 30:
+            if not self.socket.poll(500):
+                self.say("report", {"last_sent": self.last_sent})
+                continue
+            message = answer(self.socket)
+            self.heard.append(message)
+            if message.kind == kind and part in str(message.content):
+                return message.content
+        raise AssertionError(f"no {kind!r} with {part!r} has come, but {self.heard}")
+
+
+def recorded(runs_dir):
+    """The numbers of what is recorded of run ``r``, and its gaps."""
+    recording = Recording(runs_dir / "r")
+    return [snapshot.seq for snapshot in recording], [tuple(gap) for gap in recording.gaps], recording.ending.status
+
+
+def test_a_base_seq_that_cannot_be_is_refused_by_name_and_the_rest_is_recorded(stranger, runs_dir):
+    peer = Peer(stranger)
+    peer.send("epoch_start", 1, 1)
+    peer.send("batch_start", 2, 1)
+    peer.send("batch_end", 3, 3)
+    refused = peer.hears("refused")
+    assert refused["error"] == "ProtocolError"
+    assert "rank 0 of run 'r': event 3 (batch_end) has the base_seq 3, where 2 belongs" in refused["reason"]
+    peer.send("batch_end", 4, 3)
+    peer.send("batch_start", 5, 4)
+    assert "event 5 (batch_start) has the base_seq 4, where 3 belongs" in peer.hears("refused")["reason"]
+    peer.send("batch_end", 6, 4)
+    peer.end(7, 5)
+    assert recorded(runs_dir) == ([1, 2, 4, 6], [(0, 3, 3), (0, 5, 5)], "finished")
+    # A reader of base events is given the same.
+    assert [snapshot.seq for snapshot in Recording(runs_dir / "r").snapshots([Event.BATCH_END])] == [4, 6]
+
+
+def test_a_publisher_that_counts_base_events_wrongly_loses_no_event_silently(stranger, runs_dir):
+    peer = Peer(stranger)
+    for seq in range(1, 11):
+        peer.send("batch_end", seq, 1)
+    peer.hears("refused", "event 10 (batch_end) has the base_seq 1, where 2 to 10 belongs")
+    peer.end(11, 2)
+    assert recorded(runs_dir) == ([1], [(0, 2, 10)], "finished")
+
+
+@pytest.mark.parametrize("name", ["$beat", "$cut", "$mine"])
+def test_a_mark_that_publishers_do_not_send_is_refused_and_takes_no_number(stranger, runs_dir, name):
+    peer = Peer(stranger)
+    peer.send(name, 1, 1)
+    assert f"publishers do not send '{name}'" in peer.hears("refused")["reason"]
+    peer.send("batch_end", 1, 1)
+    peer.end(2, 2)
+    assert recorded(runs_dir) == ([1], [], "finished")
+
+
+def test_a_mark_that_is_refused_again_in_its_place_is_a_gap(stranger, runs_dir):
+    peer = Peer(stranger)
+
+    def send_all():
+        peer.send("$mine", 1, 1)
+        peer.send("batch_end", 2, 2)
+
+    send_all()
+    for _ in range(2):
+        peer.hears("resend")
+        send_all()
+    peer.end(3, 3)
+    assert recorded(runs_dir) == ([2], [(0, 1, 1)], "finished")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"status": "excellent"}, "its end has the status 'excellent': use finished, stopped, failed, lost"),
+        ({}, "its end has the status 'None'"),
+        ({"status": "failed", "error": 5}, "its end has a value of 'error' that is not a text"),
+    ],
+)
+def test_an_end_that_nobody_understands_is_refused(stranger, runs_dir, fields, reason):
+    peer = Peer(stranger)
+    peer.send("batch_end", 1, 1)
+    peer.send("$end", 2, 2, fields)
+    assert reason in peer.hears("refused")["reason"]
+    peer.end(3, 3)
+    assert recorded(runs_dir) == ([1], [(0, 2, 2)], "finished")
+    assert find_run("r").status == "finished"
+
+
+def test_what_cannot_be_sent_is_passed_over_with_resume_and_loses_nothing_else(stranger, runs_dir):
+    peer = Peer(stranger)
+    peer.send("batch_end", 1, 1)
+    # Event 2 was lost with a connection: what was stated behind it does not hold for it.
+    peer.say("resume", {"after": 2, "from": 4})
+    assert peer.hears("resend") == {"after": 1}
+    peer.send("batch_end", 2, 2)
+    peer.say("resume", {"after": 2, "from": 4})
+    peer.send("batch_end", 4, 4)
+    peer.end(5, 5)
+    assert recorded(runs_dir) == ([1, 2, 4], [(0, 3, 3)], "finished")
+
+
+@pytest.fixture
+def logged(runs_dir):
+    """A broker and a peer that it does not know: the peer, and what the broker says of it until both are closed."""
+    address = free_address()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bus", "broker", "--listen", address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "serving at" in process.stdout.readline()
+    context = zmq.Context()
+    peer = context.socket(zmq.DEALER)
+    peer.connect(address)
+
+    def log():
+        context.destroy(linger=0)
+        process.send_signal(signal.SIGINT)
+        return process.communicate(timeout=100)[1]
+
+    yield peer, log
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (b"", "a frame of 0 bytes has no topic"),
+        (b"no topic", "a frame of 8 bytes has no topic"),
+        (b"r/batch_end\0\x90", "is not a topic of the form RUN/EVENT/RANK"),
+        (b"r/batch_end/0\0\x90", "it has not said hello to this broker"),
+        (b"\0" + b"\x91" * 1_000_000, "is not MessagePack: nested too deep"),
+        (b"\0\xc1", "is not MessagePack: "),
+    ],
+)
+def test_whatever_is_dropped_is_named_in_the_log_with_a_reason(logged, frame, reason):
+    peer, log = logged
+    peer.send(frame)
+    peer.send(encode_control("statistics", {"run": "r"}))
+    assert wait_for(lambda: answer(peer).kind == "refused", "an answer")
+    said = log()
+    assert reason in said
+    assert all(not line.rstrip().endswith(":") for line in said.splitlines())
+
+
+def test_an_event_that_is_too_large_for_the_connection_is_named(stranger, runs_dir, monkeypatch):
+    peer = Peer(stranger)
+    peer.send("batch_end", 1, 1)
+    begin = time.monotonic()
+    while not any(message.kind == "notice" for message in peer.heard):
+        assert time.monotonic() - begin < 60
+        peer.send("batch_end", 3, 3)
+        if stranger.poll(100):
+            peer.heard.append(answer(stranger))
+    (text,) = (message.content["text"] for message in peer.heard if message.kind == "notice")
+    assert "event 2 of rank 0 was asked for 10 times and has not come" in text
+    assert "16,777,216 bytes" in text
+    peer.say("resume", {"after": 1, "from": 3})
+    peer.send("batch_end", 3, 3)
+    peer.end(4, 4)
+    assert recorded(runs_dir) == ([1, 3], [(0, 2, 2)], "finished")
+
+
+def test_what_is_no_number_never_makes_json_that_is_none(stranger, runs_dir):
+    stranger.send(encode_control("hello", {**HELLO, "info": {"config": {"lr": math.nan, "most": [math.inf]}}}))
+    assert answer(stranger).kind == "welcome"
+    stranger.send(event_encoder(Topic("r", "batch_end", 0), 1)(1, 1, 5, [0] * 14, None, {}, pack_map({})))
+    wait_for(lambda: answer(stranger).kind == "ack", "the first event on disk")
+    attempt = strict_json((runs_dir / "r" / "run.json").read_text())["attempts"][0]
+    assert attempt["info"]["config"] == {"lr": "NaN", "most": ["Infinity"]}
+    stranger.send(encode_control("report", {"lag": math.nan, "published": 2}))
+    for command in (["info", "r"], ["runs"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "bus", *command, "--json"], capture_output=True, text=True, timeout=100, check=True
+        )
+        strict_json(done.stdout)
+
+
+def test_ctrl_c_names_the_live_runs_and_a_second_one_ends_the_broker(runs_dir):
+    address = free_address()
+    terminal = Terminal(sys.executable, "-m", "bus", "broker", "--listen", address, columns=250)
+    context = zmq.Context()
+    peers = []
+
+    def begin(run):
+        peer = context.socket(zmq.DEALER)
+        peers.append(peer)
+        peer.connect(address)
+        peer.send(encode_control("hello", {**HELLO, "run": run}))
+        assert answer(peer).kind == "welcome"
+
+    try:
+        terminal.wait_for("serving at")
+        begin("one")
+        terminal.press("\x03")
+        terminal.wait_for("1 run is live (one): Ctrl-C again stops the broker")
+        # Again, because one of them has not been named.
+        begin("two")
+        terminal.press("\x03")
+        terminal.wait_for("2 runs are live (one, two): Ctrl-C again stops the broker")
+        assert {run["run"] for run in list_remote_runs(address) if run["live"]} == {"one", "two"}
+        terminal.press("\x03")
+        assert terminal.wait_for_end() == 0
+        assert "stopped after 0 events; 2 runs are live (one, two): their trainings go on" in terminal.text
+    finally:
+        context.destroy(linger=0)
+        terminal.close()
+
+
+def test_ctrl_c_ends_a_broker_without_live_runs(runs_dir):
+    terminal = Terminal(sys.executable, "-m", "bus", "broker", "--listen", free_address(), columns=250)
+    try:
+        terminal.wait_for("serving at")
+        terminal.press("\x03")
+        assert terminal.wait_for_end() == 0
+        assert "stopped after 0 events" in terminal.text
+    finally:
+        terminal.close()

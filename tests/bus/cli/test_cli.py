@@ -1,0 +1,381 @@
+"""The command ``bus``: what people see of their runs."""
+
+import errno
+import json
+import os
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+
+import click
+import pytest
+from brokers import free_address, start_broker
+from click.testing import CliRunner
+from helpers import wait_for
+from plugin_files import install
+from proxy import StandingBroker
+from recorded_runs import Entry, write_foreign, write_recording
+from training import Act, gold_trainer
+
+from bus import ConfigurationError, Event, Publisher, RecordingError, RunDirectoryError, Subscriber, cli, find_run
+from bus.cli.describe import duration, when
+from bus.cli.main import bus
+from bus.protocol.frames import decode_event
+from bus.terminal import run_command
+from bus.tools.cut import cut
+from bus.types.commands import Command
+from bus.types.timestamp import Timestamp
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(bus, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def two_runs(runs_dir):
+    for name, batches in (("first", 3), ("second", 5)):
+        with Publisher(name, info={"config": {"lr": 0.1}}) as publisher:
+            for batch in range(1, batches + 1):
+                publisher.publish(Event.BATCH_END, epoch=1, batch=batch, sample=batch * 10)
+            publisher.publish(Event.FIT_END, epoch=1, batch=batches)
+    return runs_dir
+
+
+def test_runs_are_listed_the_newest_first(two_runs):
+    lines = invoke("runs").splitlines()
+    assert lines[0].split() == ["RUN", "STATUS", "STARTED", "LASTED", "REACHED", "RECORDING"]
+    assert [line.split()[:2] for line in lines[1:]] == [["second", "finished"], ["first", "finished"]]
+    assert lines[1].endswith(str(two_runs / "second" / "recording-1.mcap"))
+
+
+def test_live_runs_are_told_from_ended_ones(two_runs):
+    with Publisher("third"):
+        assert [line.split()[:2] for line in invoke("runs", "--live").splitlines()[1:]] == [["third", "live"]]
+        assert [run["status"] for run in json.loads(invoke("runs", "--json"))] == ["live", "finished", "finished"]
+    assert "no live runs" in invoke("runs", "--live")
+
+
+def test_without_runs_it_says_how_to_make_one(runs_dir):
+    assert invoke("runs") == f"no runs in {runs_dir}; 'trainer digits' makes one\n"
+
+
+def test_info_describes_a_run_by_name_by_folder_and_by_recording(two_runs):
+    by_name = invoke("info", "second")
+    assert by_name == invoke("info", two_runs / "second")
+    described = {line.split("  ")[0]: line.split("  ")[-1].strip() for line in by_name.splitlines()}
+    assert described["status"] == "finished"
+    assert described["events"] == "batch_end 5, fit_end 1"
+    assert described["config"] == "lr 0.1"
+    assert "offloop" in described["versions"]
+    file = json.loads(invoke("info", "--json", two_runs / "second" / "recording-1.mcap"))
+    assert file["run"] == "second"
+    assert file["reached"] == {"epoch": 1, "batch": 5, "sample": 0, "planned": None}
+    assert (file["gaps"], file["damage"]) == ([], [])
+    assert file["events"] == {"batch_end": 5, "fit_end": 1}
+
+
+def test_info_shows_the_hyperparameters_of_a_training_in_a_section_of_their_own(runs_dir):
+    with gold_trainer(publish=True, run_name="r", max_duration="1ba", config={"task": "gold"}) as trainer:
+        trainer.fit()
+    section = invoke("info", "r").partition("\nhyperparameters\n")[2].splitlines()
+    assert section[0].split() == ["model/name", "GoldMLP"]
+    told = dict(line.split(maxsplit=1) for line in section)
+    assert (told["optimizer/name"], told["optimizer/lr"], told["seed"], told["max_duration"]) == (
+        "SGD",
+        "0.1",
+        "17",
+        "1ba",
+    )
+    # What is said above is not said again.
+    assert not [name for name in told if name.startswith(("config/", "git/", "version/", "command"))]
+    described = json.loads(invoke("info", "r", "--json"))["hyperparameters"]
+    assert (described["optimizer/lr"], described["config/task"]) == (0.1, "gold")
+    assert "config/task" in invoke("info", trainer.recording)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"name": "first", "attempts": [{"started": "x"}]}'])
+def test_one_damaged_run_does_not_hide_the_others(two_runs, content, caplog):
+    (two_runs / "first" / "run.json").write_text(content)
+    assert [line.split()[0] for line in invoke("runs").splitlines()[1:]] == ["second"]
+    assert "first" in caplog.text
+    with pytest.raises(RunDirectoryError, match=r"run.json"):
+        find_run("first")
+
+
+def test_info_names_damage(two_runs):
+    path = two_runs / "first" / "recording-1.mcap"
+    path.write_bytes(path.read_bytes()[:300])
+    assert "ends within" in invoke("info", "first")
+    path.write_bytes(b"")
+    with pytest.raises(RecordingError, match="is empty: nothing was recorded in it"):
+        invoke("info", path)
+
+
+def test_info_says_what_a_cut_has_left_out(tmp_path):
+    write_recording(tmp_path / "a.mcap", [Entry(batch=batch) for batch in range(1, 10)])
+    cut(tmp_path / "a.mcap", tmp_path / "b.mcap", "3ba", "8ba")
+    assert "\nleft out   events 1 to 2 of rank 0, event 9 of rank 0, which another recording holds\n" in invoke(
+        "info", tmp_path / "b.mcap"
+    )
+    told = json.loads(invoke("info", "--json", tmp_path / "b.mcap"))
+    assert told["left_out"] == [{"rank": 0, "first": 1, "last": 2}, {"rank": 0, "first": 9, "last": 9}]
+    assert "left out" not in invoke("info", tmp_path / "a.mcap")
+
+
+@pytest.mark.parametrize(
+    ("commands", "number"),
+    [
+        (["pause"], 2),
+        (["pause", "checkpoint"], 2),
+        (["pause", "resume"], None),
+        (["pause", "stop"], None),
+        (["pause", "resume", "pause"], 4),
+        (["checkpoint"], None),
+    ],
+)
+def test_info_says_since_when_a_run_is_paused(tmp_path, commands, number):
+    path, over = tmp_path / "a.mcap", tmp_path / "b.mcap"
+    entries = [Entry(batch=7), *(Entry("$command", 0, 7, {"command": name, "event": "batch_end"}) for name in commands)]
+    times = {
+        event.seq: event.time / 1e9 for _, body in write_recording(path, entries) for event in [decode_event(body)]
+    }
+    paused = json.loads(invoke("info", "--json", path))["paused"]
+    assert paused == (None if number is None else {"since": times[number], "batch": 7})
+    line = "" if number is None else f"paused     since {when(times[number])}, after batch 7\n"
+    assert line in invoke("info", path)
+    write_recording(over, [*entries, Entry("$end", fields={"status": "finished"})])
+    assert "paused" not in invoke("info", over)
+
+
+def test_a_pause_that_was_refused_is_none(tmp_path):
+    write_recording(tmp_path / "a.mcap", [Entry("$command", 0, 7, {"command": "pause", "error": "not here"})])
+    assert "paused" not in invoke("info", tmp_path / "a.mcap")
+
+
+def test_info_of_a_run_whose_recording_cannot_be_read_says_what_else_is_known(two_runs):
+    (two_runs / "first" / "recording-1.mcap").write_bytes(b"")
+    told = dict(line.split(maxsplit=1) for line in invoke("info", "first").splitlines())
+    assert told["status"] == "finished"
+    assert told["trouble"].endswith("recording-1.mcap is empty: nothing was recorded in it")
+
+
+def test_info_of_the_recording_of_another_program_says_that_it_is_none(tmp_path):
+    write_foreign(tmp_path / "a.mcap")
+    with pytest.raises(RecordingError, match=r"a\.mcap is not a recording"):
+        invoke("info", tmp_path / "a.mcap")
+
+
+def test_runs_that_cannot_be_looked_for_are_not_taken_for_none(runs_dir, monkeypatch):
+    def refused(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(RunDirectoryError, match="cannot be read: Permission denied"):
+        invoke("runs")
+
+
+def test_without_a_command_it_shows_the_help(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bus"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out) == (2, "")
+    assert "\n  replay     Serve a recording as if it were live.\n" in told.err
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "a/b"), "error: a/b cannot be used: Permission denied\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device\n"),
+        (OSError("something"), "error: something\n"),
+    ],
+)
+def test_what_the_system_refuses_is_told_in_one_line(monkeypatch, capsys, error, told):
+    @click.command()
+    def failing():
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["failing"])
+    with pytest.raises(SystemExit) as ended:
+        run_command(failing)
+    assert (ended.value.code, capsys.readouterr().err) == (1, told)
+
+
+def test_every_command_has_help():
+    for command in bus.types.commands.values():
+        assert command.help
+        assert all(option.help for option in command.params if isinstance(option, click.Option))
+
+
+def test_a_command_of_another_package_that_cannot_be_loaded_hides_no_other(monkeypatch):
+    points = EntryPoints([EntryPoint("broken", "no_such_package:command", "offloop.commands")])
+    monkeypatch.setattr(cli, "installed", lambda group: (points.select(group=group), []))
+    listing = invoke("--help")
+    assert "broken" in listing
+    assert "replay" in listing
+    for arguments in (["broken"], ["broken", "--port", "5"]):
+        told = CliRunner().invoke(bus, arguments).exception
+        assert isinstance(told, ConfigurationError)
+        assert str(told) == (
+            "command 'broken' of a package cannot be loaded: ModuleNotFoundError: No module named 'no_such_package'; "
+            "update or remove a package"
+        )
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [("os:getcwd", "os:getcwd is no click command"), ("leaving_module:command", "SystemExit: 7")],
+)
+def test_what_another_package_gives_for_a_command_hides_no_other(tmp_path, monkeypatch, target, reason):
+    (tmp_path / "leaving_module.py").write_text("raise SystemExit(7)\n")
+    install(tmp_path, "careless", f"[offloop.commands]\nodd = {target}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "replay" in invoke("--help")
+    told = CliRunner().invoke(bus, ["odd"]).exception
+    assert str(told) == f"command 'odd' of careless cannot be loaded: {reason}; update or remove careless"
+
+
+def test_a_package_whose_entry_points_cannot_be_read_is_named_and_hides_no_command(tmp_path, monkeypatch, runs_dir):
+    install(tmp_path, "damaged", "[offloop.commands]\nthis is no entry point\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    result = CliRunner().invoke(bus, ["--help"])
+    assert result.exit_code == 0
+    line = "left out: all of damaged, whose entry_points.txt cannot be read; install it again, or remove it"
+    assert result.stderr.splitlines() == [line]
+    assert "dashboard" in result.stdout
+    assert invoke("runs").startswith("no runs in ")
+    assert "Usage: bus dashboard" in invoke("dashboard", "--help")
+    told = CliRunner().invoke(bus, ["nothing"], standalone_mode=False).exception
+    assert isinstance(told, click.UsageError)
+
+
+def test_a_live_run_is_told_to_stop(two_runs):
+    with Publisher("third") as publisher:
+        assert (
+            invoke("stop", "third", "--wait", "0") == "run third: 'stop' was handed on and has not taken effect yet\n"
+        )
+        wait_for(lambda: publisher.poll() or publisher.stop_requested, "the publisher to be told")
+    with pytest.raises(ConfigurationError, match="'first' is finished, so there is nobody to tell"):
+        invoke("stop", "first")
+
+
+def test_a_training_that_is_told_to_stop_ends_as_stopped_with_a_checkpoint(runs_dir, tmp_path):
+    seen = []
+
+    def note(event, state, logger):
+        seen.append(int(state.timestamp.batch))
+        if len(seen) == 3:
+            invoke("stop", "told", "--wait", "0")
+            wait_for(lambda: trainer._publisher.poll() or trainer._control.waiting, "the trainer to be told")
+
+    with gold_trainer(
+        publish=True, run_name="told", save_folder=tmp_path, algorithms=Act(note, Event.BATCH_START)
+    ) as trainer:
+        trainer.fit()
+    assert seen == [0, 1, 2]
+    assert find_run("told").status == "stopped"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "ep0-ba3-rank0.safetensors",
+        "latest-rank0.safetensors",
+    ]
+
+
+def test_info_of_a_live_run_says_how_everybody_is_doing(runs_dir):
+    with Publisher("r") as publisher, Subscriber("r", name="watcher") as subscriber:
+        following = iter(subscriber)
+        for batch in range(1, 101):
+            publisher.publish(Event.BATCH_END, batch=batch)
+        assert next(following).seq == 1
+
+        def told():
+            publisher.publish(Event.EPOCH_END)
+            statistics = json.loads(invoke("info", "--json", "r"))["statistics"]
+            publishers, consumers = statistics["publishers"], statistics["consumers"]
+            return publishers and consumers and publishers[0].get("published", 0) > 100 and statistics
+
+        statistics = wait_for(told, "the first reports")
+        assert statistics["publishers"][0]["dropped"] == 0
+        assert statistics["publishers"][0]["nanoseconds_per_event"] > 0
+        assert statistics["broker"]["collected"] > 100
+        assert [consumer["name"] for consumer in statistics["consumers"]] == ["watcher"]
+        text = invoke("info", "r")
+        assert "us each of the training thread's own time" in text
+        assert "watcher" in text
+
+
+def test_runs_and_info_ask_a_broker_elsewhere(runs_dir):
+    address = free_address()
+    broker = start_broker(address)
+    try:
+        with Publisher("r", broker=address) as publisher:
+            publisher.publish(Event.BATCH_END, batch=1)
+            (run,) = json.loads(invoke("runs", "--broker", address, "--json", "--live"))
+            assert (run["run"], run["status"], run["attempt"]) == ("r", "live", 1)
+            assert "live" in invoke("runs", "--broker", address)
+            assert json.loads(invoke("info", "r", "--broker", address, "--json"))["statistics"]["broker"]["runs"] == 1
+            told = invoke("stop", "r", "--broker", address, "--wait", "0")
+            assert told == "run r: 'stop' was handed on and has not taken effect yet\n"
+        assert "finished" in invoke("info", "r", "--broker", address)
+    finally:
+        broker.terminate()
+        broker.communicate(timeout=100)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["broker", "--listen", "ipc://x"], "'ipc://x' is not an address to listen at"),
+        (["broker", "--listen", "tcp://127.0.0.1:abc"], "is not an address to listen at"),
+        (["broker", "--listen", "tcp://10.0.0.1:5570"], "cannot listen at 'tcp://10.0.0.1:5570' without keys"),
+        (["runs", "--broker", "tcp://127.0.0.1:1", "--runs-dir", "there"], "does not go with --runs-dir"),
+        (["info", "r", "--key", "mine"], "name it with --broker"),
+    ],
+)
+def test_a_wrong_option_is_named(runs_dir, arguments, message):
+    result = CliRunner().invoke(bus, arguments)
+    assert result.exit_code != 0
+    assert message in f"{result.output}{result.exception}"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0, "0.0s"),
+        (59.94, "59.9s"),
+        (59.96, "1m00s"),
+        (119.7, "2m00s"),
+        (3599.4, "59m59s"),
+        (3599.8, "1h00m"),
+        (90000, "25h00m"),
+    ],
+)
+def test_how_long_a_run_took_is_told_in_words(seconds: float, told: str) -> None:
+    assert duration(seconds) == told
+
+
+def test_a_run_that_stands_still_is_paused(runs_dir):
+    with StandingBroker(runs_dir) as broker, Publisher("r", broker=broker.address) as publisher:
+        publisher.publish(Event.BATCH_END, batch=7)
+        wait_for(lambda: publisher.poll() or publisher.recorded_all, "the run")
+        publisher.answer(Command("pause"), Event.BATCH_END, Timestamp(batch=7).values)
+        wait_for(lambda: publisher.poll() or find_run("r").status == "paused", "the pause")
+        for where in ([], ["--broker", broker.address]):
+            (line,) = invoke("runs", "--live", *where).splitlines()[1:]
+            assert line.split()[:2] == ["r", "paused"]
+            (listed,) = json.loads(invoke("runs", "--json", *where))
+            told = json.loads(invoke("info", "r", "--json", *where))
+            assert (listed["status"], told["status"]) == ("paused", "paused")
+            assert listed["paused"] == told["paused"] == {"since": listed["paused"]["since"], "batch": 7}
+            text = invoke("info", "r", *where)
+            assert "paused" in text.splitlines()[1]
+            assert ", after batch 7" in text
+        # What was refused changes nothing.
+        publisher.answer(Command("resume"), Event.BATCH_END, Timestamp(batch=7).values, "no")
+        publisher.answer(Command("resume"), Event.BATCH_END, Timestamp(batch=7).values)
+        wait_for(lambda: publisher.poll() or find_run("r").status == "live", "the end of the pause")
+        publisher.answer(Command("pause"), Event.BATCH_END, Timestamp(batch=8).values)
+        publisher.close()
+        assert find_run("r").status == "finished"
+        assert json.loads(invoke("info", "r", "--json"))["paused"] is None

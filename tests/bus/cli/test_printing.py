@@ -1,0 +1,181 @@
+"""Control characters of peers, recordings and files never reach a terminal: what the real commands print."""
+
+import io
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq
+from documents import ROOT
+from helpers import wait_for
+from recorded_runs import Entry, write_recording
+
+from bus import Event, OffloopError, Publisher, Subscriber
+from bus.cli.describe import describe_run
+from bus.printing import LOGGERS, escape, one_line
+from bus.protocol.frames import encode_control
+from bus.runs.directory import find_run
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\0\x9b31m\u202e\u2066\u200b\u2028\ufeff\r\nerror: forged\x7f\b"
+"""What sets a terminal's title, rings, erases, reverses, hides, and begins a line of its own."""
+
+
+def printed(*arguments: object, code: int | None = None) -> str:
+    """What a command prints into a pipe, which holds nothing that a terminal obeys or hides."""
+    name, *rest = map(str, arguments)
+    module = {"bus": "bus", "consumer": "consumers", "trainer": "trainer"}[name]
+    done = subprocess.run([sys.executable, "-m", module, *rest], capture_output=True, timeout=120, check=False)
+    text = (done.stdout + done.stderr).decode()
+    assert code is None or done.returncode == code, text
+    assert "Traceback" not in text
+    assert_harmless(text)
+    return text
+
+
+def assert_harmless(text: str) -> None:
+    """Every character is printable, and no line begins where another's text said so."""
+    assert {letter for letter in text if not letter.isprintable()} <= {"\n"}, ascii(text)
+    assert not [line for line in text.splitlines() if line.startswith("error: forged")]
+
+
+@pytest.fixture
+def failed_run(runs_dir: Path) -> Path:
+    """A run of which every text that a peer sends is hostile."""
+    told = dict.fromkeys(("host", "git_commit", "python"), HOSTILE)
+    told |= {"command": [HOSTILE], "versions": {HOSTILE: HOSTILE}}
+    publisher = Publisher("odd", info={**told, "config": {HOSTILE: HOSTILE, "nested": {HOSTILE: [HOSTILE]}}})
+    publisher.publish(Event.FIT_START, hyperparameters={HOSTILE: HOSTILE, "nested": {HOSTILE: [HOSTILE]}})
+    for batch in range(1, 4):
+        metrics = {HOSTILE: float(batch), "text": HOSTILE}
+        publisher.publish(Event.BATCH_END, batch=batch, loss=0.5, train_metrics=metrics, lr={HOSTILE: [0.1]})
+    evaluated = {HOSTILE: {HOSTILE: 0.5}}
+    publisher.publish(Event.EPOCH_END, epoch=1, batch=3, eval_metrics=evaluated, dataloader_label=HOSTILE)
+    publisher.close("failed", HOSTILE)
+    return runs_dir / "odd"
+
+
+def test_what_a_peer_said_of_a_run_is_escaped(failed_run):
+    text = printed("bus", "info", "odd", code=0)
+    shown = "\\x1b]0;owned\\x07\\x1b[2J\\x00\\x9b31m\\u202e\\u2066\\u200b\\u2028\\ufeff\\r\\nerror: forged\\x7f\\x08"
+    assert text.count(shown) > 5
+    assert json.loads(printed("bus", "info", "odd", "--json"))["error"] == HOSTILE
+    printed("bus", "runs", code=0)
+
+
+@pytest.mark.parametrize(
+    "loggers", ["console", "progress", "jsonl", "csv"], ids=["console", "progress", "jsonl", "csv"]
+)
+def test_what_a_consumer_prints_is_escaped(failed_run, loggers):
+    text = printed("consumer", "--replay", failed_run, "-c", "metrics,lr,speed", "--log", loggers)
+    assert "run odd failed: \\x1b]0;owned" in text
+
+
+def test_a_file_that_was_tampered_with_is_escaped(failed_run):
+    path = failed_run / "run.json"
+    record = json.loads(path.read_text())
+    record["name"] = HOSTILE
+    record["attempts"][0]["status"] = HOSTILE
+    record["attempts"][0]["error"] = HOSTILE + "\udcff"
+    path.write_text(json.dumps(record))
+    for command in (("info", failed_run), ("runs",), ("info", "missing"), ("export", failed_run, "--to", "jsonl")):
+        printed("bus", *command)
+
+
+def test_texts_of_recordings_are_escaped_by_every_command(runs_dir, tmp_path):
+    fields = {"loss": 0.5, HOSTILE: HOSTILE, "train_metrics": {HOSTILE: 1.0}}
+    ending = Entry("$end", fields={"status": "failed", "error": HOSTILE})
+    command = Entry(
+        "$command",
+        fields={"command": "set", "arguments": ["lr", HOSTILE], "id": "1", "event": "batch_end", "error": HOSTILE},
+    )
+    a, b = tmp_path / "a.mcap", tmp_path / "b.mcap"
+    write_recording(a, [Entry(batch=1, fields=fields), command, Entry(HOSTILE.replace("\0", "")), ending])
+    write_recording(b, [Entry(batch=1, fields={**fields, HOSTILE: "other", "train_metrics": {HOSTILE: 2.0}}), ending])
+    for arguments in (
+        ("bus", "info", a),
+        ("bus", "diff", a, b),
+        ("bus", "recover", a, "-o", tmp_path / "r.mcap"),
+        ("bus", "cut", a, "-o", tmp_path / "c.mcap", "--until", "1ba"),
+        ("bus", "merge", a, a, "-o", tmp_path / "m.mcap"),
+        ("bus", "merge", a, b, "-o", tmp_path / "n.mcap"),
+        *(("bus", "export", a, "--to", to, "-o", tmp_path / f"e.{to}") for to in ("jsonl", "csv", "trace")),
+        ("bus", "replay", a, "--rate", "max", "--runs-dir", runs_dir),
+        ("consumer", "--replay", a, "-c", "metrics"),
+    ):
+        assert "\\x1b" in printed(*arguments) or arguments[1] in ("cut", "recover", "merge", "export")
+
+
+def test_names_of_files_are_escaped(tmp_path):
+    path = tmp_path / f"a{HOSTILE[:8]}\n.mcap"
+    write_recording(path, [Entry(batch=1)])
+    assert "\\x1b]0;owne\\n" in printed("bus", "info", path)
+    assert "\\x1b]0;owne" in printed("bus", "info", f"{path}.missing", code=1)
+    assert "\\x1b]0;owne" in printed("bus", f"{path}.missing", code=2)
+
+
+def test_names_and_reports_of_a_run_s_consumers_are_escaped(runs_dir):
+    with Publisher("live") as publisher:
+        publisher.publish(Event.BATCH_END, batch=1)
+        with Subscriber("live", name=HOSTILE):
+            wait_for(lambda: describe_run(find_run("live"))["statistics"]["consumers"], "the consumer's lease")
+            assert "\\x1b]0;owned" in printed("bus", "info", "live", code=0)
+
+
+def test_what_is_logged_is_escaped():
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    logging.getLogger().addHandler(handler)
+    try:
+        for name in LOGGERS:
+            logging.getLogger(name).warning("run %s: %s", "r", HOSTILE)
+    finally:
+        logging.getLogger().removeHandler(handler)
+    logged = written.getvalue()
+    assert logged.count("run r: \\x1b]0;owned") == len(LOGGERS)
+    assert_harmless(logged)
+
+
+def test_every_logger_of_the_project_escapes():
+    used = {
+        name
+        for package in ("bus", "trainer", "consumers")
+        for file in (ROOT / package).rglob("*.py")
+        for name in re.findall(r"getLogger\(\"([^\"]+)\"\)", file.read_text())
+    }
+    assert used == set(LOGGERS)
+
+
+def test_what_a_broker_logs_is_escaped(runs_dir):
+    with Publisher("odd") as publisher:
+        publisher.publish(Event.BATCH_END, batch=1)
+        log = runs_dir / "odd" / "broker.log"
+        with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+            peer.connect(json.loads((runs_dir / "odd" / "broker.json").read_text())["door"])
+            for frame in (encode_control(HOSTILE, {}), f"{HOSTILE[:40]}/a/b".encode() + b"\0", b"nothing"):
+                peer.send(frame)
+            wait_for(lambda: log.exists() and log.read_text().endswith("\n"), "a line in the log")
+    assert_harmless(log.read_text())
+
+
+def test_an_error_of_ours_is_one_line_wherever_it_is_shown():
+    error = OffloopError(f"the broker says: {HOSTILE}")
+    assert_harmless(str(error))
+    assert "\n" not in str(error)
+
+
+def test_ordinary_text_of_any_language_is_left_as_it_is():
+    for text in ("größer als 1\u202f000\u00a0€", "學習率", "ضریب", "😀 C:\\runs", "東京\u3000都", ""):
+        assert escape(text) == one_line(text) == text
+    assert one_line("two\n  lines") == "two lines"
+
+
+def test_what_the_encoding_of_the_output_lacks_is_escaped():
+    code = "from bus.printing import say; say('größer 學'); say('größer 學', err=True)"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True, cwd=ROOT)
+    assert done.stdout == done.stderr == b"gr\\xf6\\xdfer \\u5b78\n"

@@ -1,0 +1,97 @@
+"""Options as they are written down: which a class has, and values of their types from text."""
+
+import enum
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from bus.errors import ConfigurationError
+from bus.plugins.options import Option, convert_options, options_of
+from bus.types.timestamp import Time, TimeInput
+
+
+class Colour(enum.Enum):
+    RED = "r"
+
+
+class Typed:
+    def __init__(
+        self,
+        flag: bool = False,
+        count: int | None = None,
+        share: float = 0.5,
+        name: str = "x",
+        path: Path | None = None,
+        mode: Literal["a", "b"] = "a",
+        sizes: list[int] = [],  # noqa: B006  as people write it
+        names: Sequence[str] = ("x", "y"),
+        colour: Colour = Colour.RED,
+        either: int | str = 1,
+        maybe: str | None = None,
+        untyped=None,  # type: ignore[no-untyped-def]
+        inferred=3,  # type: ignore[no-untyped-def]
+        start: TimeInput | None = "0.5dur",
+        **further: Any,
+    ) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("flag", "yes", True),
+        ("flag", "False", False),
+        ("count", "none", None),
+        ("count", "7", 7),
+        ("share", "1e-3", 0.001),
+        ("name", "1", "1"),
+        ("path", "a/b", Path("a/b")),
+        ("mode", "b", "b"),
+        ("sizes", "1,2, 3", [1, 2, 3]),
+        ("names", "a,b", ("a", "b")),
+        ("names", "", ()),
+        ("colour", "RED", Colour.RED),
+        ("colour", "r", Colour.RED),
+        ("either", "5", 5),
+        ("either", "five", "five"),
+        ("maybe", "none", None),
+        ("maybe", "some", "some"),
+        ("untyped", "2.5", 2.5),
+        ("untyped", "some text", "some text"),
+        ("inferred", "4", 4),
+        ("start", "10ba", Time(10, "ba")),
+        ("start", "none", None),
+    ],
+)
+def test_texts_become_values_of_the_annotated_type(name: str, text: str, value: Any) -> None:
+    converted = convert_options("typed", options_of(Typed), {name: text})
+    assert converted == {name: value}
+    assert type(converted[name]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("flag", "maybe"), ("count", "1.5"), ("share", "half"), ("mode", "c"), ("sizes", "1,x")]
+)
+def test_texts_of_another_type_are_refused(name: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"option typed\.{name} takes .*, not '{text}'"):
+        convert_options("typed", options_of(Typed), {name: text})
+
+
+def test_options_show_their_default_as_it_would_be_written() -> None:
+    shown = [str(option) for option in options_of(Typed)]
+    assert {"flag=false", "count=none", "share=0.5", "sizes=", "names=x,y"} <= set(shown)
+    assert not any(option.startswith("further") for option in shown)
+    assert str(Option("needed", int)) == "needed=..."
+
+
+def test_kinds_are_told_in_words_and_only_those_that_can_be_written() -> None:
+    kinds = {option.name: option.kind for option in options_of(Typed)}
+    assert kinds["count"] == "a whole number or none"
+    assert kinds["mode"] == "a or b"
+    assert kinds["start"] == "a time such as 10ba or none"
+    assert Option("key", int | str | list[int] | tuple[Callable[..., int], int], 0).kind == (
+        "a whole number or text or a list with commas"
+    )
+    assert Option("function", Callable[..., int] | None, None).kind == "none"
+    assert Option("function", Callable[..., int]).kind == "a Callable, only from Python"

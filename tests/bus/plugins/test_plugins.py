@@ -1,0 +1,167 @@
+"""Callbacks and loggers of other packages and files: found by their entry points, or by where they are."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from consumers_stream import record_run, snapshots_of_training
+from paths import ROOT
+from plugin_files import install
+
+from bus.errors import ConfigurationError
+from consumers.cli.registry import CALLBACKS, LOGGERS
+
+EXAMPLES = ROOT / "examples"
+
+MODULE = '''
+from consumers import Callback, LoggerDestination
+
+print("imported")
+
+class Counter(Callback):
+    """Counts batches."""
+
+    def __init__(self, start: int = 0):
+        self.count = start
+
+    def batch_end(self, state, logger):
+        self.count += 1
+        logger.log_metrics({"count": self.count})
+
+class Shouting(LoggerDestination):
+    """Prints in capitals."""
+
+    def log_rows(self, rows, state):
+        for row in rows:
+            print(*(f"{name.upper()}={value:g}" for name, value in row.metrics.items()))
+'''
+
+ENTRY_POINTS = """
+[offloop.callbacks]
+count = plugin_package:Counter
+broken = plugin_package_with_a_mistake:Broken
+gone = no_such_package:Gone
+lr = plugin_package:Counter
+
+[offloop.loggers]
+shouting = plugin_package:Shouting [extra]
+"""
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a package that has callbacks and a logger, on the path of this process and its children."""
+    (tmp_path / "plugin_package.py").write_text(MODULE)
+    (tmp_path / "plugin_package_with_a_mistake.py").write_text("import math\n\nlimit = math.tau / 0\n")
+    install(tmp_path, "plugin-package", ENTRY_POINTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+def consumer(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command, as a user calls it."""
+    command = [sys.executable, "-m", "consumers", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_an_installed_package_adds_callbacks_and_loggers_by_short_names(packages: Path, runs_dir: Path) -> None:
+    run = record_run(runs_dir, "done", snapshots_of_training(batches=2))
+    done = consumer("--replay", run, "--callbacks", "count", "--log", "shouting", "-o", "count.start=10")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "imported\nCOUNT=11\nCOUNT=12\n"
+
+
+def test_the_list_shows_them_with_what_is_wrong_with_any(packages: Path) -> None:
+    done = consumer("--list")
+    assert done.returncode == 0, done.stderr
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "count Counts batches. (from plugin-package)" in lines
+    assert "-o count.start=0 (a whole number)" in lines
+    assert "shouting Prints in capitals. (from plugin-package)" in lines
+    [broken] = [line for line in lines if line.startswith("broken ")]
+    assert broken.startswith("broken cannot be used (from plugin-package): callback 'broken' cannot be imported from")
+    assert broken.endswith(
+        f"ZeroDivisionError: float division by zero ({packages / 'plugin_package_with_a_mistake.py'}, line 3)"
+    )
+    [gone] = [line for line in lines if line.startswith("gone ")]
+    assert gone.endswith("ModuleNotFoundError: No module named 'no_such_package'")
+    assert "lr Learning rate of every parameter group, after each batch." in lines
+    assert (
+        "left out: callback lr of plugin-package, because offloop has one of that name; it is there as "
+        "plugin_package:Counter" in lines
+    )
+
+
+def test_what_is_not_asked_for_is_not_imported(packages: Path, runs_dir: Path) -> None:
+    run = record_run(runs_dir, "done", snapshots_of_training(batches=2))
+    done = consumer("--replay", run, "--callbacks", "lr")
+    assert done.returncode == 0, done.stderr
+    assert "imported" not in done.stdout
+    assert "lr-SGD/group0" in done.stdout
+
+
+def test_of_two_packages_with_one_name_the_first_has_it(packages: Path) -> None:
+    install(packages, "zz-second", "[offloop.callbacks]\ncount = json:JSONDecoder\nfresh = plugin_package:Counter\n")
+    summaries = {entry.name: entry.summary for entry in CALLBACKS.entries()}
+    assert summaries["fresh"] == "Counts batches. (from zz-second)"
+    [left_out] = [line for line in CALLBACKS.listing() if "left out: callback count" in line]
+    assert left_out.split("left out: ")[1] in (
+        "callback count of zz-second, because plugin-package has one of that name; it is there as json:JSONDecoder",
+        "callback count of plugin-package, because zz-second has one of that name; it is there as "
+        "plugin_package:Counter",
+    )
+
+
+def test_a_package_whose_entry_points_cannot_be_read_hides_no_other(packages: Path) -> None:
+    install(packages, "damaged", "[offloop.callbacks]\nthis is no entry point\n")
+    assert CALLBACKS.find("count").__name__ == "Counter"
+    assert "  left out: all of damaged, whose entry_points.txt cannot be read" in CALLBACKS.listing()
+
+
+def test_a_broken_one_that_is_asked_for_is_an_error_in_one_line(packages: Path) -> None:
+    done = consumer("--callbacks", "broken")
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert "callback 'broken' cannot be imported from plugin_package_with_a_mistake: ZeroDivisionError" in done.stderr
+
+
+def test_a_file_that_failed_is_loaded_anew_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path])
+    path = tmp_path / "mended.py"
+    path.write_text("from consumers import Callback\n\nundefined_name\nclass Mine(Callback):\n    pass\n")
+    with pytest.raises(
+        ConfigurationError, match=r"NameError: name 'undefined_name' is not defined \(.*mended.py, line 3"
+    ):
+        CALLBACKS.find(f"{path}:Mine")
+    path.write_text("from consumers import Callback\nclass Mine(Callback):\n    pass\n")
+    assert CALLBACKS.find(f"{path}:Mine").__name__ == "Mine"
+
+
+def test_a_module_that_exits_when_it_is_imported_ends_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(ConfigurationError, match=r"script.py: SystemExit: 3"):
+        LOGGERS.find(f"{path}:Mine")
+
+
+def test_a_logger_is_found_in_a_module_and_in_a_file(packages: Path, runs_dir: Path) -> None:
+    run = record_run(runs_dir, "done", snapshots_of_training(batches=1))
+    by_module = consumer("--replay", run, "--callbacks", "lr", "--log", "plugin_package:Shouting")
+    by_file = consumer("--replay", run, "--callbacks", "lr", "--log", f"{packages / 'plugin_package.py'}:Shouting")
+    assert by_module.stdout == by_file.stdout == "imported\nLR-SGD/GROUP0=0.1\n"
+
+
+def test_the_examples_of_ten_lines_run(runs_dir: Path) -> None:
+    run = record_run(runs_dir, "done", snapshots_of_training(batches=4))
+    callback, logger = f"{EXAMPLES}/lowest_loss.py:LowestLoss", f"{EXAMPLES}/markdown_logger.py:MarkdownLogger"
+    options = ("-o", "LowestLoss.below=0.5", "-o", "MarkdownLogger.digits=2")
+    done = consumer("--replay", run, "--callbacks", callback, "--log", logger, *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "| step of done | metric | value |",
+        "| --: | --- | --: |",
+        "| 3 | loss/lowest | 0.33 |",
+        "| 4 | loss/lowest | 0.25 |",
+    ]

@@ -1,0 +1,165 @@
+"""What goes in comes out again, and nothing else gets through."""
+
+import contextlib
+import math
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.errors import InvalidRunNameError, ProtocolError
+from bus.protocol.frames import (
+    MAX_FRAME,
+    Topic,
+    check_run_name,
+    decode_body,
+    decode_control,
+    decode_event,
+    decode_positions,
+    encode_beat,
+    encode_bundle,
+    encode_control,
+    event_encoder,
+    pack_map,
+    split_frame,
+)
+
+names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,20}\Z")
+topics = st.builds(Topic, names, st.sampled_from(["batch_end", "fit_start", "$end"]), st.integers(0, 4096))
+counters = st.lists(st.integers(0, 2**62), min_size=14, max_size=14)
+scalars = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=20)
+)
+values = st.recursive(scalars | st.binary(max_size=20), lambda inner: st.lists(inner, max_size=4), max_leaves=10)
+maps = st.dictionaries(st.text(max_size=10), values, max_size=6)
+
+
+@given(topics, st.integers(1, 99), st.integers(1, 2**63), counters, counters | st.none(), maps, maps)
+def test_an_event_comes_out_as_it_went_in(topic, attempt, seq, timestamp, previous, fields, context):
+    frame = event_encoder(topic, attempt)(seq, seq // 2, 5, tuple(timestamp), previous, fields, pack_map(context))
+    found, body = split_frame(frame)
+    event = decode_event(body)
+    assert found == topic
+    assert (event.attempt, event.seq, event.base_seq, event.time) == (attempt, seq, seq // 2, 5)
+    assert (event.timestamp, event.previous, event.fields, event.context) == (timestamp, previous, fields, context)
+
+
+def test_nan_and_infinity_travel_as_they_are():
+    frame = event_encoder(Topic("r", "batch_end", 0), 1)(
+        1, 1, 0, [0] * 14, None, {"loss": math.nan, "norm": -math.inf}, pack_map({})
+    )
+    fields = decode_event(split_frame(frame)[1]).fields
+    assert math.isnan(fields["loss"])
+    assert fields["norm"] == -math.inf
+
+
+@given(st.text(min_size=1, max_size=20), maps)
+def test_a_control_message_comes_out_as_it_went_in(kind, content):
+    topic, body = split_frame(encode_control(kind, content))
+    assert topic is None
+    assert decode_control(body) == (kind, content, 1)
+
+
+@given(st.binary(max_size=400))
+def test_arbitrary_bytes_raise_nothing_but_our_error(data):
+    for decode in (split_frame, decode_body, decode_event, decode_control):
+        with contextlib.suppress(ProtocolError):
+            decode(data)
+
+
+@given(st.integers(0, 200), st.integers(0, 255))
+def test_a_spoilt_event_is_an_event_or_our_error(position, byte):
+    frame = bytearray(
+        event_encoder(Topic("r", "batch_end", 0), 1)(1, 1, 0, [0] * 14, None, {"a": [1]}, pack_map({"b": "c"}))
+    )
+    frame[position % len(frame)] = byte
+    with contextlib.suppress(ProtocolError):
+        topic, body = split_frame(bytes(frame))
+        if topic is not None:
+            decode_event(body)
+
+
+def test_further_elements_and_keys_are_ignored():
+    body = msgpack.packb([7, 1, 1, 1, 0, [0] * 14 + [9], None, {}, {}, "from the future"])
+    assert decode_event(body).version == 7
+    assert decode_control(msgpack.packb([2, "ack", {"seq": 3, "more": 4}, 5])) == ("ack", {"seq": 3, "more": 4}, 2)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [1, 1, 1, 1, 0, [0] * 14, None, {}],
+        [1, 0, 1, 1, 0, [0] * 14, None, {}, {}],
+        [1, 1, 0, 0, 0, [0] * 14, None, {}, {}],
+        [1, 1, 1, 2, 0, [0] * 14, None, {}, {}],
+        [1, 1, 1, True, 0, [0] * 14, None, {}, {}],
+        [1, 1, 1, 1, 0.5, [0] * 14, None, {}, {}],
+        [1, 1, 1, 1, 0, [0] * 13, None, {}, {}],
+        [1, 1, 1, 1, 0, [0] * 13 + ["x"], None, {}, {}],
+        [1, 1, 1, 1, 0, [0] * 14, 3, {}, {}],
+        [1, 1, 1, 1, 0, [0] * 14, None, [], {}],
+        ["1", 1, 1, 1, 0, [0] * 14, None, {}, {}],
+        [],
+        {},
+    ],
+)
+def test_events_of_the_wrong_shape_are_refused(body):
+    with pytest.raises(ProtocolError):
+        decode_event(msgpack.packb(body))
+
+
+def test_deep_nesting_is_refused():
+    deep = 1
+    for _ in range(20):
+        deep = [deep]
+    with pytest.raises(ProtocolError):
+        decode_event(msgpack.packb([1, 1, 1, 1, 0, [0] * 14, None, {"x": deep}, {}]))
+    for depth in (1_000, 100_000, 1_000_000):
+        with pytest.raises(ProtocolError, match=r"is not MessagePack: \S"):
+            decode_body(b"\x91" * depth)
+
+
+def test_a_frame_over_the_limit_is_refused_with_both_sizes():
+    with pytest.raises(ProtocolError, match=f"{MAX_FRAME + 1}.*{MAX_FRAME}"):
+        split_frame(b"x" * (MAX_FRAME + 1))
+
+
+@pytest.mark.parametrize(
+    "topic", [b"run/batch_end", b"run/batch_end/-1", b"run/batch_end/1/2", b"/batch_end/0", b"run//0"]
+)
+def test_a_topic_of_another_form_is_refused(topic):
+    with pytest.raises(ProtocolError, match="RUN/EVENT/RANK"):
+        split_frame(topic + b"\0\x90")
+
+
+@pytest.mark.parametrize("name", ["a", "digits-3", "A.b_c-9", "x" * 100])
+def test_names_that_can_be_run_names(name):
+    assert check_run_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a b", "x" * 101, "ü", "a\n", None])
+def test_names_that_cannot(name):
+    with pytest.raises(InvalidRunNameError, match="cannot be a run name"):
+        check_run_name(name)
+
+
+@given(st.lists(st.binary(max_size=50), max_size=5))
+def test_a_bundle_holds_its_frames(frames):
+    topic, body = split_frame(encode_bundle(frames))
+    assert topic is None
+    assert decode_control(body) == ("events", {"frames": frames}, 1)
+
+
+def test_a_beat_names_every_position():
+    topic, body = split_frame(encode_beat("r", 2, 77, {0: (5, 4)}, 999, {0: (3, 2)}))
+    assert topic == ("r", "$beat", 0)
+    _, attempt, time, sent, size, on_disk = decode_body(body)
+    assert (attempt, time, sent, size, on_disk) == (2, 77, [[0, 5, 4]], 999, [[0, 3, 2]])
+    assert decode_positions(sent) == {0: (5, 4)}
+
+
+@pytest.mark.parametrize("rows", [None, {0: [5, 4]}, {"0": [5, 4]}, [[0, 5]], [["0", 5, 4]], [[0, -1, 0]], [5]])
+def test_positions_of_another_form_are_refused(rows):
+    with pytest.raises(ProtocolError, match="rank, seq and base_seq"):
+        decode_positions(rows)

@@ -1,0 +1,108 @@
+"""Each wanted event once and in order, whatever the live stream loses and however it overlaps with the recording."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus import BASE_EVENTS, Event, Gap, Snapshot
+from bus.protocol.frames import END, Topic, event_encoder, pack_map
+from bus.protocol.order import Ending, Missing, StreamOrder
+
+NAMES = [Event.BATCH_START, Event.AFTER_LOSS, Event.BATCH_END, Event.EPOCH_END]
+some_events = st.lists(st.sampled_from(NAMES), max_size=30)
+
+
+def frames(events, rank=0, attempt=1, status="finished"):
+    """``(topic, body)`` for each event of one rank and for its end, numbered as a publisher does."""
+    base = 0
+    made = []
+    for seq, event in enumerate(events, 1):
+        base += event in BASE_EVENTS
+        made.append(frame(event.value, rank, attempt, seq, base))
+    made.append(frame(END, rank, attempt, len(events) + 1, base + 1, {"status": status}))
+    return made
+
+
+def frame(name, rank, attempt, seq, base_seq, fields=None, context=None):
+    head = Topic("r", name, rank).encode()
+    data = event_encoder(Topic("r", name, rank), attempt)(
+        seq, base_seq, seq, [0] * 14, None, fields or {}, pack_map(context or {})
+    )
+    return head[:-1].decode(), data[len(head) :]
+
+
+def receive(order, live, recorded):
+    """What a subscriber does: take live frames, and read the recording whenever something is missing."""
+    out = []
+    for topic, body in live:
+        if not any(topic.startswith(subscribed) for subscribed in order.topics):
+            continue
+        result = order.from_live(topic, body)
+        if isinstance(result, Missing):
+            out += [found for record in recorded if (found := order.from_record(*record))]
+            assert order.has(result)
+        elif result is not None:
+            out.append(result)
+    out += [found for record in recorded if (found := order.from_record(*record))]
+    return [(snapshot.event, snapshot.seq) for snapshot in out]
+
+
+@given(some_events, st.data(), st.sets(st.sampled_from(NAMES)) | st.none())
+def test_any_part_of_the_stream_may_be_lost_repeated_or_late(events, data, wanted):
+    recorded = frames(events)
+    copies = data.draw(st.lists(st.integers(0, 2), min_size=len(recorded), max_size=len(recorded)))
+    live = [one for one, count in zip(recorded, copies, strict=True) for _ in range(count)]
+    history = data.draw(st.integers(0, len(recorded)))
+    order = StreamOrder("r", 1, wanted)
+    before = [found for record in recorded[:history] if (found := order.from_record(*record))]
+    got = [(snapshot.event, snapshot.seq) for snapshot in before] + receive(order, live, recorded)
+    assert got == [(event, seq) for seq, event in enumerate(events, 1) if wanted is None or event in wanted]
+    assert order.ending == Ending("finished")
+    assert order.gaps == []
+
+
+@given(some_events, st.data())
+def test_what_nobody_has_is_named_exactly(events, data):
+    recorded = frames(events)
+    lost = data.draw(st.sets(st.integers(1, len(recorded) - 1))) if len(recorded) > 1 else set()
+    order = StreamOrder("r", 1, None)
+    got = [found.seq for seq, one in enumerate(recorded, 1) if seq not in lost and (found := order.from_record(*one))]
+    assert got == [seq for seq in range(1, len(recorded)) if seq not in lost]
+    assert {number for gap in order.gaps for number in range(gap.first, gap.last + 1)} == lost
+
+
+def test_readers_of_base_events_are_not_troubled_by_others():
+    order = StreamOrder("r", 1, {Event.EPOCH_END})
+    recorded = frames([Event.BATCH_START, Event.BATCH_END, Event.AFTER_LOSS, Event.EPOCH_END])
+    assert receive(order, recorded, recorded) == [(Event.EPOCH_END, 4)]
+    assert order.gaps == []
+
+
+def test_a_gap_in_the_recording_is_a_gap():
+    order = StreamOrder("r", 1, None)
+    assert isinstance(order.from_record(*frame("batch_end", 0, 1, 4, 4)), Snapshot)
+    assert order.gaps == [Gap(0, 1, 3)]
+
+
+def test_positions_of_the_broker_show_what_a_quiet_stream_lost():
+    order = StreamOrder("r", 1, {Event.BATCH_END})
+    order.from_live(*frame("batch_end", 0, 1, 2, 1))
+    assert order.behind({0: (9, 1)}) is None
+    assert order.behind({0: (9, 2)}) == Missing(0, (9, 2))
+
+
+def test_another_attempt_another_run_and_unknown_events_are_left_out():
+    order = StreamOrder("r", 2, None)
+    assert order.from_live(*frame("batch_end", 0, 1, 1, 1)) is None
+    assert order.from_live("other/batch_end/0", frame("batch_end", 0, 2, 1, 1)[1]) is None
+    assert order.from_live(*frame("from_the_future", 0, 2, 1, 1)) is None
+    assert order.from_record("nonsense", b"") is None
+    assert order.skipped == 2
+
+
+def test_the_run_ends_with_its_last_rank_and_the_worst_ending_counts():
+    order = StreamOrder("r", 1, None)
+    order.from_record(*frame(END, 1, 1, 1, 1, {"status": "failed", "error": "boom"}, {"world_size": 2}))
+    assert order.ending is None
+    order.from_record(*frame(END, 0, 1, 1, 1, {"status": "finished"}, {"world_size": 2}))
+    assert order.ending == Ending("failed", "boom")
+    assert str(order.ending) == "failed: boom"

@@ -1,0 +1,206 @@
+"""What a loop of one's own logs: it arrives whole, under its steps, whoever comes when."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import wait_for
+
+from bus import ClosedError, ConfigurationError, Event, Publisher, Recording, find_run
+from consumers.callbacks import TrainerMetrics
+from consumers.dashboard.view.run_view import RunView
+from consumers.testing import replay
+
+LOOP = """
+import pathlib, sys, time
+from bus import Publisher
+with Publisher("logs") as publisher:
+    for step in range(100):
+        publisher.log({"loss": 1 / (step + 1), "grad/norm": 2.0 * step}, step=step)
+        while step == 50 and not pathlib.Path(sys.argv[1]).exists():
+            publisher.poll()
+            time.sleep(0.01)
+"""
+
+
+def logged_by(publisher: Publisher) -> list[tuple[str, int, Any]]:
+    """Of each event of the recording its name, the batch that it counts, and what was logged with it."""
+    return [
+        (snapshot.event.value, int(snapshot.timestamp.batch), snapshot.fields.get("logged"))
+        for snapshot in Recording(publisher.recording)
+    ]
+
+
+def test_what_a_loop_logs_that_does_nothing_else_gets_into_a_file(runs_dir: Path, tmp_path: Path) -> None:
+    script, go, rows = tmp_path / "loop.py", tmp_path / "go", tmp_path / "rows.jsonl"
+    script.write_text(LOOP)
+    with subprocess.Popen([sys.executable, script, go]) as loop:
+        wait_for(lambda: (runs_dir / "logs" / "run.json").exists(), "the run")
+        command = [sys.executable, "-m", "consumers", "--run", "logs", "-c", "metrics", "-l", "jsonl"]
+        with subprocess.Popen([*command, "-o", f"jsonl.path={rows}"]) as consumer:
+            # It is there after the first half, which it gets from the recording.
+            wait_for(lambda: rows.exists() and '"step": 50' in rows.read_text(), "the first half")
+            go.touch()
+            assert loop.wait(30) == 0
+            assert consumer.wait(30) == 0
+    read = [json.loads(line) for line in rows.read_text().splitlines()]
+    mine = [(row["step"], row["loss"], row["grad/norm"]) for row in read if "loss" in row]
+    assert mine == [(step, 1 / (step + 1), 2.0 * step) for step in range(100)]
+    reached = find_run("logs").last.reached
+    assert reached is not None
+    assert reached.batch == 100
+
+
+def test_in_a_loop_that_publishes_it_travels_with_the_next_event(runs_dir: Path) -> None:
+    with Publisher("r") as publisher:
+        publisher.log({"warm-up": 1})
+        publisher.log({"and": 2})
+        for batch in (1, 2):
+            publisher.log({"norm": batch / 2}, step=batch - 1)
+            publisher.log({"rate": 0.5}, step=batch - 1)
+            publisher.publish(Event.BATCH_END, batch=batch, loss=1.0)
+        publisher.publish(Event.FIT_END, batch=2)
+        publisher.log({"test": 0.9})
+    assert logged_by(publisher) == [
+        ("batch_end", 1, [[0, {"warm-up": 1, "and": 2, "norm": 0.5, "rate": 0.5}]]),
+        ("batch_end", 2, [[1, {"norm": 1.0, "rate": 0.5}]]),
+        ("fit_end", 2, None),
+        ("iteration_checkpoint", 2, [[2, {"test": 0.9}]]),
+    ]
+    replayed = replay(TrainerMetrics(), publisher.recording)
+    assert replayed.rows[0].metrics.items() >= {"warm-up": 1, "norm": 0.5, "loss/train/total": 1.0}.items()
+    assert replayed.rows[-1].metrics == {"test": 0.9}
+
+
+def test_without_a_step_a_name_that_comes_again_begins_the_next(runs_dir: Path) -> None:
+    with Publisher("r") as publisher:
+        publisher.publish(Event.FIT_START, max_duration="3ba")
+        for number in range(3):
+            publisher.log({"a": number})
+            publisher.log({"b": number})
+        publisher.poll()
+        publisher.log({"c": 5})
+    assert logged_by(publisher) == [
+        ("fit_start", 0, None),
+        ("batch_end", 1, [[0, {"a": 0, "b": 0}]]),
+        ("batch_end", 2, [[1, {"a": 1, "b": 1}]]),
+        ("batch_end", 3, [[2, {"a": 2, "b": 2}]]),
+        ("batch_end", 4, [[2, {"c": 5}]]),
+    ]
+
+
+def test_what_waits_in_a_loop_that_publishes_seldom_goes_out_by_time_and_by_number(runs_dir: Path) -> None:
+    now = 0
+    with Publisher("r", clock=lambda: now) as publisher:
+        publisher.publish(Event.EPOCH_END, epoch=1, batch=10)
+        publisher.log({"a": 1}, step=11)
+        publisher.log({"a": 2}, step=12)
+        now += 2 * 10**9
+        publisher.log({"a": 3}, step=13)
+        publisher.log({f"m{number}": 0 for number in range(1000)}, step=14)
+        publisher.log({"a": 5}, step=15)
+    events = [(event, batch, [step for step, _ in logged or ()]) for event, batch, logged in logged_by(publisher)]
+    assert events == [
+        ("epoch_end", 10, []),
+        ("iteration_checkpoint", 10, [11, 12]),
+        ("iteration_checkpoint", 10, [13, 14]),
+        ("iteration_checkpoint", 10, [15]),
+    ]
+
+
+def test_values_are_numbers_and_what_can_be_made_one(runs_dir: Path) -> None:
+    loss = torch.tensor(0.5, requires_grad=True)
+    with Publisher("r") as publisher:
+        values = {"tensor": loss, "numpy": np.float32(0.25), "nan": math.nan, "inf": -math.inf, "bool": True, "int": 7}
+        publisher.log(values, step=np.int64(3))
+        publisher.log({}, step=4)
+    [(_, _, [[step, logged]])] = logged_by(publisher)
+    assert step == 3
+    assert math.isnan(logged.pop("nan"))
+    assert logged == {"tensor": 0.5, "numpy": 0.25, "inf": -math.inf, "bool": 1.0, "int": 7}
+
+
+class OnGpu:
+    is_cuda = True
+
+
+@pytest.mark.parametrize(
+    ("values", "step", "message"),
+    [
+        ({"a": "text"}, 0, "'a' cannot be logged, a value of type str .*log a number"),
+        ({"a": None}, 0, "'a' cannot be logged, a value of type NoneType"),
+        ({"a": [1, 2]}, 0, "'a' cannot be logged, a value of type list"),
+        ({"image": torch.zeros(3, 4, 4)}, 0, "'image' cannot be logged, a value of type Tensor"),
+        ({"a": 2**400}, 0, None),
+        ({"a": 10**400}, 0, "'a' cannot be logged, a value of type int"),
+        ({"a": OnGpu()}, 0, "'a' is on a GPU: .*read_later"),
+        ({5: 1.0}, 0, "5 cannot be the name of a logged value"),
+        ({"a": 1}, -1, "step is -1: use a whole number from 0 on"),
+        ({"a": 1}, 1.5, r"step is 1\.5"),
+        ({"a": 1}, True, "step is True"),
+    ],
+)
+def test_what_cannot_be_logged_is_refused_and_the_rest_is_kept(
+    runs_dir: Path, values: Any, step: Any, message: str | None
+) -> None:
+    with Publisher("r") as publisher:
+        publisher.log({"before": 1}, step=0)
+        if message is None:
+            publisher.log(values, step)
+        else:
+            with pytest.raises(ConfigurationError, match=message):
+                publisher.log({"other": 2, **values}, step)
+    [(_, _, [[_, logged]])] = logged_by(publisher)
+    assert logged == {"before": 1, **(values if message is None else {})}
+
+
+class Later:
+    """A value that is on its way."""
+
+    is_there = False
+
+    def ready(self) -> bool:
+        return self.is_there
+
+    def value(self) -> float:
+        return 0.75
+
+
+def test_a_value_on_its_way_holds_the_event_that_carries_it(runs_dir: Path) -> None:
+    later = Later()
+    with Publisher("r") as publisher:
+        publisher.log({"later": later, "now": 1}, step=0)
+        publisher.publish(Event.BATCH_END, batch=1)
+        publisher.publish(Event.BATCH_END, batch=2)
+        assert publisher.statistics().held == 2
+        later.is_there = True
+        publisher.poll()
+        assert publisher.statistics().held == 0
+    assert logged_by(publisher)[0] == ("batch_end", 1, [[0, {"later": 0.75, "now": 1}]])
+
+
+def test_an_event_that_cannot_be_sent_takes_nothing_along(runs_dir: Path) -> None:
+    with Publisher("r") as publisher:
+        publisher.log({"a": 1}, step=0)
+        with pytest.raises(ConfigurationError, match="cannot be sent"):
+            publisher.publish(Event.BATCH_END, batch=1, wrong=object())
+        publisher.publish(Event.BATCH_END, batch=1)
+    assert logged_by(publisher) == [("batch_end", 1, [[0, {"a": 1}]])]
+    with pytest.raises(ClosedError, match="is closed"):
+        publisher.log({"a": 2})
+
+
+def test_dashboards_show_what_a_loop_logs(runs_dir: Path) -> None:
+    with Publisher("r") as publisher:
+        for step in range(5):
+            publisher.log({"mine": step / 4}, step=step)
+    view = RunView("r")
+    for snapshot in Recording(publisher.recording):
+        view.see(snapshot)
+    assert view.series("mine").points().ys.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]

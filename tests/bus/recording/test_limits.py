@@ -1,0 +1,211 @@
+"""Recordings made to waste memory, time or output: what every command does with them stays in proportion."""
+
+import json
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgpack
+import pytest
+import zstandard
+from documents import ROOT
+from recorded_runs import Entry, write_recording
+
+from bus.recording import records
+from bus.recording.reader import JournalReader
+from bus.recording.writer import JournalWriter
+
+MIB = 1 << 20
+MOST_MEMORY = 420 * MIB
+MOST_LINES = 2 * 101 + 20
+"""Damage is found by the reader of the file and by the reader of the events: a hundred places each."""
+EMPTY = records.MESSAGE.pack(records.OP_MESSAGE, 22, 1, 0, 0, 0)
+CHANNEL = records.encode(records.channel_record(1, "r/batch_end/0"))
+
+
+def front(path: Path) -> bytes:
+    """What every recording of run ``r`` begins with."""
+    scratch = path.with_suffix(".front")
+    JournalWriter(scratch, "r", 1)
+    begin = scratch.read_bytes()
+    scratch.unlink()
+    return begin
+
+
+def chunk(data: bytes, *, checksum: int | None = None) -> bytes:
+    """A chunk's record around any bytes."""
+    packed = zstandard.ZstdCompressor(level=3).compress(data)
+    record = bytearray(records.encode_chunk(data, packed, 0, 0))
+    if checksum is not None:
+        record[33:37] = checksum.to_bytes(4, "little")
+    return bytes(record)
+
+
+def mark_of_lists(path: Path) -> None:
+    """24 million empty lists in a mark whose checksum holds."""
+    lists = b"\xdd" + (24_000_000).to_bytes(4, "big") + b"\x90" * 24_000_000
+    payload = b"\x98" + b"".join(map(msgpack.packb, (0, 0, 0, 0, {}, {}, {}))) + lists
+    checksum = zlib.crc32(payload, zlib.crc32(len(payload).to_bytes(4, "little")))
+    head = records.MARK_SIGN + checksum.to_bytes(4, "little") + len(payload).to_bytes(4, "little")
+    path.write_bytes(front(path) + records.HEAD.pack(records.OP_MARK, len(head) + len(payload)) + head + payload)
+
+
+def empty_messages(path: Path) -> None:
+    """8.6 million messages in one chunk of 25 kB, and again in chunks of 30 MB."""
+    path.write_bytes(front(path) + chunk(CHANNEL + EMPTY * 8_600_000) + chunk(CHANNEL + EMPTY * 900_000) * 9)
+
+
+def foreign_messages(path: Path) -> None:
+    """100,000 messages that are no events, in 1 kB."""
+    message = records.MESSAGE.pack(records.OP_MESSAGE, 23, 1, 0, 0, 0) + b"\0"
+    path.write_bytes(front(path) + chunk(CHANNEL + message * 100_000))
+
+
+def numbered_foreign_messages(path: Path) -> None:
+    """20,000 messages that are no events and that differ, so that their number is no reason to refuse them."""
+    message = (records.MESSAGE.pack(records.OP_MESSAGE, 23, 1, n, n, n) + b"\0" for n in range(20_000))
+    path.write_bytes(front(path) + chunk(CHANNEL + b"".join(message)))
+
+
+def wrong_checksums(path: Path) -> None:
+    """40 chunks of 250 MB, 40 of 31 MB, and 2,000 of 31 MB in 1 kB each; none of them has the checksum that it says."""
+    small = chunk(bytes(31 * MIB), checksum=1)
+    path.write_bytes(front(path) + chunk(bytes(250_000_000), checksum=1) * 40 + small * 2_000)
+
+
+def many_places(path: Path) -> None:
+    """3,000 places that are damaged, with a sound chunk between each two."""
+    whole = chunk(CHANNEL + EMPTY)
+    path.write_bytes(front(path) + (whole + b"\x77" * 9) * 3_000)
+
+
+def many_gaps(path: Path) -> None:
+    """Every second of 4,000 events is missing."""
+    write_recording(path, [Entry(batch=n) for n in range(4_000)], missing=range(0, 4_000, 2), chunk=500)
+
+
+def wide_channels(path: Path) -> None:
+    """Topics of 30 MB, of which a kilobyte is in the file."""
+    path.write_bytes(front(path) + chunk(records.encode(records.channel_record(1, "r/" + "x" * 30 * MIB))) * 30)
+
+
+FILES: list[Callable[[Path], None]] = [
+    mark_of_lists,
+    empty_messages,
+    foreign_messages,
+    numbered_foreign_messages,
+    wrong_checksums,
+    many_places,
+    many_gaps,
+    wide_channels,
+]
+
+
+def use(*arguments: object) -> tuple[int, list[str], int]:
+    """Exit code and printed lines of a command, and the most memory that it had."""
+    name, *rest = map(str, arguments)
+    code = (
+        "import json, resource, subprocess, sys\n"
+        "done = subprocess.run(sys.argv[1:], capture_output=True, text=True)\n"
+        "most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024\n"
+        "print(json.dumps([done.returncode, (done.stdout + done.stderr).splitlines(), most]))\n"
+    )
+    command = [sys.executable, "-c", code, sys.executable, "-m", name, *rest]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    returned, lines, most = json.loads(done.stdout)
+    return returned, lines, most
+
+
+def check(*arguments: object) -> list[str]:
+    """What a command prints of such a recording, within bounds."""
+    code, lines, most = use(*arguments)
+    assert code in (0, 1, 2, 3, 4), lines
+    assert not [line for line in lines if "Traceback" in line], lines
+    assert most < MOST_MEMORY, f"{arguments[1]} took {most / MIB:.0f} MiB"
+    assert len(lines) < MOST_LINES
+    assert sum(map(len, lines)) < 64 * 1024, [line[:200] for line in lines]
+    return lines
+
+
+@pytest.mark.parametrize("make", FILES, ids=lambda make: make.__name__)
+def test_what_is_shown_and_recovered_is_in_proportion(tmp_path, make):
+    path = tmp_path / "a.mcap"
+    make(path)
+    check("bus", "info", path)
+    check("bus", "recover", path, "-o", tmp_path / "recovered.mcap")
+
+
+@pytest.mark.parametrize("make", [empty_messages, many_gaps, many_places], ids=lambda make: make.__name__)
+def test_what_every_command_makes_of_it_is_in_proportion(tmp_path, make):
+    path = tmp_path / "a.mcap"
+    make(path)
+    check("bus", "export", path, "--to", "jsonl", "-o", tmp_path / "out.jsonl")
+    check("bus", "diff", path, path)
+    check("bus", "merge", path, path, "-o", tmp_path / "merged.mcap")
+    check("bus", "cut", path, "-o", tmp_path / "cut.mcap")
+    check("bus", "replay", path, "--rate", "max", "--runs-dir", tmp_path / "runs")
+    check("consumers", "--replay", path, "-c", "metrics")
+
+
+@pytest.mark.parametrize("make", FILES, ids=lambda make: make.__name__)
+def test_a_broker_that_goes_on_with_it_stays_in_proportion(tmp_path, make):
+    path = tmp_path / "a.mcap"
+    make(path)
+    code = (
+        "import sys; from pathlib import Path; from bus.recording.writer import JournalWriter\n"
+        "JournalWriter.resume(Path(sys.argv[1]), 'r', 1).close()\n"
+        "print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert int(done.stdout) * 1024 < MOST_MEMORY
+
+
+def test_damage_is_listed_up_to_a_bound_and_summed_up(tmp_path):
+    path = tmp_path / "a.mcap"
+    many_places(path)
+    with JournalReader(path) as reader:
+        for _ in reader.read():
+            pass
+        assert len(reader.damage) == 101
+        assert reader.damage[0].startswith(f"{path} is damaged at offset")
+        assert reader.damage[-1] == "and 2,900 more places like these"
+
+
+def test_missing_events_are_listed_up_to_a_bound_and_summed_up(tmp_path):
+    path = tmp_path / "a.mcap"
+    many_gaps(path)
+    lines = check("bus", "recover", path, "-o", tmp_path / "b.mcap")
+    assert "missing: events 1 to 1 of rank 0, which nobody has" in lines
+    assert "and 1,900 more ranges of events that nobody has" in lines
+
+
+def test_a_damaged_chunk_is_decompressed_once_however_often_it_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "a.mcap"
+    whole = chunk(CHANNEL + EMPTY)
+    path.write_bytes(front(path) + chunk(bytes(1000), checksum=1) * 5 + whole)
+    opened: list[int] = []
+    decode = records.Chunk.decode.__func__
+
+    def counting(cls: type[records.Chunk], record: bytes) -> records.Chunk:
+        opened.append(len(record))
+        found: records.Chunk = decode(cls, record)
+        return found
+
+    monkeypatch.setattr(records.Chunk, "decode", classmethod(counting))
+    with JournalReader(path) as reader:
+        assert [len(found) for _ in range(3) for found in reader.read()] == [1]
+    assert len(opened) == 6
+
+
+def test_a_sound_chunk_behind_many_damaged_ones_is_still_found(tmp_path):
+    path = tmp_path / "a.mcap"
+    entries = [Entry(batch=n, fields={"noise": os.urandom(2000)}) for n in range(10)]
+    write_recording(path, entries, chunk=10, footer=False)
+    begin = front(path)
+    sound = path.read_bytes()[len(begin) :]
+    path.write_bytes(begin + chunk(bytes(31 * MIB), checksum=1) * 300 + sound)
+    with JournalReader(path) as reader:
+        assert sum(len(found) for found in reader.read()) == 10

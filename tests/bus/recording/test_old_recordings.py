@@ -1,0 +1,94 @@
+"""Recordings of every released version: this one reads them, and callbacks log the same numbers as ever."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from make_recordings import FACTS, RECORDINGS, facts_of
+
+from consumers import (
+    ActivationMonitor,
+    Callback,
+    EarlyStopper,
+    LRMonitor,
+    MemoryMonitor,
+    NaNMonitor,
+    OptimizerMonitor,
+    RuntimeEstimator,
+    SpeedMonitor,
+    StallMonitor,
+    ThresholdStopper,
+    TrainerMetrics,
+)
+from consumers.callbacks.phases.phases import Phases
+from consumers.testing import Golden, Logged
+
+FACTS_OF = {
+    f"{facts.parent.name}/{name}": told
+    for facts in sorted(RECORDINGS.glob(f"*/{FACTS}"))
+    for name, told in json.loads(facts.read_text()).items()
+}
+STOPPERS = {"EarlyStopper", "ThresholdStopper"}
+
+
+def callbacks() -> list[Callback]:
+    """Those that log numbers of the recording, and none of the machine that they run on."""
+    return [
+        TrainerMetrics(),
+        SpeedMonitor(window_size=5),
+        LRMonitor(),
+        OptimizerMonitor(batch_log_interval=4),
+        OptimizerMonitor(batch_log_interval=3, only_global=True),
+        ActivationMonitor(interval=4),
+        MemoryMonitor(),
+        NaNMonitor(),
+        RuntimeEstimator(),
+        StallMonitor(),
+        Phases(every=2, window=3),
+        EarlyStopper("MulticlassAccuracy", "eval", min_delta=0.5),
+        ThresholdStopper("CrossEntropy", "eval", 1.5, comp="less"),
+    ]
+
+
+def path_of(name: str) -> Path:
+    return RECORDINGS / f"{name}.mcap"
+
+
+def test_no_recording_is_without_its_facts() -> None:
+    files = {f"{path.parent.name}/{path.stem}" for path in RECORDINGS.glob("*/*.mcap")}
+    assert files == set(FACTS_OF) != set()
+
+
+@pytest.mark.parametrize("name", FACTS_OF)
+def test_every_recording_holds_what_it_held_when_it_was_made(name: str) -> None:
+    found = facts_of(path_of(name))
+    assert found.pop("sha256") == FACTS_OF[name]["sha256"], "a recording of a released version is never changed"
+    assert found == {fact: value for fact, value in FACTS_OF[name].items() if fact != "sha256"}
+
+
+@pytest.mark.parametrize("name", FACTS_OF)
+def test_callbacks_log_the_same_numbers_as_ever(name: str, replay: Callable[..., Logged], golden: Golden) -> None:
+    logged = replay(callbacks(), path_of(name), on_error="continue")
+    # They say so when nothing was evaluated before the training was over.
+    assert {callback for callback, errors in logged.statistics.errors.items() if errors} <= STOPPERS
+    assert logged.rows
+    golden.check(logged, f"recordings/{name}")
+
+
+@pytest.mark.parametrize("version", sorted({name.partition("/")[0] for name in FACTS_OF}))
+def test_the_command_replays_them_and_says_how_they_ended(version: str, tmp_path: Path) -> None:
+    ran: dict[str, Any] = {}
+    for name in ("fields", "cut"):
+        command = [sys.executable, "-m", "consumers", "--replay", str(path_of(f"{version}/{name}")), "--log", "jsonl"]
+        command += ["-o", f"jsonl.path={tmp_path / name}.jsonl", "--callbacks", "metrics,lr,speed,optimizer"]
+        command += ["-o", "optimizer.batch_log_interval=4"]
+        ran[name] = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (ran["fields"].returncode, ran["cut"].returncode) == (0, 4), ran
+    assert "run fields finished: " in ran["fields"].stderr
+    assert "run evaluated was lost" in ran["cut"].stderr
+    rows = [json.loads(line) for line in (tmp_path / "fields.jsonl").read_text().splitlines()]
+    assert {"loss/train/total", "lr-AdamW/group0", "l2_norm/grad/global"} <= set().union(*rows)

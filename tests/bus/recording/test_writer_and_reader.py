@@ -1,0 +1,587 @@
+"""The record: every whole chunk is read, whatever happened to the rest of the file, and writing goes on after a crash
+and after a full disk."""
+
+import multiprocessing
+import os
+import random
+import zlib
+from pathlib import Path
+
+import mcap.reader
+import mcap.writer
+import pytest
+from helpers import wait_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recording_files import BATCH_END, TOPICS, append, body, crash, file_limit, official, read
+
+from bus import ProtocolError, Recording, RecordingError, RunDirectoryError
+from bus.recording.reader import JournalReader
+from bus.recording.records import SIGNS, Position
+from bus.recording.writer import JournalWriter
+
+
+def write(path: Path, chunks: list[int], close: bool = True) -> list[int]:
+    """A recording with so many events in each chunk; returns the offset at which each ends, with its mark."""
+    writer = JournalWriter(path, "r", 1)
+    sizes, seq = [], 1
+    for count in chunks:
+        for _ in range(count):
+            append(writer, seq)
+            seq += 1
+        writer.flush()
+        sizes.append(writer.size)
+    if close:
+        writer.close()
+    else:
+        crash(writer)
+    return sizes
+
+
+def seqs(path: Path) -> list[int]:
+    return [snapshot.seq for snapshot in Recording(path)]
+
+
+# -- what is written is read ------------------------------------------------------------------------------------------
+
+
+def test_what_was_written_is_read_in_order(tmp_path):
+    write(tmp_path / "a.mcap", [3, 4])
+    recording = Recording(tmp_path / "a.mcap")
+    assert [snapshot.seq for snapshot in recording] == list(range(1, 8))
+    assert (recording.run_name, recording.attempt, recording.damage) == ("r", 1, None)
+
+
+@pytest.mark.parametrize("seeking", [True, False])
+def test_other_tools_read_it(tmp_path, seeking):
+    path = tmp_path / "a.mcap"
+    writer = JournalWriter(path, "r", 1)
+    written = []
+    for seq in range(1, 40):
+        written.append(append(writer, seq, TOPICS[seq % 5]))
+        if seq % 7 == 0:
+            writer.flush()
+    writer.close()
+    assert official(path, seeking) == written == read(path)
+
+
+@pytest.mark.parametrize("seeking", [True, False])
+def test_an_index_that_would_fill_the_memory_is_left_out_and_all_is_read_without_it(tmp_path, monkeypatch, seeking):
+    monkeypatch.setattr("bus.recording.writer.MAX_INDEX_BYTES", 500)
+    path = tmp_path / "a.mcap"
+    writer = JournalWriter(path, "r", 1)
+    written = []
+    for seq in range(1, 40):
+        written.append(append(writer, seq, TOPICS[seq % 5]))
+        writer.flush()
+        assert len(writer._chunk_indexes) <= 700
+    writer.close()
+    assert official(path, seeking) == written == read(path)
+
+
+def test_its_index_is_complete(tmp_path):
+    path = tmp_path / "a.mcap"
+    sizes = write(path, [3, 4])
+    with open(path, "rb") as file:
+        reader = mcap.reader.make_reader(file, validate_crcs=True)
+        summary = reader.get_summary()
+        assert reader.get_header().profile == "offloop"
+        assert [(entry.name, entry.metadata["run"]) for entry in reader.iter_metadata()] == [("offloop", "r")]
+        # By time, with the help of the indexes.
+        found = list(reader.iter_messages(topics=["r/batch_end/0"], starting_at=3, ending_at=5))
+        footer = file.seek(-28, os.SEEK_END)
+    assert [message.sequence for _, _, message in found] == [3, 4, 5]
+    statistics = summary.statistics
+    assert (statistics.message_count, statistics.chunk_count, statistics.channel_count) == (7, 2, 1)
+    assert (statistics.message_start_time, statistics.message_end_time) == (1, 7)
+    assert statistics.channel_message_counts == {1: 7}
+    assert [index.chunk_start_offset for index in summary.chunk_indexes][1] == sizes[0]
+    data = path.read_bytes()
+    start = int.from_bytes(data[footer : footer + 8], "little")
+    assert zlib.crc32(data[start:-12]) == int.from_bytes(data[-12:-8], "little")
+
+
+def test_only_its_owner_may_read_it(tmp_path):
+    write(tmp_path / "a.mcap", [1])
+    assert (tmp_path / "a.mcap").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_recording_of_nothing_is_whole_too(tmp_path):
+    write(tmp_path / "a.mcap", [])
+    assert official(tmp_path / "a.mcap") == read(tmp_path / "a.mcap") == []
+
+
+def test_a_reader_may_begin_at_any_chunk(tmp_path):
+    sizes = write(tmp_path / "a.mcap", [5, 5, 5])
+    with JournalReader(tmp_path / "a.mcap") as reader:
+        reader.position = sizes[1]
+        (chunk,) = reader.read()
+        assert [record.body for record in chunk] == [body(TOPICS[0], seq) for seq in range(11, 16)]
+        assert (reader.damage, reader.lost, reader.finished) == ([], False, True)
+        reader.position = sizes[0]
+        assert [len(chunk) for chunk in reader.read()] == [5, 5]
+
+
+def test_a_chunk_that_has_become_large_is_written_without_being_asked(tmp_path):
+    writer = JournalWriter(tmp_path / "a.mcap", "r", 1)
+    for seq in range(1, 4):
+        writer.append(BATCH_END, seq, seq, seq, os.urandom(700_000))
+    assert [len(chunk) for chunk in JournalReader(tmp_path / "a.mcap").read()] == [2]
+    assert (writer.written, writer.positions[0].seq) == (3, 2)
+    writer.close()
+
+
+def test_more_topics_than_a_file_may_hold_are_refused_by_name(tmp_path):
+    writer = JournalWriter(tmp_path / "a.mcap", "r", 1)
+    for number in range(65535):
+        writer.append(f"r/event_{number}/0".encode(), 1, 1, 1, b"")
+    with pytest.raises(ProtocolError, match="event_65535"):
+        writer.append(b"r/event_65535/0", 1, 1, 1, b"")
+    writer.close()
+    assert len(read(tmp_path / "a.mcap")) == 65535
+
+
+def test_positions_are_those_that_are_flushed(tmp_path):
+    writer = JournalWriter(tmp_path / "a.mcap", "r", 1)
+    append(writer, 1)
+    assert (writer.positions, writer.written) == ({}, 1)
+    writer.flush()
+    append(writer, 7, TOPICS[7])
+    assert writer.positions == {0: Position(1, 1, 1, False)}
+    writer.flush()
+    assert writer.positions == {0: Position(1, 1, 1, False), 1: Position(7, 7, 7, True)}
+    writer.close()
+    writer.close()
+
+
+def test_a_reader_goes_on_where_it_stopped_while_the_file_grows(tmp_path):
+    path = tmp_path / "a.mcap"
+    writer = JournalWriter(path, "r", 1)
+    with JournalReader(path) as reader:
+        assert list(reader.read()) == []
+        for begin in (1, 6, 11):
+            for seq in range(begin, begin + 5):
+                append(writer, seq)
+            writer.flush()
+            (chunk,) = reader.read()
+            assert len(chunk) == 5
+            assert reader.position == writer.size
+        writer.close()
+        assert list(reader.read()) == []
+        assert reader.finished
+
+
+def test_a_recording_that_was_finished_and_gone_on_with_is_read_on(tmp_path):
+    write(tmp_path / "a.mcap", [3, 4])
+    with JournalReader(tmp_path / "a.mcap") as reader:
+        assert sum(len(chunk) for chunk in reader.read()) == 7
+        writer = JournalWriter.resume(tmp_path / "a.mcap", "r", 1)
+        added = append(writer, 8)
+        writer.close()
+        assert (list(reader.read()), reader.damage) == ([[added]], [])
+
+
+def write_at_random(path: Path, count: int) -> None:
+    """Writes with many flushes, and is now and then killed within one."""
+    generator = random.Random(3)
+    writer = JournalWriter(path, "r", 1)
+    for seq in range(1, count + 1):
+        writer.append(BATCH_END, seq, seq, seq, generator.randbytes(generator.randint(1, 3000)))
+        if generator.random() < 0.1:
+            writer.flush()
+        if generator.random() < 0.005:
+            writer.flush()
+            crash(writer)
+            with open(path, "ab") as file:
+                file.write(path.read_bytes()[172 : 172 + generator.randint(1, 300)])
+            writer = JournalWriter.resume(path, "r", 1)
+    writer.close()
+
+
+def test_a_reader_in_another_process_sees_everything_once_and_never_damage(tmp_path):
+    path = tmp_path / "a.mcap"
+    process = multiprocessing.get_context("fork").Process(target=write_at_random, args=(path, 10_000))
+    process.start()
+    try:
+        wait_for(path.exists, "the recording")
+        count = 0
+        with JournalReader(path) as reader:
+            while not reader.finished:
+                assert process.exitcode in (None, 0)
+                count += sum(len(chunk) for chunk in reader.read())
+                assert reader.damage == []
+    finally:
+        process.join()
+    assert (count, reader.lost) == (10_000, False)
+
+
+class Arriving:
+    """A recording of which only the front is there yet."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.there = 0
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        return self.data[: self.there][offset : offset + size]
+
+    def forget(self, offset: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("step", [1, 13, 500])
+def test_a_recording_that_arrives_in_pieces_is_read_once_and_is_never_damaged(tmp_path, step):
+    write(tmp_path / "a.mcap", [2, 3, 4])
+    source = Arriving((tmp_path / "a.mcap").read_bytes())
+    reader = JournalReader(source, "the recording from afar")
+    found = []
+    while not reader.finished:
+        found += [record for chunk in reader.read() for record in chunk]
+        assert (reader.damage, reader.cut is None or "ends within" in reader.cut) == ([], True)
+        source.there += step
+    assert found == read(tmp_path / "a.mcap")
+
+
+class Copied:
+    """A recording of which a copy is read that grows with :meth:`fetch`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.copy = b""
+
+    def fetch(self) -> None:
+        self.copy += self.path.read_bytes()[len(self.copy) :]
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        return self.copy[offset : offset + size]
+
+    def forget(self, offset: int) -> None:
+        self.copy = self.copy[:offset]
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_copy_of_what_was_cut_off_and_written_anew_is_no_damage(tmp_path):
+    path = tmp_path / "a.mcap"
+    write(path, [2, 3], close=False)
+    data = path.read_bytes()
+    # A broker is killed within a chunk, and a part of that is copied before the next broker takes over.
+    path.write_bytes(data + data[data.index(b"\x04\x00\x00\x00zstd") - 37 :][:100])
+    source = Copied(path)
+    source.fetch()
+    reader = JournalReader(source, "the recording from afar")
+    found = [record for chunk in reader.read() for record in chunk]
+    resumed = JournalWriter.resume(path, "r", 1)
+    for seq in range(6, 10):
+        append(resumed, seq)
+        resumed.flush()
+    resumed.close()
+    for _ in range(2):
+        source.fetch()
+        found += [record for chunk in reader.read() for record in chunk]
+    assert (found, reader.damage, reader.finished) == (read(path), [], True)
+
+
+def test_recordings_without_marks_are_read(tmp_path):
+    with open(tmp_path / "a.mcap", "wb") as file:
+        writer = mcap.writer.Writer(file, chunk_size=300)
+        writer.start(profile="offloop")
+        writer.add_metadata("offloop", {"run": "r", "attempt": "1", "protocol": "1"})
+        channel = writer.register_channel("r/batch_end/0", message_encoding="msgpack", schema_id=0)
+        for seq in range(1, 31):
+            writer.add_message(channel, seq, body(TOPICS[0], seq), seq, seq)
+        writer.finish()
+    recording = Recording(tmp_path / "a.mcap")
+    assert [snapshot.seq for snapshot in recording] == list(range(1, 31))
+    assert recording.damage is None
+    data = bytearray((tmp_path / "a.mcap").read_bytes())
+    chunks = [sign.start() - 37 for sign in SIGNS.finditer(data)]
+    data[chunks[2] + 1] ^= 0x80  # the length of the third chunk
+    (tmp_path / "a.mcap").write_bytes(data)
+    assert seqs(tmp_path / "a.mcap") == list(range(1, 31))
+    data[chunks[2] + 60] ^= 0x80  # and its content
+    (tmp_path / "a.mcap").write_bytes(data)
+    recording = Recording(tmp_path / "a.mcap")
+    missing = set(range(1, 31)) - {snapshot.seq for snapshot in recording}
+    assert 0 < len(missing) < 10
+    assert f"offset {chunks[2]}" in recording.damage
+    resumed = JournalWriter.resume(tmp_path / "a.mcap", "r", 1)
+    append(resumed, 31)
+    resumed.close()
+    assert seqs(tmp_path / "a.mcap")[-1] == 31
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_cut_at_any_byte_gives_every_whole_chunk_and_says_where_it_ends(tmp_path):
+    write(tmp_path / "a.mcap", [2, 3, 4], close=False)
+    data = (tmp_path / "a.mcap").read_bytes()
+    begins = [sign.start() - 37 for sign in SIGNS.finditer(data) if sign[0].endswith(b"zstd")]
+    ends = [
+        (begin + 9 + int.from_bytes(data[begin + 1 : begin + 9], "little"), count)
+        for begin, count in zip(begins, [2, 3, 4], strict=True)
+    ]
+    between_records = 0
+    for length in range(begins[0], len(data) + 1):
+        (tmp_path / "cut.mcap").write_bytes(data[:length])
+        with JournalReader(tmp_path / "cut.mcap") as reader:
+            found = sum(len(chunk) for chunk in reader.read())
+        assert found == sum(count for end, count in ends if end <= length)
+        assert reader.damage == []
+        assert reader.lost == any(begin < length < end for begin, (end, _) in zip(begins, ends, strict=True))
+        assert reader.cut is None or begins[0] <= int(reader.cut.rsplit(" ", 1)[1]) < length
+        between_records += reader.cut is None
+    # Only a cut between two records leaves nothing torn: before the first chunk, after each, its index and its mark.
+    assert between_records == 1 + 3 * 3
+
+
+def test_a_damaged_chunk_is_named_and_the_others_are_read(tmp_path):
+    sizes = write(tmp_path / "a.mcap", [5, 5, 5])
+    spoilt = bytearray((tmp_path / "a.mcap").read_bytes())
+    spoilt[sizes[0] + 60] ^= 0xFF
+    (tmp_path / "a.mcap").write_bytes(spoilt)
+    recording = Recording(tmp_path / "a.mcap")
+    assert [snapshot.seq for snapshot in recording] == [*range(1, 6), *range(11, 16)]
+    assert f"offset {sizes[0]}" in recording.damage
+    assert "lost 5 messages" in recording.damage
+    assert recording.gaps == ((0, 6, 10),)
+
+
+@pytest.mark.parametrize("place", [0, 1, 3, 8])
+def test_a_spoilt_opcode_or_length_costs_nothing(tmp_path, place):
+    sizes = write(tmp_path / "a.mcap", [5, 5, 5])
+    original = (tmp_path / "a.mcap").read_bytes()
+    for bit in range(8):
+        spoilt = bytearray(original)
+        spoilt[sizes[0] + place] ^= 1 << bit
+        (tmp_path / "a.mcap").write_bytes(spoilt)
+        with JournalReader(tmp_path / "a.mcap") as reader:
+            assert [len(chunk) for chunk in reader.read()] == [5, 5, 5]
+        assert not reader.lost
+        assert any(f"offset {sizes[0]}" in line for line in reader.damage)
+
+
+def test_what_somebody_wrote_over_several_chunks_costs_those_alone(tmp_path):
+    sizes = write(tmp_path / "a.mcap", [5, 5, 5, 5, 5], close=False)
+    spoilt = bytearray((tmp_path / "a.mcap").read_bytes())
+    spoilt[sizes[0] + 45 : sizes[2] + 45] = bytes(sizes[2] - sizes[0])
+    (tmp_path / "a.mcap").write_bytes(spoilt)
+    with JournalReader(tmp_path / "a.mcap") as reader:
+        numbers = [record.body for chunk in reader.read() for record in chunk]
+    assert numbers == [body(TOPICS[0], seq) for seq in (*range(1, 6), *range(21, 26))]
+    assert any("lost 15 messages" in line for line in reader.damage)
+
+
+def test_a_record_that_claims_too_much_takes_no_memory(tmp_path):
+    sizes = write(tmp_path / "a.mcap", [5, 5])
+    spoilt = bytearray((tmp_path / "a.mcap").read_bytes())
+    spoilt[sizes[0] + 17 + 9 : sizes[0] + 17 + 16] = b"\xff" * 7  # the uncompressed size
+    (tmp_path / "a.mcap").write_bytes(spoilt)
+    with JournalReader(tmp_path / "a.mcap") as reader:
+        assert [len(chunk) for chunk in reader.read()] == [5]
+    assert "claims more than" in reader.damage[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x89MCAP0\r\n\x01\x05\0\0\0\0\0\0\0\x01\0\0\0x", b"\x00" * 1000])
+def test_a_file_that_is_no_recording_is_refused(tmp_path, content):
+    (tmp_path / "a.mcap").write_bytes(content)
+    with pytest.raises(RecordingError, match="not a recording"):
+        Recording(tmp_path / "a.mcap")
+
+
+def test_what_is_missing_or_a_folder_is_refused(tmp_path):
+    with pytest.raises(RecordingError, match="there is no recording"):
+        Recording(tmp_path / "nothing.mcap")
+    with pytest.raises(RecordingError, match="no run"):
+        Recording(tmp_path)
+    with pytest.raises(RecordingError, match="not a file"):
+        JournalReader(tmp_path)
+
+
+def test_a_recording_is_never_written_over(tmp_path):
+    write(tmp_path / "a.mcap", [1])
+    before = (tmp_path / "a.mcap").read_bytes()
+    with pytest.raises(RunDirectoryError, match="cannot be created"):
+        JournalWriter(tmp_path / "a.mcap", "r", 1)
+    assert (tmp_path / "a.mcap").read_bytes() == before
+
+
+# -- going on after a crash -------------------------------------------------------------------------------------------
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_what_is_appended_comes_out_through_crashes_and_torn_tails(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "resumed.mcap"
+    path.unlink(missing_ok=True)
+    writer = JournalWriter(path, "r", 1)
+    kept, unflushed, positions = [], [], {}
+    for step in data.draw(st.lists(st.sampled_from(["append", "append", "append", "flush", "crash", "tear", "close"]))):
+        if step == "append":
+            topic = data.draw(st.sampled_from(TOPICS[:6]))
+            unflushed.append((topic, append(writer, len(kept) + len(unflushed) + 1, topic)))
+            continue
+        if step in ("flush", "close"):
+            writer.flush()
+            for topic, record in unflushed:
+                kept.append(record)
+                positions[topic.rank] = Position(len(kept), len(kept), len(kept), False)
+        unflushed = []
+        if step == "flush":
+            continue
+        whole = writer.size
+        writer.close() if step == "close" else crash(writer)
+        if step == "tear":
+            # A write that the crash cut off: of a chunk, or what the file system made of it.
+            with open(path, "ab") as file:
+                file.write(data.draw(st.sampled_from([b"\0" * 50, path.read_bytes()[:100][60:], b"\x06\xff\0\0"])))
+        writer = JournalWriter.resume(path, "r", 1)
+        assert writer.size >= whole
+        assert writer.positions == positions
+        assert writer.written == len(kept)
+    writer.flush()
+    kept += [record for _, record in unflushed]
+    assert read(path) == kept
+    writer.close()
+    assert read(path) == kept
+    assert official(path) == official(path, seeking=False) == kept
+
+
+def test_a_file_cut_at_any_byte_of_its_last_chunk_and_mark_is_gone_on_with(tmp_path):
+    sizes = write(tmp_path / "a.mcap", [2, 3, 4], close=False)
+    data = (tmp_path / "a.mcap").read_bytes()
+    chunk_end = sizes[1] + 9 + int.from_bytes(data[sizes[1] + 1 : sizes[1] + 9], "little")
+    for length in range(sizes[1], len(data) + 1):
+        path = tmp_path / f"cut-{length}.mcap"
+        path.write_bytes(data[:length])
+        # A reader that has read what is there goes on with what comes in the place of what was torn.
+        with JournalReader(path) as reader:
+            before = [record for chunk in reader.read() for record in chunk]
+            writer = JournalWriter.resume(path, "r", 1)
+            kept = 9 if length >= chunk_end else 5
+            assert writer.positions == {0: Position(kept, kept, kept, False)}
+            last = append(writer, kept + 1, TOPICS[1])
+            writer.close()
+            after = [record for chunk in reader.read() for record in chunk]
+            assert (len(before), after, reader.damage, reader.finished) == (kept, [last], [], True)
+        assert official(path) == official(path, seeking=False) == read(path) == [*before, last]
+        path.unlink()
+
+
+def test_a_file_cut_within_its_front_is_begun_anew(tmp_path):
+    path = tmp_path / "a.mcap"
+    write(path, [], close=False)
+    front = path.read_bytes()
+    for length in range(len(front)):
+        path.write_bytes(front[:length])
+        JournalWriter.resume(path, "r", 1).close()
+        assert official(path) == []
+
+
+def test_going_on_never_costs_what_stands_behind_damage(tmp_path):
+    sizes = write(tmp_path / "a.mcap", [5, 5, 5])
+    for place in (1, 60):
+        spoilt = bytearray((tmp_path / "a.mcap").read_bytes())
+        spoilt[sizes[0] + place] ^= 0xFF
+        (tmp_path / "b.mcap").write_bytes(spoilt)
+        writer = JournalWriter.resume(tmp_path / "b.mcap", "r", 1)
+        append(writer, 16)
+        writer.close()
+        # Damage to its length costs no chunk, damage to its content the chunk.
+        assert seqs(tmp_path / "b.mcap") == [seq for seq in range(1, 17) if place == 1 or not 6 <= seq <= 10]
+
+
+def test_a_recording_of_something_else_is_not_gone_on_with(tmp_path):
+    path = tmp_path / "a.mcap"
+    write(path, [2])
+    before = path.read_bytes()
+    for run, attempt in (("s", 1), ("r", 2)):
+        with pytest.raises(RecordingError, match=f"not run '{run}', attempt {attempt}"):
+            JournalWriter.resume(path, run, attempt)
+    assert path.read_bytes() == before
+    (tmp_path / "b.mcap").write_bytes(b"something else")
+    with pytest.raises(RecordingError, match="not a recording"):
+        JournalWriter.resume(tmp_path / "b.mcap", "r", 1)
+    with pytest.raises(RunDirectoryError, match="cannot be opened"):
+        JournalWriter.resume(tmp_path / "c.mcap", "r", 1)
+
+
+# -- going on after a full disk ---------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_breaks_the_writer_until_there_is_room_again(tmp_path):
+    path = tmp_path / "a.mcap"
+    writer = JournalWriter(path, "r", 1)
+    append(writer, 1)
+    writer.flush()
+    before, positions = writer.size, writer.positions
+    with file_limit(before + 100):
+        append(writer, 2, TOPICS[1])
+        with pytest.raises(OSError, match="large"):
+            writer.flush()
+        assert writer.broken
+        assert (writer.size, writer.positions, writer.written) == (before, positions, 1)
+        # Readers never see a part of what was not written.
+        assert path.stat().st_size == before
+        with pytest.raises(RunDirectoryError, match="cannot be written"):
+            append(writer, 3)
+        with pytest.raises(RunDirectoryError, match="cannot be written"):
+            writer.flush()
+    with file_limit(before), pytest.raises(OSError, match="large"):
+        writer.mend()
+    assert writer.broken
+    writer.mend()
+    assert not writer.broken
+    append(writer, 3, TOPICS[1])
+    writer.close()
+    assert [record.body for record in official(path)] == [body(TOPICS[0], 1), body(TOPICS[1], 3)]
+    with JournalReader(path) as reader:
+        assert [len(chunk) for chunk in reader.read()] == [1, 1]
+    assert (reader.damage, reader.lost) == ([], False)
+
+
+def test_a_disk_that_fails_within_append_or_close_leaves_a_good_file_and_nothing_open(tmp_path):
+    path = tmp_path / "a.mcap"
+    writer = JournalWriter(path, "r", 1)
+    append(writer, 1)
+    writer.flush()
+    with file_limit(writer.size + 10):
+        with pytest.raises(OSError, match="large"):
+            writer.append(BATCH_END, 2, 2, 2, os.urandom(2_000_000))
+        assert writer.broken
+        writer.close()
+        other = JournalWriter(tmp_path / "b.mcap", "r", 1)
+        append(other, 1)
+        with pytest.raises(OSError, match="large"):
+            other.close()
+    assert len(read(path)) == 1
+    assert not {str(path), str(tmp_path / "b.mcap")} & {
+        os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()
+    }
+
+
+def test_a_file_that_is_gone_breaks_the_writer_until_it_is_back(tmp_path):
+    path = tmp_path / "a.mcap"
+    writer = JournalWriter(path, "r", 1)
+    path.rename(tmp_path / "elsewhere.mcap")
+    append(writer, 1)
+    with pytest.raises(RunDirectoryError, match="gone"):
+        writer.flush()
+    with pytest.raises(FileNotFoundError):
+        writer.mend()
+    (tmp_path / "elsewhere.mcap").rename(path)
+    writer.mend()
+    append(writer, 1)
+    writer.close()
+    assert len(official(path)) == 1
+
+
+def test_a_disk_that_is_full_from_the_beginning_leaves_nothing_behind(tmp_path):
+    with file_limit(20), pytest.raises(RunDirectoryError, match="cannot be created"):
+        JournalWriter(tmp_path / "a.mcap", "r", 1)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,456 @@
+"""Replays in this process: which part of a recording, at which pace, and standing still."""
+
+import asyncio
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from helpers import wait_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_streams import BEGAN, SECOND, record
+
+from bus.errors import ConfigurationError, InvalidTimeError
+from bus.protocol.frames import EventBody
+from bus.protocol.snapshot import Snapshot
+from bus.recording.recording import Recording
+from bus.recording.window import SETUP_EVENTS, Window, read_moment
+from bus.replay.pace import Pace
+from bus.replay.replay import Replay
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+
+
+def replayed(replay: Replay) -> list[Snapshot]:
+    async def gather() -> list[Snapshot]:
+        return [snapshot async for snapshot in replay]
+
+    return asyncio.run(gather())
+
+
+def told(snapshots: Iterable[Snapshot]) -> list[str]:
+    """Everything in them, so that two lists are equal only if they are so bit for bit, NaN included."""
+    return [repr((one.event, one.run_name, one.rank, one._body)) for one in snapshots]
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("replay")
+    record(folder / "one.mcap")
+    record(folder / "two.mcap", ranks=2, inner=True, status="failed")
+    record(folder / "holes.mcap", without=[5, 6, 9])
+    return folder
+
+
+def names(snapshots: Iterable[Snapshot]) -> list[str]:
+    return [f"{one.event.value} {one._body.timestamp[2]}" for one in snapshots]
+
+
+# -- which part -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["one", "two", "holes"])
+@pytest.mark.parametrize("rate", [None, 1e6])
+def test_a_replay_is_the_recording_bit_for_bit(recordings: Path, name: str, rate: float | None) -> None:
+    recording = Recording(recordings / f"{name}.mcap")
+    replay = Replay(Recording(recordings / f"{name}.mcap"), rate)
+    assert told(replayed(replay)) == told(recording)
+    assert (replay.run_name, replay.attempt, replay.path) == ("r", 1, recording.path)
+    assert (replay.ending, replay.gaps, replay.damage) == (recording.ending, recording.gaps, None)
+    assert replay.given == len(list(recording))
+
+
+def test_both_moments_belong_to_the_replay_and_what_was_before_the_training_comes_first(recordings: Path) -> None:
+    replay = Replay(Recording(recordings / "one.mcap"), start="1ep", until="6ba")
+    setup = ["init 0", "fit_start 0"]
+    assert names(replayed(replay)) == [
+        *setup,
+        "epoch_end 4",
+        "eval_end 4",
+        "epoch_start 4",
+        "batch_end 5",
+        "batch_end 6",
+    ]
+    assert replay.ending is None
+
+
+def test_until_an_epoch_is_over_takes_what_happens_at_its_end_and_nothing_of_the_next_one(recordings: Path) -> None:
+    *_, last = names(replayed(Replay(Recording(recordings / "one.mcap"), until="1ep")))
+    assert last == "epoch_start 4"
+    at_one = names(replayed(Replay(Recording(recordings / "one.mcap"), start="1ep", until="1ep")))
+    assert at_one == ["init 0", "fit_start 0", "epoch_end 4", "eval_end 4", "epoch_start 4"]
+
+
+@pytest.mark.parametrize(
+    ("start", "first"),
+    [
+        ("0ba", "init 0"),
+        ("7ba", "batch_end 7"),
+        ("56sp", "batch_end 7"),
+        ("0.5dur", "batch_end 9"),
+        ("2sec", "batch_end 8"),
+        ("1m", None),
+        ("+2s", "batch_end 8"),
+        ("+1.99s", "batch_end 8"),
+        ("+1h", None),
+        ("2023-11-14T22:13:22+00:00", "batch_end 8"),
+        ("2023-11-14 22:13:22Z", "batch_end 8"),
+        ("2033-01-01", None),
+    ],
+)
+def test_a_start_is_written_in_training_time_or_by_the_clock(recordings: Path, start: str, first: str | None) -> None:
+    seen = names(
+        replayed(Replay(Recording(recordings / "one.mcap"), start=start, events=[Event.INIT, Event.BATCH_END]))
+    )
+    if first == "init 0":
+        assert seen[:2] == ["init 0", "batch_end 1"]
+    else:
+        assert seen[:2] == ([] if first is None else ["init 0", first])
+
+
+def test_half_of_the_training_needs_to_be_known(tmp_path: Path) -> None:
+    states = [Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=batch)) for batch in (0, 1)]
+    half = read_moment("0.5dur")
+    assert half.compare(states[0], 0) == -1
+    with pytest.raises(ConfigurationError, match=r"^0\.5dur is a share of max_duration, which this recording does not"):
+        half.compare(states[1], 0)
+    share = [Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=n), max_duration="30ba") for n in (2, 3, 4)]
+    assert [read_moment("0.1dur").compare(state, 0) for state in share] == [-1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "ep", "-1ep", "1.5ba", "+2ep", "+", "+-3s", "2026-13-01", "nandur", "9" * 99]
+)
+def test_what_is_no_moment_is_refused_with_what_is(text: str) -> None:
+    with pytest.raises(InvalidTimeError) as refused:
+        read_moment(text)
+    message = str(refused.value)
+    assert message.startswith(f"{text[:60]!r} is no moment of a run: write a training time (2ep, 100ba, 0.5dur, 90sec")
+    assert "\n" not in message
+
+
+moments = st.one_of(
+    st.integers(0, 14).map(lambda number: f"{number}ba"),
+    st.integers(0, 4).map(lambda number: f"{number}ep"),
+    st.integers(0, 100).map(lambda number: f"{number}sp"),
+    st.integers(0, 4).map(lambda number: f"{number}sec"),
+    st.integers(0, 12).map(lambda number: f"{number / 12}dur"),
+    st.integers(0, 4000).map(lambda number: f"+{number / 1000:.3f}s"),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(start=st.none() | moments, until=st.none() | moments, name=st.sampled_from(["one", "two", "holes"]))
+def test_a_part_is_what_is_in_it_one_by_one(recordings: Path, start: str | None, until: str | None, name: str) -> None:
+    recording = Recording(recordings / f"{name}.mcap")
+    everything = list(recording)
+
+    def reached(one: Snapshot, unit: str) -> Fraction:
+        _, epoch, batch, sample, *_, in_epoch, _, _, wct, _, _, _ = one._body.timestamp
+        # Within an epoch the training is past its beginning, and far from the next quarter of one.
+        epochs = Fraction(epoch) + (Fraction(1, 100) if in_epoch else 0)
+        elapsed = Fraction(one.time_ns - everything[0].time_ns, SECOND)
+        units = {"ba": batch, "ep": epochs, "sp": sample, "sec": Fraction(wct, 10**6), "dur": epochs / 3, "s": elapsed}
+        return Fraction(units[unit])
+
+    def side(one: Snapshot, text: str) -> int:
+        number = text.strip("+abcdefghijklmnopqrstuvwxyz")
+        has, wanted = reached(one, text.strip("+0123456789.")), Fraction(number).limit_denominator(1000)
+        return (has > wanted) - (has < wanted)
+
+    def is_before_the_end(one: Snapshot) -> bool:
+        return until is None or side(one, until) <= 0
+
+    def is_in(one: Snapshot) -> bool:
+        return is_before_the_end(one) and (start is None or side(one, start) >= 0)
+
+    part = [one for one in everything if is_in(one)]
+    expected = [
+        one for one in everything if is_in(one) or (part and one.event in SETUP_EVENTS and is_before_the_end(one))
+    ]
+    assert told(replayed(Replay(recording, start=start, until=until))) == told(expected)
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+@pytest.mark.parametrize(
+    ("start", "until", "count"),
+    [
+        (None, None, 1),
+        ("1ep", None, 1),
+        ("2ep", None, 0),
+        (None, "1ep", 1),
+        (None, "4ba", 1),
+        (None, "3ba", 0),
+        ("+1s", "+1.01s", 1),
+        ("+1.01s", None, 0),
+        (None, "+1s", 0),
+    ],
+)
+def test_the_commands_of_a_part_are_told(
+    recordings: Path, name: str, start: str | None, until: str | None, count: int
+) -> None:
+    recording = Recording(recordings / f"{name}.mcap")
+    replay = Replay(recording, start=start, until=until)
+    assert replay.answered() == ()
+    replayed(replay)
+    assert [str(one.command) for one in replay.answered()] == ["set lr 0.1"] * count
+    assert replay.answered() == tuple(recording.read_commands())[:count]
+    replayed(replay)
+    assert len(replay.answered()) == count
+
+
+def test_a_rank_that_is_behind_comes_to_the_end_of_the_part_too() -> None:
+    window = Window(None, read_moment("2ba"), 0)
+    order = [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (0, 4), (1, 3)]
+    states = [Snapshot.build(Event.BATCH_END, rank=r, timestamp=Timestamp(batch=n), world_size=2) for r, n in order]
+    seen = [(window.takes(state), window.over) for state in states]
+    assert [is_in for is_in, _ in seen] == [True, True, False, True, True, False, False]
+    assert [over for _, over in seen] == [False] * 6 + [True]
+
+
+def test_what_need_not_come_again_is_not_waited_for(recordings: Path) -> None:
+    pace = Pace(1, clock=Clock())
+    *_, third, second, last = Recording(recordings / "one.mcap")
+    replay = Replay(Recording(recordings / "one.mcap"), pace, after={0: (third.seq, third.base_seq)})
+    pace.toggle()
+    pace.step()
+    pace.step()
+    assert told(replayed(replay)) == told([second, last])
+
+
+# -- at which pace ----------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@given(
+    gaps=st.lists(st.integers(0, 10 * SECOND), min_size=1, max_size=20),
+    rate=st.sampled_from([0.25, 1.0, 2.0, 8.0]),
+)
+def test_events_are_due_as_far_apart_as_they_were_divided_by_the_rate(gaps: list[int], rate: float) -> None:
+    clock = Clock()
+    pace = Pace(rate, clock=clock)
+    times = list(itertools.accumulate(gaps, initial=BEGAN))
+    for at in times:
+        left = pace.due_in(at)
+        assert left is not None
+        clock.now += left
+        assert pace.due_in(at) == pytest.approx(0, abs=1e-6)
+        assert clock.now - 100 == pytest.approx((at - BEGAN) / 1e9 / rate, abs=1e-5)
+
+
+def test_unpaced_everything_is_due_at_once() -> None:
+    pace = Pace(clock=Clock())
+    assert [pace.due_in(BEGAN + at * SECOND) for at in range(10)] == [0] * 10
+
+
+def test_what_is_late_is_due_at_once_and_what_comes_then_is_not_put_off() -> None:
+    clock = Clock()
+    pace = Pace(1, clock=clock)
+    assert pace.due_in(BEGAN) == 0
+    clock.now += 60
+    assert [pace.due_in(BEGAN + at * SECOND) for at in (1, 30, 60, 61)] == [0, 0, 0, 1]
+
+
+def test_standing_still_takes_no_time_off_what_is_to_come() -> None:
+    clock = Clock()
+    pace = Pace(10, clock=clock)
+    assert pace.due_in(BEGAN) == 0
+    clock.now += 1
+    pace.toggle()
+    assert pace.due_in(BEGAN + 20 * SECOND) is None
+    assert pace.due_in(BEGAN + 10 * SECOND) == 0
+    clock.now += 3600
+    pace.toggle()
+    assert pace.due_in(BEGAN + 20 * SECOND) == pytest.approx(1)
+    clock.now += 1
+    assert pace.due_in(BEGAN + 20 * SECOND) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("rate", [1, math.inf])
+def test_paused_one_event_passes_with_each_step(rate: float) -> None:
+    pace = Pace(rate, paused=True, clock=Clock())
+    first, second = BEGAN, BEGAN + SECOND
+    assert pace.due_in(first) is None
+    pace.step()
+    assert (pace.due_in(first), pace.due_in(second)) == (0, None)
+    pace.step()
+    pace.step()
+    assert (pace.due_in(second), pace.due_in(second + 1), pace.due_in(second + 2)) == (0, 0, None)
+    pace.toggle()
+    assert pace.due_in(second + 2) == pytest.approx(1e-9 if rate == 1 else 0)
+
+
+def test_a_replay_waits_for_the_times_that_are_recorded(recordings: Path) -> None:
+    asked: list[int] = []
+
+    class Noted(Pace):
+        async def until(self, at: int) -> None:
+            asked.append(at)
+
+    seen = replayed(Replay(Recording(recordings / "one.mcap"), Noted(), start="2ep"))
+    # What comes first is not waited for: it would be an hour, in a replay that begins after one.
+    assert asked == [one.time_ns for one in seen[2:]]
+
+
+def test_a_command_is_told_when_its_time_has_come_and_not_with_the_event_after_it(recordings: Path) -> None:
+    recording = Recording(recordings / "one.mcap")
+    first, _, _ = recording.snapshots([Event.EPOCH_START])
+    (told,) = recording.read_commands()
+    assert told.time_ns is not None
+
+    async def watch() -> list[int]:
+        clock = Clock()
+        pace = Pace(1, clock=clock)
+        replay = Replay(recording, pace, events=[Event.EPOCH_START])
+        snapshots = aiter(replay)
+        await anext(snapshots)
+        later = asyncio.create_task(anext(snapshots))  # type: ignore[arg-type]
+        while not pace._waiting:
+            await asyncio.sleep(0)
+        counts = [len(replay.answered())]
+        clock.now += (told.time_ns - first.time_ns) / 1e9 - 1e-7
+        counts.append(len(replay.answered()))
+        clock.now += 2e-7
+        counts.append(len(replay.answered()))
+        assert not later.done()
+        pace.toggle()
+        clock.now -= 1
+        counts.append(len(replay.answered()))
+        later.cancel()
+        return counts
+
+    assert asyncio.run(watch()) == [0, 0, 1, 1]
+
+
+@given(rate=st.floats(0.01, 1000), elapsed=st.floats(0, 1e3), offset=st.integers(-2, 2))
+def test_what_has_come_stays_so_when_it_stands_still(rate: float, elapsed: float, offset: int) -> None:
+    clock = Clock()
+    pace = Pace(rate, clock=clock)
+    assert not pace.is_past(BEGAN)
+    assert pace.due_in(BEGAN) == 0
+    clock.now += elapsed
+    moment = BEGAN + round(elapsed * rate * 1e9) + offset
+    has_come = pace.is_past(moment)
+    pace.toggle()
+    assert pace.is_past(moment) or not has_come
+
+
+@pytest.mark.parametrize("rate", [0, -1, math.nan])
+def test_a_rate_that_is_none_is_refused(recordings: Path, rate: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"is no rate: 1 replays as fast as it was, 10 ten times as fast"):
+        Replay(Recording(recordings / "one.mcap"), rate)
+
+
+# -- standing still ---------------------------------------------------------------------------------------------------
+
+
+class Beside(threading.Thread):
+    """Takes a replay in a thread and an event loop of its own."""
+
+    def __init__(self, replay: Replay) -> None:
+        super().__init__(daemon=True)
+        self.replay, self.seen = replay, list[Snapshot]()
+        self.start()
+
+    def run(self) -> None:
+        async def take() -> None:
+            async for snapshot in self.replay:
+                self.seen.append(snapshot)
+
+        asyncio.run(take())
+
+
+class Counted(Pace):
+    """Counts how often it is asked."""
+
+    asks = 0
+
+    def due_in(self, at: int) -> float | None:
+        self.asks += 1
+        return super().due_in(at)
+
+
+def has_seen(count: int, *readers: Beside) -> Callable[[], bool]:
+    return lambda: all(len(reader.seen) == count for reader in readers)
+
+
+def test_replays_that_share_a_pace_stand_still_and_go_on_together_and_nobody_asks_meanwhile(recordings: Path) -> None:
+    pace = Counted(paused=True)
+    readers = [Beside(Replay(Recording(recordings / "one.mcap"), pace)) for _ in range(2)]
+    # Each asks once, and once more when it is about to wait.
+    wait_for(lambda: pace.asks == 4, "both to wait")
+    for count in (1, 2, 3):
+        pace.step()
+        wait_for(has_seen(count, *readers), f"event {count}")
+    wait_for(lambda: len(pace._waiting) == 2, "both to wait again")
+    asks = pace.asks
+    assert asks < 40
+    pace.toggle()
+    for reader in readers:
+        reader.join(10)
+    assert told(readers[0].seen) == told(readers[1].seen) == told(Recording(recordings / "one.mcap"))
+
+
+def test_of_several_who_wait_a_step_is_for_the_one_whose_event_comes_first() -> None:
+    async def steps() -> list[int]:
+        pace, passed = Pace(paused=True), list[int]()
+
+        async def wait(at: int) -> None:
+            await pace.until(at)
+            passed.append(at)
+
+        # The one that comes last asks first.
+        waiting = [asyncio.create_task(wait(at)) for at in (30, 20, 10)]
+        while len(pace._waiting) < 3:
+            await asyncio.sleep(0)
+        pace.step()
+        while not passed:
+            await asyncio.sleep(0)
+        first = list(passed)
+        pace.step()
+        pace.step()
+        await asyncio.wait_for(asyncio.gather(*waiting), 30)
+        return [*first, *passed[1:]]
+
+    assert asyncio.run(steps()) == [10, 20, 30]
+
+
+def test_it_can_stand_still_in_the_middle_and_be_left_there(recordings: Path) -> None:
+    async def leave() -> int:
+        pace, seen = Pace(paused=True), 0
+        pace.step()
+
+        async def take() -> None:
+            nonlocal seen
+            async for _ in Replay(Recording(recordings / "one.mcap"), pace):
+                seen += 1
+
+        task = asyncio.create_task(take())
+        while not seen:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not pace._waiting
+        return seen
+
+    assert asyncio.run(leave()) == 1
+
+
+def test_a_snapshot_of_a_newer_kind_of_run_is_compared_by_what_it_tells() -> None:
+    body = EventBody(1, 1, 1, 1, BEGAN + SECOND, [0] * 14, None, {}, {})
+    state = Snapshot(Event.BATCH_END, "r", 0, body)
+    assert [read_moment(f"+{seconds}s").compare(state, BEGAN) for seconds in ("0.5", "1.0", "2")] == [1, 0, -1]

@@ -1,0 +1,269 @@
+"""``bus replay``: recordings served as if they were live, by real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from brokers import free_address, start_broker
+from helpers import wait_for
+from replay_streams import SECOND, ended, record, records_of, serving
+
+from bus import Publisher, find_run
+from bus.cli.describe import describe_run, lines
+from bus.cli.replay import replay
+from bus.recording.recording import Recording
+from bus.subscriber.commands import send_command
+from bus.subscriber.subscriber import Subscriber
+from bus.terminal import run_command
+from bus.tools.cut import cut
+from bus.types.event import Event
+from consumers.runner.streams import find_or_wait, live_or_wait
+
+SLOW = 0.001
+"""A rate at which nothing more comes during a test."""
+
+
+def bus_replay(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "bus", "replay", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+class Consumer:
+    """The command ``consumer``, logging to a file."""
+
+    def __init__(self, path: Path, *arguments: object) -> None:
+        self._path = path
+        command = [sys.executable, "-m", "consumers", "--callbacks", "metrics,speed,lr", "--log", "jsonl"]
+        self._process = subprocess.Popen(
+            [*command, "-o", f"jsonl.path={path}", *map(str, arguments)], stderr=subprocess.PIPE, text=True
+        )
+
+    def ended(self) -> tuple[int, str, str]:
+        """Its exit code, what it logged, and its last words."""
+        _, err = self._process.communicate(timeout=100)
+        return self._process.returncode, self._path.read_text(), err.splitlines()[-1]
+
+
+def is_recorded(run: str, event: str, ranks: int = 1) -> bool:
+    """Whether all of the ranks have come to such an event."""
+    try:
+        return len({one.rank for one in records_of(find_run(run).recording) if one.name == event}) >= ranks
+    except Exception:  # noqa: BLE001  not there yet
+        return False
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"ranks": 3, "inner": True, "status": "failed"},
+        {"without": [5, 6, 13]},
+        {"padding": 40_000},
+        {"epochs": 60, "batches": 100},
+    ],
+    ids=["plain", "ranks", "holes", "large", "long"],
+)
+def test_what_is_served_is_what_was_recorded(runs_dir: Path, tmp_path: Path, options: dict[str, object]) -> None:
+    path = record(tmp_path / "r.mcap", **options)  # type: ignore[arg-type]
+    done = bus_replay(path, "--rate", "max", "--name", "served")
+    assert (done.returncode, done.stderr) == (0, "")
+    run = find_run("served")
+    assert records_of(run.recording) == records_of(path)
+    assert run.status == options.get("status", "finished")
+    assert f"replaying {path} (run r, attempt 1) as run served; attach with: consumer --run served" in done.stdout
+    count = sum(not one.name.startswith("$") for one in records_of(path))
+    assert f"run served {run.status}" in done.stdout.splitlines()[-1]
+    assert done.stdout.splitlines()[-1].endswith(f": {count} events served")
+
+
+def test_consumers_before_during_and_after_log_what_one_of_the_file_logs(runs_dir: Path, tmp_path: Path) -> None:
+    path = record(tmp_path / "r.mcap", batches=8)
+    early = Consumer(tmp_path / "early", "--run", "served", "--wait")
+    # Slow enough that two thirds of it are to come, whatever holds this process up.
+    with serving(path, "--name", "served", "--rate", "1") as server:
+        wait_for(lambda: is_recorded("served", "epoch_end"), "a third of it")
+        during = Consumer(tmp_path / "during", "--run", "served")
+        with Subscriber("served", events=[Event.BATCH_END]) as subscriber:
+            assert subscriber.live
+        assert ended(server)[0] == 0
+    late = Consumer(tmp_path / "late", "--run", "served")
+    code, rows, last = Consumer(tmp_path / "file", "--replay", path).ended()
+    assert (code, last) == (0, "run r finished: 36 events handled")
+    assert len(rows.splitlines()) > 24
+    for consumer in (early, during, late):
+        assert consumer.ended() == (0, rows, "run served finished: 36 events handled")
+
+
+def test_of_what_a_served_run_is_a_replay_is_told(runs_dir: Path, tmp_path: Path) -> None:
+    path = record(tmp_path / "r.mcap")
+    said: list[str] = []
+    with serving(path, "--name", "served", "--rate", SLOW):
+        live_or_wait(runs_dir, said.append)
+        found = find_or_wait("served", runs_dir, wait=False, say=said.append)
+        assert ("replay of", f"run r, attempt 1 ({path})") in list(lines(describe_run(found)))
+    assert said == [f"run served is a replay of run r, attempt 1 ({path})"] * 2
+
+
+def test_a_recording_takes_no_command_and_says_why(runs_dir: Path, tmp_path: Path) -> None:
+    path = record(tmp_path / "r.mcap", ranks=2)
+    with serving(path, "--name", "served", "--rate", SLOW) as server:
+        wait_for(lambda: is_recorded("served", "epoch_start"), "the first events")
+        outcome = send_command(find_run("served"), "stop", wait=10)
+        assert (
+            outcome.error == "this is a recording that is replayed: its training is over, and nothing can be sent to it"
+        )
+        assert server.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_as_stopped(runs_dir: Path, tmp_path: Path, number: signal.Signals) -> None:
+    path = record(tmp_path / "r.mcap", ranks=2)
+    with serving(path, "--name", "served", "--rate", SLOW) as server:
+        attached = Consumer(tmp_path / "rows", "--run", "served")
+        wait_for(lambda: is_recorded("served", "epoch_start", ranks=2), "the first events")
+        server.send_signal(number)
+        code, out, err = ended(server)
+    assert (code, out, err) == (0, "run served stopped: 6 events served\n", "")
+    assert find_run("served").status == "stopped"
+    assert attached.ended()[::2] == (0, "run served stopped: 3 events handled")
+
+
+def test_a_recording_that_does_not_say_how_it_ended_is_a_run_that_was_lost(runs_dir: Path, tmp_path: Path) -> None:
+    path = record(tmp_path / "r.mcap", ranks=2, status=None)
+    done = bus_replay(path, "--rate", "max", "--name", "served")
+    last = "run served lost: the recording ends without saying how the run ended: 48 events served"
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, last)
+    assert (find_run("served").status, find_run("served").last.error) == ("lost", last.split(": ")[1])
+    assert records_of(find_run("served").recording)[:-2] == records_of(path)
+
+
+def test_a_part_is_a_whole_run_of_its_own(runs_dir: Path, tmp_path: Path) -> None:
+    path = record(tmp_path / "r.mcap", ranks=2, inner=True)
+    done = bus_replay(path, "--rate", "max", "--name", "served", "--start", "2ep", "--until", "10ba")
+    assert done.returncode == 0, done.stderr
+    served = Recording(find_run("served").recording)
+    seen = [(one.event.value, one.timestamp.batch, one.rank, one.time_ns) for one in served]
+    assert [one[:2] for one in seen[::2]] == [
+        *(("init", 0), ("fit_start", 0), ("epoch_end", 8), ("eval_end", 8), ("epoch_start", 8)),
+        *(("batch_start", 8), ("batch_end", 9), ("batch_start", 9), ("batch_end", 10), ("batch_start", 10)),
+    ]
+    assert {one.time_ns for one in served} <= {one.time_ns for one in Recording(path)}
+    assert (served.gaps, served.ending and served.ending.status) == ((), "stopped")
+    base = Recording(served.path)
+    assert len(list(base.snapshots([Event.INIT, Event.BATCH_END]))) == 6
+    assert base.gaps == ()
+    part = Consumer(tmp_path / "part", "--replay", path, "--start", "2ep", "--until", "10ba")
+    whole = Consumer(tmp_path / "whole", "--run", "served")
+    assert part.ended()[:2] == whole.ended()[:2]
+
+
+def test_what_was_cut_out_of_a_recording_is_not_lost_in_what_is_served(runs_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.mcap"
+    cut(record(tmp_path / "r.mcap", ranks=2, inner=True), path, start="1ep", until="2ep")
+    for name, part in (("whole", []), ("part", ["--start", "6ba", "--until", "3ep"])):
+        assert bus_replay(path, "--rate", "max", "--name", name, *part).returncode == 0
+        for events in (None, [Event.INIT, Event.BATCH_END]):
+            served = Recording(find_run(name).recording)
+            assert [one.time_ns for one in served.snapshots(events) if one.timestamp.batch >= 6] == [
+                one.time_ns for one in Recording(path).snapshots(events) if one.timestamp.batch >= 6
+            ]
+            assert served.gaps == ()
+
+
+def test_a_part_ends_with_its_last_event_and_not_when_the_next_one_is_due(runs_dir: Path, tmp_path: Path) -> None:
+    done = bus_replay(record(tmp_path / "r.mcap", step=3600 * SECOND), "--until", "0ba", "--name", "served")
+    assert done.stdout.splitlines()[-1] == "run served stopped: 3 events served"
+
+
+def test_in_a_loop_each_pass_is_an_attempt(runs_dir: Path, tmp_path: Path) -> None:
+    path = record(tmp_path / "r.mcap")
+    with serving(path, "--name", "served", "--rate", "max", "--loop") as server:
+        wait_for(lambda: find_run("served").last.number > 1, "a second attempt", timeout=20)
+        server.send_signal(signal.SIGINT)
+        code, out, _ = ended(server)
+    assert code == 0
+    assert "again from the start, as the next attempt of served" in out
+    first = find_run("served").attempts[0]
+    assert (first.status, records_of(first.recording)) == ("finished", records_of(path))
+
+
+def test_it_is_served_through_a_broker_that_stands(runs_dir: Path, tmp_path: Path) -> None:
+    path = record(tmp_path / "r.mcap", ranks=2)
+    address = free_address()
+    broker = start_broker(address)
+    try:
+        done = bus_replay(path, "--rate", "max", "--broker", address, "--name", "served")
+        assert done.returncode == 0, done.stderr
+        assert f"consumer --run served --broker {address}" in done.stdout
+        assert records_of(runs_dir / "served" / "recording-1.mcap") == records_of(path)
+    finally:
+        broker.send_signal(signal.SIGINT)
+        broker.communicate(timeout=100)
+
+
+def test_a_broker_that_is_killed_is_started_again_and_nothing_is_lost(runs_dir: Path, tmp_path: Path) -> None:
+    path = record(tmp_path / "r.mcap", ranks=2, batches=8, without=[7])
+    with serving(path, "--name", "served", "--rate", "1") as server:
+        wait_for(lambda: is_recorded("served", "epoch_end", ranks=2), "a third of it")
+        os.kill(_broker_of("served"), signal.SIGKILL)
+        code, out, err = ended(server)
+    assert code == 0, err
+    assert out.startswith("run served finished: ")
+    # Each rank sends again what the broker that died had not kept: how their records alternate can change.
+    served, original = records_of(find_run("served").recording), records_of(path)
+    for rank in range(2):
+        assert [one for one in served if one.rank == rank] == [one for one in original if one.rank == rank]
+    assert len(served) == len(original)
+
+
+def _broker_of(run: str) -> int:
+    pid = json.loads((find_run(run).path / "broker.json").read_text())["pid"]
+    assert isinstance(pid, int)
+    return pid
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nowhere.mcap"], 1, "no run 'nowhere.mcap' in "),
+        (["r.mcap", "--rate", "0"], 2, "'0' is no rate: 1 replays as fast as it was, 10 ten times as fast, 'max' at"),
+        (["r.mcap", "--rate", "fast"], 2, "'fast' is no rate: "),
+        (["r.mcap", "--start", "9"], 2, "'9' is no moment of a run: write a training time (2ep, 100ba, "),
+        (["r.mcap", "--key", "k"], 2, "--key and --broker-key are for a broker elsewhere: name it with --broker"),
+        (["r.mcap", "--name", "a/b"], 1, "'a/b' cannot be a run name: "),
+        (
+            ["r.mcap", "--name", "trained"],
+            1,
+            "'trained' is a run that was trained, and a replay would become its newest",
+        ),
+        (["text.txt"], 1, "text.txt is not a recording: "),
+        (["empty.mcap"], 1, "empty.mcap holds no event: "),
+        (["r.mcap", "--rate", "max", "--start", "9ep"], 1, "is empty: no event is from 9ep on; 'bus info' tells"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    runs_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: Sequence[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bus replay", *arguments])
+    Publisher("trained").close()
+    record(tmp_path / "r.mcap")
+    record(tmp_path / "empty.mcap", without=range(100))
+    (tmp_path / "text.txt").write_text("no recording\n" * 9)
+    with pytest.raises(SystemExit) as ended:
+        run_command(replay)
+    told = capsys.readouterr().err
+    assert ended.value.code == code
+    assert len(told.splitlines()) == 1
+    assert message in told

@@ -1,0 +1,165 @@
+"""Run directories in which somebody has put what does not belong there, and those of somebody else."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faults import StandingBroker
+
+from bus import BrokerError, Event, Publisher, Recording, RecordingError, RunDirectoryError, find_run
+from bus.net.requests import ask_broker, list_remote_runs
+from bus.runs.directory import RunDirectory, list_runs
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+def make_link_to_a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+NO_FILES = pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, make_socket, make_link_to_a_device])
+
+
+def record(name: str = "good") -> Path:
+    with Publisher(name) as publisher:
+        publisher.publish(Event.BATCH_END)
+    return publisher.run_dir
+
+
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *map(str, arguments)], capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+@NO_FILES
+def test_a_run_file_that_is_no_file_hides_no_other_run_and_stops_no_broker(
+    runs_dir: Path, make: Callable[[Path], None]
+) -> None:
+    record()
+    (runs_dir / "bad").mkdir()
+    make(runs_dir / "bad" / "run.json")
+    listed = command("bus", "runs")
+    assert listed.returncode == 0
+    assert "good" in listed.stdout
+    assert f"{runs_dir / 'bad' / 'run.json'} cannot be read: it is" in listed.stderr
+    with StandingBroker(runs_dir) as broker:
+        assert [run["run"] for run in list_remote_runs(broker.address)] == ["good"]
+        with Publisher("next", broker=broker.address) as publisher:
+            publisher.publish(Event.BATCH_END)
+        broker.end(signal.SIGTERM)
+        assert broker.process.returncode == 0
+    assert find_run("next").status == "finished"
+
+
+@NO_FILES
+@pytest.mark.parametrize("name", ["broker.lock", "broker.json", "run.json", "broker.log", ".run.json.new"])
+def test_nothing_in_a_run_directory_is_waited_for(runs_dir: Path, make: Callable[[Path], None], name: str) -> None:
+    (runs_dir / "r").mkdir()
+    make(runs_dir / "r" / name)
+    try:
+        record("r")
+    except RunDirectoryError as error:
+        assert str(runs_dir / "r") in str(error)  # noqa: PT017  where it is no error, the run is there
+        assert name in ("broker.lock", "broker.json", "run.json", ".run.json.new")
+    else:
+        assert find_run("r").status == "finished"
+
+
+@NO_FILES
+def test_a_recording_that_is_no_file_is_named(runs_dir: Path, make: Callable[[Path], None]) -> None:
+    recording = record() / "recording-1.mcap"
+    recording.unlink()
+    make(recording)
+    done = command("consumers", "--replay", recording, "--callbacks", "metrics")
+    assert done.returncode != 0
+    assert f"error: {recording} is " in done.stderr
+    with pytest.raises(RecordingError, match="is not a recording"):
+        Recording(runs_dir / "good")
+    with StandingBroker(runs_dir) as broker, pytest.raises(BrokerError, match=r"it is (not a regular file|a symbolic)"):
+        ask_broker(broker.address, "fetch", {"run": "good", "attempt": 1, "offset": 0})
+
+
+def test_a_broker_gives_nobody_what_a_link_leads_to(runs_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "recording-1.mcap").write_text("secret")
+    record()
+    (runs_dir / "good" / "recording-2.mcap").symlink_to(tmp_path / "secret")
+    (runs_dir / "link").symlink_to(tmp_path / "elsewhere")
+    with StandingBroker(runs_dir) as broker:
+        for run, attempt in (("good", 2), ("link", 1)):
+            with pytest.raises(BrokerError, match="it is a symbolic link, which is not followed"):
+                ask_broker(broker.address, "fetch", {"run": run, "attempt": attempt, "offset": 0})
+
+
+def test_a_run_that_is_listed_says_nothing_of_files_elsewhere(runs_dir: Path) -> None:
+    run_file = record() / "run.json"
+    run_file.write_text(run_file.read_text().replace("recording-1.mcap", "../other/recording-1.mcap"))
+    assert list_runs() == []
+
+
+def test_what_is_written_follows_no_links(runs_dir: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (runs_dir / "r").mkdir()
+    for name in (".run.json.new", ".broker.json.new", "broker.json", "broker.log", "recording-1.mcap", "broker.sock"):
+        (runs_dir / "r" / name).symlink_to(precious)
+    run_dir = record("r")
+    assert precious.read_text() == "precious"
+    assert len(list(Recording(run_dir))) == 1
+    assert find_run("r").recording.name == "recording-2.mcap"
+
+
+def test_a_run_directory_that_is_a_link_is_refused(runs_dir: Path, tmp_path: Path) -> None:
+    (runs_dir / "r").symlink_to(tmp_path)
+    with pytest.raises(RunDirectoryError, match="it is a symbolic link, which is not followed: name the directory"):
+        Publisher("r")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_runs_directory_may_be_a_link(tmp_path: Path, runs_dir: Path) -> None:
+    (runs_dir / "link").symlink_to(tmp_path)
+    with Publisher("r", runs_dir=runs_dir / "link") as publisher:
+        publisher.publish(Event.BATCH_END)
+    assert find_run("r", runs_dir / "link").status == "finished"
+
+
+def owned_by_another(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    """As if the directory belonged to the next user."""
+    real, inode = os.fstat, directory.stat().st_ino
+
+    def fstat(descriptor: int) -> os.stat_result:
+        found = real(descriptor)
+        return os.stat_result((*found[:4], found.st_uid + (found.st_ino == inode), *found[5:]))
+
+    monkeypatch.setattr(os, "fstat", fstat)
+
+
+def test_a_directory_of_another_user_is_refused_and_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "r"
+    directory.mkdir(mode=0o777)
+    directory.chmod(0o777)
+    owned_by_another(monkeypatch, directory)
+    with pytest.raises(RunDirectoryError, match=f"it belongs to user {os.geteuid() + 1}, and this process is of user"):
+        RunDirectory(tmp_path, "r")
+    assert list(directory.iterdir()) == []
+    assert directory.stat().st_mode & 0o777 == 0o777
+
+
+def test_a_file_system_that_gives_all_files_one_owner_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    RunDirectory(tmp_path, "r").release()
+    assert [path.name for path in (tmp_path / "r").iterdir()] == ["broker.lock"]

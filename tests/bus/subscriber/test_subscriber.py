@@ -1,0 +1,310 @@
+"""Receiving: everything once and in order, whenever one comes and whatever happens on the way."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from helpers import wait_for
+
+from bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
+from bus.protocol.numbering import Numbers
+from bus.protocol.order import Missing
+from bus.subscriber.subscription import StreamLink
+
+
+def publish(publisher, first, last, event=Event.BATCH_END):
+    for batch in range(first, last + 1):
+        publisher.publish(event, batch=batch, loss=1 / batch)
+    publisher.poll()  # the last ones may be waiting for company
+
+
+def batches(snapshots):
+    return [int(snapshot.timestamp.batch) for snapshot in snapshots]
+
+
+class Collector(threading.Thread):
+    """A subscriber on a thread that keeps what comes."""
+
+    def __init__(self, **arguments):
+        super().__init__(daemon=True)
+        self.subscriber = Subscriber("r", **arguments)
+        self.got = []
+        self.start()
+
+    def run(self):
+        with self.subscriber:
+            self.got.extend(self.subscriber)
+
+
+def test_before_in_the_middle_and_after_give_the_same(runs_dir):
+    with Publisher("r") as publisher:
+        before = Collector()
+        publish(publisher, 1, 500)
+        wait_for(lambda: len(before.got) == 500, "the first half to arrive")
+        middle = Collector()
+        publish(publisher, 501, 1000)
+    before.join(30)
+    middle.join(30)
+    with Subscriber("r") as late:
+        after = list(late)
+    assert not late.live
+    assert batches(after) == list(range(1, 1001))
+    assert before.got == middle.got == after == list(Recording(publisher.recording))
+    assert {before.subscriber.ending, middle.subscriber.ending, late.ending} == {late.ending}
+    assert str(late.ending) == "finished"
+
+
+def test_async_iteration_gives_the_same_and_leaves_the_loop_free(runs_dir):
+    seen = []
+
+    async def follow(subscriber):
+        async for snapshot in subscriber:
+            seen.append(snapshot)
+        return seen
+
+    async def session():
+        with Subscriber("r") as subscriber:
+            following = asyncio.create_task(follow(subscriber))
+            publish(publisher, 1, 100)
+            ticks = 0
+            async with asyncio.timeout(30):
+                while not seen or ticks < 5:
+                    await asyncio.sleep(0.005)
+                    ticks += 1
+            publish(publisher, 101, 200)
+            await asyncio.to_thread(publisher.close)
+            return await asyncio.wait_for(following, 30)
+
+    publisher = Publisher("r")
+    assert batches(asyncio.run(session())) == list(range(1, 201))
+
+
+def test_only_what_was_asked_for_comes(runs_dir):
+    with Publisher("r") as publisher:
+        collector = Collector(events=[Event.EPOCH_END])
+        for epoch in range(3):
+            publish(publisher, 1, 50)
+            publisher.publish(Event.EPOCH_END, epoch=epoch)
+    collector.join(30)
+    assert [(snapshot.event, int(snapshot.timestamp.epoch)) for snapshot in collector.got] == [
+        (Event.EPOCH_END, epoch) for epoch in range(3)
+    ]
+
+
+def test_inner_events_are_published_while_somebody_lives_who_wants_them(runs_dir):
+    script = """
+from bus import Event, Subscriber
+for snapshot in Subscriber("r", events=[Event.BATCH_START, Event.BATCH_END], name="watcher"):
+    print(snapshot.event.value, snapshot.timestamp.batch, flush=True)
+"""
+    with Publisher("r") as publisher:
+        publisher.publish(Event.BATCH_START)
+        watcher = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+        wait_for(lambda: publisher.poll() or Event.BATCH_START in publisher.wanted, "the demand to arrive")
+        assert publisher.wanted - BASE_EVENTS == {Event.BATCH_START}
+        publish(publisher, 1, 3, Event.BATCH_START)
+        assert [watcher.stdout.readline() for _ in range(3)] == [f"batch_start {batch}ba\n" for batch in (1, 2, 3)]
+        watcher.kill()
+        watcher.communicate()
+        wait_for(lambda: publisher.poll() or Event.BATCH_START not in publisher.wanted, "the lease to run out")
+        assert publisher.wanted == BASE_EVENTS
+    assert batches(Recording(publisher.recording)) == [1, 2, 3]
+
+
+def test_frames_lost_on_the_way_are_read_from_the_recording(runs_dir, monkeypatch):
+    receive = StreamLink.receive
+    count = 0
+
+    def lossy(self):
+        nonlocal count
+        frame = receive(self)
+        count += frame is not None
+        return receive(self) if frame is not None and count % 3 == 0 else frame
+
+    monkeypatch.setattr(StreamLink, "receive", lossy)
+    with Publisher("r") as publisher:
+        collector = Collector()
+        for batch in range(1, 301):
+            publish(publisher, batch, batch)
+            time.sleep(0.001)
+    collector.join(20)
+    assert batches(collector.got) == list(range(1, 301))
+    assert collector.subscriber.gaps == ()
+
+
+def test_a_subscriber_that_stood_still_catches_up(runs_dir):
+    script = """
+import sys
+from bus import Subscriber
+with Subscriber("r") as subscriber:
+    print("ready", flush=True)
+    seqs = [snapshot.seq for snapshot in subscriber]
+assert seqs == list(range(1, len(seqs) + 1))
+print(len(seqs), subscriber.ending)
+"""
+    with Publisher("r") as publisher:
+        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "ready\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        # More than all the queues on the way hold.
+        publish(publisher, 1, 100_000)
+        wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 100_000, "the record", timeout=60)
+        os.kill(process.pid, signal.SIGCONT)
+        publish(publisher, 100_001, 100_100)
+    out, _ = process.communicate(timeout=100)
+    assert out == "100100 finished\n"
+
+
+def test_a_broker_that_is_killed_is_waited_for_while_the_trainer_lives(runs_dir):
+    publisher = Publisher("r")
+    publish(publisher, 1, 100)
+    wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 100, "the record")
+    early = Collector()
+    wait_for(lambda: len(early.got) == 100, "the history")
+    os.kill(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
+    wait_for(lambda: find_run("r").away, "the run to be without a broker")
+    assert find_run("r").status == "live"
+    late = Collector()
+    publish(publisher, 101, 200)
+    publisher.close()
+    for collector in (early, late):
+        collector.join(30)
+        assert batches(collector.got) == list(range(1, 201))
+        assert collector.subscriber.ending.status == "finished"
+        assert collector.subscriber.gaps == ()
+
+
+def test_a_broker_and_a_trainer_that_are_killed_end_the_run_as_lost_within_seconds(runs_dir):
+    process = subprocess.Popen([sys.executable, "-c", LONG_RUN], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "sent\n"
+    collector = Collector()
+    wait_for(lambda: len(collector.got) == 1000, "the events")
+    begin = time.monotonic()
+    os.kill(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
+    process.kill()
+    collector.join(30)
+    assert time.monotonic() - begin < 3
+    process.communicate()
+    assert str(collector.subscriber.ending) == "lost: the broker ended before the run did"
+    assert batches(collector.got) == list(range(1, 1001))
+    assert find_run("r").status == "lost"
+
+
+LONG_RUN = """
+import time
+from bus import Event, Publisher
+publisher = Publisher("r")
+for batch in range(1, 1001):
+    publisher.publish(Event.BATCH_END, batch=batch)
+while publisher.statistics().acknowledged < 1000:
+    time.sleep(0.01)
+    publisher.poll()
+print("sent", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_trainer_ends_the_run_as_lost_within_seconds(runs_dir):
+    process = subprocess.Popen([sys.executable, "-c", LONG_RUN], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "sent\n"
+    collector = Collector()
+    wait_for(lambda: len(collector.got) == 1000, "the events")
+    process.kill()
+    begin = time.monotonic()
+    collector.join(30)
+    assert time.monotonic() - begin < 3
+    process.communicate()
+    assert str(collector.subscriber.ending) == "lost: the trainer's process died"
+    wait_for(lambda: not find_run("r").live, "the broker to end")
+    assert find_run("r").status == "lost"
+
+
+def test_what_the_broker_wrote_last_is_read_also_when_it_ends_between_two_looks(runs_dir):
+    publisher = Publisher("r")
+    subscriber = Subscriber("r")
+    publisher.publish(Event.EPOCH_START)
+    following = iter(subscriber)
+    assert next(following).seq == 1
+    subscriber._fall_back(Missing(0, Numbers(2, 2)))
+    still_live = subscriber._is_live
+
+    def end_just_now():
+        publisher.publish(Event.EPOCH_END)
+        publisher.close()
+        subscriber._source._look_at = 0
+        return still_live()
+
+    subscriber._is_live = end_just_now
+    assert [snapshot.seq for snapshot in following] == [2]
+    assert subscriber.ending.status == "finished"
+    subscriber.close()
+
+
+def test_a_follower_of_a_run_whose_disk_is_full_goes_on_live_with_a_named_gap(runs_dir, monkeypatch):
+    monkeypatch.setattr("bus.subscriber.subscriber.GIVE_UP_SECONDS", 0.3)
+    publisher = Publisher("r")
+    publisher.publish(Event.EPOCH_START)
+    wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 1, "the record")
+    recording = runs_dir / "r" / "recording-1.mcap"
+    saved = recording.read_bytes()
+    recording.unlink()
+    publisher.publish(Event.EPOCH_END)
+    wait_for(lambda: publisher.poll() or publisher._uplink.trouble, "the broker to notice")
+    recording.write_bytes(saved)
+    late = Collector()
+    wait_for(lambda: len(late.got) == 1, "the history")
+
+    def one_more():
+        publisher.publish(Event.EPOCH_START)
+        return len(late.got) > 2
+
+    wait_for(one_more, "live events after the gap")
+    publisher.close()
+    late.join(30)
+    (gap,) = late.subscriber.gaps
+    assert gap.first == 2
+    assert [snapshot.seq for snapshot in late.got] == [1, *range(gap.last + 1, late.got[-1].seq + 1)]
+
+
+def test_an_unknown_run_is_refused_with_those_that_exist(runs_dir):
+    with pytest.raises(RunNotFoundError, match=r"no run 'x'.*none yet"):
+        Subscriber("x")
+    Publisher("known").close()
+    with pytest.raises(RunNotFoundError, match=r"no run 'x'.*there are known"):
+        Subscriber("x")
+
+
+def test_a_closed_subscriber_gives_nothing(runs_dir):
+    Publisher("r").close()
+    subscriber = Subscriber("r")
+    subscriber.close()
+    subscriber.close()
+    with pytest.raises(ClosedError):
+        list(subscriber)
+
+
+CYCLE = """
+import gc, sys
+from bus import Event, Publisher, Subscriber
+gc.disable()
+with Publisher("cycle") as publisher:
+    publisher.publish(Event.BATCH_END, batch=1)
+    subscriber = Subscriber("cycle", events=[Event.BATCH_START])
+    assert subscriber.live
+    cycle = [subscriber]
+    cycle.append(cycle)
+    del subscriber, cycle
+    gc.collect()
+print("over")
+"""
+
+
+def test_a_subscriber_in_a_cycle_can_be_collected(runs_dir):
+    done = subprocess.run([sys.executable, "-c", CYCLE], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "over\n"

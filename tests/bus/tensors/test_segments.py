@@ -1,0 +1,468 @@
+import contextlib
+import gc
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import wait_for
+from segment_jobs import filled, forker, reader, running, shared_memory_of, writer
+
+from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
+from bus.tensors import segments, shared_memory
+from bus.tensors.segments import SegmentElsewhereError, SegmentPool, SegmentReference, open_segment
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def pool() -> Iterator[SegmentPool]:
+    """Two segments, and consumers that are quick."""
+    pool = SegmentPool(2, is_handled=lambda seq, field: True)
+    yield pool
+    pool.close()
+
+
+def opened(told: dict[str, Any] | None) -> memoryview:
+    return open_segment(SegmentReference.from_wire(told))
+
+
+def changed(told: dict[str, Any] | None, **changes: Any) -> SegmentReference:
+    assert told is not None
+    return SegmentReference.from_wire({**told, **changes})
+
+
+def test_an_image_is_what_was_written(pool: SegmentPool) -> None:
+    segment = pool.reserve(3 * MIB + 5, "weights")
+    assert segment is not None
+    assert len(segment.buffer) == 3 * MIB + 5
+    image = os.urandom(3 * MIB + 5)
+    segment.buffer[:] = image
+    view = opened(segment.publish(1))
+    assert view == image
+    assert view.readonly
+
+
+def test_a_segment_ends_once(pool: SegmentPool) -> None:
+    segment = pool.reserve(8, "weights")
+    assert segment is not None
+    segment.publish(1)
+    segment.release()
+    with pytest.raises(ClosedError, match="reserve another"):
+        segment.publish(2)
+
+
+def test_a_segment_is_used_again_when_it_is_released_or_handled(pool: SegmentPool) -> None:
+    for seq in range(1, 20):
+        released = pool.reserve(MIB, "weights")
+        assert released is not None
+        released.release()
+        assert filled(pool, MIB, seq) is not None
+    assert pool.size == MIB
+
+
+def test_what_is_not_handled_stays_for_its_time() -> None:
+    handled: set[tuple[int, str]] = set()
+    pool = SegmentPool(2, is_handled=lambda seq, field: (seq, field) in handled)
+    first = filled(pool, MIB, 1)
+    assert filled(pool, MIB, 2) is not None
+    assert pool.reserve(MIB, "weights") is None
+    assert pool.unhandled == 2
+    assert set(bytes(opened(first))) == {1}
+    handled.add((1, "weights"))
+    assert pool.unhandled == 1
+    assert filled(pool, MIB, 3) is not None
+    assert pool.reserve(MIB, "weights") is None
+    pool.close()
+    hasty = SegmentPool(1, hold_seconds=0.0, is_handled=lambda seq, field: False)
+    assert filled(hasty, MIB, 1) is not None
+    wait_for(lambda: filled(hasty, MIB, 2), "the end of the time")
+    hasty.close()
+
+
+def test_who_comes_too_late_is_told_so(pool: SegmentPool) -> None:
+    late = filled(pool, MIB, 1)
+    being_filled = pool.reserve(MIB, "weights")
+    assert being_filled is not None
+    with pytest.raises(FieldNotAvailableError, match="too late: the trainer has used their memory again"):
+        opened(late)
+    being_filled.release()
+    with pytest.raises(FieldNotAvailableError, match="too late"):
+        opened(late)
+    assert filled(pool, MIB, 2) is not None
+    with pytest.raises(FieldNotAvailableError, match="too late"):
+        opened(late)
+
+
+def test_all_segments_are_leased_and_one_comes_back(pool: SegmentPool) -> None:
+    held = [opened(filled(pool, MIB, seq)) for seq in (1, 2)]
+    assert pool.reserve(MIB, "weights") is None
+    assert [set(bytes(image)) for image in held] == [{1}, {2}]
+    held.pop()
+    assert filled(pool, MIB, 3) is not None
+    assert set(bytes(held[0])) == {1}
+
+
+def test_the_smallest_that_is_large_enough_is_used(pool: SegmentPool) -> None:
+    large = filled(pool, 4 * MIB, 1)
+    held = opened(large)
+    filled(pool, MIB, 2)
+    del held
+    filled(pool, 5, 3)
+    assert set(bytes(opened(large))) == {1}
+    # There is no third one, so a larger one takes the place of the smallest.
+    assert filled(pool, 9 * MIB, 4) is not None
+    assert pool.size == 13 * MIB
+
+
+def test_memory_that_nobody_uses_is_given_back(pool: SegmentPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = filled(pool, MIB, 1)
+    held = opened(told)
+    filled(pool, MIB, 2)
+    pool.trim()
+    assert pool.size == 2 * MIB
+    monkeypatch.setattr(segments, "IDLE_SECONDS", -1.0)
+    pool.trim()
+    assert pool.size == MIB
+    assert set(bytes(held)) == {1}
+    del held
+    pool.trim()
+    assert pool.size == 0
+    with pytest.raises(SegmentElsewhereError, match="gave it back"):
+        opened(told)
+
+
+def test_memory_that_was_not_used_for_long_is_used_again_before_it_is_given_back(
+    pool: SegmentPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = filled(pool, 3 * MIB, 1)
+    filled(pool, MIB, 2)
+    monkeypatch.setattr(segments, "IDLE_SECONDS", -1.0)
+    again = filled(pool, 3 * MIB, 3)
+    assert again is not None
+    assert first is not None
+    assert again["token"] == first["token"]
+    assert pool.size == 3 * MIB
+
+
+def test_a_pool_has_its_memory_before_it_is_needed(pool: SegmentPool) -> None:
+    pool.prepare(3 * MIB)
+    wait_for(lambda: pool.size == 3 * MIB, "the memory")
+    assert pool.unhandled == 0
+    pool.prepare(2 * MIB)
+    assert filled(pool, 3 * MIB, 1) is not None
+    assert pool.size == 3 * MIB
+
+
+def test_memory_on_its_way_is_waited_for_by_who_it_is_for_alone(
+    pool: SegmentPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on, create = threading.Event(), segments.create_memory
+
+    def create_slowly(size: int, token: bytes) -> tuple[int, int]:
+        if threading.current_thread() is not threading.main_thread():
+            assert may_go_on.wait(30)
+        return create(size, token)
+
+    monkeypatch.setattr(segments, "create_memory", create_slowly)
+    pool.prepare(8 * MIB)
+    assert filled(pool, MIB, 1) is not None
+    assert pool.size == MIB
+    # There are two segments at most, one of which is on its way.
+    held = opened(filled(pool, MIB, 2))
+    assert pool.reserve(2 * MIB, "outputs") is None
+    threading.Timer(0.1, may_go_on.set).start()
+    assert filled(pool, 7 * MIB, 3) is not None
+    assert pool.size == 9 * MIB
+    del held
+
+
+def test_memory_that_cannot_be_had_beforehand_is_missed_when_it_is_needed(
+    pool: SegmentPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shared_memory, "memory_available", lambda: MIB)
+    pool.prepare(3 * MIB)
+    assert pool.reserve(3 * MIB, "weights") is None
+    assert caplog.text.count("no shared memory for 3145728 bytes") == 1
+    monkeypatch.undo()
+    assert filled(pool, 3 * MIB, 1) is not None
+
+
+def test_a_pool_that_is_closed_leaves_nothing_of_what_was_on_its_way() -> None:
+    pool = SegmentPool(1)
+    pool.prepare(64 * MIB)
+    pool.close()
+    assert pool.size == 0
+    assert shared_memory_of(os.getpid()) == []
+
+
+def test_memory_is_pinned_once_and_unpinned_before_it_goes() -> None:
+    steps: list[str] = []
+
+    def pin(memory: memoryview) -> Any:
+        memory[-1] = 1  # it is there, and may be written to
+        steps.append("pinned")
+        return lambda: steps.append("unpinned")
+
+    pool = SegmentPool(1, is_handled=lambda seq, field: True, pin=pin)
+    for seq in range(1, 4):
+        filled(pool, MIB, seq)
+    assert steps == ["pinned"]
+    pool.close()
+    assert steps == ["pinned", "unpinned"]
+
+
+def test_too_much_is_refused_and_said(
+    pool: SegmentPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "memory.max").write_text(f"{10 * MIB}\n")
+    (tmp_path / "memory.current").write_text(f"{8 * MIB}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {MIB}\nactive_file 7\n")
+    monkeypatch.setattr(shared_memory, "_CGROUP", tmp_path)
+    assert shared_memory.memory_available() == 3 * MIB
+    assert pool.reserve(3 * MIB, "weights") is None
+    assert "no shared memory for 3145728 bytes" in caplog.text
+    assert filled(pool, 2 * MIB, 1) is not None
+    (tmp_path / "memory.max").write_text("max\n")
+    assert 16 * MIB < shared_memory.memory_available() < 1 << 50
+
+
+def test_a_pool_has_a_segment() -> None:
+    with pytest.raises(ConfigurationError, match="0 segments"):
+        SegmentPool(0)
+
+
+def test_what_was_made_of_the_memory_outlives_the_pool() -> None:
+    pool = SegmentPool(1)
+    segment = pool.reserve(MIB, "weights")
+    assert segment is not None
+    buffer = segment.buffer
+    pool.close()
+    buffer[:] = bytes(MIB)
+    with pytest.raises(ClosedError):
+        segment.publish(1)
+    segment.release()
+    del segment, buffer
+    gc.collect()
+    assert shared_memory_of(os.getpid()) == []
+
+
+def test_a_killed_readers_lease_comes_back_at_once(pool: SegmentPool) -> None:
+    with running(reader) as (process, pipe):
+        for seq in (1, 2):
+            pipe.send(filled(pool, MIB, seq))
+            pipe.recv()
+        assert pool.reserve(MIB, "weights") is None
+        process.kill()
+        process.join()
+        assert filled(pool, MIB, 3) is not None
+        assert filled(pool, MIB, 4) is not None
+
+
+def test_two_readers_have_two_leases(pool: SegmentPool) -> None:
+    in_use = pool.reserve(MIB, "outputs")
+    with running(reader) as (_, one), running(reader) as (_, other):
+        told = filled(pool, MIB, 7)
+        for pipe in (one, other):
+            pipe.send(told)
+            assert pipe.recv() == [{7}]
+        one.send(None)
+        assert one.recv() == []
+        assert pool.reserve(MIB, "weights") is None
+        other.send(None)
+        assert other.recv() == []
+        assert filled(pool, MIB, 8) is not None
+    assert in_use is not None
+    in_use.release()
+
+
+def test_a_reader_goes_on_when_the_writer_was_killed() -> None:
+    with running(writer, 2, MIB) as (process, pipe):
+        pipe.send(5)
+        told = pipe.recv()
+        image = opened(told)
+        process.kill()
+        process.join()
+        assert set(bytes(image)) == {5}
+        with pytest.raises(SegmentElsewhereError, match="it has ended"):
+            opened(told)
+    # This map was the last thing that kept the memory.
+    assert len(shared_memory_of(os.getpid())) == 2
+    del image
+    assert shared_memory_of(os.getpid()) == []
+    assert [name for name in os.listdir("/dev/shm") if "segment" in name] == []
+
+
+def test_a_fork_keeps_nothing() -> None:
+    with running(forker) as (process, pipe):
+        _, told = pipe.recv()
+        fork, found, reserved = pipe.recv()
+        assert found == []
+        assert reserved is None
+        process.kill()
+        process.join()
+        assert shared_memory_of(fork) == []
+        with pytest.raises(SegmentElsewhereError):
+            opened(told)
+        pipe.send("go on")
+        assert pipe.recv() == "all gone"
+
+
+def test_a_fork_does_not_hold_its_parents_locks(pool: SegmentPool) -> None:
+    with running(forker) as (_, pipe):
+        parent, told = pipe.recv()
+        pipe.recv()
+        # The parent still fills the one that it has reserved, and everything else is as it was.
+        assert set(bytes(opened(told))) == {1}
+        assert len(shared_memory_of(parent)) >= 3
+
+
+def test_nobody_reads_half_of_two_images() -> None:
+    size, complete = 256 * 1024, 0
+    with running(writer, 1, size) as (_, pipe):
+        pipe.send(0)
+        newest, told = 0, pipe.recv()
+        for seq in range(1, 400):
+            # Every other time the writer fills the segment again just when it is to be read.
+            image = opened(told) if seq % 2 else None
+            pipe.send(seq)
+            with contextlib.suppress(FieldNotAvailableError):
+                assert set(bytes(image or opened(told))) == {newest % 256}
+                complete += 1
+            del image
+            published = pipe.recv()
+            if published is not None:
+                newest, told = seq, published
+    assert complete >= 200
+
+
+@pytest.fixture
+def strangers(tmp_path: Path) -> Iterator[dict[str, int]]:
+    """Descriptors of this process that are no segments."""
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(socket.socket(socket.AF_UNIX))
+        os.mkfifo(tmp_path / "fifo")
+        short = os.open(tmp_path / "short", os.O_CREAT | os.O_RDWR)
+        memory = os.memfd_create("another")
+        os.write(memory, bytes(8192))
+        numbers = {
+            "socket": held.fileno(),
+            "fifo": os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK),  # to open it plainly waits for a writer
+            "passwords": os.open("/etc/passwd", os.O_RDONLY),
+            "folder": os.open(tmp_path, os.O_RDONLY),
+            "device": os.open("/dev/zero", os.O_RDONLY),
+            "empty file": short,
+            "memory": memory,
+            "closed": 1 << 20,
+        }
+        for descriptor in list(numbers.values())[1:-1]:
+            stack.callback(os.close, descriptor)
+        yield numbers
+
+
+@pytest.mark.parametrize("what", ["socket", "fifo", "passwords", "folder", "device", "empty file", "memory", "closed"])
+def test_what_is_no_segment_is_not_read(pool: SegmentPool, strangers: dict[str, int], what: str) -> None:
+    told = filled(pool, MIB, 1)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(SegmentElsewhereError, match=f"process {os.getpid()} has no such memory here"):
+        open_segment(changed(told, fd=strangers[what]))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_segment_of_another_run_is_not_read(pool: SegmentPool) -> None:
+    told = filled(pool, MIB, 1)
+    for stranger in (changed(told, token=bytes(16)), changed(told, pid=1), changed(told, pid=(1 << 22) + 1)):
+        with pytest.raises(SegmentElsewhereError):
+            open_segment(stranger)
+    for other in (changed(told, size=2 * MIB), changed(told, size=1), changed(told, number=2)):
+        with pytest.raises(FieldNotAvailableError, match="too late"):
+            open_segment(other)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pid": 0},
+        {"pid": -1},
+        {"pid": "self"},
+        {"pid": 1 << 40},
+        {"pid": True},
+        {"fd": -2},
+        {"fd": "../../../etc/passwd"},
+        {"fd": 1 << 40},
+        {"token": b"short"},
+        {"token": "0123456789abcdef"},
+        {"number": 0},
+        {"number": 1 << 64},
+        {"size": -1},
+        {"size": 1 << 49},
+        {"size": 1.0},
+        {"size": None},
+    ],
+    ids=str,
+)
+def test_a_reference_that_makes_no_sense_is_refused(pool: SegmentPool, changes: dict[str, Any]) -> None:
+    told = filled(pool, MIB, 1)
+    with pytest.raises(ProtocolError, match="is no reference to a segment"):
+        changed(told, **changes)
+    with pytest.raises(ProtocolError):
+        SegmentReference.from_wire([1, 2, 3])
+
+
+class TestWithoutMemfd:
+    """Where the memory is a file."""
+
+    @pytest.fixture(autouse=True)
+    def folder(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+        monkeypatch.setattr(shared_memory, "HAS_MEMFD", False)
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        return tmp_path / f"offloop-segments-{os.getuid()}"
+
+    def test_it_works_the_same_and_leaves_nothing(self, folder: Path) -> None:
+        pool = SegmentPool(1, is_handled=lambda seq, field: True)
+        told = filled(pool, MIB, 9)
+        assert told is not None
+        assert told["fd"] == -1
+        assert [path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())] == [0o700, 0o600]
+        image = opened(told)
+        assert set(bytes(image)) == {9}
+        assert pool.reserve(MIB, "weights") is None
+        pool.close()
+        assert list(folder.iterdir()) == []
+        assert set(bytes(image)) == {9}
+        with pytest.raises(SegmentElsewhereError):
+            opened(told)
+
+    def test_what_a_killed_process_left_is_removed(self, folder: Path) -> None:
+        pool = SegmentPool(2)
+        filled(pool, MIB, 1)
+        left = folder / f"{(1 << 22) + 1}-00"
+        left.touch()
+        filled(pool, MIB, 2)
+        assert not left.exists()
+        assert len(list(folder.iterdir())) == 2
+        pool.close()
+
+    def test_a_folder_that_others_can_write_to_is_not_used(
+        self, folder: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        folder.mkdir()
+        folder.chmod(0o777)
+        assert SegmentPool(1).reserve(MIB, "weights") is None
+        assert "is not this user's alone" in caplog.text
+
+
+def test_time_is_not_what_protects_a_segment_that_is_mapped() -> None:
+    pool = SegmentPool(1, hold_seconds=0.0, is_handled=lambda seq, field: False)
+    image = opened(filled(pool, MIB, 1))
+    until = time.monotonic() + 0.05
+    while time.monotonic() < until:
+        assert pool.reserve(MIB, "weights") is None
+    assert set(bytes(image)) == {1}
+    del image
+    assert filled(pool, MIB, 2) is not None
+    pool.close()

@@ -1,0 +1,359 @@
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load, save
+from safetensors.torch import save as save_torch
+
+from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
+from bus.tensors import view as tensors
+from bus.tensors.segments import SegmentPool
+from bus.tensors.view import Tensors, image_layout, is_tensors, open_tensors
+
+DTYPES = {
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F32": torch.float32,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+def image_of(header: Any, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(dtype: Any = "F32", shape: Any = (1,), offsets: Any = (0, 4)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+def wired(image: bytes) -> dict[str, Any]:
+    return {"$tensors": 1, "bytes": len(image), "image": image}
+
+
+SMALL = save({"a": np.arange(6, dtype="<i4").reshape(2, 3), "é": np.ones(1)}, {"step": "7"})
+
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda name: name != "__metadata__")
+shapes = st.lists(st.integers(0, 4), max_size=4)
+specs = st.dictionaries(names, st.tuples(st.sampled_from(list(DTYPES)), shapes), max_size=8)
+metadata = st.none() | st.dictionaries(names, st.text(st.characters(exclude_categories=["Cs"])), max_size=1)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_tensors_are_those_of_the_file() -> None:
+    with open_tensors(wired(SMALL)) as read:
+        assert list(read) == ["é", "a"]
+        assert len(read) == 2
+        assert read["a"].dtype == "I32"
+        assert read["a"].shape == (2, 3)
+        assert read["a"].data == np.arange(6, dtype="<i4").tobytes()
+        np.testing.assert_array_equal(read["a"].numpy(), [[0, 1, 2], [3, 4, 5]])
+        assert read.metadata == {"step": "7"}
+        assert read.image == SMALL
+        with pytest.raises(KeyError):
+            read["b"]
+
+
+@given(specs, metadata, st.binary(min_size=1, max_size=64))
+@settings(max_examples=150)
+def test_what_is_laid_out_is_what_the_library_writes(
+    specs: dict[str, tuple[str, list[int]]], metadata: dict[str, str] | None, noise: bytes
+) -> None:
+    assume(specs or metadata != {})  # of nothing at all safetensors 0.8.0 writes what is not JSON
+    stored: dict[str, torch.Tensor] = {}
+    layout = image_layout(specs, metadata)
+    image = bytearray(layout.size)
+    image[: len(layout.header)] = layout.header
+    for name, (dtype, shape) in specs.items():
+        count = int(np.prod(shape, dtype=int)) * DTYPES[dtype].itemsize
+        data = (noise * count)[:count] if dtype != "BOOL" else bytes(count)
+        image[layout.offsets[name] : layout.offsets[name] + count] = data
+        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        stored[name] = flat.view(DTYPES[dtype]).reshape(shape)
+    assert image == save_torch(stored, metadata)
+    with Tensors.from_image(image) as read:
+        assert list(read) == list(layout.offsets)
+        assert {name: (view.dtype, list(view.shape)) for name, view in read.items()} == {
+            name: (dtype, shape) for name, (dtype, shape) in specs.items()
+        }
+        assert read.metadata == (metadata or {})
+
+
+def test_further_metadata_stay_in_their_order() -> None:
+    strings = {text: text for text in ("z", "a", "é", "b")}
+    layout = image_layout({"a": ("F32", [])}, strings)
+    with Tensors.from_image(layout.header + bytes(4)) as read:
+        assert list(read.metadata.items()) == list(strings.items())
+    assert load(layout.header + bytes(4))["a"].shape == ()
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if not dtype.startswith("F8")])
+def test_numpy_has_the_values_that_torch_has(dtype: str) -> None:
+    values = torch.tensor([[0, 1, 2], [3, 5, 7]]).to(DTYPES[dtype])
+    array = Tensors.from_image(save_torch({"a": values}))["a"].numpy()
+    np.testing.assert_array_equal(array, values.float().numpy() if dtype == "BF16" else values.numpy())
+    assert array.shape == (2, 3)
+    if dtype != "BF16":
+        assert array.dtype == values.numpy().dtype
+
+
+def test_bfloat16_is_exact_in_float32() -> None:
+    values = torch.tensor([float("inf"), float("nan"), -0.0, 1e-40, 3.14159]).bfloat16()
+    array = Tensors.from_image(save_torch({"a": values}))["a"].numpy()
+    assert array.dtype == np.float32
+    assert array.tobytes() == values.float().numpy().tobytes()
+
+
+def test_a_dtype_that_numpy_lacks_is_named() -> None:
+    view = Tensors.from_image(save_torch({"a": torch.zeros(2, dtype=torch.float8_e4m3fn)}))["a"]
+    with pytest.raises(ConfigurationError, match="numpy has no dtype for F8_E4M3"):
+        view.numpy()
+    assert bytes(view.data) == bytes(2)
+
+
+@pytest.mark.parametrize("length", range(len(SMALL)))
+def test_a_file_that_is_cut_off_is_refused(length: int) -> None:
+    with pytest.raises(ProtocolError):
+        Tensors.from_image(SMALL[:length])
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=100).map(image_of))
+def test_bytes_that_are_anything_are_refused(image: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        Tensors.from_image(b"\0" + image)
+
+
+@given(st.integers(0, len(SMALL) - 1), st.binary(min_size=1, max_size=4))
+@settings(max_examples=500)
+def test_a_damaged_file_is_refused_or_is_within_its_bytes(place: int, noise: bytes) -> None:
+    image = (SMALL[:place] + noise + SMALL[place + len(noise) :])[: len(SMALL)]
+    try:
+        read = Tensors.from_image(image)
+    except ProtocolError:
+        return
+    taken = sum(len(view.data) for view in read.values())
+    assert taken == len(image) - 8 - struct.unpack("<Q", image[:8])[0]
+    for view in read.values():
+        assert view.dtype in tensors._BITS
+        view.numpy()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["F32", "BF16"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "__metadata__", "a"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(json_values, st.binary(max_size=8))
+@settings(max_examples=300)
+def test_any_json_is_a_header_or_refused(header: Any, data: bytes) -> None:
+    try:
+        read = Tensors.from_image(image_of(header, data))
+    except ProtocolError:
+        return
+    assert sum(len(view.data) for view in read.values()) == len(data)
+
+
+FOUR = b"1234"
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        (image_of({"a": entry("F33")}, FOUR), "go together"),
+        (image_of({"a": entry(["F32"])}, FOUR), "go together"),
+        (image_of({"a": entry(shape=[2])}, FOUR), "go together"),
+        (image_of({"a": entry(shape=[-1], offsets=[4, 0])}, FOUR), "go together"),
+        (image_of({"a": entry(shape=[-1, -1])}, FOUR), "go together"),
+        (image_of({"a": entry(shape=[True])}, FOUR), "go together"),
+        (image_of({"a": entry(shape=[1.0])}, FOUR), "go together"),
+        (image_of({"a": entry(shape={"1": 1})}, FOUR), "go together"),
+        (image_of({"a": entry(shape=[1] * 65)}, FOUR), "go together"),
+        (image_of({"a": entry(shape=[1 << 62, 4], offsets=[0, 0])}), "go together"),
+        (image_of({"a": entry(shape=[0, 1 << 49], offsets=[0, 0])}), "go together"),
+        (image_of({"a": entry(shape=[1 << 30, 1 << 30, 0], offsets=[0, 0])}), "go together"),
+        (image_of({"a": entry("F4", shape=[1], offsets=[0, 0])}), "go together"),
+        (image_of({"a": entry(offsets=[0, 4, 8])}, FOUR), "go together"),
+        (image_of({"a": entry(offsets=[-4, 0])}, FOUR), "go together"),
+        (image_of({"a": entry(offsets=[1 << 70, (1 << 70) + 4])}, FOUR), "go together"),
+        (image_of({"a": {"dtype": "F32", "shape": [1]}}, FOUR), "go together"),
+        (image_of({"a": [1, 2]}, FOUR), "go together"),
+        (image_of({"a": entry(), "b": entry()}, FOUR), "begins at 0 and not at 4"),
+        (image_of({"a": entry(), "b": entry(offsets=[2, 6])}, FOUR + FOUR), "begins at 2 and not at 4"),
+        (image_of({"a": entry(offsets=[1, 5])}, FOUR + b"5"), "begins at 1 and not at 0"),
+        (image_of({"a": entry()}, FOUR + b"5"), "has 5 bytes of data, its tensors take 4"),
+        (image_of({"a": entry()}, b"123"), "has 3 bytes of data, its tensors take 4"),
+        (image_of({"__metadata__": {"a": 1}}), "map of strings"),
+        (image_of({"__metadata__": ["a"]}), "map of strings"),
+        (image_of(b'{"a":{},"a":{}}'), "stands in it twice"),
+        (image_of(b'{"__metadata__":{"a":"","a":""}}'), "stands in it twice"),
+        (image_of(b'{"__metadata__":{"\\ud800":""}}'), "not JSON"),
+        (image_of(b"\xff{}"), "not JSON"),
+        (image_of(b" {}"), "not a JSON object"),
+        (image_of(b"[]"), "not a JSON object"),
+        (image_of(b"[" * 100_000), "not JSON"),
+        (image_of(b"[" * 500_000), "more than 131072 tensors"),
+        (image_of(b'{"a":' * 500_000), "more than 131072 tensors"),
+        (image_of(b'{"a":[' + b"1," * ((1 << 22) + 1) + b"1]}"), "more than 131072 tensors"),
+        (image_of(b'{"a":' + b"1" * 5000 + b"}"), "not JSON"),
+        (struct.pack("<Q", 1 << 63) + b"{}", "does not fit"),
+        (struct.pack("<Q", 3) + b"{}", "does not fit"),
+        (b"", "does not fit"),
+    ],
+    ids=range(39),
+)
+def test_a_header_that_makes_no_sense_is_refused(image: bytes, reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        Tensors.from_image(image)
+
+
+def test_a_file_without_tensors_is_one() -> None:
+    assert len(Tensors.from_image(image_of(b"{}   "))) == 0
+    assert Tensors.from_image(save_torch({"a": torch.zeros(0, 3)}))["a"].shape == (0, 3)
+
+
+# -- laying out -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("a", ("float32", [1])),
+        ("a", ("F32", [-1])),
+        ("a", ("F32", [1.5])),
+        ("a", ("F4", [3])),
+        ("a", ("U8", [1 << 49])),
+        ("__metadata__", ("F32", [1])),
+        ("\ud800", ("F32", [1])),
+    ],
+    ids=str,
+)
+def test_what_cannot_stand_in_an_image_is_named(name: str, spec: Any) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be sent"):
+        image_layout({name: spec})
+
+
+# -- the value of a field ---------------------------------------------------------------------------------------------
+
+
+def test_only_the_map_stands_for_tensors() -> None:
+    assert is_tensors(wired(SMALL))
+    for other in (None, 1, b"", [], {}, {"tensors": 1}, "$tensors", ["$tensors"]):
+        assert not is_tensors(other)
+
+
+REFERENCE = {"pid": 1, "fd": 1, "token": bytes(16), "number": 1, "size": 8}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        {},
+        {"$tensors": 2, "bytes": len(SMALL), "image": SMALL},
+        {"$tensors": 1, "bytes": len(SMALL)},
+        {"$tensors": 1, "image": SMALL},
+        {"$tensors": 1, "bytes": len(SMALL) + 1, "image": SMALL},
+        {"$tensors": 1, "bytes": 5, "image": "bytes"},
+        {"$tensors": 1, "bytes": 9, "segment": REFERENCE},
+        {"$tensors": 1, "bytes": 8, "segment": {}},
+        {"$tensors": 1, "bytes": 8, "segment": {**REFERENCE, "pid": -1}},
+    ],
+    ids=range(10),
+)
+def test_a_value_that_makes_no_sense_is_refused(value: Any) -> None:
+    with pytest.raises(ProtocolError):
+        open_tensors(value)
+
+
+@pytest.fixture
+def shared() -> Any:
+    pool = SegmentPool(1, is_handled=lambda seq, field: True)
+    segment = pool.reserve(len(SMALL), "weights")
+    assert segment is not None
+    segment.buffer[:] = SMALL
+    reference = segment.publish(1)
+    yield pool, {"$tensors": 1, "bytes": len(SMALL), "segment": reference}
+    pool.close()
+
+
+def test_tensors_in_shared_memory_are_read_in_place(shared: tuple[SegmentPool, dict[str, Any]]) -> None:
+    pool, value = shared
+    with open_tensors(value) as read:
+        np.testing.assert_array_equal(read["a"].numpy(), [[0, 1, 2], [3, 4, 5]])
+        assert read.image == SMALL
+        assert not read["a"].numpy().flags.writeable
+        assert pool.reserve(8, "weights") is None
+    assert pool.reserve(8, "weights") is not None
+
+
+def test_closed_tensors_say_so_and_what_is_kept_stays(shared: tuple[SegmentPool, dict[str, Any]]) -> None:
+    pool, value = shared
+    read = open_tensors(value)
+    kept = read["a"].numpy()
+    read.close()
+    read.close()
+    for look in (lambda: read["a"], lambda: read.image):
+        with pytest.raises(ClosedError, match="has to be copied"):
+            look()
+    assert pool.reserve(8, "weights") is None
+    np.testing.assert_array_equal(kept, [[0, 1, 2], [3, 4, 5]])
+    del kept
+    assert pool.reserve(8, "weights") is not None
+
+
+def test_an_image_that_is_none_is_not_leased(shared: tuple[SegmentPool, dict[str, Any]]) -> None:
+    pool, _ = shared
+    segment = pool.reserve(16, "weights")
+    assert segment is not None
+    segment.buffer[:] = b"\xff" * 16
+    value = {"$tensors": 1, "bytes": 16, "segment": segment.publish(2)}
+    with pytest.raises(ProtocolError):
+        open_tensors(value)
+    assert pool.reserve(16, "weights") is not None
+
+
+def test_only_what_is_not_here_is_fetched(shared: tuple[SegmentPool, dict[str, Any]]) -> None:
+    pool, value = shared
+    fetched: list[Any] = []
+
+    def fetch(reference: Any) -> bytes:
+        fetched.append(reference)
+        return SMALL
+
+    open_tensors(value, fetch).close()
+    assert fetched == []
+    with open_tensors({**value, "segment": {**value["segment"], "token": bytes(16)}}, fetch) as read:
+        assert read["a"].shape == (2, 3)
+    assert fetched == [{**value["segment"], "token": bytes(16)}]
+    with pytest.raises(FieldNotAvailableError, match="no such memory here"):
+        open_tensors({**value, "segment": {**value["segment"], "token": bytes(16)}})
+    assert pool.reserve(8, "weights") is not None
+    with pytest.raises(FieldNotAvailableError, match="too late"):
+        open_tensors(value, fetch)
+    assert len(fetched) == 1

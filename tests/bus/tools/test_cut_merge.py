@@ -1,0 +1,433 @@
+"""``bus cut`` and ``bus merge``: parts of recordings that are recordings, and say what they lack."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from consumers_stream import record_run, snapshots_of_training
+from helpers import wait_for
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from recorded_runs import EVENTS, Entry, entries, read_records, write_recording
+from recording_files import file_limit, official, spoil
+from training import gold_evaluators, gold_trainer
+
+from bus import ConfigurationError, Gap, InvalidTimeError, Publisher, Recording, RecordingError, RunDirectoryError
+from bus.cli.describe import describe_recording
+from bus.cli.recordings import cut_recording, merge_recordings
+from bus.protocol.order import Missing, StreamOrder
+from bus.replay.replay import Replay
+from bus.tools.cut import cut
+from bus.tools.merge import merge
+from bus.tools.records import LeftOut, Source
+from bus.tools.recovery import recover
+from bus.types.event import Event
+
+quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def run(command, *arguments) -> Result:
+    return CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+@pytest.fixture
+def fresh(tmp_path):
+    """Paths that no file is at, also from example to example."""
+
+    def path(name: str) -> Path:
+        (tmp_path / name).unlink(missing_ok=True)
+        return tmp_path / name
+
+    return path
+
+
+# -- together they are the original -----------------------------------------------------------------------------------
+
+
+@quick
+@given(data=st.data(), stream=entries())
+def test_pieces_by_time_merge_into_the_original(fresh, data, stream):
+    original, first, second, whole = map(fresh, ("o.mcap", "1.mcap", "2.mcap", "w.mcap"))
+    written = write_recording(original, stream)
+    batches = sorted({entry.batch for entry in stream if not entry.name.startswith("$")})
+    assume(batches)
+    begin, end = sorted(data.draw(st.sampled_from(batches)) for _ in range(2))
+    cut(original, first, until=f"{end}ba")
+    cut(original, second, start=f"{begin}ba")
+    merged = merge([second, first], whole)
+    assert read_records(whole) == written == official(whole)
+    assert (merged.left_out, merged.gaps, merged.lost, merged.damage) == ((), (), False, ())
+
+
+@quick
+@given(stream=entries(), chosen=st.sets(st.sampled_from(EVENTS), min_size=1, max_size=len(EVENTS) - 1))
+def test_pieces_by_event_and_by_rank_merge_into_the_original(fresh, stream, chosen):
+    original, whole = fresh("o.mcap"), fresh("w.mcap")
+    written = write_recording(original, stream)
+    ranks = {entry.rank for entry in stream}
+    pieces = []
+    for number, events in enumerate((chosen, set(EVENTS) - chosen)):
+        for rank in ranks:
+            if any(entry.rank == rank and entry.name in events for entry in stream):
+                pieces.append(fresh(f"{number}-{rank}.mcap"))
+                cut(original, pieces[-1], events=events, ranks=[rank])
+    assume(len(pieces) > 1)
+    merge(pieces, whole)
+    assert read_records(whole) == written
+
+
+@quick
+@given(data=st.data(), stream=entries())
+def test_a_cut_accounts_for_every_number_and_so_does_a_merge_of_cuts(fresh, data, stream):
+    missing = data.draw(st.sets(st.integers(0, len(stream) - 1), max_size=6))
+    there = [entry for place, entry in enumerate(stream) if place not in missing and not entry.name.startswith("$")]
+    assume(there)
+    original, whole = fresh("o.mcap"), fresh("w.mcap")
+    write_recording(original, stream, missing=missing)
+    pieces = [fresh("1.mcap"), fresh("2.mcap")]
+    for piece in pieces:
+        first, last = sorted(data.draw(st.sampled_from(there)).batch for _ in range(2))
+        names = {entry.name for entry in there if first <= entry.batch <= last}
+        events = data.draw(st.none() | st.sets(st.sampled_from(sorted(names)).map(Event), min_size=1))
+        cut(original, piece, f"{first}ba", f"{last}ba", events=events)
+        check_accounts(original, piece)
+    merge(pieces, whole)
+    check_accounts(original, whole)
+    kept = [{record.body for record in read_records(path) if "$cut" not in record.topic} for path in (*pieces, whole)]
+    assert kept[2] == kept[0] | kept[1]
+
+
+def check_accounts(original: Path, part: Path) -> None:
+    """Each number of the original is in the part or stated as left out, once; what the original lacks is neither."""
+    for number, is_counted in ((lambda event: event.seq, True), (lambda event: event.base_seq, False)):
+        recorded: dict[int, set[int]] = {}
+        accounted: dict[int, list[int]] = {}
+        for record in Source(original):
+            if is_counted or not is_inner(record):
+                recorded.setdefault(record.topic.rank, set()).add(number(record.event))
+        for record in Source(part):
+            stated = LeftOut.of(record)
+            told = accounted.setdefault(record.topic.rank, [])
+            if stated is not None and is_counted:
+                told += range(stated.first, stated.last + 1)
+            elif stated is not None:
+                told += range(stated.base_first, stated.base_last + 1)
+            elif is_counted or not is_inner(record):
+                told.append(number(record.event))
+        for rank, numbers in recorded.items():
+            assert accounted[rank] == sorted(numbers)
+
+
+def is_inner(record) -> bool:
+    return record.topic.name in ("before_forward", "after_loss")
+
+
+@quick
+@given(data=st.data(), stream=entries())
+def test_readers_of_a_cut_see_the_gaps_of_the_original_and_no_others(fresh, data, stream):
+    missing = data.draw(st.sets(st.integers(0, len(stream) - 1), max_size=6))
+    there = [entry for place, entry in enumerate(stream) if place not in missing and not entry.name.startswith("$")]
+    assume(there)
+    original, part = fresh("o.mcap"), fresh("p.mcap")
+    write_recording(original, stream, missing=missing)
+    first, last = sorted(data.draw(st.sampled_from(there)).batch for _ in range(2))
+    cut(original, part, f"{first}ba", f"{last}ba")
+    for events in (None, [Event.BATCH_END]):
+        gaps = []
+        for path in (original, part):
+            recording = Recording(path)
+            assert all(True for _ in recording.snapshots(events))
+            gaps.append(set(recording.gaps))
+        assert gaps[0] == gaps[1]
+
+
+def test_a_cut_is_recovered_and_described_without_gaps(tmp_path):
+    write_recording(tmp_path / "o.mcap", [Entry(batch=batch) for batch in range(1, 11)])
+    cut(tmp_path / "o.mcap", tmp_path / "p.mcap", "3ba", "5ba")
+    assert recover(tmp_path / "p.mcap", tmp_path / "q.mcap").gaps == ()
+    described = describe_recording(tmp_path / "p.mcap")
+    assert (described["gaps"], described["reached"]["batch"]) == ([], 5)
+
+
+# -- what a cut is ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(runs_dir) -> Path:
+    """The recording of a real training: two epochs of four batches, evaluated after each."""
+    evaluators = gold_evaluators({"eval_a": {"n": 12, "batch_size": 5}})
+    with gold_trainer(publish=True, run_name="trained", eval_dataloader=evaluators, eval_interval="1ep") as trainer:
+        trainer.fit()
+    return runs_dir / "trained" / "recording-1.mcap"
+
+
+def test_a_cut_holds_what_a_replay_of_that_part_shows(trained, tmp_path):
+    async def replay(start: str | None, until: str | None) -> list:
+        return [snapshot async for snapshot in Replay(Recording(trained), start=start, until=until)]
+
+    for start, until in [("2ba", "6ba"), ("1ep", None), (None, "0.25dur"), ("+0s", "+100s")]:
+        shown = asyncio.run(replay(start, until))
+        done = cut(trained, tmp_path / "part.mcap", start, until, force=True)
+        part = Recording(tmp_path / "part.mcap")
+        assert list(part) == shown
+        assert done.events == len(shown)
+        assert done.events + done.left_out == len(list(Recording(trained)))
+        assert part.ending == done.ending == Recording(trained).read_endings()[0]
+
+
+def test_a_cut_of_some_events_is_read_by_whoever_wants_them(trained, tmp_path):
+    cut(trained, tmp_path / "part.mcap", events=[Event.EPOCH_END, Event.BATCH_END])
+    for event in (Event.EPOCH_END, Event.BATCH_END):
+        assert list(Recording(tmp_path / "part.mcap").snapshots([event])) == list(Recording(trained).snapshots([event]))
+
+
+def test_what_was_left_out_is_told_from_what_was_lost(tmp_path):
+    write_recording(tmp_path / "o.mcap", [Entry(batch=batch) for batch in range(1, 11)], missing=[4, 5])
+    cut(tmp_path / "o.mcap", tmp_path / "p.mcap", "4ba", "8ba")
+    source = Source(tmp_path / "p.mcap")
+    assert [record.event.seq for record in source if record.topic.name == "batch_end"] == [4, 7, 8]
+    assert [(one.first, one.last) for one in source.left_out] == [(1, 3), (9, 10)]
+    assert source.gaps == [Gap(0, 5, 6)]
+
+
+def test_what_was_lost_before_events_that_are_left_out_is_no_less_lost(tmp_path):
+    stream = [Entry("batch_end", batch=1), Entry("batch_end", batch=2), Entry("after_loss", batch=2), Entry(batch=3)]
+    write_recording(tmp_path / "o.mcap", stream, missing=[1])
+    cut(tmp_path / "o.mcap", tmp_path / "p.mcap", events=[Event.BATCH_END])
+    for events in (None, [Event.BATCH_END]):
+        part = Recording(tmp_path / "p.mcap")
+        assert [snapshot.timestamp.batch for snapshot in part.snapshots(events)] == [1, 3]
+        assert part.gaps == (Gap(0, 2, 2),)
+        live = StreamOrder(part.run_name, part.attempt, events)
+        frames = [live.from_live(record.topic, record.body) for record in read_records(tmp_path / "p.mcap")]
+        assert Missing(0, (4, 3)) in frames
+
+
+def test_commands_and_the_end_of_every_rank_stay(tmp_path):
+    stream = [Entry(rank=rank, batch=batch, context={"world_size": 2}) for batch in range(1, 4) for rank in (0, 1)]
+    stream.insert(2, Entry("$command", 0, 1, {"command": "set", "arguments": ["lr", 0.5], "event": "batch_end"}))
+    stream += [Entry("$end", rank, 0, {"status": "stopped"}, {"world_size": 2}) for rank in (0, 1)]
+    write_recording(tmp_path / "o.mcap", stream)
+    done = cut(tmp_path / "o.mcap", tmp_path / "p.mcap", start="3ba", ranks=[1])
+    part = Recording(tmp_path / "p.mcap")
+    assert [(snapshot.rank, snapshot.seq) for snapshot in part] == [(1, 3)]
+    assert part.ending == done.ending
+    assert str(done.ending) == "stopped"
+    assert [str(outcome.command) for outcome in part.read_commands()] == ["set lr 0.5"]
+
+
+def test_a_cut_can_be_cut_again(tmp_path):
+    write_recording(tmp_path / "o.mcap", [Entry(batch=batch) for batch in range(1, 11)])
+    cut(tmp_path / "o.mcap", tmp_path / "p.mcap", "3ba", "8ba")
+    cut(tmp_path / "p.mcap", tmp_path / "q.mcap", "5ba", "6ba")
+    source = Source(tmp_path / "q.mcap")
+    assert [record.event.seq for record in source] == [4, 5, 6, 10]
+    assert [(one.first, one.last) for one in source.left_out] == [(1, 4), (7, 10)]
+
+
+# -- what a merge is --------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_were_recorded_apart_come_together_by_time(tmp_path):
+    stream = [Entry(rank=place % 2, batch=place // 2 + 1, context={"world_size": 2}) for place in range(8)]
+    stream += [Entry("$end", rank, 0, {"status": "finished"}, {"world_size": 2}) for rank in (0, 1)]
+    paths = [tmp_path / "host0.mcap", tmp_path / "host1.mcap"]
+    for rank, path in enumerate(paths):
+        # A recording that never had the other rank, and not a cut of one that did.
+        alone = [entry if entry.rank == rank else entry._replace(rank=5) for entry in stream]
+        write_recording(path, alone, missing=[place for place, entry in enumerate(alone) if entry.rank == 5])
+    merged = merge(paths, tmp_path / "m.mcap")
+    recording = Recording(tmp_path / "m.mcap")
+    assert [(snapshot.rank, snapshot.timestamp.batch.value) for snapshot in recording] == [
+        (entry.rank, entry.batch) for entry in stream[:8]
+    ]
+    assert (merged.events, merged.duplicates, str(merged.ending)) == (8, 0, "finished")
+
+
+def test_what_a_broker_had_taken_for_lost_and_another_has_recorded_goes_on(tmp_path):
+    stream = [*(Entry(batch=batch) for batch in range(1, 11)), Entry("$end", fields={"status": "finished"})]
+    first, rest, whole = (tmp_path / name for name in ("a.mcap", "b.mcap", "c.mcap"))
+    written = write_recording(whole, stream)
+    write_recording(first, [*stream[:6], Entry("$end", fields={"status": "lost"})])
+    write_recording(rest, stream, missing=range(6))
+    merged = merge([first, rest], whole, force=True)
+    assert read_records(whole) == written
+    assert (str(merged.ending), merged.gaps) == ("finished", ())
+    # Where nobody has more, that is how it ended.
+    merged = merge([first, first], whole, force=True)
+    assert (merged.events, str(merged.ending)) == (6, "lost")
+
+
+def test_what_is_damaged_in_one_is_taken_from_the_other(tmp_path):
+    stream = [*(Entry(batch=batch) for batch in range(1, 11)), Entry("$end", fields={"status": "finished"})]
+    paths = [tmp_path / "a.mcap", tmp_path / "b.mcap"]
+    for path in paths:
+        written = write_recording(path, stream)
+    spoil(paths[0], 700)
+    done = merge(paths, tmp_path / "m.mcap")
+    assert read_records(tmp_path / "m.mcap") == written
+    assert done.damage
+    assert not done.lost
+    spoil(paths[1], 700)
+    done = merge(paths, tmp_path / "n.mcap")
+    assert (done.lost, bool(done.gaps)) == (True, True)
+
+
+def test_what_all_of_them_lack_at_their_ends_is_told(tmp_path):
+    stream = [*(Entry(batch=batch) for batch in range(1, 20)), Entry("$end", fields={"status": "finished"})]
+    whole, first, last = (tmp_path / name for name in ("a.mcap", "b.mcap", "c.mcap"))
+    write_recording(whole, stream)
+    write_recording(first, stream[:17])
+    # In the last chunk.
+    spoil(whole, 1620)
+    source = Source(whole)
+    assert [record.event.seq for record in source][-1] == 15
+    done = merge([whole, first], last)
+    assert (done.gaps, done.lost) == ((Gap(0, 18, 20),), True)
+    cut(first, tmp_path / "d.mcap", until="3ba")
+    assert merge([first, tmp_path / "d.mcap"], last, force=True).gaps == ()
+
+
+def test_what_is_damaged_where_nothing_is_left_is_told_too(tmp_path):
+    whole, torn = tmp_path / "a.mcap", tmp_path / "b.mcap"
+    write_recording(whole, [Entry(batch=batch) for batch in range(1, 8)])
+    torn.write_bytes(whole.read_bytes()[:300])
+    done = merge([whole, torn], tmp_path / "c.mcap")
+    assert (done.events, len(done.damage)) == (7, 1)
+    assert f"{torn} ends within a record" in done.damage[0]
+    with pytest.raises(RecordingError, match=r"none of .*b\.mcap, .*b\.mcap holds an event: there is nothing to merge"):
+        merge([torn, torn], tmp_path / "d.mcap")
+    assert not (tmp_path / "d.mcap").exists()
+
+
+def test_different_events_of_one_number_are_refused_by_name(tmp_path):
+    nan = float("nan")
+    write_recording(tmp_path / "a.mcap", [Entry(fields={"loss": 1.0, "x": nan}), Entry(batch=1)])
+    write_recording(tmp_path / "b.mcap", [Entry(fields={"loss": 2.0, "x": nan}), Entry(batch=1)])
+    with pytest.raises(ConfigurationError, match=r"both have event 1 of rank 0, and differ in loss: they are not"):
+        merge([tmp_path / "a.mcap", tmp_path / "b.mcap"], tmp_path / "m.mcap")
+    write_recording(tmp_path / "c.mcap", [Entry("epoch_end")])
+    with pytest.raises(ConfigurationError, match="differ in what it is: batch_end or epoch_end"):
+        merge([tmp_path / "a.mcap", tmp_path / "c.mcap"], tmp_path / "m.mcap")
+    assert not (tmp_path / "m.mcap").exists()
+
+
+@pytest.mark.parametrize("other", [{"run": "s"}, {"attempt": 2}])
+def test_other_runs_and_attempts_are_refused(tmp_path, other):
+    write_recording(tmp_path / "a.mcap", [Entry()])
+    write_recording(tmp_path / "b.mcap", [Entry()], **other)
+    with pytest.raises(ConfigurationError, match="only recordings of one attempt of one run can be merged"):
+        merge([tmp_path / "a.mcap", tmp_path / "b.mcap"], tmp_path / "m.mcap")
+
+
+# -- the commands -----------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_say_what_they_did(trained, tmp_path):
+    first, second = tmp_path / "first.mcap", tmp_path / "second.mcap"
+    result = run(cut_recording, "trained", "--until", "4ba", "-o", first)
+    total = len(list(Recording(trained)))
+    kept = len(list(Recording(first)))
+    assert result.output == f"kept {kept} events of {trained} in {first}, left out {total - kept}\n"
+    assert run(cut_recording, trained, "--start", "4ba", "--output", second).exit_code == 0
+    result = run(merge_recordings, first, second)
+    assert result.exit_code == 0
+    twice = kept + len(list(Recording(second))) - total
+    whole = tmp_path / "first.merged.mcap"
+    assert result.output == (
+        f"merged 2 recordings into {whole}: {total} events, {twice} that came more than once are in it once\n"
+    )
+    assert read_records(whole) == read_records(trained)
+    result = run(merge_recordings, first, first, "--force")
+    assert "left out by a cut: events " in result.output
+
+
+def test_a_default_name_stands_beside_the_recording(trained):
+    assert run(cut_recording, trained, "--events", "epoch_end,batch_end").exit_code == 0
+    assert trained.with_name("recording-1.cut.mcap").exists()
+
+
+def test_loss_is_an_exit_code(tmp_path):
+    path = tmp_path / "a.mcap"
+    write_recording(path, [Entry(batch=batch) for batch in range(1, 21)])
+    spoil(path, 700)
+    for command, arguments in ((cut_recording, [path]), (merge_recordings, [path, path])):
+        result = run(command, *arguments)
+        assert result.exit_code == 3
+        assert "damaged at offset" in result.output
+        assert "missing: events" in result.output
+        assert "it does not tell how the run ended" in result.output
+        assert result.output.endswith("something of the recording was lost\n")
+
+
+def test_a_live_run_can_be_cut(runs_dir, tmp_path):
+    with Publisher("live") as publisher:
+        for batch in range(1, 4):
+            publisher.publish(Event.EPOCH_END, batch=batch)
+        recording = runs_dir / "live" / "recording-1.mcap"
+        wait_for(lambda: len(read_records(recording)) == 3, "the events to be recorded")
+        result = run(cut_recording, "live", "-o", tmp_path / "p.mcap")
+    assert result.exit_code == 0
+    assert "it does not tell how the run ended" in result.output
+    assert len(list(Recording(tmp_path / "p.mcap"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"start": "3"}, InvalidTimeError, "'3' is no moment of a run"),
+        ({"start": "90ba"}, ConfigurationError, "nothing of .* is chosen: 'bus info' shows"),
+        ({"events": [Event.PREDICT_END]}, ConfigurationError, "nothing of .* is chosen"),
+        ({"ranks": [7]}, ConfigurationError, "has no rank 7: choose of 0 with '--rank'"),
+    ],
+)
+def test_what_cannot_be_cut_is_named_and_nothing_is_written(tmp_path, options, error, message):
+    write_recording(tmp_path / "a.mcap", [Entry(batch=1)])
+    with pytest.raises(error, match=message):
+        cut(tmp_path / "a.mcap", tmp_path / "b.mcap", **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mcap"]
+
+
+def test_the_setup_alone_is_no_part(tmp_path):
+    original = record_run(tmp_path, "r", snapshots_of_training(4)) / "recording-1.mcap"
+    assert any(one.event is Event.FIT_START for one in Recording(original))
+    with pytest.raises(ConfigurationError, match=r"nothing of .* is chosen"):
+        cut(original, tmp_path / "cut.mcap", start="9ep")
+    assert not (tmp_path / "cut.mcap").exists()
+
+
+def test_nothing_is_written_over_unless_told_to(tmp_path):
+    path, output = tmp_path / "a.mcap", tmp_path / "b.mcap"
+    written = write_recording(path, [Entry(batch=1), Entry(batch=2)])
+    output.write_text("mine")
+    for write in (
+        lambda **options: cut(path, output, **options),
+        lambda **options: merge([path] * 2, output, **options),
+    ):
+        output.write_text("mine")
+        with pytest.raises(ConfigurationError, match="exists: choose another file with '--output', or replace it with"):
+            write()
+        assert output.read_text() == "mine"
+        write(force=True)
+        assert read_records(output) == written
+    with pytest.raises(ConfigurationError, match="is what is read: choose another file"):
+        cut(path, path, force=True)
+    with pytest.raises(ConfigurationError, match="is a folder: name a file in it"):
+        cut(path, tmp_path, force=True)
+    with pytest.raises(ConfigurationError, match="name two or more"):
+        merge([path], output)
+    assert read_records(path) == written
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path):
+    write_recording(tmp_path / "a.mcap", [Entry(batch=1, fields={"x": bytes(range(256)) * 100})])
+    with file_limit(500), pytest.raises(RunDirectoryError, match="cannot"):
+        cut(tmp_path / "a.mcap", tmp_path / "b.mcap")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mcap"]
+
+
+def test_what_is_no_recording_is_refused(tmp_path):
+    (tmp_path / "a.mcap").write_bytes(b"something else")
+    with pytest.raises(RecordingError, match="is not a recording"):
+        cut(tmp_path / "a.mcap", tmp_path / "b.mcap")

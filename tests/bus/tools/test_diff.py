@@ -1,0 +1,406 @@
+"""``bus diff``: where two runs begin to differ, and nothing where they do not."""
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from recorded_runs import BEGAN, Entry, entries, write_foreign, write_recording
+from recording_files import spoil
+from training import gold_evaluators, gold_trainer
+
+from bus import ConfigurationError, RecordingError
+from bus.cli.recordings import diff_recordings
+from bus.terminal import run_command
+from bus.tools.cut import cut
+from bus.tools.diff import Diff, diff
+from bus.types.event import Event
+
+quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+INNER = ("before_forward", "after_loss")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(diff_recordings, [str(argument) for argument in arguments], standalone_mode=False)
+
+
+def compare(folder: Path, a: list[Entry], b: list[Entry], options: dict[str, Any] | None = None, **more: Any) -> Diff:
+    """Compares two recordings that have different names, attempts and times."""
+    paths = folder / "a.mcap", folder / "b.mcap"
+    for path in paths:
+        path.unlink(missing_ok=True)
+    write_recording(paths[0], a)
+    write_recording(paths[1], b, **({"run": "other", "attempt": 2, "began": BEGAN + 10**12} | (options or {})))
+    return diff(*paths, **more)
+
+
+def loss(batch: int, value: Any, **more: Any) -> Entry:
+    return Entry(batch=batch, fields={"loss": value, **more})
+
+
+def losses(*values: Any) -> list[Entry]:
+    return [loss(batch, value) for batch, value in enumerate(values, 1)]
+
+
+# -- what is the same -------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(data=st.data(), stream=entries())
+def test_the_same_run_under_another_name_at_another_time_and_watched_by_others_is_the_same(tmp_path, data, stream):
+    assume(any(not entry.name.startswith("$") and entry.name not in INNER for entry in stream))
+    not_wanted = data.draw(st.sets(st.sampled_from(("$demand", *INNER))))
+    watched = []
+    for entry in stream:
+        if entry.name in not_wanted:
+            continue
+        if data.draw(st.booleans()):
+            watched.append(Entry(data.draw(st.sampled_from(("before_loss", "$demand"))), entry.rank, entry.batch))
+        watched.append(entry)
+    ranks = {entry.rank for entry in stream}
+    assume({entry.rank for entry in watched} == ranks)
+    found = compare(tmp_path, stream, watched)
+    assert found.same
+    assert (found.first, found.metrics, found.incomplete) == (None, (), ())
+    assert found.events
+
+
+def test_hosts_durations_and_order_of_ranks_do_not_count(tmp_path):
+    a = [Entry("init", fields={"system": {"host": "one"}}), loss(1, 0.5, phases={"began": 1}), Entry(rank=1, batch=1)]
+    b = [Entry("init", fields={"system": {"host": "two"}}), Entry(rank=1, batch=1), loss(1, 0.5, phases={"began": 2})]
+    assert compare(tmp_path, a, b).same
+    found = compare(tmp_path, a, b, times=True)
+    assert not found.same
+    assert {"time", "system/host"} == {field.name for field in found.first.fields}
+
+
+def test_times_of_an_evaluation_do_not_count(tmp_path):
+    a, b = ([Entry("eval_end", fields={"eval_timestamp": [0, 0, 3, 24, *[0] * 6, *[wct] * 4]})] for wct in (5, 6))
+    assert compare(tmp_path, a, b).same
+    assert not compare(tmp_path, a, b, times=True).same
+
+
+def test_nan_is_the_same_as_nan(tmp_path):
+    assert compare(tmp_path, losses(math.nan, [math.nan, 1]), losses(math.nan, [math.nan, 1])).same
+
+
+# -- what differs -----------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(data=st.data(), stream=entries())
+def test_one_changed_value_is_found_where_it_is(tmp_path, data, stream):
+    places = [place for place, entry in enumerate(stream) if not entry.name.startswith("$")]
+    assume(places)
+    place = data.draw(st.sampled_from(places))
+    entry = stream[place]
+    before, after = entry.fields["loss"], data.draw(st.floats())
+    assume(before != after and not (math.isnan(before) and math.isnan(after)))
+    changed = [*stream[:place], entry._replace(fields={"loss": after}), *stream[place + 1 :]]
+    found = compare(tmp_path, stream, changed)
+    assert found.differing == 1
+    first = found.first
+    assert (first.rank, first.event, first.batch) == (entry.rank, entry.name, entry.batch)
+    assert first.a == first.b == sum(one.rank == entry.rank for one in stream[: place + 1])
+    (field,) = first.fields
+    assert (field.name, repr(field.a), repr(field.b)) == ("loss", repr(before), repr(after))
+    (metric,) = found.metrics
+    assert (metric.name, metric.batch, metric.events) == ("loss", entry.batch, 1)
+    distance = abs(before - after)
+    assert metric.largest_absolute == (math.inf if math.isnan(distance) else distance)
+
+
+def test_metrics_are_told_from_where_on_and_how_far_at_most(tmp_path):
+    a = [loss(batch, 1.0, lr={"SGD": [0.1, 0.2]}, acc={"x": 0.5}) for batch in range(1, 6)]
+    b = [*a[:2], *(loss(batch, 1.0 + batch, lr={"SGD": [0.1, 0.3]}, acc={"x": 0.5}) for batch in range(3, 6))]
+    found = compare(tmp_path, a, b)
+    assert [(metric.name, metric.batch, metric.events) for metric in found.metrics] == [
+        ("loss", 3, 3),
+        ("lr/SGD", 3, 3),
+    ]
+    worst, rates = found.metrics
+    assert (worst.a, worst.b) == (1.0, 4.0)
+    assert (worst.largest_absolute, worst.largest_absolute_batch) == (5.0, 5)
+    assert (worst.largest_relative, worst.largest_relative_batch) == (pytest.approx(5 / 6), 5)
+    assert rates.largest_absolute == pytest.approx(0.1)
+    assert found.differing == 3
+
+
+def test_a_number_that_is_none_any_more_is_infinitely_far_away(tmp_path):
+    (metric,) = compare(tmp_path, losses(1.0, math.inf), losses(math.nan, math.inf)).metrics
+    assert (metric.batch, metric.largest_absolute, metric.largest_relative) == (1, math.inf, math.inf)
+
+
+def test_the_tolerance_is_absolute_or_relative_and_not_for_what_is_counted(tmp_path):
+    a, b = losses(1000.0, 0.0), losses(1000.9, 0.0009)
+    assert compare(tmp_path, a, b, tolerance=1e-3).same
+    assert not compare(tmp_path, a, b, tolerance=1e-4).same
+    assert not compare(tmp_path, [loss(1, 0.5, batch_size=8)], [loss(1, 0.5, batch_size=7)], tolerance=10).same
+
+
+def test_what_stands_beside_the_numbers_is_compared_too(tmp_path):
+    (field,) = compare(tmp_path, [loss(1, 1.0, note="a")], [loss(1, 1.0, note="b")]).first.fields
+    assert (field.name, field.a, field.b, field.only) == ("note", "a", "b", None)
+    (field,) = compare(tmp_path, [loss(1, 1.0, note=None)], [loss(1, 1.0)]).first.fields
+    assert (field.name, field.only) == ("note", "A")
+    (field,) = compare(tmp_path, [loss(1, True)], [loss(1, 1)]).first.fields
+    assert field.name == "loss"
+
+
+def test_other_training_time_at_a_batch_is_a_difference(tmp_path):
+    found = compare(tmp_path, [Entry(batch=1, epoch=1)], [Entry(batch=1)])
+    assert [field.name for field in found.first.fields] == ["epoch"]
+    assert not found.metrics
+
+
+def test_events_without_a_batch_belong_to_the_one_before(tmp_path):
+    a = [*losses(1.0, 2.0), Entry("epoch_end"), loss(3, 3.0), Entry("fit_end")]
+    assert compare(tmp_path, a, a).same
+    found = compare(tmp_path, a, [*a[:2], *a[3:]])
+    assert (found.alone["A"], found.first.event, found.first.batch) == (1, "epoch_end", 2)
+
+
+def test_what_algorithms_log_is_compared_by_name(tmp_path):
+    a, b = ([loss(3, 0.5, logged=[[3, {"own": value}]])] for value in (1.0, 1.5))
+    (metric,) = compare(tmp_path, a, b).metrics
+    assert (metric.name, metric.largest_absolute) == ("logged/own", 0.5)
+
+
+def test_the_shorter_run_ends_where_they_begin_to_differ(tmp_path):
+    end = Entry("$end", fields={"status": "finished"})
+    found = compare(tmp_path, [*losses(1.0, 2.0, 3.0), end], [*losses(1.0, 2.0), end])
+    assert (found.first.event, found.first.batch, found.first.a, found.first.b) == ("$end", 2, None, 3)
+    # The third batch; and the two ends, which are no events.
+    assert (found.events, found.alone["A"], found.differing_marks) == (2, 1, 2)
+
+
+def test_a_command_to_one_of_them_and_another_ending_are_differences(tmp_path):
+    command = Entry("$command", 0, 1, {"command": "set", "arguments": ["lr", 0.5], "id": "1", "event": "batch_end"})
+    found = compare(tmp_path, [*losses(1.0), command, loss(2, 2.0)], losses(1.0, 2.0))
+    assert (found.first.event, found.first.a, found.first.b) == ("$command", 2, None)
+    again = command._replace(fields={**command.fields, "id": "2"})
+    assert compare(tmp_path, [*losses(1.0), command], [*losses(1.0), again]).same
+    a, b = ([*losses(1.0), Entry("$end", fields={"status": status})] for status in ("finished", "stopped"))
+    (field,) = compare(tmp_path, a, b).first.fields
+    assert (field.name, field.a, field.b) == ("status", "finished", "stopped")
+    result = run(tmp_path / "a.mcap", tmp_path / "b.mcap")
+    assert result.return_value == 1
+    assert "events in both: 1, of which 0 differ\n" in result.output
+    assert "commands and endings that differ, or are in one alone: 1\n" in result.output
+
+
+def test_evaluators_of_the_same_batch_are_not_mixed_up(tmp_path):
+    def evaluated(*labels: str) -> list[Entry]:
+        return [
+            Entry("eval_end", 0, 4, {"eval_metrics": {label: {"acc": len(label)}}}, {"dataloader_label": label})
+            for label in labels
+        ]
+
+    assert compare(tmp_path, evaluated("a", "bb"), evaluated("bb", "a")).same
+    found = compare(tmp_path, evaluated("a", "bb"), evaluated("bb"))
+    assert (found.first.a, found.first.b, found.differing, found.alone) == (1, None, 0, {"A": 1, "B": 0})
+
+
+# -- what only one of them can have -----------------------------------------------------------------------------------
+
+
+def test_fields_on_demand_are_compared_where_both_have_them(tmp_path):
+    both = [loss(1, 1.0, norm=1.0, on_demand=["norm"])]
+    found = compare(tmp_path, both, [loss(1, 1.0)])
+    assert found.same
+    assert found.notes == ("only in A, for somebody asked for it: field norm (1 times)",)
+    found = compare(tmp_path, both, [loss(1, 1.0, norm=2.0, on_demand=["norm"])])
+    assert [metric.name for metric in found.metrics] == ["norm"]
+
+
+def test_what_a_training_could_not_give_to_somebody_is_no_difference(tmp_path):
+    refused = [loss(1, 1.0, not_sent="phases: this batch began before anybody asked")]
+    assert compare(tmp_path, refused, losses(1.0)).same
+
+
+def test_inner_events_are_compared_where_both_have_them(tmp_path):
+    a = [Entry("after_loss", batch=0, fields={"loss": 1.0}), *losses(1.0)]
+    found = compare(tmp_path, a, losses(1.0))
+    assert found.notes == ("only in A, for somebody asked for it: event after_loss (1 times)",)
+    b = [Entry("after_loss", batch=0, fields={"loss": 2.0}), *losses(1.0)]
+    assert compare(tmp_path, a, b).first.event == "after_loss"
+
+
+def test_ranks_of_one_alone_are_told(tmp_path):
+    context = {"world_size": 2}
+    a = [Entry(rank=rank, batch=1, context=context) for rank in (0, 1)]
+    found = compare(tmp_path, a, a[:1])
+    assert (found.same, found.notes) == (True, ("rank 1 is in A alone",))
+
+
+def test_a_cut_is_the_same_as_what_it_was_cut_from(tmp_path):
+    write_recording(tmp_path / "a.mcap", [*losses(*map(float, range(20))), Entry("$end")])
+    # The end is compared too, and counted by neither.
+    assert cut(tmp_path / "a.mcap", tmp_path / "b.mcap", "5ba", "8ba").events == 4
+    for one, other in (("a", "b"), ("b", "a")):
+        found = diff(tmp_path / f"{one}.mcap", tmp_path / f"{other}.mcap")
+        assert found.same
+        assert found.events == 4
+        assert [line.split(" is ")[1] for line in found.notes] == [
+            "a cut without events 1 to 4 of rank 0",
+            "a cut without events 9 to 20 of rank 0",
+        ]
+
+
+def test_many_ranges_that_a_cut_has_left_out_are_told_in_a_few_lines(tmp_path):
+    names = ("batch_end", "epoch_end")
+    write_recording(tmp_path / "a.mcap", [Entry(name, batch=batch) for batch in range(1, 31) for name in names])
+    cut(tmp_path / "a.mcap", tmp_path / "b.mcap", events=[Event.BATCH_END])
+    found = diff(tmp_path / "a.mcap", tmp_path / "b.mcap")
+    assert (found.same, found.events) == (True, 30)
+    assert len(found.notes) == 21
+    assert found.notes[19:] == (
+        "B is a cut without events 40 to 40 of rank 0",
+        "B is a cut without 10 more ranges of events of rank 0",
+    )
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_what_is_missing_is_no_difference_and_is_told(tmp_path, side):
+    whole = losses(*map(float, range(10)))
+    write_recording(tmp_path / "whole.mcap", whole)
+    write_recording(tmp_path / "holed.mcap", whole, missing=[0, 4, 5])
+    paths = [tmp_path / "holed.mcap", tmp_path / "whole.mcap"]
+    found = diff(*(paths if side == "A" else paths[::-1]))
+    assert found.same
+    assert found.incomplete == tuple(
+        f"{side} lacks events {first} to {last} of rank 0, which nobody has" for first, last in ((1, 1), (5, 6))
+    )
+
+
+# -- real trainings ---------------------------------------------------------------------------------------------------
+
+
+def test_trainings_are_the_same_until_they_are_not(runs_dir):
+    for name, more in (("one", {}), ("two", {}), ("longer", {"max_duration": "3ep"})):
+        evaluators = gold_evaluators({"eval_a": {"n": 12, "batch_size": 5}})
+        settings = {"eval_dataloader": evaluators, "eval_interval": "1ep", **more}
+        with gold_trainer(publish=True, run_name=name, **settings) as trainer:
+            trainer.fit()
+    result = run("one", "two")
+    assert result.return_value == 0
+    assert result.output.splitlines()[-1].startswith("the same in ")
+    result = run("one", "longer")
+    assert result.return_value == 1
+    assert "first difference: before_load at 0ep 0ba of rank 0" in result.output
+    assert "  max_duration: 2ep in A, 3ep in B\n" in result.output
+    assert "METRIC" not in result.output
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_shows_the_first_difference_and_the_metrics(tmp_path):
+    compare(tmp_path, losses(1.0, 2.0, 3.0), losses(1.0, 2.0, math.nan))
+    result = run(tmp_path / "a.mcap", tmp_path / "b.mcap")
+    assert result.return_value == 1
+    assert (
+        result.output
+        == f"""\
+A  {tmp_path / "a.mcap"}
+B  {tmp_path / "b.mcap"}
+first difference: batch_end at 0ep 3ba of rank 0 (event 3 in A, 3 in B)
+  loss: 3.0 in A, NaN in B
+events in both: 3, of which 1 differ
+METRIC  FROM  EVENTS  LARGEST DISTANCE  LARGEST SHARE  FIRST IN A  FIRST IN B
+loss    3ba   1       inf at 3ba        inf at 3ba     3.0         NaN
+"""
+    )
+
+
+def test_the_command_names_hyperparameters_that_differ(tmp_path):
+    a = {"optimizer": {"lr": 0.1}, "seed": 1, "machine": {"host": "x"}}
+    compare(
+        tmp_path,
+        [Entry("fit_start", fields={"hyperparameters": a})],
+        [Entry("fit_start", fields={"hyperparameters": {**a, "optimizer": {"lr": 0.2}, "machine": {"host": "y\n"}}})],
+    )
+    result = run(tmp_path / "a.mcap", tmp_path / "b.mcap")
+    assert result.return_value == 1
+    assert result.output.splitlines()[2:] == [
+        "hyperparameters that differ:",
+        "  optimizer/lr: 0.1 in A, 0.2 in B",
+        "different in how they were started:",
+        "  machine/host: x in A, y\\n in B",
+    ]
+    told = json.loads(run(tmp_path / "a.mcap", tmp_path / "b.mcap", "--json").output)
+    assert (told["same"], told["hyperparameters"][0]["name"]) == (False, "optimizer/lr")
+
+
+def test_the_command_shows_what_one_alone_has(tmp_path):
+    compare(tmp_path, losses(1.0, 2.0), losses(1.0))
+    result = run(tmp_path / "a.mcap", tmp_path / "b.mcap")
+    assert "first difference: batch_end at 0ep 2ba of rank 0 is in A alone (event 2)\n" in result.output
+    compare(tmp_path, [loss(1, 1.0)], [loss(1, 1.0, x="long" * 40)])
+    result = run(tmp_path / "a.mcap", tmp_path / "b.mcap")
+    assert f"  x: not there in A, {('long' * 40)[:57]}... in B\n" in result.output
+
+
+def test_json_holds_everything_that_was_found(tmp_path):
+    found = compare(tmp_path, losses(1.0, 2.0), losses(1.0, math.nan))
+    result = run(tmp_path / "a.mcap", tmp_path / "b.mcap", "--json")
+    told = json.loads(result.output, parse_constant=pytest.fail)
+    assert result.return_value == 1
+    assert (told["same"], told["events"], told["differing"], told["a"]) == (False, 2, 1, str(found.a))
+    assert told["first"]["fields"] == [{"name": "loss", "a": 2.0, "b": "NaN", "only": None}]
+    assert told["metrics"][0]["largest_absolute"] == "Infinity"
+
+
+def test_no_difference_in_what_is_left_of_a_damaged_one_is_not_the_same(tmp_path):
+    whole = losses(*map(float, range(20)))
+    compare(tmp_path, whole, whole)
+    spoil(tmp_path / "a.mcap", 700)
+    result = run(tmp_path / "a.mcap", tmp_path / "b.mcap")
+    assert result.return_value == 2
+    assert "is damaged at offset" in result.output
+    assert "A lacks events " in result.output
+    assert result.output.splitlines()[-1].startswith("no difference in ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a.mcap", "nothing"], "no run 'nothing'"),
+        (["a.mcap", "text"], "text is not a recording"),
+        (["empty", "a.mcap"], "empty is not a recording"),
+        (["a.mcap", "foreign"], "foreign is not a recording"),
+        (["a.mcap", "a.mcap", "--tolerance", "-1"], "the tolerance is a number of 0 or more, not -1"),
+        (["a.mcap", "a.mcap", "--tolerance", "nan"], "the tolerance is a number of 0 or more, not nan"),
+        (["a.mcap", "b.mcap"], "have no event in common, so there is nothing to compare"),
+        (["a.mcap"], "Missing argument 'B'"),
+    ],
+)
+def test_trouble_is_neither_the_same_nor_different(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["diff", *arguments])
+    write_recording(tmp_path / "a.mcap", [Entry()])
+    write_recording(tmp_path / "b.mcap", [Entry(rank=1)])
+    (tmp_path / "text").write_text("text")
+    (tmp_path / "empty").touch()
+    write_foreign(tmp_path / "foreign")
+    with pytest.raises(SystemExit) as left:
+        run_command(diff_recordings)
+    assert left.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count(os.linesep) == 1
+
+
+def test_errors_of_the_function_are_its_own(tmp_path):
+    write_recording(tmp_path / "a.mcap", [Entry()])
+    with pytest.raises(RecordingError, match="there is no recording"):
+        diff(tmp_path / "a.mcap", tmp_path / "b.mcap")
+    with pytest.raises(ConfigurationError, match="the tolerance is"):
+        diff(tmp_path / "a.mcap", tmp_path / "a.mcap", tolerance=math.inf)

@@ -1,0 +1,511 @@
+"""``bus export``: what other tools read is what was recorded."""
+
+import base64
+import csv
+import json
+import math
+import os
+import sys
+import tracemalloc
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import mcap.reader
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from click.testing import CliRunner, Result
+from helpers import wait_for
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from recorded_runs import BEGAN, Entry, read_records, write_recording
+from recording_files import append, file_limit, spoil
+from training import Act, gold_evaluators, gold_trainer
+
+from bus import ConfigurationError, Event, Publisher, Recording, RunDirectoryError
+from bus.cli.recordings import export_recording
+from bus.recording.writer import JournalWriter
+from bus.tools import tables
+from bus.tools.cut import cut
+from bus.tools.export import FORMATS, export
+from bus.tools.rows import FIXED
+from bus.tools.shape import Shape
+
+quick = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5)
+leaves = scalars | st.binary(max_size=5) | st.lists(scalars, max_size=3)
+names = st.sampled_from(["loss", "lr", "a", "time", "event", "x"])
+maps = st.dictionaries(names, leaves, max_size=3)
+fields = st.dictionaries(names, leaves | maps | st.lists(maps, max_size=2), max_size=4)
+events = st.sampled_from(["batch_end", "loss"])
+streams = st.lists(
+    st.tuples(events, fields, maps).map(lambda drawn: Entry(drawn[0], 0, 0, *drawn[1:])), min_size=1, max_size=4
+)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(export_recording, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def exported(path: Path, to: str, **options: Any) -> Path:
+    output = path.with_name(f"out.{to}")
+    export(path, output, to, force=True, **options)
+    return output
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text("utf-8").split("\n")[:-1]]
+
+
+def read_mcap(path: Path) -> list[tuple[Any, Any, Any, dict[str, Any]]]:
+    with path.open("rb") as file:
+        reader = mcap.reader.make_reader(file, validate_crcs=True)
+        return [(*found, json.loads(found[2].data)) for found in reader.iter_messages(log_time_order=False)]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in type and value, NaN like NaN and -0.0 unlike 0.0."""
+    return repr(one) == repr(other)
+
+
+@pytest.fixture
+def trained(runs_dir) -> Path:
+    """The recording of a real training of two epochs, evaluated after each, with further fields of every kind."""
+    evaluators = gold_evaluators({"eval_a": {"n": 12, "batch_size": 5}})
+    logs = Act(lambda _, state, logger: logger.log_metrics({"own": float(state.timestamp.batch)}), Event.BATCH_END)
+    with gold_trainer(
+        publish=True, run_name="trained", eval_dataloader=evaluators, eval_interval="1ep", algorithms=logs
+    ) as trainer:
+        trainer.fit()
+    return runs_dir / "trained" / "recording-1.mcap"
+
+
+# -- a real training --------------------------------------------------------------------------------------------------
+
+
+def test_every_form_has_every_event_of_a_training(trained):
+    snapshots = list(Recording(trained))
+    wanted = [(state.event.value, state.seq, state.loss, state.timestamp.batch.value) for state in snapshots]
+
+    rows = [row for row in read_csv(exported(trained, "csv")) if not row["event"].startswith("$")]
+    assert [
+        (row["event"], int(row["seq"]), float(row["loss"]) if row["loss"] else None, int(row["batch"])) for row in rows
+    ] == wanted
+    lines = [row for row in read_jsonl(exported(trained, "jsonl")) if not row["event"].startswith("$")]
+    assert [(row["event"], row["seq"], row["loss"], row["batch"]) for row in lines] == wanted
+    assert [row["lr"] for row in lines] == [dict(state.lr) for state in snapshots]
+    table = pa.parquet.read_table(exported(trained, "parquet")).to_pylist()
+    events = [row for row in table if not row["event"].startswith("$")]
+    assert [(row["event"], row["seq"], row["loss"], row["batch"]) for row in events] == wanted
+    found = [message for *_, message in read_mcap(exported(trained, "json-mcap"))]
+    assert [
+        (row["event"], row["seq"], row.get("loss"), row["batch"]) for row in found if not row["event"].startswith("$")
+    ] == wanted
+
+    last = [state.eval_metrics["eval_a"]["CrossEntropy"] for state in snapshots if state.event is Event.EVAL_END][-1]
+    assert float(rows[-1]["eval_metrics/eval_a/CrossEntropy"]) == last
+    assert events[-1]["eval_metrics/eval_a/CrossEntropy"] == last
+    batch = next(row for row in events if row["event"] == "batch_end")
+    assert batch["lr/SGD"] == [0.1]
+    assert json.loads(next(row for row in rows if row["event"] == "batch_end")["lr/SGD"]) == [0.1]
+    assert "own" in str(lines[-1]) or any("own" in str(row.get("logged")) for row in lines)
+
+
+def test_a_row_begins_with_whose_when_and_where(trained):
+    first = "run,attempt,rank,seq,event,time,utc,epoch,batch,sample,token"
+    assert exported(trained, "csv").read_text().startswith(first)
+    states, table = list(Recording(trained)), pa.parquet.read_table(exported(trained, "parquet"))
+    assert table.column_names[:11] == first.split(",")
+    assert table.schema.field("utc").type == pa.timestamp("ns", tz="UTC")
+    assert table["utc"].cast(pa.int64()).to_pylist()[:-1] == [state.time_ns for state in states]
+    rows = read_csv(exported(trained, "csv"))
+    for row, state in zip(rows, states, strict=False):
+        assert (row["run"], int(row["attempt"]), int(row["rank"])) == ("trained", 1, 0)
+        assert float(row["time"]) == state.time
+        moment, _, nanoseconds = row["utc"].removesuffix("Z").partition(".")
+        seconds = int(datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp())
+        assert seconds * 10**9 + int(nanoseconds) == state.time_ns
+        assert float(row["total_wct"]) == state.timestamp.total_wct.total_seconds()
+
+
+def test_the_end_is_a_row_without_training_time(trained):
+    assert (
+        read_jsonl(exported(trained, "jsonl"))[-1] | {"event": "$end", "status": "finished", "batch": None}
+        == (read_jsonl(exported(trained, "jsonl"))[-1])
+    )
+    assert read_csv(exported(trained, "csv"))[-1]["batch"] == ""
+
+
+def test_commands_are_rows_unless_events_are_chosen(tmp_path):
+    command = {"command": "set", "arguments": ["lr", 0.5], "id": "x", "event": "batch_end", "error": None}
+    write_recording(tmp_path / "a.mcap", [Entry(batch=1), Entry("$command", 0, 1, command), Entry("$demand", 0, 1)])
+    rows = read_jsonl(exported(tmp_path / "a.mcap", "jsonl"))
+    assert [row["event"] for row in rows] == ["batch_end", "$command"]
+    # The event at which it took effect is not the row's own.
+    assert (rows[1]["fields/event"], rows[1]["arguments"]) == ("batch_end", ["lr", 0.5])
+    chosen = exported(tmp_path / "a.mcap", "jsonl", events=[Event.BATCH_END])
+    assert [row["event"] for row in read_jsonl(chosen)] == ["batch_end"]
+
+
+def test_the_timeline_is_that_of_the_recording(trained):
+    drawn = json.loads(exported(trained, "trace").read_text())
+    assert {"epochs", "batches"} <= {one["args"].get("name") for one in drawn if one.get("name") == "thread_name"}
+    assert sum(one["ph"] == "C" and "loss" in one["args"] for one in drawn) == 8
+    assert any("finished" in one.get("name", "") for one in drawn if one["ph"] == "i")
+
+
+# -- any values -------------------------------------------------------------------------------------------------------
+
+
+def as_json(value: Any) -> Any:
+    """What strict JSON has for a value."""
+    if isinstance(value, dict):
+        return {name: as_json(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [as_json(item) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def columns_of(entry: Entry) -> dict[str, Any]:
+    """The columns that an event's fields are in."""
+    columns = {}
+    for name, value in {**entry.context, **entry.fields}.items():
+        name = f"fields/{name}" if name in FIXED else name
+        columns |= {f"{name}/{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+    return columns
+
+
+def write_anew(folder: Path, stream: list[Entry]) -> Path:
+    path = folder / "a.mcap"
+    path.unlink(missing_ok=True)
+    write_recording(path, stream)
+    return path
+
+
+@quick
+@given(stream=streams)
+def test_csv_reads_back_as_it_was_recorded(tmp_path, stream):
+    path = write_anew(tmp_path, stream)
+    for row, entry in zip(read_csv(exported(path, "csv")), stream, strict=True):
+        columns = columns_of(entry)
+        for name, value in columns.items():
+            cell = row.pop(name)
+            if value is None:
+                assert cell == ""
+            elif isinstance(value, str | bytes):
+                assert cell == as_json(value)
+            elif isinstance(value, float):
+                assert same(float(cell), value)
+            else:
+                assert same(json.loads(cell), as_json(value))
+        assert all(cell == "" for name, cell in row.items() if name not in FIXED)
+
+
+@quick
+@given(stream=streams)
+def test_json_lines_read_back_as_they_were_recorded(tmp_path, stream):
+    path = write_anew(tmp_path, stream)
+    for row, entry in zip(read_jsonl(exported(path, "jsonl")), stream, strict=True):
+        for name, value in {**entry.context, **entry.fields}.items():
+            assert same(row[f"fields/{name}" if name in FIXED else name], as_json(value))
+
+
+def check_cell(value: Any, found: Any, kind: pa.DataType) -> None:
+    """A value of a Parquet file, or of a list in one, is the one that was recorded."""
+    if value is None:
+        assert found is None
+    elif pa.types.is_list(kind):
+        assert len(value) == len(found)
+        for one, other in zip(value, found, strict=True):
+            check_cell(one, other, kind.value_type)
+    elif pa.types.is_float64(kind):
+        assert same(found, float(value))
+        assert int(found) == value if isinstance(value, int) else True
+    elif pa.types.is_string(kind) and not isinstance(value, str):
+        assert same(json.loads(found), as_json(value))
+    else:
+        assert same(found, value)
+
+
+@quick
+@given(stream=streams)
+def test_parquet_reads_back_as_it_was_recorded(tmp_path, stream):
+    path = write_anew(tmp_path, stream)
+    table = pa.parquet.read_table(exported(path, "parquet"))
+    for row, entry in zip(table.to_pylist(), stream, strict=True):
+        columns = columns_of(entry)
+        for name, value in columns.items():
+            check_cell(value, row[name], table.schema.field(name).type)
+        assert all(value is None for name, value in row.items() if name not in columns and name not in FIXED)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, None, -(2**63)], pa.int64()),
+        ([2**64 - 1, 0], pa.uint64()),
+        ([2**64 - 1, -1], pa.string()),
+        ([1, 0.5, math.nan], pa.float64()),
+        ([2**53 + 1, 0.5], pa.string()),
+        ([True, None], pa.bool_()),
+        ([True, 1], pa.string()),
+        (["a", None], pa.string()),
+        (["a", 1.5], pa.string()),
+        ([b"a"], pa.binary()),
+        ([[1, 2], [0.5], []], pa.list_(pa.float64())),
+        ([[[1]], None], pa.list_(pa.list_(pa.int64()))),
+        ([["a", 1]], pa.string()),
+        ([[{"a": 1}]], pa.string()),
+        ([None], pa.null()),
+    ],
+)
+def test_a_column_has_the_type_of_what_is_in_it(tmp_path, values, kind):
+    path = write_anew(tmp_path, [Entry(fields={"x": value}) for value in values])
+    column = pa.parquet.read_table(exported(path, "parquet"))["x"]
+    assert column.type.equals(kind)
+    for value, found in zip(values, column.to_pylist(), strict=True):
+        check_cell(value, found, kind)
+
+
+def check_schema(schema: dict[str, Any], value: Any) -> None:
+    """JSON Schema, as far as it is used."""
+    types = {"number": (int, float), "integer": int, "string": str, "boolean": bool, "array": list, "object": dict}
+    assert isinstance(value, types[schema["type"]])
+    assert schema["type"] == "boolean" or not isinstance(value, bool)
+    for item in value if schema["type"] == "array" else []:
+        check_schema(schema["items"], item)
+    for name, member in schema.get("properties", {}).items():
+        if name in value:
+            check_schema(member, value[name])
+
+
+@quick
+@given(stream=streams)
+def test_messages_read_back_as_they_were_recorded_and_fit_their_schemas(tmp_path, stream):
+    path = write_anew(tmp_path, stream)
+    found = read_mcap(exported(path, "json-mcap"))
+    for (schema, channel, message, row), entry in zip(found, stream, strict=True):
+        assert (channel.topic, channel.message_encoding) == (f"/{entry.name}/{entry.rank}", "json")
+        assert (schema.name, schema.encoding) == (f"offloop.{entry.name}", "jsonschema")
+        check_schema(json.loads(schema.data), row)
+        for name, value in {**entry.context, **entry.fields}.items():
+            assert same(row.get(f"fields/{name}" if name in FIXED else name), as_json(value))
+        assert message.log_time == message.publish_time
+
+
+def test_messages_have_the_time_of_the_event_and_a_schema_for_what_is_plotted(tmp_path):
+    fields = {"loss": 0.5, "lr": {"SGD": [0.1]}, "nothing": None, "bad": math.inf, "blob": b"x"}
+    path = write_anew(tmp_path, [Entry(fields=fields), Entry("$end", fields={"status": "failed"})])
+    (schema, _, message, row), (_, end, _, _) = read_mcap(exported(path, "json-mcap"))
+    assert message.log_time == BEGAN
+    assert end.topic == "/end/0"
+    properties = json.loads(schema.data)["properties"]
+    assert properties["loss"] == {"type": "number"}
+    assert properties["lr"]["properties"]["SGD"] == {"type": "array", "items": {"type": "number"}}
+    assert properties["blob"]["contentEncoding"] == "base64"
+    assert not {"nothing", "bad"} & properties.keys()
+    assert row["bad"] == "Infinity"
+
+
+def test_an_empty_text_is_not_the_same_as_none(tmp_path):
+    path = write_anew(tmp_path, [Entry(fields={"x": "", "y": None, "z": 'a"b,\r\nc'})])
+    assert exported(path, "csv").read_bytes().decode().endswith(',"",,"a""b,\r\nc"\n')
+
+
+def test_no_value_hides_another_one(tmp_path):
+    fields = {"a": {"b": 1, "c": {"d": 2}}, "a/b": 3, "rank": 4, "seq": {"x": 5}}
+    path = write_anew(tmp_path, [Entry(fields=fields)])
+    (row,) = read_csv(exported(path, "csv"))
+    assert (row["a/b"], row["a/b'"], row["a/c/d"], row["rank"], row["fields/rank"]) == ("1", "3", "2", "0", "4")
+    assert row["fields/seq/x"] == "5"
+
+
+# -- long, live and damaged recordings --------------------------------------------------------------------------------
+
+
+def test_parquet_is_written_in_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "_ROWS_IN_A_GROUP", 10)
+    path = write_anew(tmp_path, [Entry(batch=batch, fields={"x": batch}) for batch in range(25)])
+    with pa.parquet.ParquetFile(exported(path, "parquet")) as file:
+        assert [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)] == [10, 10, 5]
+        assert file.read()["x"].to_pylist() == list(range(25))
+
+
+def test_what_is_recorded_between_two_passes_is_left_for_the_next_export(tmp_path, monkeypatch):
+    path = tmp_path / "a.mcap"
+    writer = JournalWriter(path, "r", 1)
+    append(writer, 1)
+    writer.flush()
+
+    arrow_type = Shape.arrow_type
+
+    def late(shape: Shape) -> pa.DataType:
+        if writer.written == 1:
+            append(writer, 2)
+            writer.flush()
+        return arrow_type(shape)
+
+    monkeypatch.setattr(Shape, "arrow_type", late)
+    assert pa.parquet.read_table(exported(path, "parquet")).num_rows == 1
+    assert pa.parquet.read_table(exported(path, "parquet")).num_rows == 2
+    writer.close()
+
+
+def test_a_live_run_is_exported_as_far_as_it_is(runs_dir, tmp_path):
+    with Publisher("live") as publisher:
+        publisher.publish(Event.EPOCH_END, batch=1)
+        wait_for(lambda: len(read_records(runs_dir / "live" / "recording-1.mcap")) == 1, "the event to be recorded")
+        result = run("live", "--to", "csv", "-o", tmp_path / "live.csv")
+    assert result.exit_code == 0
+    assert result.output.splitlines()[-1] == "it does not tell how the run ended"
+    assert len(read_csv(tmp_path / "live.csv")) == 1
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_of_a_damaged_recording_everything_whole_is_exported(tmp_path, to):
+    path = tmp_path / "a.mcap"
+    write_recording(path, [Entry(batch=batch) for batch in range(1, 21)])
+    spoil(path, 700)
+    result = run(path, "--to", to)
+    assert result.exit_code == 3
+    assert "exported 15 events of" in result.output
+    assert "is damaged at offset" in result.output
+    assert "missing: events " in result.output
+    assert result.output.endswith("something of the recording was lost\n")
+
+
+@pytest.mark.parametrize(("to", "marks"), [("jsonl", " and 2 rows for commands and the end"), ("trace", "")])
+def test_the_numbers_that_are_told_add_up_to_the_rows_of_the_file(tmp_path, to, marks):
+    path, output = tmp_path / "recording-1.mcap", tmp_path / "out"
+    command = Entry("$command", 0, 3, {"command": "pause", "arguments": [], "id": "1", "event": "batch_end"})
+    end = Entry("$end", fields={"status": "finished"})
+    write_recording(path, [*(Entry(batch=batch) for batch in (1, 2, 3)), command, end])
+    said = run(path, "--to", to, "-o", output).output
+    assert said.splitlines()[0] == f"exported 3 events{marks} of {path} to {output}"
+    if marks:
+        assert len(output.read_text().splitlines()) == 5
+
+
+def test_of_a_recording_that_was_cut_off_nothing_is_lost(tmp_path):
+    path = tmp_path / "recording-1.mcap"
+    write_recording(path, [Entry(batch=batch) for batch in range(1, 8)], footer=False)
+    result = run(path, "--to", "jsonl")
+    assert result.exit_code == 0
+    assert result.output.splitlines() == [
+        f"exported 7 events of {path} to {tmp_path / 'recording-1.jsonl'}",
+        "it does not tell how the run ended",
+    ]
+
+
+def test_what_a_cut_has_left_out_is_told(tmp_path):
+    path = tmp_path / "a.mcap"
+    write_recording(path, [Entry(batch=batch) for batch in range(1, 8)])
+    cut(path, tmp_path / "p.mcap", "3ba", "4ba")
+    result = run(tmp_path / "p.mcap", "--to", "csv")
+    assert result.exit_code == 0
+    assert "left out by a cut: events 1 to 2 of rank 0\nleft out by a cut: events 5 to 7 of rank 0\n" in result.output
+    assert [row["seq"] for row in read_csv(tmp_path / "p.csv")] == ["3", "4"]
+
+
+# -- choices and mistakes ---------------------------------------------------------------------------------------------
+
+
+def test_events_and_ranks_are_chosen(tmp_path):
+    path = tmp_path / "a.mcap"
+    write_recording(path, [Entry(name, rank) for name in ("batch_end", "epoch_end") for rank in (0, 1, 2)])
+    run(path, "--to", "csv", "--events", "epoch_end, EPOCH_START", "--rank", "0", "--rank", "2")
+    assert [(row["event"], row["rank"]) for row in read_csv(tmp_path / "a.csv")] == [
+        ("epoch_end", "0"),
+        ("epoch_end", "2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--events", "batch_edn"], "'batch_edn' is no event: did you mean batch_end"),
+        (["--events", ","], "--events takes names of events, such as batch_end,epoch_end"),
+        (["--events", "predict_end"], "is chosen: 'bus info' shows which events there are"),
+        (["--rank", "3"], "has no rank 3: choose of 0 with '--rank'"),
+        (["-o", "."], "is a folder: name a file in it with '--output'"),
+        (["-o", "nothing.mcap/x.csv"], "nothing.mcap is no folder: choose another file with '--output'"),
+    ],
+)
+def test_a_mistake_is_named_and_nothing_is_written(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.mcap", "nothing.mcap"):
+        write_recording(tmp_path / name, [Entry()])
+    result = CliRunner().invoke(export_recording, ["a.mcap", "--to", "csv", *arguments])
+    assert result.exit_code == 1
+    assert message in str(result.exception)
+    assert sorted(os.listdir()) == ["a.mcap", "nothing.mcap"]
+
+
+def test_a_form_that_there_is_not_is_named(tmp_path):
+    path = write_anew(tmp_path, [Entry()])
+    assert "'yaml' is not one of 'parquet', 'csv'" in run(path, "--to", "yaml").output
+    with pytest.raises(ConfigurationError, match="'jsnol' is no form to export to: did you mean jsonl"):
+        export(path, tmp_path / "b", "jsnol")
+
+
+def test_a_file_that_is_there_stays_unless_told_otherwise(tmp_path):
+    path = write_anew(tmp_path, [Entry()])
+    output = tmp_path / "a.csv"
+    output.write_text("mine")
+    with pytest.raises(ConfigurationError, match="exists: choose another file with '--output', or replace it with"):
+        export(path, output, "csv")
+    assert output.read_text() == "mine"
+    export(path, output, "csv", force=True)
+    assert output.read_text().startswith("run,")
+    with pytest.raises(ConfigurationError, match="is what is read"):
+        export(path, path, "csv", force=True)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigurationError, match="pipe is no file that could be replaced: choose another one"):
+        export(path, pipe, "csv", force=True)
+    assert pipe.is_fifo()
+
+
+def test_memory_is_not_filled_with_what_a_cut_has_left_out(tmp_path):
+    names = ("batch_end", "epoch_end")
+    path = write_anew(tmp_path, [Entry(name, batch=batch) for batch in range(2000) for name in names])
+    cut(path, tmp_path / "whole.mcap")
+    cut(path, tmp_path / "part.mcap", events=[Event.BATCH_END])
+    output = tmp_path / "a.csv"
+    export(path, output, "csv")  # what is made once
+    peaks = []
+    for recording in (tmp_path / "whole.mcap", tmp_path / "part.mcap"):
+        tracemalloc.start()
+        export(recording, output, "csv", force=True)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    # A few numbers for each of the 2,000 ranges.
+    assert peaks[1] - peaks[0] < 2000 * 350
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, to):
+    path = write_anew(tmp_path, [Entry(batch=batch, fields={"x": os.urandom(3000).hex()}) for batch in range(3)])
+    with file_limit(400), pytest.raises(RunDirectoryError, match="cannot write"):
+        export(path, tmp_path / "out", to)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mcap"]
+
+
+def test_without_pyarrow_it_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    path = write_anew(tmp_path, [Entry()])
+    with pytest.raises(ConfigurationError, match=r"needs PyArrow: install it with pip install 'offloop\[parquet\]'"):
+        export(path, tmp_path / "b.parquet", "parquet")
+    export(path, tmp_path / "b.csv", "csv")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mcap", "b.csv"]

@@ -1,0 +1,391 @@
+"""The timeline: what is drawn of a run, that every reader takes it, and that it survives whatever ends its writer."""
+
+import errno
+import gzip
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from consumers_stream import record_run
+from helpers import REFERENCE
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paths import SUPPORT
+from timeline_stream import BEGAN_NS, MS, RankStream, record_commanded, training_of
+from trace_consumer import consume
+from trace_rules import TraceFile, read_trace
+
+from bus.errors import ClosedError, ConfigurationError
+from bus.protocol.order import Ending
+from bus.protocol.snapshot import Snapshot
+from bus.recording.recording import Recording
+from bus.trace.writer import TraceWriter
+from bus.types.commands import Command, Outcome
+from bus.types.event import Event
+from consumers import Callback, Logger
+from consumers.callbacks.trace import Trace
+
+GOLDEN = REFERENCE / "timeline.json"
+FINISHED = Ending("finished")
+
+
+def drawn(stream: Iterable[Snapshot], ending: Ending | None = FINISHED, every: int = 1) -> str:
+    """The text of a trace of that stream."""
+    file = io.StringIO()
+    writer = TraceWriter(file, every)
+    for snapshot in stream:
+        writer.see(snapshot)
+    writer.close(ending)
+    return file.getvalue()
+
+
+def shown(stream: Iterable[Snapshot], **options: Any) -> TraceFile:
+    return read_trace(drawn(stream, **options))
+
+
+def names(slices: Iterable[Any]) -> list[str]:
+    return [one.name for one in slices]
+
+
+# -- what is drawn ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_drawn_as_it_went() -> None:
+    trace = shown(training_of())
+    assert trace.processes == {0: "rank 0 (node-0)"}
+    assert trace.labels == {0: "began 2023-11-14T22:13:20+00:00"}
+    spans = [(one.name, int(one.began), int(one.ended or 0)) for one in trace.on("batches")]
+    assert spans == [
+        ("batch 1", 5000, 15000),
+        ("batch 2", 15000, 25000),
+        ("batch 3", 45000, 55000),
+        ("batch 4", 55000, 65000),
+    ]
+    assert [(int(one.began), int(one.ended or 0)) for one in trace.on("data")][2:] == [(45000, 47000), (55000, 57000)]
+    assert [one.args["batch"] for one in trace.on("backward")] == [1, 2, 3, 4]
+    assert names(trace.on("epochs")) == ["epoch 1", "epoch 2"]
+    assert [(int(one.began), int(one.ended or 0)) for one in trace.on("epochs")] == [(5000, 25000), (45000, 65000)]
+    outer, inner = trace.on("evaluation")[:2]
+    assert {outer.name, inner.name} == {"evaluation", "eval"}
+    assert next(one.args for one in trace.on("evaluation") if one.name == "eval") == {"accuracy": 0.75}
+    assert names(trace.instants) == [
+        "run run, attempt 1",
+        "epoch 1 ends",
+        "epoch_checkpoint",
+        "epoch 2 ends",
+        "epoch_checkpoint",
+        "run finished",
+    ]
+    assert trace.instants[0].args["began_ns"] == str(BEGAN_NS)
+    assert trace.counters["training loss"] == [(15000, 1), (25000, 0.5), (55000, 1 / 3), (65000, 0.25)]
+    assert trace.counters["learning rate SGD/group0"] == [(15000, 0.1)]
+    # What an evaluation takes is not the training's.
+    assert [value for _, value in trace.counters["samples per second"]] == [800] * 3
+
+
+def test_microbatches_are_told_apart() -> None:
+    stream = RankStream()
+    passes = [("forward", 1.0), ("loss", 1.0), ("backward", 1.0)] * 2
+    trace = shown([stream.event(Event.INIT), stream.event(Event.FIT_START), stream.batch([("data", 1.0), *passes])])
+    assert [one.args for one in trace.on("forward")] == [
+        {"batch": 1, "microbatch": 1},
+        {"batch": 1, "microbatch": 2},
+    ]
+    assert trace.on("data")[0].args == {"batch": 1}
+
+
+def test_every_draws_some_batches_and_the_rest_in_groups_that_no_evaluation_lies_in() -> None:
+    trace = shown(training_of(7, batches_per_epoch=5), every=3)
+    assert names(trace.on("batches")) == ["batches 1 to 3", "batches 4 to 5", "batch 6", "batch 7"]
+    assert [one.args["batch"] for one in trace.on("forward")] == [3, 6]
+    assert [int(at) for at, _ in trace.counters["training loss"]] == [35000, 85000]
+    assert [value for _, value in trace.counters["batches per second"]] == [100]
+
+
+def test_spans_of_a_gpu_that_is_behind_are_cut_and_not_left_out() -> None:
+    stream = RankStream()
+    slow = {"began": BEGAN_NS, "spans": [["forward", 0, 9 * MS]], "device": True}
+    late = {"began": BEGAN_NS + 2 * MS, "spans": [["forward", 1 * MS, 8 * MS]], "device": True}
+    events = [stream.event(Event.FIT_START)]
+    events += [stream.event(Event.BATCH_END, 2, phases=phases, on_demand=["phases"]) for phases in (slow, late)]
+    first, second = shown(events).on("forward")
+    assert (first.ended, second.began, second.ended) == (9000, 9000, 11000)
+    assert first.args["measured"] == "on the GPU"
+
+
+def test_a_loss_that_is_no_number_is_said_and_breaks_nothing() -> None:
+    stream = RankStream()
+    losses = [0.5, math.nan, math.nan, 0.25, math.inf]
+    metrics = {"eval": {"accuracy": math.nan, "names": ["a"]}}
+    events = [stream.event(Event.FIT_START), *(stream.batch([], loss=loss) for loss in losses)]
+    events += [
+        stream.event(Event.EVAL_START, dataloader_label="eval"),
+        stream.event(Event.EVAL_END, dataloader_label="eval", eval_metrics=metrics),
+    ]
+    trace = shown(events)
+    assert [value for _, value in trace.counters["training loss"]] == [0.5, 0.25]
+    told = [(one.name, one.args["batch"]) for one in trace.instants if "loss" in one.name]
+    assert told == [("the loss is nan", 2), ("the loss is finite again", 4), ("the loss is inf", 5)]
+    assert trace.on("evaluation")[0].args == {"accuracy": "NaN", "names": ["a"]}
+
+
+def test_phases_that_somebodys_own_loop_sends_in_another_form_are_left_out() -> None:
+    stream = RankStream()
+    odd: list[Any] = [None, 5, {}, {"began": 1.5, "spans": []}, {"began": 1, "spans": [["data", 1]]}]
+    odd += [{"began": 1, "spans": 7}, {"began": 1, "spans": [["data", 0, -1]]}, {"began": 1, "spans": [[3, 0, 1]]}]
+    trace = shown([stream.event(Event.BATCH_END, 1, phases=one, lr={"SGD": 0.1}) for one in odd])
+    assert {one.track for one in trace.slices} == {"batches"}
+    odd_names = [stream.event(Event.BATCH_END, 1, lr=0.1), stream.event(Event.EVAL_START)]
+    odd_names.append(stream.event(Event.EVAL_END, eval_metrics={"None": 1}, dataloader_label=None))
+    assert names(shown(odd_names).on("evaluation")) == ["None"]
+    unknown = {"began": BEGAN_NS, "spans": [["all_reduce", 0, MS]], "device": False}
+    assert names(shown([stream.event(Event.BATCH_END, 1, phases=unknown)]).on("all_reduce")) == ["all_reduce"]
+
+
+def test_an_epoch_that_is_gone_on_with_begins_where_the_attempt_does() -> None:
+    stream = RankStream()
+    stream.event(Event.EPOCH_START)
+    stream.batch([])
+    trace = shown([stream.event(Event.FIT_START), stream.batch([]), stream.event(Event.EPOCH_END)])
+    (epoch,) = trace.on("epochs")
+    assert (epoch.name, epoch.args) == ("epoch 1", {"resumed at batch": 1})
+
+
+def test_a_training_that_stops_in_an_epoch_leaves_nothing_open() -> None:
+    stream = RankStream()
+    events = [stream.event(Event.FIT_START), stream.event(Event.EPOCH_START), stream.batch([])]
+    assert shown([*events, stream.event(Event.FIT_END)], ending=None).on("epochs")[0].ended == 1000
+    failed = shown([*events, stream.event(Event.EVAL_BEFORE_ALL)], ending=Ending("failed", "no memory left"))
+    assert all(one.ended is not None for one in failed.slices)
+    assert (failed.instants[-1].name, failed.instants[-1].args) == ("run failed", {"error": "no memory left"})
+
+
+def test_commands_stand_where_they_took_effect_whenever_they_are_told() -> None:
+    def outcome(name: str, batch: int, time_ns: int | None = None, error: str | None = None) -> Outcome:
+        return Outcome(Command(name), "batch_checkpoint", batch, error, time_ns)
+
+    stream = list(training_of())
+    file = io.StringIO()
+    writer = TraceWriter(file)
+    # Before anything has come: one whose time was told, and one of which only the batch is known.
+    writer.command(outcome("pause", 3, BEGAN_NS + 56 * MS))
+    writer.command(outcome("checkpoint", 2))
+    for snapshot in stream:
+        writer.see(snapshot)
+    writer.command(outcome("stop", 4, error="too late"))
+    writer.close(FINISHED)
+    trace = read_trace(file.getvalue())
+    commands = [(one.name, int(one.began)) for one in trace.instants if one.name.startswith("command")]
+    assert commands == [("command checkpoint", 25000), ("command pause", 56000), ("command stop refused", 85000)]
+    assert trace.instants[-2].args["error"] == "too late"
+
+
+# -- several ranks ----------------------------------------------------------------------------------------------------
+
+
+def two_ranks(batches: int, ahead_ns: int, hosts: tuple[str | None, str | None]) -> Iterator[Snapshot]:
+    """Two ranks that end each batch together; the clock of the second is ahead."""
+    streams = [RankStream(0, 2, host=hosts[0]), RankStream(1, 2, ahead_ns, host=hosts[1])]
+    for event in (Event.INIT, Event.FIT_START, Event.EPOCH_START):
+        yield from (stream.event(event) for stream in streams)
+    for _ in range(batches):
+        yield from (stream.batch([("data", 1 + stream.rank), ("backward", 3 - stream.rank)]) for stream in streams)
+
+
+@settings(max_examples=30, deadline=None)
+@given(ahead_ns=st.integers(-(10**13), 10**13))
+def test_the_clocks_of_several_hosts_become_one(ahead_ns: int) -> None:
+    trace = shown(two_ranks(3, ahead_ns, ("node-0", "node-1")))
+    assert trace.processes == {0: "rank 0 (node-0)", 1: "rank 1 (node-1)"}
+    ends = [[one.ended for one in trace.on("batches", rank)] for rank in (0, 1)]
+    assert ends[0] == ends[1] == [5000, 10000, 15000]
+    assert [one.began for one in trace.on("backward", 1)] == [2000, 7000, 12000]
+
+
+def test_ranks_on_one_host_are_drawn_by_the_clock_that_they_share() -> None:
+    """What differs is not their clocks, but what they do."""
+    for hosts in (("node-0", "node-0"), (None, None), ("node-0", None)):
+        trace = shown(two_ranks(3, 2 * MS, hosts))
+        assert [one.ended for one in trace.on("batches", 1)] == [7000, 12000, 17000]
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_timeline_is_the_one_that_was_kept() -> None:
+    """The file in ``reference`` was looked at in chrome://tracing's own model; it changes only on purpose."""
+    text = drawn(chain(two_ranks(2, 5 * MS, ("node-0", "node-1"))))
+    if os.environ.get("UPDATE_TIMELINE"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+def test_a_file_that_was_cut_off_at_any_write_is_read() -> None:
+    class Writes(list[str]):
+        def write(self, text: str) -> None:
+            self.append(text)
+
+    pieces = Writes()
+    writer = TraceWriter(pieces)
+    for snapshot in training_of():
+        writer.see(snapshot)
+    writer.close(FINISHED)
+    for count in range(1, len(pieces) + 1):
+        read_trace("".join(pieces[:count]))
+    assert len(pieces) > 15
+
+
+def test_a_compressed_file_is_the_same_each_time_and_an_empty_one_is_whole(tmp_path: Path) -> None:
+    contents = []
+    for folder in ("a", "b"):
+        path = tmp_path / folder / "trace.json.gz"
+        path.parent.mkdir()
+        writer = TraceWriter(path)
+        for snapshot in training_of():
+            writer.see(snapshot)
+        writer.close(FINISHED)
+        contents.append(path.read_bytes())
+    assert contents[0] == contents[1]
+    assert gzip.decompress(contents[0]).decode() == drawn(training_of())
+    writer = TraceWriter(tmp_path / "empty.json")
+    writer.close(FINISHED)
+    writer.close(FINISHED)
+    assert json.loads((tmp_path / "empty.json").read_text()) == []
+    with pytest.raises(ClosedError, match="make another"):
+        writer.see(next(training_of()))
+
+
+def test_what_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere/trace\.json cannot be written: No such file or directory"):
+        TraceWriter(tmp_path / "nowhere" / "trace.json")
+    with pytest.raises(ConfigurationError, match="every counts batches and is at least 1, not 0"):
+        TraceWriter(io.StringIO(), 0)
+    with pytest.raises(ConfigurationError, match=r"write 'run.json' and compress it when the run is over"):
+        Trace("run.json.gz")
+
+
+@settings(max_examples=30, deadline=None)
+@given(stop=st.integers(0, 40), every=st.integers(1, 3))
+def test_a_writer_goes_on_behind_another_ones_text(stop: int, every: int) -> None:
+    stream = [*two_ranks(6, 3 * MS, ("node-0", "node-1"))]
+    whole = drawn(stream, every=every)
+    file = io.StringIO()
+    first = TraceWriter(file, every)
+    for snapshot in stream[:stop]:
+        first.see(snapshot)
+    second = TraceWriter(file, every)
+    second.load_state_dict(msgpack.unpackb(msgpack.packb(first.state_dict())))
+    for snapshot in stream[stop:]:
+        second.see(snapshot)
+    second.close(FINISHED)
+    assert file.getvalue() == whole
+
+
+# -- the callback -----------------------------------------------------------------------------------------------------
+
+
+class Says(Callback):
+    """Logs a text at the end of an epoch."""
+
+    def epoch_end(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_text("all is well", "note")
+
+
+def test_the_callback_draws_into_the_runs_directory_what_the_writer_does(tmp_path: Path) -> None:
+    directory = record_run(tmp_path, "mine", training_of())
+    statistics = consume(directory, Says())
+    assert statistics.problems == []
+    trace = read_trace((directory / "trace.json").read_text())
+    assert trace.slices == shown(Recording(directory)).slices
+    assert len(trace.on("backward")) == 4
+    assert [int(one.began) for one in trace.instants if one.name == "note: all is well"] == [25000, 65000]
+    assert trace.instants[-1].name == "run finished"
+    with pytest.raises(ConfigurationError, match=r"trace.json exists: '-o trace.overwrite=true' replaces it"):
+        consume(directory)
+    assert consume(directory, overwrite=True, every=2).problems == []
+    assert names(read_trace((directory / "trace.json").read_text()).on("batches")) == [
+        "batches 1 to 2",
+        "batches 3 to 4",
+    ]
+
+
+def test_only_the_phases_that_were_asked_for_are_measured() -> None:
+    demand = Trace(every=7).demand()
+    assert demand.due_fields(Event.BATCH_END, 7) == ("phases",)
+    assert demand.due_fields(Event.BATCH_END, 8) == ()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from consumers import Callback
+from trace_consumer import consume
+
+class Deadly(Callback):
+    def batch_end(self, state, logger):
+        if state.timestamp.batch == {batch}:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+consume(Path({directory!r}), Deadly(), name="drawer")
+"""
+
+
+def test_a_named_consumer_that_is_killed_leaves_a_file_that_opens_and_goes_on_in_it(tmp_path: Path) -> None:
+    class Harmless(Callback):
+        shown_as = "Deadly"
+
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            """Lets it go on."""
+
+    commands = {3: "pause", 5: "resume", 7: "checkpoint", 8: "checkpoint"}
+    whole = record_commanded(tmp_path, "whole", training_of(12), commands)
+    consume(whole, Harmless(), name="drawer")
+    directory = record_commanded(tmp_path, "killed", training_of(12), commands)
+    for batch in (3, 8):
+        program = KILLED.format(tests=str(SUPPORT), directory=str(directory), batch=batch)
+        died = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+        assert died.returncode == -signal.SIGKILL, died.stderr
+        trace = read_trace((directory / "trace.json").read_text())
+        assert names(trace.on("batches"))[-1] == f"batch {batch}"
+        assert any(one.ended is None for one in trace.on("epochs"))
+    consume(directory, Harmless(), name="drawer")
+    named_alike = (whole / "trace.json").read_text().replace("run whole,", "run killed,").replace('"whole"', '"killed"')
+    assert (directory / "trace.json").read_text() == named_alike
+    drawn_commands = [one for one in read_trace(named_alike).instants if one.name.startswith("command")]
+    assert [(one.name, one.args["batch"]) for one in drawn_commands] == [
+        (f"command {name}", batch) for batch, name in commands.items()
+    ]
+    batches = read_trace(named_alike).on("batches")
+    assert [one.began for one in drawn_commands] == [(batches[batch - 1].ended or 0) + 500 for batch in commands]
+
+
+def test_a_full_disk_is_said_and_leaves_whole_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = record_run(tmp_path, "full", training_of(8))
+    # A limit of the process for files is what a test can have of a full disk.
+    program = f"""
+import resource, signal, sys
+from pathlib import Path
+sys.path.insert(0, {str(SUPPORT)!r})
+from trace_consumer import consume
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+print(consume(Path({str(directory)!r})).problems)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    text = (directory / "trace.json").read_text()
+    assert 3000 < len(text) <= 4000
+    assert read_trace(text).slices
+    assert os.strerror(errno.EFBIG) in done.stdout
+    assert "destination Trace lacks what came after" in done.stdout
+    assert done.stderr.count("cannot be written") == 1

@@ -1,0 +1,359 @@
+"""What consumers want: merged without wanting more, bounded, and forgotten with whoever wanted it."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.broker.leases import MAX_LEASES, Leases
+from bus.errors import BrokerError, ConfigurationError, FieldNotAvailableError, ProtocolError
+from bus.protocol.frames import decode_control, encode_control
+from bus.protocol.snapshot import Snapshot
+from bus.types.demand import BASE_EVENTS, LEASE_SECONDS, MAX_INTERVAL, Demand, Want, batch_number
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+from consumers.api.callback import Callback, demand_of, view_for
+from consumers.api.logger import Logger
+
+INNER = Event.AFTER_TRAIN_BATCH
+names = st.sampled_from(["gradient_norm", "parameter_norm", "queue", "größe"])
+intervals = st.one_of(st.integers(1, 12), st.integers(1, MAX_INTERVAL))
+wants = st.builds(Want, every=intervals, fields=st.dictionaries(names, intervals, max_size=3))
+demands = st.builds(Demand, st.dictionaries(st.sampled_from(Event), wants, max_size=4))
+
+
+def travelled(demand: Demand) -> Demand:
+    content = decode_control(encode_control("demand", {"demand": demand.to_wire()})[1:]).content
+    return Demand.from_wire(content["demand"])
+
+
+@given(st.lists(demands, max_size=4))
+def test_what_is_sent_arrives(parts: list[Demand]) -> None:
+    demand = Demand.merge(parts)
+    assert travelled(demand) == demand
+    assert hash(travelled(demand)) == hash(demand)
+
+
+@given(st.lists(demands, max_size=4), st.sampled_from(Event), st.integers(0, 100_000))
+def test_a_merged_demand_is_due_exactly_when_one_of_its_parts_is(
+    parts: list[Demand], event: Event, number: int
+) -> None:
+    merged = Demand.merge(parts)
+    assert merged.events == {event for part in parts for event in part.events}
+    assert merged.is_due(event, number) == any(part.is_due(event, number) for part in parts)
+    fields = merged.due_fields(event, number)
+    assert len(fields) == len(set(fields))
+    assert set(fields) == {name for part in parts for name in part.due_fields(event, number)}
+
+
+@given(demands, st.sampled_from(Event), st.integers(0, 100_000))
+def test_a_field_that_is_due_brings_its_event(demand: Demand, event: Event, number: int) -> None:
+    assert not demand.due_fields(event, number) or demand.is_due(event, number)
+
+
+def test_every_10th_and_every_15th_batch_are_not_every_5th() -> None:
+    demand = Demand.merge([Demand({INNER: Want(10)}), Demand({INNER: Want(15)})])
+    assert [number for number in range(1, 61) if demand.is_due(INNER, number)] == [10, 15, 20, 30, 40, 45, 50, 60]
+
+
+def test_base_events_come_every_time_and_their_fields_when_they_are_due() -> None:
+    demand = Demand({Event.BATCH_END: Want(10, {"gradient_norm": 10}), INNER: Want(10)})
+    assert [demand.is_due(Event.BATCH_END, number) for number in (9, 10)] == [True, True]
+    assert [demand.due_fields(Event.BATCH_END, number) for number in (9, 10)] == [(), ("gradient_norm",)]
+    assert [demand.is_due(INNER, number) for number in (9, 10)] == [False, True]
+    assert not demand.is_due(Event.FIT_END, 0)
+    assert demand.due_fields(Event.FIT_END, 0) == ()
+
+
+def test_demands_that_cause_the_same_are_equal() -> None:
+    assert Demand.merge([Demand({INNER: Want(10)}), Demand({INNER: Want(5)})]) == Demand({INNER: Want(5)})
+    assert Demand({Event.BATCH_END: Want(10)}) == Demand.of([Event.BATCH_END])
+    assert Demand({INNER: Want(10)}) != Demand({INNER: Want(5)})
+    assert (bool(Demand()), bool(Demand.of([INNER]))) == (False, True)
+
+
+def test_only_what_changes_from_batch_to_batch_has_to_be_counted() -> None:
+    demand = Demand({INNER: Want(), Event.BATCH_START: Want(2), Event.BATCH_END: Want(1, {"gradient_norm": 1})})
+    same = {event for event in demand.events if demand.is_always_same(event)}
+    assert same == {INNER}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"every": 0}, "every is 0, which is no interval: use a whole number of batches from 1"),
+        ({"every": 2.5}, "every is 2.5"),
+        ({"every": True}, "every is True"),
+        ({"every": MAX_INTERVAL + 1}, "every is 2147483649"),
+        ({"fields": {"gradient_norm": -1}}, "every of field 'gradient_norm' is -1"),
+        ({"fields": {"gradient norm": 1}}, "'gradient norm' cannot be the name of a field"),
+        ({"fields": {"x" * 101: 1}}, "at most 100 characters"),
+        ({"fields": {f"field_{number}": 1 for number in range(65)}}, "65 fields are wanted of one event"),
+    ],
+)
+def test_a_want_that_cannot_be_met_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as error:
+        Want(**arguments)
+    assert "\n" not in str(error.value)
+
+
+# -- from the wire ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        ["batch_end"],
+        {f"event_{number}": {} for number in range(41)},
+        {"batch_end": []},
+        {"batch_end": {"every": 5}},
+        {"batch_end": {"every": []}},
+        {"batch_end": {"every": [0]}},
+        {"batch_end": {"every": [True]}},
+        {"batch_end": {"every": [1.0]}},
+        {"batch_end": {"every": [2**31 + 1]}},
+        {"batch_end": {"every": list(range(100, 165))}},
+        {"batch_end": {"fields": ["gradient_norm"]}},
+        {"batch_end": {"fields": {"gradient_norm": 10}}},
+        {"batch_end": {"fields": {"gradient_norm": [[10]]}}},
+        {"batch_end": {"fields": {"": [1]}}},
+        {"batch_end": {"fields": {b"gradient_norm": [1]}}},
+        {"batch_end": {"fields": {"x" * 101: [1]}}},
+        {"batch_end": {"fields": {f"field_{number}": [1] for number in range(65)}}},
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_is_no_demand_or_too_much_of_one_is_refused(value: Any) -> None:
+    with pytest.raises(ProtocolError) as error:
+        Demand.from_wire(value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 250
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["batch_end", INNER.value, "every", "fields"]) | st.integers(), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(anything)
+def test_anything_else_is_refused_in_the_same_way(value: Any) -> None:
+    try:
+        demand = Demand.from_wire(value)
+    except ProtocolError:
+        return
+    assert Demand.from_wire(demand.to_wire()) == demand
+
+
+def test_what_a_newer_reader_asks_for_beside_what_is_known_is_skipped() -> None:
+    value = {"batch_middle": {"every": [3]}, INNER.value: {"every": [3], "until": 500}, 7: {}}
+    assert Demand.from_wire(value) == Demand({INNER: Want(3)})
+
+
+# -- numbers of batches -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("event", "number"),
+    [
+        (Event.BEFORE_DATALOADER, 8),
+        (Event.BATCH_START, 8),
+        (Event.AFTER_BACKWARD, 8),
+        (Event.AFTER_TRAIN_BATCH, 8),
+        (Event.BATCH_END, 7),
+        (Event.BATCH_CHECKPOINT, 7),
+        (Event.EVAL_BATCH_START, 4),
+        (Event.EVAL_AFTER_FORWARD, 4),
+        (Event.EVAL_BATCH_END, 3),
+        (Event.PREDICT_BEFORE_FORWARD, 6),
+        (Event.PREDICT_BATCH_END, 5),
+        (Event.EPOCH_END, 0),
+        (Event.EVAL_END, 0),
+        (Event.INIT, 0),
+    ],
+)
+def test_events_before_a_batch_is_counted_belong_to_the_next_one(event: Event, number: int) -> None:
+    values = [(1, 1, batch, *range(11)) for batch in (7, 3, 5)]
+    assert batch_number(event, *values) == number
+
+
+def test_before_the_first_evaluation_there_is_no_time_in_it() -> None:
+    assert batch_number(Event.EVAL_BATCH_START, (0, 0, 9)) == 1
+
+
+def test_every_event_that_is_not_always_published_belongs_to_a_batch() -> None:
+    assert {event for event in Event if batch_number(event, *([(9,) * 14] * 3))} - {Event.BATCH_END} == (
+        set(Event) - BASE_EVENTS
+    )
+
+
+# -- leases -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_ends_with_the_time_and_is_renewed_by_asking_again() -> None:
+    leases, ten, fifteen = Leases(), Demand({INNER: Want(10)}), Demand({INNER: Want(15)})
+    leases.renew(b"a", ten, now=100.0, name="alice")
+    leases.renew(b"b", fifteen, now=102.0)
+    assert leases.merged(102.0) == Demand.merge([ten, fifteen])
+    leases.renew(b"b", fifteen, now=104.0)
+    assert leases.merged(100.0 + LEASE_SECONDS - 0.01) == Demand.merge([ten, fifteen])
+    assert leases.merged(100.0 + LEASE_SECONDS) == fifteen
+    assert leases.merged(104.0 + LEASE_SECONDS) == Demand()
+
+
+def test_what_a_consumer_wants_takes_the_place_of_what_it_wanted() -> None:
+    leases = Leases()
+    leases.renew(b"a", Demand.of([INNER]), now=0)
+    leases.renew(b"a", Demand.of([Event.BATCH_START]), now=1)
+    assert leases.merged(1) == Demand.of([Event.BATCH_START])
+
+
+def test_people_are_told_who_wants_what() -> None:
+    leases = Leases()
+    leases.renew(b"a", Demand.of([INNER, Event.BATCH_START]), now=0, name="alice")
+    leases.renew(b"b", Demand.of([Event.BATCH_END]), now=1, name="b" * 1000)
+    leases.renew(b"c", Demand(), now=1, name={"not": "a name"})
+    assert leases.told(2) == [
+        {"name": "alice", "events": ["after_train_batch", "batch_start"]},
+        {"name": "b" * 100, "events": ["batch_end"]},
+        {"name": None, "events": []},
+    ]
+    assert [one["name"] for one in leases.told(5.5)] == ["b" * 100, None]
+
+
+def test_further_leases_than_the_limit_are_refused_and_the_others_go_on() -> None:
+    leases, demand = Leases(), Demand.of([INNER])
+    for number in range(MAX_LEASES):
+        leases.renew(str(number).encode(), demand, now=0)
+    with pytest.raises(BrokerError, match="4096 consumers have told this run what they want"):
+        leases.renew(b"one more", demand, now=1)
+    leases.renew(b"17", demand, now=1)
+    assert leases.merged(LEASE_SECONDS) == demand
+    leases.renew(b"one more", demand, now=LEASE_SECONDS)
+
+
+def test_whatever_consumers_want_the_sum_can_be_sent() -> None:
+    leases = Leases()
+    accepted, fields_each = 0, 50
+    for consumer in range(3):
+        demand = Demand({INNER: Want(1, {f"field_{consumer}_{number}": 1 for number in range(fields_each)})})
+        try:
+            leases.renew(str(consumer).encode(), demand, now=0)
+            accepted += 1
+        except BrokerError as error:
+            assert "together want too much" in str(error)  # noqa: PT017
+    assert accepted == 1
+    assert travelled(leases.merged(0)) == leases.merged(0)
+    primes = [number for number in range(2, 400) if all(number % part for part in range(2, math.isqrt(number) + 1))]
+    refused = 0
+    for prime in primes:
+        try:
+            leases.renew(f"every {prime}".encode(), Demand({Event.BATCH_START: Want(prime)}), now=1)
+        except BrokerError:
+            refused += 1
+    assert (len(primes), refused) == (78, 78 - 64)
+    assert travelled(leases.merged(1)) == leases.merged(1)
+
+
+def test_a_demand_that_is_refused_leaves_what_the_consumer_had() -> None:
+    leases = Leases()
+    leases.renew(b"a", Demand({INNER: Want(1, {f"field_{number}": 1 for number in range(60)})}), now=0)
+    small = Demand({INNER: Want(5, {"queue": 5})})
+    leases.renew(b"b", small, now=0)
+    before = leases.merged(0)
+    with pytest.raises(BrokerError):
+        leases.renew(b"b", Demand({INNER: Want(1, {f"other_{number}": 1 for number in range(60)})}), now=1)
+    assert leases.merged(1) == before
+    assert leases.merged(LEASE_SECONDS) == Demand()
+
+
+# -- what a callback asks for, and sees -------------------------------------------------------------------------------
+
+
+class Norms(Callback):
+    fields = ("gradient_norm",)
+    every = 10
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None: ...
+
+    def after_train_batch(self, state: Snapshot, logger: Logger) -> None: ...
+
+
+def snapshot_of(batch: int, event: Event = Event.BATCH_END, **fields: Any) -> Snapshot:
+    on_demand = {"on_demand": list(fields)} if fields else {}
+    return Snapshot.build(event, timestamp=Timestamp(batch=batch), loss=0.5, **fields, **on_demand)
+
+
+def test_a_callback_asks_for_its_events_and_fields_at_its_interval() -> None:
+    want = Want(10, {"gradient_norm": 10})
+    assert Norms().demand() == Demand({Event.BATCH_END: want, INNER: want})
+    often = Norms()
+    often.every = 5  # type: ignore[misc]
+    assert demand_of([Norms(), often]) == often.demand()
+    assert demand_of([]) == Demand()
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"fields": "gradient_norm"}, r"fields of callback Wrong is the text 'gradient_norm': give a tuple"),
+        ({"every": 0}, "every is 0"),
+        ({"fields": ("gradient-norm",)}, "'gradient-norm' cannot be the name of a field"),
+    ],
+)
+def test_a_callback_that_asks_for_what_cannot_be_is_refused(attributes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        type("Wrong", (Norms,), attributes)().demand()
+
+
+def test_a_callback_sees_its_own_share_of_what_was_published_for_several() -> None:
+    demand = Norms().demand()
+    seen = view_for(demand, snapshot_of(10, gradient_norm=1.5, queue=3))
+    assert seen is not None
+    assert (seen.gradient_norm, seen.loss, seen.on_demand) == (1.5, 0.5, ("gradient_norm",))
+    with pytest.raises(FieldNotAvailableError):
+        _ = seen.queue
+    not_due = view_for(demand, snapshot_of(15, gradient_norm=1.5))
+    assert not_due is not None
+    assert "gradient_norm" not in not_due.fields
+    # What the training's own code publishes with an event is for everybody.
+    assert not_due.loss == 0.5
+    assert view_for(demand, snapshot_of(9, INNER, gradient_norm=1.5)) is not None
+    assert view_for(demand, snapshot_of(10, INNER, gradient_norm=1.5)) is None
+    assert view_for(demand, snapshot_of(10, Event.BATCH_START)) is None
+
+
+@given(st.lists(demands, min_size=1, max_size=3), st.sampled_from(sorted(Event)), st.integers(0, 60))
+def test_it_sees_the_same_alone_and_beside_others(parts: list[Demand], event: Event, batch: int) -> None:
+    def published_for(demand: Demand) -> Snapshot | None:
+        number = batch_number(event, Timestamp(batch=batch).values)
+        if not demand.is_due(event, number):
+            return None
+        fields = demand.due_fields(event, number)
+        return snapshot_of(batch, event, **dict.fromkeys(sorted(fields), 1.5))
+
+    mine = parts[0]
+    alone, together = published_for(mine), published_for(Demand.merge(parts))
+    assert together is not None or alone is None
+    seen = None if together is None else view_for(mine, together)
+    assert seen == alone
+
+
+def test_an_event_that_is_wanted_for_a_field_s_sake_alone_goes_with_it() -> None:
+    alone, both = Demand({INNER: Want(None, {"a": 5, "b": 10})}), Demand({INNER: Want(20, {"a": 5})})
+    assert [number for number in range(1, 21) if alone.is_due(INNER, number)] == [5, 10, 15, 20]
+    assert alone.without({"a"}) == alone
+    assert not alone.without({"a", "b", "c"})
+    # Somebody wants the event whatever comes with it.
+    assert both.without({"a"}) == both
+    assert Demand.merge([alone, both]).without({"a", "b"}).is_due(INNER, 20)
+    assert Demand.from_wire(alone.to_wire()) == alone
+    with pytest.raises(ProtocolError, match="no list of 1 to"):
+        Demand.from_wire({INNER.value: {"every": []}})

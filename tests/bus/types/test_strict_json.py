@@ -1,0 +1,44 @@
+"""JSON that the project writes, as programs other than Python's read it: it has no NaN and no infinities."""
+
+import math
+import sys
+from pathlib import Path
+
+from click.testing import CliRunner
+from helpers import strict_json
+
+from bus import Publisher, Recording
+from bus.cli.main import bus
+from consumers import JsonlLogger, TrainerMetrics
+from consumers.callbacks.alert.alert import Alert
+from consumers.callbacks.nan_monitor import NaNMonitor
+from consumers.callbacks.trace import Trace
+from consumers.runner.session import run_session
+
+SAVE_INPUT = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.stdin.read())"
+
+
+def test_what_is_not_finite_is_a_text_in_all_json_of_a_run(runs_dir: Path, tmp_path: Path) -> None:
+    with Publisher("r", info={"config": {"lr": math.nan}}) as publisher:
+        publisher.publish("fit_start")
+        publisher.publish("batch_end", batch=1, loss=math.nan, lr={"SGD": [math.inf]}, train_metrics={"a": -math.inf})
+        publisher.publish("eval_end", dataloader_label="eval", eval_metrics={"eval": {"accuracy": math.nan}})
+    command = [sys.executable, "-c", SAVE_INPUT, str(tmp_path / "notice.json")]
+    callbacks = [
+        TrainerMetrics(),
+        Trace(str(tmp_path / "trace.json")),
+        NaNMonitor(save_folder=str(tmp_path)),
+        Alert(["loss/train/total is nan"], console=False, command=command),
+    ]
+    logger = JsonlLogger(str(tmp_path / "metrics.jsonl"))
+    _, statistics = run_session(lambda _, __: Recording(publisher.recording), callbacks, [logger])
+    assert statistics.problems == []
+    assert strict_json((tmp_path / "notice.json").read_text())["value"] == "NaN"
+    report = strict_json((tmp_path / "r-ba1.json").read_text())
+    assert (report["loss"], report["lr/SGD/group0"]) == ("NaN", "Infinity")
+    strict_json((tmp_path / "trace.json").read_text())
+    rows = [strict_json(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert any(row.get("metrics/train/a") == "-Infinity" for row in rows)
+    assert strict_json((runs_dir / "r" / "run.json").read_text())["attempts"][0]["info"]["config"] == {"lr": "NaN"}
+    for arguments in (["runs"], ["info", "r"], ["diff", "r", "r"]):
+        strict_json(CliRunner().invoke(bus, [*arguments, "--json"]).stdout)

@@ -1,0 +1,135 @@
+"""The base class: one method for each event, and what a subclass is sent."""
+
+import inspect
+
+import pytest
+from consumers_stream import Collector, batch_end, snapshots_of_training
+
+import consumers
+from bus.errors import ConfigurationError
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from consumers import Callback, Logger, Runner
+
+
+def test_there_is_a_method_for_each_event_and_nothing_else() -> None:
+    names = {name for name, _ in inspect.getmembers(Callback, inspect.isfunction) if not name.startswith("_")}
+    others = {"run_event", "close", "post_close", "state_dict", "load_state_dict", "wanted_events", "demand"}
+    others |= {"check", "destinations", "run_ended", "linger"}
+    assert names == {event.value for event in Event} | others
+    assert len(names) == 51
+
+
+def test_public_names_are_what_the_package_says() -> None:
+    assert all(getattr(consumers, name).__name__ == name for name in consumers.__all__)
+
+
+def test_a_callback_wants_the_events_whose_methods_it_overrides() -> None:
+    class Base(Callback):
+        def batch_end(self, state: Snapshot, logger: Logger) -> None: ...
+
+    class Derived(Base):
+        async def eval_end(self, state: Snapshot, logger: Logger) -> None: ...
+
+        def close(self, state: Snapshot, logger: Logger) -> None: ...
+
+    assert Callback().wanted_events() == set()
+    assert Derived().wanted_events() == {Event.BATCH_END, Event.EVAL_END}
+
+
+def test_a_method_set_on_an_object_counts() -> None:
+    callback = Callback()
+    callback.fit_end = lambda state, logger: None  # type: ignore[method-assign]
+    assert callback.wanted_events() == {Event.FIT_END}
+
+
+def test_run_event_replaces_the_methods_and_wants_everything() -> None:
+    class Everything(Callback):
+        def __init__(self) -> None:
+            self.seen: list[Event] = []
+
+        def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+            self.seen.append(event)
+
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            raise AssertionError("run_event stands in its place")
+
+    callback = Everything()
+    assert callback.wanted_events() == set(Event)
+    stream = snapshots_of_training()
+    Runner(stream, [callback]).run()
+    assert callback.seen == [snapshot.event for snapshot in stream]
+
+
+def test_run_event_wants_only_the_events_that_the_class_names() -> None:
+    class Some(Callback):
+        events = ("epoch_end", Event.FIT_END)
+
+        def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None: ...
+
+    class Wrong(Some):
+        events = ("epoch_ends",)
+
+    assert Some().wanted_events() == {Event.EPOCH_END, Event.FIT_END}
+    with pytest.raises(ConfigurationError, match="epoch_end"):
+        Runner([], [Wrong()])
+
+
+def test_metrics_of_one_event_and_step_become_one_row_in_the_order_of_the_calls() -> None:
+    class First(Callback):
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            logger.log_metrics({"b": 1})
+            logger.log_metrics({"old": 0.5}, step=4)
+
+    class Second(Callback):
+        async def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            logger.log_metrics({"a": True, "b": 2})
+            logger.log_hyperparameters({"seed": 17})
+
+    collector = Collector()
+    Runner([batch_end(5)], [First(), Second()], [collector]).run()
+    assert [(row.step, list(row.metrics.items())) for row in collector.rows] == [
+        (5, [("b", 2), ("a", True)]),
+        (4, [("old", 0.5)]),
+    ]
+    assert collector.hyperparameters == {"seed": 17}
+
+
+class Scalar:
+    """What a tensor of one element, or of several, looks like."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = values
+
+    def item(self) -> float:
+        if len(self.values) != 1:
+            raise RuntimeError("cannot be converted to a scalar")
+        return self.values[0]
+
+
+def test_values_that_are_one_number_are_logged_as_that_number() -> None:
+    logger = Logger()
+    logger.log_metrics({"x": Scalar(0.5), "y": "text"}, step=1)
+    assert logger.take_rows(batch_end(1))[0].metrics == {"x": 0.5, "y": "text"}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"x": Scalar(1, 2)}, "'x' has a value of type Scalar"),
+        ({"x": None}, "NoneType"),
+        ({"x": [1]}, "list"),
+        ({"time": 1}, "cannot be called 'time'"),
+        ({"step": 1}, "cannot be called 'step'"),
+    ],
+)
+def test_what_is_no_metric_is_refused_by_name(metrics: dict[str, object], message: str) -> None:
+    logger = Logger()
+    with pytest.raises(ConfigurationError, match=message):
+        logger.log_metrics({"fine": 1, **metrics}, step=1)
+    assert not logger.pending
+
+
+def test_metrics_need_a_step_before_the_first_event() -> None:
+    with pytest.raises(ConfigurationError, match="step="):
+        Logger().log_metrics({"x": 1})

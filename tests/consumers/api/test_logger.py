@@ -1,0 +1,253 @@
+"""What callbacks log beside metrics, and how it is handed to the destinations."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from consumers_stream import Collector, batch_end
+
+from bus.errors import ConfigurationError
+from bus.protocol.snapshot import Snapshot
+from consumers import Logger, LoggerDestination
+from consumers.api.images import as_bytes
+from consumers.api.logger import Images, Row, RunPlace, Table, Text, Upload
+from consumers.delivery.delivery import Delivery
+
+
+def logger_at(batch: int) -> Logger:
+    logger = Logger()
+    logger.begin(batch_end(batch))
+    return logger
+
+
+def logged_images(images: Any, **arguments: Any) -> Images:
+    logger = logger_at(3)
+    logger.log_images(images, **arguments)
+    (entry,) = logger.take(batch_end(3)).images
+    return entry
+
+
+def shapes(images: Any, **arguments: Any) -> list[tuple[int, ...]]:
+    return [image.shape for image in logged_images(images, **arguments).images]
+
+
+def test_images_of_every_form_become_height_width_and_channels() -> None:
+    assert shapes(np.zeros((4, 6))) == [(4, 6, 1)]
+    assert shapes(torch.zeros(3, 4, 6)) == [(4, 6, 3)]
+    assert shapes(torch.zeros(4, 6, 3), channels_last=True) == [(4, 6, 3)]
+    assert shapes(torch.zeros(2, 1, 4, 6)) == [(4, 6, 1)] * 2
+    assert shapes(np.zeros((2, 4, 6, 4)), channels_last=True) == [(4, 6, 4)] * 2
+    assert shapes([torch.zeros(4, 6), np.zeros((3, 5, 5))]) == [(4, 6, 1), (5, 5, 3)]
+
+
+def test_pixels_are_copied_and_keep_their_values() -> None:
+    image = torch.rand(3, 4, 6)
+    entry = logged_images(image)
+    expected = image.permute(1, 2, 0).numpy().copy()
+    image.zero_()
+    assert np.array_equal(entry.images[0], expected)
+    assert logged_images(np.array([[0, 255]])).images[0].dtype == np.uint8
+    assert logged_images(torch.ones(2, 2, dtype=torch.bfloat16)).images[0].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("images", "channels_last"),
+    [
+        (torch.zeros(32), False),
+        (torch.zeros(32, 0), False),
+        (torch.zeros(2, 2, 3, 8, 8), False),
+        ([torch.zeros(2, 3, 8, 8)], False),
+        (torch.zeros(8, 8, 3), False),
+        (torch.zeros(3, 8, 8), True),
+        (np.array([[-1, 2]]), False),
+        (np.array([[256]]), False),
+        ("a picture", False),
+    ],
+)
+def test_what_is_no_image_is_refused(images: Any, channels_last: bool) -> None:
+    with pytest.raises(ConfigurationError, match="'Images'"):
+        logger_at(1).log_images(images, channels_last=channels_last)
+
+
+def test_masks_have_to_fit_the_images() -> None:
+    images = torch.zeros(2, 3, 4, 6)
+    entry = logged_images(images, masks={"truth": np.ones((2, 4, 6), int)}, mask_class_labels={1: "cat"})
+    assert [mask.shape for mask in entry.masks["truth"]] == [(4, 6)] * 2
+    assert entry.mask_class_labels == {1: "cat"}
+    for wrong in (np.ones((1, 4, 6), int), np.ones((2, 6, 4), int), np.ones((2, 4, 6))):
+        with pytest.raises(ConfigurationError, match="mask 'truth' of images 'Images'"):
+            logger_at(1).log_images(images, masks={"truth": wrong})
+
+
+def test_floats_as_bytes() -> None:
+    assert as_bytes(np.array([0.0, 0.5, 1.0])).tolist() == [0, 128, 255]
+    assert as_bytes(np.array([-1.0, 0.0, 3.0])).tolist() == [0, 64, 255]
+    assert as_bytes(np.array([np.nan, 1.0])).tolist() == [0, 255]
+    assert as_bytes(np.array([7.0, 7.0])).tolist() == [0, 0]
+
+
+def test_tables_texts_and_files_are_gathered_with_step_and_time(tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"weights")
+    logger = logger_at(3)
+    logger.log_table(["a", "b"], [(1, torch.tensor(0.5)), ("x", None)])
+    logger.log_table(["a"], [], name="empty", step=9)
+    logger.log_text("all is well", name="note")
+    logger.upload_file("checkpoints/model.pt", file)
+    assert logger.pending
+    state = batch_end(3)
+    taken = logger.take(state)
+    assert taken.tables == [
+        Table(3, state.time, "Table", ["a", "b"], [[1, 0.5], ["x", None]]),
+        Table(9, state.time, "empty", ["a"], []),
+    ]
+    assert taken.texts == [Text(3, state.time, "note", "all is well")]
+    assert taken.uploads == [Upload("checkpoints/model.pt", file, False)]
+    assert not logger.pending
+
+
+def test_what_cannot_be_logged_is_refused(tmp_path: Path) -> None:
+    logger = logger_at(1)
+    with pytest.raises(ConfigurationError, match="row 2 of table 'T' has 1 cells for 2 columns"):
+        logger.log_table(["a", "b"], [[1, 2], [3]], name="T")
+    with pytest.raises(ConfigurationError, match="table 'Table' has a cell of type object"):
+        logger.log_table(["a"], [[object()]])
+    with pytest.raises(ConfigurationError, match="text 'Text' is of type int"):
+        logger.log_text(5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=f"{tmp_path} is no file"):
+        logger.upload_file("x", tmp_path)
+    with pytest.raises(ConfigurationError, match=r"log_text\(\) was called before the first event"):
+        Logger().log_text("too early")
+    assert not logger.pending
+
+
+class Calls(LoggerDestination):
+    """Keeps the names of its methods as they are called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
+        self.calls.append("rows")
+
+    def log_hyperparameters(self, hyperparameters: Any, state: Snapshot) -> None:
+        self.calls.append("hyperparameters")
+
+    def log_images(self, entry: Images, state: Snapshot) -> None:
+        self.calls.append(f"images {entry.name}")
+
+    def log_table(self, entry: Table, state: Snapshot) -> None:
+        self.calls.append("table")
+
+    def log_text(self, entry: Text, state: Snapshot) -> None:
+        self.calls.append("text")
+
+    def upload_file(self, entry: Upload, state: Snapshot) -> None:
+        self.calls.append("upload")
+
+
+def raise_here(_error: BrokenPipeError) -> None:
+    raise AssertionError
+
+
+def test_destinations_get_everything_in_one_order(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    calls = Calls()
+    delivery = Delivery({"calls": calls}, raise_here)
+    logger = logger_at(1)
+    logger.upload_file("file", tmp_path / "file")
+    logger.log_text("t")
+    logger.log_table([], [])
+    logger.log_images(np.zeros((2, 2)), name="a")
+    logger.log_images(np.zeros((2, 2)), name="b")
+    logger.log_metrics({"loss": 1})
+    logger.log_hyperparameters({"seed": 1})
+    delivery.deliver(logger, batch_end(1))
+    delivery.deliver(logger, batch_end(1))
+    assert calls.calls == ["hyperparameters", "rows", "images a", "images b", "table", "text", "upload"]
+
+
+class Broken(Collector):
+    def log_rows(self, rows: Any, state: Snapshot) -> None:
+        raise ValueError("disk on fire")
+
+
+class Gone(Collector):
+    def log_rows(self, rows: Any, state: Snapshot) -> None:
+        raise BrokenPipeError
+
+
+def test_a_destination_that_raises_is_shown_and_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    whole, gone = Collector(), []
+    delivery = Delivery({"Broken": Broken(), "Gone": Gone(), "Collector": whole}, gone.append)
+    for batch in (1, 2):
+        logger = logger_at(batch)
+        logger.log_metrics({"loss": 1.0})
+        delivery.deliver(logger, batch_end(batch))
+    assert [row.step for row in whole.rows] == [1, 2]
+    assert delivery.failed == ("Broken",)
+    assert delivery.names == ["Collector"]
+    assert len(gone) == 1
+    assert delivery.states() is None
+    shown = capsys.readouterr().err
+    assert shown.count("destination Broken failed and is given nothing more:") == 1
+    assert "disk on fire" in shown
+
+
+class Closed(Collector):
+    def open(self, place: RunPlace) -> None:
+        raise ConfigurationError("cannot be opened")
+
+
+class Unchecked(Collector):
+    def check(self) -> None:
+        raise ConfigurationError("not installed")
+
+
+def test_nothing_is_left_open_when_one_cannot_be_opened() -> None:
+    first = Collector()
+    with pytest.raises(ConfigurationError, match="cannot be opened"):
+        Delivery({"first": first, "second": Closed()}, raise_here).open(RunPlace("run", 1, None))
+    assert first.closed
+    untouched = Collector()
+    with pytest.raises(ConfigurationError, match="not installed"):
+        Delivery({"first": untouched, "second": Unchecked()}, raise_here).open(RunPlace("run", 1, None))
+    assert untouched.place is None
+
+
+class Alone(Collector):
+    """Fails when two threads are in it at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = 0
+
+    def log_rows(self, rows: Any, state: Snapshot) -> None:
+        self.inside += 1
+        super().log_rows(rows, state)
+        threading.Event().wait(0.0005)  # lets another thread run
+        assert self.inside == 1
+        self.inside -= 1
+
+
+def test_several_threads_deliver_one_at_a_time() -> None:
+    destination = Alone()
+    delivery = Delivery({"alone": destination}, raise_here)
+
+    def deliver(offset: int) -> None:
+        for step in range(20):
+            logger = logger_at(1)
+            logger.log_metrics({"x": 1}, step=offset + step)
+            delivery.deliver(logger, batch_end(1))
+
+    threads = [threading.Thread(target=deliver, args=(offset,)) for offset in (0, 100, 200)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert delivery.failed == ()
+    assert len(destination.rows) == 60

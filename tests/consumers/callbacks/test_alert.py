@@ -1,0 +1,406 @@
+"""Alert: rules, and who is told."""
+
+import json
+import math
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from callback_calls import calls_of
+from consumers_stream import batch_end
+
+from bus.errors import ConfigurationError
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+from consumers import Logger
+from consumers.callbacks.alert import actions as alert_actions
+from consumers.callbacks.alert.actions import Notice
+from consumers.callbacks.alert.alert import Alert
+from consumers.cli.registry import CALLBACKS
+
+
+class Told:
+    """An alert that only remembers what it would have told."""
+
+    def __init__(self, *rules: str) -> None:
+        self.alert = Alert(rules, console=False)
+        self.notices: list[Notice] = []
+        self.alert._actions.append(self.notices.append)
+
+    def losses(self, *losses: float) -> list[tuple[str, int]]:
+        """Status and batch of every notice over batches with these losses."""
+        return self.over([batch_end(batch, loss=loss) for batch, loss in enumerate(losses, 1)])
+
+    def over(self, snapshots: list[Snapshot]) -> list[tuple[str, int]]:
+        calls_of(self.alert, snapshots)
+        return [(notice.status, notice.batch) for notice in self.notices]
+
+
+def test_a_rule_fires_once_and_is_resolved_once() -> None:
+    told = Told("loss/train/total > 10")
+    assert told.losses(1, 11, 12, 10, 9, 13) == [("firing", 2), ("resolved", 4), ("firing", 6)]
+    first = told.notices[0]
+    assert (first.rule, first.metric, first.value) == ("loss/train/total > 10", "loss/train/total", 11)
+    assert first.time == 1_700_000_000.5
+    assert len({notice.id for notice in told.notices}) == 3
+
+
+def test_a_rule_with_a_duration_fires_after_that_many_batches_without_a_break() -> None:
+    told = Told("loss/train/total > 10 for 3ba")
+    assert told.losses(11, 11, 1, 11, 11, 11, 11, 1) == [("firing", 6), ("resolved", 8)]
+
+
+@pytest.mark.parametrize(("duration", "batch"), [("1s", 6), ("2ep", 8), ("16sp", 3), ("1min", None), ("0ba", 2)])
+def test_durations_are_of_training_time_or_of_the_events_time(duration: str, batch: int | None) -> None:
+    # Four batches a second, 8 samples each, four batches an epoch.
+    told = Told(f"loss/train/total>10 for {duration}")
+    assert told.losses(1, *[11] * 14) == ([] if batch is None else [("firing", batch)])
+
+
+@pytest.mark.parametrize(
+    ("condition", "fires_for"),
+    [
+        ("< 2", [1]),
+        ("<= 2", [1, 2]),
+        (">= 2", [2, 3, math.inf]),
+        ("== 2", [2]),
+        ("!= 2", [1, 3, math.inf, math.nan]),
+        ("is nan", [math.nan]),
+        ("is inf", [math.inf]),
+        ("is finite", [1, 2, 3]),
+        ("is not finite", [math.inf, math.nan]),
+        ("> 2e0", [3, math.inf]),
+        ("> -inf", [1, 2, 3, math.inf]),
+    ],
+)
+def test_conditions(condition: str, fires_for: list[float]) -> None:
+    fired = [loss for loss in (1, 2, 3, math.inf, math.nan) if Told(f"loss/train/total {condition}").losses(loss)]
+    assert list(map(str, fired)) == list(map(str, fires_for))
+
+
+def test_nan_watches_the_loss_and_every_metric_each_by_itself() -> None:
+    def evaluated(accuracy: float) -> Snapshot:
+        metrics = {"eval": {"accuracy": accuracy}}
+        return Snapshot.build(Event.EVAL_END, seq=9, dataloader_label="eval", eval_metrics=metrics)
+
+    told = Told("nan")
+    told.over([evaluated(math.nan), batch_end(1), batch_end(2, loss=math.inf), batch_end(3), evaluated(0.5)])
+    assert [(notice.status, notice.metric) for notice in told.notices] == [
+        ("firing", "metrics/eval/accuracy"),
+        ("firing", "loss/train/total"),
+        ("resolved", "loss/train/total"),
+        ("resolved", "metrics/eval/accuracy"),
+    ]
+
+
+def test_throughput_and_rates_are_known_without_their_monitors() -> None:
+    told = Told("throughput/samples_per_sec < 100", "lr-SGD/group0 == 0.1")
+    told.over([batch_end(batch) for batch in range(1, 102)])
+    assert [(notice.metric, notice.batch, notice.value) for notice in told.notices] == [
+        ("lr-SGD/group0", 1, 0.1),
+        ("throughput/samples_per_sec", 101, 32.0),
+    ]
+
+
+def test_fields_are_asked_for_and_looked_up() -> None:
+    told = Told("gradient_norm > 100", "memory_stats[allocated_mem] > 7", "batch_size < 8")
+    assert told.alert.fields == ("gradient_norm", "memory_stats")
+    demand = Alert(["gradient_norm > 100"], every=10).demand()
+    assert demand.to_wire()["batch_end"]["fields"] == {"gradient_norm": [10]}
+    assert [event for event, want in demand.to_wire().items() if want["fields"]] == ["batch_end"]
+    fields = {"gradient_norm": 101.0, "memory_stats": {"allocated_mem": 8}, "batch_size": 6}
+    told.over([batch_end(1), batch_end(2, **fields), batch_end(3)])
+    assert [(notice.metric, notice.value) for notice in told.notices] == [
+        ("gradient_norm", 101.0),
+        ("memory_stats[allocated_mem]", 8),
+        ("batch_size", 6),
+    ]
+
+
+def test_a_consumer_that_goes_on_tells_what_it_would_have_told() -> None:
+    losses = [1.0, 11.0, 12.0, math.nan, 13.0, 14.0, 15.0, 16.0, 2.0, 11.0]
+    rules = ("loss/train/total > 10 for 3ba", "nan", "throughput/batches_per_sec > 0")
+    whole = Told(*rules)
+    snapshots = [batch_end(batch, loss=losses[batch % 10]) for batch in range(1, 110)]
+    whole.over(snapshots)
+    assert len(whole.notices) > 20
+    for place in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 101, 105):
+        first, second = Told(*rules), Told(*rules)
+        first.over(snapshots[:place])
+        second.alert.load_state_dict(msgpack.unpackb(msgpack.packb(first.alert.state_dict())))
+        second.over(snapshots[place:])
+        assert list(map(str, first.notices + second.notices)) == list(map(str, whole.notices))
+
+
+@pytest.mark.parametrize(
+    ("rule", "place", "expected"),
+    [
+        ("> 3", 1, "the name of a metric"),
+        ("loss/train/total", 17, "one of <"),
+        ("loss >", 7, "a number"),
+        ("loss > ten", 8, "a number"),
+        ("loss is big", 9, "nan, inf, finite"),
+        ("loss > 10 since 5ba", 11, "'for'"),
+        ("loss > 10 for", 14, "a duration"),
+        ("loss > 10 for ever", 15, "a duration"),
+        ("loss > 10 for 0.5dur", 15, "a duration"),
+        ("loss > 10 for 5ba or so", 19, "the end of the rule"),
+        ("memory[allocated > 3", 7, "one of <"),
+    ],
+)
+def test_a_rule_that_cannot_be_read_says_where(rule: str, place: int, expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"at character {place} .*{expected}"):
+        Alert(["nan", rule])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rules": []}, "needs rules"),
+        ({"rules": ["nan"], "webhook": "file:///etc/passwd"}, "no web address"),
+        ({"rules": ["nan"], "timeout": 0}, "timeout is 0"),
+        ({"rules": ["nan"], "command": ["/no/such/program"]}, "'/no/such/program' is no program that can be run"),
+        ({"rules": ["nan"], "command": [__file__]}, "is no program that can be run"),
+        ({"rules": ["nan"], "command": []}, "command is empty"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Alert(**options)
+
+
+def test_every_option_can_be_set_on_a_command_line() -> None:
+    options = {
+        "rules": "loss/train/total > 10 for 5ba, nan",
+        "command": f"{sys.executable},--version",
+        "every": "5",
+        "console": "no",
+    }
+    alert = CALLBACKS.create("consumers.callbacks.alert.alert:Alert", options)
+    assert isinstance(alert, Alert)
+    assert [rule.text for rule in alert._rules] == ["loss/train/total > 10 for 5ba", "nan"]
+
+
+def test_the_console_shows_a_line_for_each_notice(capsys: pytest.CaptureFixture[str]) -> None:
+    calls_of(Alert(["loss/train/total > 10"]), [batch_end(1, loss=11.5), batch_end(2, loss=1.0)])
+    assert capsys.readouterr().err.splitlines() == [
+        "ALERT: loss/train/total > 10 (loss/train/total is 11.5; run run, epoch 0, batch 1)",
+        "resolved: loss/train/total > 10 (loss/train/total is 1; run run, epoch 0, batch 2)",
+    ]
+
+
+NEVER = "rule {!r} was never judged: no number is called "
+
+
+def fit_end() -> Snapshot:
+    return Snapshot.build(Event.FIT_END, timestamp=Timestamp(batch=2))
+
+
+def test_a_rule_that_is_about_nothing_is_named_once_with_what_is_like_it(capsys: pytest.CaptureFixture[str]) -> None:
+    alert = Alert(["los/train/total > 3", "loss/train/total > 3", "memory_stats[alocated] > 7"], console=False)
+    calls_of(alert, [batch_end(1, memory_stats={"allocated": 8}), batch_end(2), fit_end(), fit_end()])
+    alert.close(fit_end(), Logger())
+    typo, key = capsys.readouterr().err.splitlines()
+    assert typo.startswith(f"{NEVER.format('los/train/total > 3')}los/train/total; did you mean loss/train/total")
+    assert "? there were time/batch, " in typo
+    assert re.search(r" and \d+ more$", typo)
+    assert key.startswith(f"{NEVER.format('memory_stats[alocated] > 7')}memory_stats[alocated]; did you mean memory_st")
+
+
+def test_an_evaluation_after_the_training_may_still_bring_what_a_rule_is_about(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    evaluated = Snapshot.build(Event.EVAL_END, dataloader_label="eval", eval_metrics={"eval": {"accuracy": 0.5}})
+    alert = Alert(["metrics/eval/accuracy < 0.1", "metrics/eval/F1 < 0.1", "nan"])
+    calls_of(alert, [fit_end()])
+    assert capsys.readouterr().err == ""
+    calls_of(alert, [evaluated])
+    alert.close(evaluated, Logger())
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith(NEVER.format("metrics/eval/F1 < 0.1"))
+
+
+def test_a_consumer_that_saw_nothing_and_one_of_judged_rules_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for snapshots in ([], [batch_end(1), fit_end()]):
+        alert = Alert(["loss/train/total > 3"])
+        calls_of(alert, snapshots)
+        alert.close(fit_end(), Logger())
+    assert capsys.readouterr().err == ""
+
+
+def test_a_consumer_that_goes_on_knows_which_rules_were_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = Alert(["gradient_norm > 9", "los > 3"]), Alert(["gradient_norm > 9", "los > 3", "new > 1"])
+    calls_of(first, [batch_end(1, gradient_norm=1.0)])
+    second.load_state_dict(msgpack.unpackb(msgpack.packb(first.state_dict())))
+    second.close(fit_end(), Logger())
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" was")[0] for line in said] == ["rule 'los > 3'", "rule 'new > 1'"]
+    assert "loss" in said[0]
+
+
+# -- webhook ----------------------------------------------------------------------------------------------------------
+
+
+class Receiver(HTTPServer):
+    """A web server that answers with the given codes, then with 200."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: list[int] = []
+        self.got: list[dict[str, Any]] = []
+        self.url = f"http://127.0.0.1:{self.server_port}/hook?secret=1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        assert self.headers["Content-Type"] == "application/json"
+        self.server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        code = self.server.answers.pop(0) if self.server.answers else 200
+        self.send_response(code)
+        if code == 302:
+            self.send_header("Location", "/elsewhere")
+        self.end_headers()
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(alert_actions, "PAUSE_SECONDS", 0.01)
+    with Receiver() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_a_webhook_is_posted_what_happened(receiver: Receiver) -> None:
+    alert = Alert(["nan"], console=False, webhook=receiver.url)
+    calls_of(alert, [batch_end(1, loss=math.nan), batch_end(2, loss=1.0)])
+    fired, resolved = receiver.got
+    assert fired == {
+        "id": "run-1-1-0-loss/train/total",
+        "status": "firing",
+        "rule": "nan",
+        "metric": "loss/train/total",
+        "value": "NaN",
+        "run": "run",
+        "attempt": 1,
+        "epoch": 0,
+        "batch": 1,
+        "time": 1_700_000_000.25,
+    }
+    assert (resolved["status"], resolved["value"]) == ("resolved", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("answers", "times", "said"),
+    [
+        ([503, 429], 3, ""),
+        ([500, 500, 500], 3, "it answered 500"),
+        ([404], 1, "it answered 404"),
+        ([302], 1, "it answered 302"),
+    ],
+)
+def test_a_webhook_that_fails_is_tried_again_within_bounds(
+    answers: list[int],
+    times: int,
+    said: str,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    receiver.answers = answers
+    calls_of(Alert(["nan"], console=False, webhook=receiver.url), [batch_end(1, loss=math.nan)])
+    assert len(receiver.got) == times
+    assert pauses == [0.01, 0.02][: times - 1]
+    err = capsys.readouterr().err
+    assert said in err
+    assert bool(said) == bool(err)
+    assert "secret" not in err
+
+
+def test_a_webhook_that_is_not_there_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(alert_actions, "PAUSE_SECONDS", 0.01)
+    alert = Alert(["nan"], webhook="http://127.0.0.1:1/", timeout=0.5)
+    calls_of(alert, [batch_end(1, loss=math.nan), batch_end(2, loss=1.0)])
+    assert capsys.readouterr().err.count("did not take the notice of 'nan'") == 2
+
+
+# -- command ----------------------------------------------------------------------------------------------------------
+
+NOTE = """
+import json, os, pathlib, sys
+told = json.load(sys.stdin)
+told["environment"] = {name: value for name, value in os.environ.items() if name.startswith("ALERT_")}
+pathlib.Path(sys.argv[1]).write_text(json.dumps(told))
+"""
+
+
+def test_a_command_gets_the_notice_on_its_input_and_in_its_environment(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", NOTE, str(tmp_path / "a file; with spaces")]
+    calls_of(Alert(["nan"], console=False, command=command), [batch_end(1, loss=math.nan)])
+    told = json.loads((tmp_path / "a file; with spaces").read_text())
+    assert (told["status"], told["rule"], told["batch"]) == ("firing", "nan", 1)
+    assert told["environment"]["ALERT_STATUS"] == "firing"
+    assert told["environment"]["ALERT_METRIC"] == "loss/train/total"
+    assert told["environment"]["ALERT_VALUE"] == "nan"
+
+
+def test_a_command_that_fails_is_said_and_ends_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-c", "raise SystemExit(3)"]
+    calls_of(Alert(["nan"], console=False, command=command), [batch_end(1, loss=math.nan), batch_end(2)])
+    assert capfd.readouterr().err.count("exit code 3") == 2
+
+
+def test_a_command_that_is_gone_by_then_is_said_and_ends_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "program"
+    program.symlink_to(sys.executable)
+    alert = Alert(["nan"], console=False, command=[str(program)])
+    program.unlink()
+    calls_of(alert, [batch_end(1, loss=math.nan), batch_end(2)])
+    assert capfd.readouterr().err.count("No such file") == 2
+
+
+def test_a_command_that_hangs_is_killed_with_what_it_started(capfd: pytest.CaptureFixture[str]) -> None:
+    # That nothing of it is left is checked when the test is over.
+    hang = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    alert = Alert(["nan"], console=False, command=[sys.executable, "-c", hang], timeout=0.5)
+    began = time.monotonic()
+    calls_of(alert, [batch_end(1, loss=math.nan)])
+    assert time.monotonic() - began < 30
+    assert "took more than 0.5 s and was killed" in capfd.readouterr().err
+
+
+def test_training_time_of_an_evaluation_counts_from_the_evaluation() -> None:
+    def evaluated(batch: int) -> Snapshot:
+        return Snapshot.build(
+            Event.EVAL_END,
+            timestamp=Timestamp(batch=batch),
+            previous_timestamp=Timestamp(batch=batch - 4),
+            dataloader_label="eval",
+            eval_metrics={"eval": {"accuracy": 0.1}},
+        )
+
+    told = Told("metrics/eval/accuracy < 0.5 for 8ba")
+    assert told.over([evaluated(4), evaluated(8), evaluated(12)]) == [("firing", 12)]

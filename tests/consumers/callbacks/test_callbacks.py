@@ -1,0 +1,299 @@
+"""The callbacks that come with offloop log what the reference logs, from the same inputs."""
+
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from consumers_stream import Collector, batch_end, snapshots_of_training
+from helpers import REFERENCE
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_options import SPEED_MONITORS
+
+from bus.errors import ConfigurationError
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+from consumers import Callback, Logger, LRMonitor, Runner, SpeedMonitor, TrainerMetrics
+from consumers.callbacks.peak_flops import peak_flops
+
+SPEED = json.loads((REFERENCE / "cb_speed_monitor.json").read_text())
+LR = json.loads((REFERENCE / "cb_lr_monitor.json").read_text())
+TRAINER_LOG = json.loads((REFERENCE / "trainer_log_microbatch4_2ep.json").read_text())
+
+
+class CallLog(Logger):
+    """A logger that keeps every call by itself: ``[step, event, metrics]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[list[Any]] = []
+        self._handled: Snapshot | None = None
+
+    def begin(self, state: Snapshot) -> None:
+        super().begin(state)
+        self._handled = state
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        super().log_metrics(metrics, step)
+        assert self._handled is not None
+        used = self._handled.timestamp.batch.value if step is None else step
+        if metrics:
+            self.calls.append([used, self._handled.event.name, dict(metrics)])
+
+
+def calls_of(callback: Callback, snapshots: list[Snapshot]) -> list[list[Any]]:
+    """Every log call that a callback makes over a stream."""
+    logger = CallLog()
+    for snapshot in snapshots:
+        if snapshot.event in callback.wanted_events():
+            logger.begin(snapshot)
+            callback.run_event(snapshot.event, snapshot, logger)
+    return logger.calls
+
+
+# -- SpeedMonitor -----------------------------------------------------------------------------------------------------
+
+
+def speed_snapshots(run: str) -> list[Snapshot]:
+    """The reference's inputs of one run as snapshots."""
+    columns, snapshots, sample = SPEED["input_columns"], [], 0
+    for values in SPEED["runs"][run]["inputs"]:
+        row = dict(zip(columns, values, strict=True))
+        fields: dict[str, Any] = {"dataloader_label": row["dataloader_label"], "world_size": 1}
+        if run == "flops":
+            fields["flops_per_batch"] = 100.0 * (row["sample"] - sample)
+        sample = row["sample"]
+        timestamp = Timestamp(
+            epoch=row["epoch"],
+            batch=row["batch"],
+            batch_in_epoch=row["batch_in_epoch"],
+            sample=sample,
+            token=row["token"],
+            total_wct=timedelta(seconds=row["total_wct"]),
+            epoch_wct=timedelta(seconds=row["epoch_wct"]),
+            batch_wct=timedelta(seconds=row["batch_wct"]),
+        )
+        snapshots.append(
+            Snapshot.build(
+                Event(row["event"]),
+                time_ns=int(row["time.time()"] * 1e9),
+                timestamp=timestamp,
+                eval_timestamp=Timestamp(total_wct=timedelta(seconds=row["eval_total_wct"])),
+                max_duration=row["max_duration"],
+                **fields,
+            )
+        )
+    return snapshots
+
+
+@pytest.mark.parametrize("run", SPEED["runs"])
+def test_speed_monitor_logs_what_the_reference_logs(run: str) -> None:
+    monitor = SPEED_MONITORS[run]()
+    if run.startswith("resumed"):
+        # Two evaluations of 1.75 s had gone by before the checkpoint that this run goes on from.
+        monitor.load_state_dict({"total_eval_wct": 3.5})
+    calls = calls_of(monitor, speed_snapshots(run))
+    assert calls == SPEED["runs"][run]["logged"]
+    assert [list(metrics) for _, _, metrics in calls] == [list(row[2]) for row in SPEED["runs"][run]["logged"]]
+    reference = SPEED["runs"][run]["state_dict_at_end"]["SpeedMonitor"]
+    assert {name: monitor.state_dict()[name] for name in reference} == reference
+
+
+@pytest.mark.parametrize(("unit", "seconds"), [("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400)])
+def test_speed_monitor_reports_times_in_the_unit_asked_for(unit: Any, seconds: int) -> None:
+    calls = calls_of(SpeedMonitor(time_unit=unit), [batch_end(8)])
+    assert calls == [[8, "BATCH_END", {"time/train": 2 / seconds, "time/val": 0, "time/total": 2 / seconds}]]
+
+
+def test_speed_monitor_divides_by_the_number_of_ranks() -> None:
+    calls = calls_of(SpeedMonitor(window_size=1), [batch_end(1), batch_end(2, world_size=4)])
+    assert calls[1][2] == {
+        "throughput/batches_per_sec": 4.0,
+        "throughput/samples_per_sec": 32.0,
+        "throughput/device/batches_per_sec": 1.0,
+        "throughput/device/samples_per_sec": 8.0,
+    }
+
+
+def test_speed_monitor_takes_the_published_peak_of_a_known_device() -> None:
+    fields = {"flops_per_batch": 78e12, "device_name": "NVIDIA A100-SXM4-80GB", "precision": "amp_bf16"}
+    calls = calls_of(SpeedMonitor(window_size=1), [batch_end(1, **fields), batch_end(2, **fields)])
+    assert calls[-2] == [2, "BATCH_END", {"throughput/device/mfu": 1.0}]
+
+
+def test_speed_monitor_logs_no_throughput_for_a_loop_that_publishes_no_training_time() -> None:
+    snapshots = [Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=batch)) for batch in range(5)]
+    assert all(
+        list(metrics) == ["time/train", "time/val", "time/total"]
+        for _, _, metrics in calls_of(SpeedMonitor(window_size=1), snapshots)
+    )
+
+
+@pytest.mark.parametrize("options", [{"window_size": 0}, {"time_unit": "weeks"}])
+def test_speed_monitor_refuses_options_that_mean_nothing(options: Any) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        SpeedMonitor(**options)
+
+
+@given(
+    durations=st.lists(st.integers(1, 10**9), min_size=2, max_size=40),
+    samples=st.integers(1, 4096),
+    window=st.integers(1, 10),
+)
+def test_throughput_is_what_the_last_batches_took(durations: list[int], samples: int, window: int) -> None:
+    timestamp, snapshots = Timestamp(), []
+    for microseconds in durations:
+        timestamp = timestamp.advance_batch(samples, 0, microseconds)
+        snapshots.append(Snapshot.build(Event.BATCH_END, timestamp=timestamp))
+    logged = [
+        (step, metrics["throughput/samples_per_sec"])
+        for step, _, metrics in calls_of(SpeedMonitor(window_size=window), snapshots)
+        if "throughput/samples_per_sec" in metrics
+    ]
+    assert [step for step, _ in logged] == list(range(window + 1, len(durations) + 1))
+    for step, rate in logged:
+        expected = window * samples / (sum(durations[step - window : step]) / 1e6)
+        assert rate == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.5e12),
+        ("NVIDIA H100 PCIe", "amp_fp16", 756e12),
+        ("NVIDIA A100-PCIE-40GB", "fp32", 19.5e12),
+        ("NVIDIA A10G", "bf16", None),
+        ("Tesla T4", "fp16", 65e12),
+        ("Tesla T4", "bf16", None),
+        ("Tesla V100-SXM2-16GB", "fp8", None),
+        ("cpu", "fp32", None),
+        (None, "fp32", None),
+        ("NVIDIA L4", None, None),
+    ],
+)
+def test_peaks_are_found_by_device_and_precision(
+    device: str | None, precision: str | None, expected: float | None
+) -> None:
+    assert peak_flops(device, precision) == expected
+
+
+# -- LRMonitor --------------------------------------------------------------------------------------------------------
+
+
+def lr_snapshots(logged: list[list[Any]]) -> list[Snapshot]:
+    """Batch ends that carry the rates of a reference run."""
+    rates: dict[int, dict[str, list[float]]] = {}
+    for step, metrics, _ in logged:
+        for name, rate in metrics.items():
+            optimizer = name.removeprefix("lr-").partition("/")[0]
+            rates.setdefault(step, {}).setdefault(optimizer, []).append(rate)
+    return [batch_end(step, lr=lr) for step, lr in rates.items()]
+
+
+@pytest.mark.parametrize("run", LR["runs"])
+def test_lr_monitor_logs_what_the_reference_logs(run: str) -> None:
+    logged = LR["runs"][run]["logged"]
+    assert calls_of(LRMonitor(), lr_snapshots(logged)) == [[step, event, metrics] for step, metrics, event in logged]
+
+
+# -- TrainerMetrics ---------------------------------------------------------------------------------------------------
+
+
+def trainer_snapshots() -> list[Snapshot]:
+    """The base events of the reference run, with the values that its trainer logged."""
+    calls = [(call["step"], call["data"]) for call in TRAINER_LOG["calls"] if call["kind"] == "metrics"]
+    losses = [data["loss/train/total"] for _, data in calls if "loss/train/total" in data]
+    metrics = [
+        {name.removeprefix("metrics/train/"): value for name, value in data.items()}
+        for _, data in calls
+        if "metrics/train/CrossEntropy" in data
+    ]
+    timestamp, snapshots = Timestamp(), []
+    sizes = TRAINER_LOG["config"]["batches"]
+    for _ in range(2):
+        snapshots.append(Snapshot.build(Event.EPOCH_START, timestamp=timestamp))
+        for size in sizes:
+            previous, timestamp = timestamp, timestamp.advance_batch(size, 0, 1000)
+            fields = {"loss": losses.pop(0), "train_metrics": metrics.pop(0)}
+            snapshots.append(
+                Snapshot.build(Event.BATCH_END, timestamp=timestamp, previous_timestamp=previous, **fields)
+            )
+        timestamp = timestamp.to_next_epoch()
+        snapshots.append(Snapshot.build(Event.EPOCH_END, timestamp=timestamp, train_metrics=metrics.pop(0)))
+    return [*snapshots, Snapshot.build(Event.FIT_END, timestamp=timestamp)]
+
+
+def test_trainer_metrics_logs_what_a_trainer_logs_by_itself() -> None:
+    expected = [
+        [call["step"], call["data"]]
+        for call in TRAINER_LOG["calls"]
+        if call["kind"] == "metrics" and "trainer/device_train_microbatch_size" not in call["data"]
+    ]
+    assert [[step, metrics] for step, _, metrics in calls_of(TrainerMetrics(), trainer_snapshots())] == expected
+
+
+def test_trainer_metrics_logs_each_evaluator_under_its_label() -> None:
+    metrics = {"eval_a": {"accuracy": 0.5}, "eval_b": {"accuracy": 0.25}}
+    snapshots = [
+        Snapshot.build(Event.EVAL_END, timestamp=Timestamp(batch=4), dataloader_label=label, eval_metrics=metrics)
+        for label in metrics
+    ]
+    assert calls_of(TrainerMetrics(), snapshots) == [
+        [4, "EVAL_END", {"metrics/eval_a/accuracy": 0.5}],
+        [4, "EVAL_END", {"metrics/eval_b/accuracy": 0.25}],
+    ]
+
+
+def test_trainer_metrics_passes_on_what_algorithms_logged_under_their_steps() -> None:
+    snapshot = Snapshot.build(Event.EVAL_START, timestamp=Timestamp(batch=4), logged=[[3, {"a": 1.5}], [4, {"a": 2.5}]])
+    assert calls_of(TrainerMetrics(), [snapshot]) == [[3, "EVAL_START", {"a": 1.5}], [4, "EVAL_START", {"a": 2.5}]]
+
+
+def test_trainer_metrics_logs_lists_and_maps_number_by_number() -> None:
+    metrics = {"recall": [0.5, 1.0], "by_kind": {"cat": 1, "dog": {"big": 2}}, "loss": 0.25, "unknown": None}
+    snapshot = Snapshot.build(Event.EPOCH_END, train_metrics=metrics)
+    [[_, _, logged]] = calls_of(TrainerMetrics(), [snapshot])
+    assert logged == {
+        "metrics/train/recall/0": 0.5,
+        "metrics/train/recall/1": 1.0,
+        "metrics/train/by_kind/cat": 1,
+        "metrics/train/by_kind/dog/big": 2,
+        "metrics/train/loss": 0.25,
+    }
+
+
+def test_trainer_metrics_counts_tokens_where_there_are_tokens() -> None:
+    began = Timestamp(batch=1, token=70, token_in_epoch=70)
+    snapshot = Snapshot.build(Event.BATCH_END, timestamp=began.advance_batch(8, 70, 1000), previous_timestamp=began)
+    [[step, _, metrics]] = calls_of(TrainerMetrics(), [snapshot])
+    assert (step, metrics["time/token"], metrics["time/token_in_epoch"]) == (1, 70, 70)
+
+
+def test_trainer_metrics_logs_the_loss_of_a_loop_that_only_publishes_losses() -> None:
+    snapshot = Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=3), loss=0.5)
+    [_, [step, _, metrics]] = calls_of(TrainerMetrics(), [snapshot])
+    assert (step, metrics) == (3, {"loss/train/total": 0.5})
+
+
+def test_trainer_metrics_logs_each_part_of_the_loss() -> None:
+    parts = {"classes": 0.3, "boxes": 0.2}
+    snapshot = Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=3), loss=0.5, losses=parts)
+    [_, [step, _, metrics]] = calls_of(TrainerMetrics(), [snapshot])
+    assert (step, metrics) == (
+        3,
+        {"loss/train/total": 0.5, "loss/train/classes": 0.3, "loss/train/boxes": 0.2},
+    )
+
+
+# -- together ---------------------------------------------------------------------------------------------------------
+
+
+def test_rows_hold_everything_that_was_logged_for_a_step_in_the_order_of_the_callbacks() -> None:
+    collector = Collector()
+    Runner(snapshots_of_training(), [SpeedMonitor(), LRMonitor()], [collector]).run()
+    assert [row.step for row in collector.rows] == list(range(1, 9))
+    assert list(collector.rows[0].metrics) == ["time/train", "time/val", "time/total", "lr-SGD/group0"]
+    assert collector.rows[0].time == pytest.approx(1_700_000_000.25, abs=1e-6)

@@ -1,0 +1,487 @@
+"""A trained model is written so that it runs without its code, and says the same as the model that was trained."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import onnxruntime  # type: ignore[import-untyped]
+import pytest
+import torch
+from gold import GoldMLP, gold_data
+from safetensors.torch import save
+from torch import Tensor, nn
+from training import gold_trainer
+
+from bus.errors import ConfigurationError, FieldNotAvailableError, RunDirectoryError
+from bus.plugins.options import convert_options, options_of
+from bus.protocol.snapshot import Snapshot
+from bus.tensors.segments import SegmentPool
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+from consumers import Logger, LoggerDestination
+from consumers.api.callback import view_for
+from consumers.api.logger import Upload
+from consumers.callbacks.export.export import ExportForInferenceCallback
+from consumers.callbacks.export.trained_model import load_weights
+from consumers.cli.registry import CALLBACKS
+from trainer import Classifier
+
+# torch deprecates TorchScript, and calls deprecated names of its own within torch.onnx.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.* is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+]
+
+INPUTS, TARGETS = gold_data("predict", 7)
+
+
+def net() -> nn.Sequential:
+    """The part of the model that takes plain tensors."""
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+class Doubled(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.module(inputs)
+        return 2 * outputs
+
+
+def sent(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Tensors as the value of a field."""
+    image = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    return {"$tensors": 1, "bytes": len(image), "image": image}
+
+
+def fit_end(weights: Mapping[str, Tensor]) -> Snapshot:
+    return Snapshot.build(
+        Event.FIT_END, timestamp=Timestamp(batch=8, epoch=2), weights=sent(weights), on_demand=["weights"]
+    )
+
+
+def batch_start(inputs: Mapping[str, Tensor], batch: int = 0) -> Snapshot:
+    return Snapshot.build(
+        Event.BATCH_START, timestamp=Timestamp(batch=batch), inputs=sent(inputs), on_demand=["inputs"]
+    )
+
+
+def handle(callback: ExportForInferenceCallback, *snapshots: Snapshot) -> Logger:
+    logger = Logger()
+    for snapshot in snapshots:
+        seen = view_for(callback.demand(), snapshot)
+        if seen is not None:
+            logger.begin(seen)
+            callback.run_event(seen.event, seen, logger)
+            seen.release()
+    return logger
+
+
+def load_program(path: Path) -> Callable[..., Any]:
+    module: Callable[..., Any] = torch.export.load(path).module()
+    return module
+
+
+def load_onnx(path: Path) -> Callable[..., Any]:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(inputs: Any) -> Tensor:
+        given = inputs[0] if isinstance(inputs, tuple) else inputs
+        (output,) = session.run(None, {session.get_inputs()[0].name: given.numpy()})
+        return torch.from_numpy(output)
+
+    return run
+
+
+LOADERS: dict[str, Callable[[Path], Callable[..., Any]]] = {
+    "torch.export": load_program,
+    "torchscript": lambda path: torch.jit.load(path),
+    "onnx": load_onnx,
+}
+
+
+@pytest.mark.parametrize("save_format", LOADERS)
+def test_a_part_of_the_trained_model_is_exported_for_batches_of_any_size(tmp_path: Path, save_format: Any) -> None:
+    trained = GoldMLP()
+    path = tmp_path / "models" / "net.bin"
+    callback = ExportForInferenceCallback(save_format, path, model=net)
+    # A batch of one: the file must not be made for batches of one.
+    logger = handle(callback, batch_start({"inputs": INPUTS[:1]}), fit_end(trained.state_dict()))
+    loaded = LOADERS[save_format](path)
+    for rows in (1, 7):
+        assert torch.allclose(loaded(INPUTS[:rows]), trained((INPUTS[:rows], None)), atol=1e-5)
+    (upload,) = logger.take(fit_end({})).uploads
+    assert (upload.remote_file_name, upload.file_path) == ("net.bin", path)
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("save_format", ["torch.export", "torchscript"])
+def test_the_whole_model_is_called_as_in_the_training(tmp_path: Path, save_format: Any) -> None:
+    trained = GoldMLP()
+    callback = ExportForInferenceCallback(save_format, tmp_path / "m", model=GoldMLP)
+    handle(callback, batch_start({"inputs": INPUTS[:5]}), fit_end(trained.state_dict()))
+    loaded = LOADERS[save_format](tmp_path / "m")
+    assert torch.allclose(loaded((INPUTS,)), trained((INPUTS, None)), atol=1e-5)
+
+
+# -- what the model is called with ------------------------------------------------------------------------------------
+
+
+class Named(nn.Module):
+    """Takes a batch that is a mapping with a mapping in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(8, 2)
+
+    def forward(self, batch: Any) -> Tensor:
+        scores: Tensor = self.net(batch["views"]["left"] + batch["views"]["right"]) * batch["scale"]
+        return scores
+
+
+class Alone(nn.Module):
+    """Takes a batch that is one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Conv1d(1, 2, 3)
+
+    def forward(self, batch: Any) -> Tensor:
+        if not isinstance(batch, Tensor):
+            raise TypeError("a batch is one tensor")
+        scores: Tensor = self.net(batch[:, None])
+        return scores
+
+
+class Pair(nn.Module):
+    """Takes two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(8, 2)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        scores: Tensor = self.net(left - right)
+        return scores
+
+
+class WithPair(nn.Module):
+    """Takes a batch whose first part is two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = Pair()
+
+    def forward(self, batch: Any) -> Tensor:
+        scores: Tensor = self.pair(*batch[0])
+        return scores
+
+
+X, Y = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1)).unbind()
+BATCHES: dict[str, tuple[type[nn.Module], type[nn.Module], dict[str, Tensor], Any]] = {
+    "mapping": (
+        Named, Named, {"views.left": X, "views.right": Y, "scale": torch.tensor(2.0)},
+        ({"scale": torch.tensor(2.0), "views": {"left": X, "right": Y}},),
+    ),
+    "one tensor": (Alone, Alone, {"inputs": X}, (X,)),
+    "two inputs": (WithPair, WithPair, {"1": Y, "0": X}, (((X, Y),),)),
+    "two inputs of a part": (WithPair, Pair, {"1": Y, "0": X}, (X, Y)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_the_model_is_called_with_what_the_batch_was_made_of(tmp_path: Path, kind: str) -> None:
+    trained_class, built, inputs, arguments = BATCHES[kind]
+    trained = trained_class()
+    path = tmp_path / "m.pt2"
+    # TorchScript has no maps of both tensors and maps.
+    callback = ExportForInferenceCallback("torch.export", path, model=built)
+    handle(callback, batch_start(inputs), fit_end(trained.state_dict()))
+    part: Any = trained.pair if built is Pair else trained
+    assert torch.allclose(load_program(path)(*arguments), part(*arguments), atol=1e-5)
+
+
+def test_a_sample_that_is_given_is_used_and_no_inputs_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt2"
+    callback = ExportForInferenceCallback("torch.export", path, model=net, sample_input=INPUTS[:3])
+    assert callback.demand().events == {Event.FIT_END}
+    trained = GoldMLP()
+    handle(callback, fit_end(trained.state_dict()))
+    assert torch.allclose(load_program(path)(INPUTS), trained((INPUTS, None)), atol=1e-5)
+
+
+def test_inputs_are_asked_for_at_the_first_batch_of_an_epoch_and_at_the_last_one() -> None:
+    demand = ExportForInferenceCallback("torchscript", "m.pt", model=net).demand()
+    seen = [
+        (event.value, batch)
+        for batch in range(8)
+        for event, done in ((Event.BATCH_START, batch), (Event.BATCH_END, batch + 1))
+        if (
+            shown := view_for(
+                demand,
+                Snapshot.build(
+                    event,
+                    timestamp=Timestamp(batch=done, epoch=batch // 4, batch_in_epoch=batch % 4 + done - batch),
+                    previous_timestamp=Timestamp(batch=batch),
+                    max_duration="8ba",
+                    inputs=sent({"inputs": X}),
+                    on_demand=["inputs"],
+                ),
+            )
+        )
+        and shown.on_demand
+    ]
+    assert seen == [("batch_start", 0), ("batch_start", 4), ("batch_end", 7)]
+
+
+def test_a_consumer_that_goes_on_has_the_sample_of_the_one_before(tmp_path: Path) -> None:
+    before = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=net)
+    assert before.state_dict() == {"sample": {}}
+    handle(before, batch_start({"inputs": INPUTS}))
+    kept = msgpack.unpackb(msgpack.packb(before.state_dict()))
+    after = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=net)
+    after.load_state_dict(kept)
+    handle(after, fit_end(GoldMLP().state_dict()))
+    assert torch.jit.load(tmp_path / "m.pt")(INPUTS).shape == (7, 4)
+
+
+def test_inputs_that_are_gone_already_leave_the_sample_before_them(tmp_path: Path) -> None:
+    callback = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=net)
+    handle(callback, batch_start({"inputs": INPUTS}))
+    pool = SegmentPool()
+    segment = pool.reserve(100, "inputs")
+    assert segment is not None
+    gone = {"$tensors": 1, "bytes": 100, "segment": segment.publish(1)}
+    pool.close()
+    handle(callback, Snapshot.build(Event.BATCH_START, inputs=gone, on_demand=["inputs"]))
+    handle(callback, fit_end(GoldMLP().state_dict()))
+    assert torch.jit.load(tmp_path / "m.pt")(INPUTS).shape == (7, 4)
+
+
+def test_transforms_are_applied_to_the_trained_model(tmp_path: Path) -> None:
+    sample = INPUTS.double()
+    transforms = [Doubled, nn.Module.double]
+    callback = ExportForInferenceCallback(
+        "torchscript", tmp_path / "m.pt", model=net, sample_input=sample, transforms=transforms
+    )
+    trained = GoldMLP()
+    handle(callback, fit_end(trained.state_dict()))
+    expected = 2 * trained.double()((sample, None))
+    assert torch.allclose(torch.jit.load(tmp_path / "m.pt")(sample), expected, atol=1e-5)
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("empty", torch.zeros(0, 3))
+        self.register_buffer("flags", torch.tensor([True, False]))
+
+
+def views(weights: Mapping[str, Tensor]) -> Any:
+    return fit_end(weights).weights
+
+
+def test_weights_of_every_kind_are_copied_and_tied_ones_stay_tied() -> None:
+    trained = Tied()
+    with torch.no_grad():
+        trained.norm.num_batches_tracked.fill_(7)  # type: ignore[union-attr]
+    state = {name: value.clone() for name, value in trained.state_dict().items()}
+    state["norm.running_mean"] = torch.randn(3).bfloat16()
+    built = Tied()
+    built.norm.double()
+    assert load_weights(built, views(state)) == ""
+    assert built.head.weight is built.embed.weight
+    assert built.norm.weight.dtype == torch.float64
+    assert all(torch.equal(value.double(), state[name].double()) for name, value in built.state_dict().items())
+
+
+def test_weights_are_found_below_the_name_of_a_part() -> None:
+    trained = GoldMLP()
+    built = net()
+    assert load_weights(built, views(trained.state_dict())) == "net."
+    assert torch.equal(built[2].weight, trained.net[2].weight)  # type: ignore[arg-type]
+
+
+MISFITS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "another shape": (lambda: nn.ModuleDict({"net": nn.Sequential(nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 4))}),
+                      r"3 shapes differ \(net.0.weight is \(9, 8\), trained is \(16, 8\)\)"),
+    "more layers": (lambda: nn.ModuleDict({"net": nn.Sequential(*net(), nn.Linear(4, 4))}),
+                    r"2 of its tensors were not trained \(net.3.weight\)"),
+    "fewer layers": (lambda: nn.ModuleDict({"net": nn.Sequential(nn.Linear(8, 16))}),
+                     r"2 trained tensors are not in it \(net.2.bias\)"),
+    "other names": (lambda: nn.Linear(8, 4), r"not trained \(weight\), 4 trained tensors are not in it \(net"),
+    "no weights": (nn.Tanh, r"4 trained tensors are not in it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MISFITS)
+def test_weights_that_do_not_fit_are_refused_and_named(kind: str) -> None:
+    build, message = MISFITS[kind]
+    with pytest.raises(ConfigurationError, match=message):
+        load_weights(build(), views(GoldMLP().state_dict()))
+
+
+def test_a_part_that_is_there_twice_is_refused() -> None:
+    trained = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    with pytest.raises(ConfigurationError, match=r"fits several parts of the trained one \(a\., b\.\)"):
+        load_weights(nn.Linear(2, 2), views(trained.state_dict()))
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_without_a_sample_it_is_said_what_to_give(tmp_path: Path) -> None:
+    callback = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=net)
+    with pytest.raises(
+        ConfigurationError, match=r"attach before its last batch.*'consumer --wait'.* or give a sample_input"
+    ):
+        handle(callback, fit_end(GoldMLP().state_dict()))
+
+
+def test_a_model_that_cannot_be_called_is_said_to_be_so(tmp_path: Path) -> None:
+    callback = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=net, sample_input=INPUTS[:, :3])
+    with pytest.raises(ConfigurationError, match=r"Sequential cannot be called with the sample input.*give as sample"):
+        handle(callback, fit_end(GoldMLP().state_dict()))
+
+
+def test_a_function_that_builds_no_model_is_said_to_do_so(tmp_path: Path) -> None:
+    callback = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=dict)
+    with pytest.raises(ConfigurationError, match=r"returned a dict: return a torch\.nn\.Module"):
+        handle(callback, fit_end(GoldMLP().state_dict()))
+
+
+class Branching(nn.Module):
+    """What no compiler can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.net(inputs)
+        return scores if scores.sum().item() > 0 else -scores
+
+
+def test_a_model_that_cannot_be_exported_leaves_the_old_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt2"
+    path.write_text("the one before")
+    callback = ExportForInferenceCallback("torch.export", path, model=Branching, sample_input=INPUTS)
+    with pytest.raises(ConfigurationError, match=r"Branching cannot be exported as torch\.export: "):
+        handle(callback, fit_end(GoldMLP().state_dict()))
+    assert path.read_text() == "the one before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    callback = ExportForInferenceCallback("torchscript", tmp_path / "file" / "m.pt", model=net, sample_input=INPUTS)
+    with pytest.raises(RunDirectoryError, match=r"cannot write .*m\.pt"):
+        handle(callback, fit_end(GoldMLP().state_dict()))
+
+
+def test_weights_that_are_no_longer_to_be_had_are_said_to_be_so(tmp_path: Path) -> None:
+    callback = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=net, sample_input=INPUTS)
+    with pytest.raises(FieldNotAvailableError, match="weights"):
+        handle(callback, Snapshot.build(Event.FIT_END))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "format": ({"save_format": "pickle"}, "save_format 'pickle' is not known: use torch.export, torchscript, onnx"),
+    "url": ({"save_path": "s3://bucket/m.pt"}, "no path on this machine"),
+    "names": ({"input_names": ["image"]}, "are for save_format onnx, not torchscript"),
+    "transforms": ({"transforms": ["quantize"]}, "functions that are given a model"),
+    "object": ({"model": GoldMLP()}, "model is a GoldMLP: give a class or a function"),
+    "number": ({"model": 3}, "model is a int: give a class or a function"),
+    "no place": ({"model": "module.function"}, "model 'module.function' is no place of a function"),
+    "no module": ({"model": "no_such_module:f"}, "cannot be imported: ModuleNotFoundError: No module named 'no_such"),
+    "no function": ({"model": "gold:Missing"}, "cannot be imported: AttributeError: .*Missing"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_arguments_that_are_not_allowed_are_refused_before_the_training(kind: str) -> None:
+    given, message = REFUSED[kind]
+    arguments: dict[str, Any] = {"save_format": "torchscript", "save_path": "m.pt", "model": net}
+    with pytest.raises(ConfigurationError, match=message):
+        ExportForInferenceCallback(**(arguments | given))
+
+
+def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else found(name))
+    with pytest.raises(ConfigurationError, match=r"^callback export: onnxscript is .*pip install 'offloop\[export\]'"):
+        CALLBACKS.create("export", {"save_format": "onnx", "save_path": "m.onnx", "model": "gold:GoldMLP"})
+
+
+def test_every_option_can_be_given_on_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model_under_test.py").write_text("from gold import GoldMLP\n\ndef build():\n    return GoldMLP()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    texts = {
+        "save_format": "onnx",
+        "save_path": "m.onnx",
+        "model": "model_under_test:build",
+        "input_names": "image,size",
+        "output_names": "scores",
+    }
+    arguments = convert_options("export", options_of(ExportForInferenceCallback), texts)
+    assert arguments["input_names"] == ("image", "size")
+    callback = ExportForInferenceCallback(**arguments)
+    assert callback.demand().events == {Event.FIT_END, Event.BATCH_START, Event.BATCH_END}
+    with pytest.raises(ConfigurationError, match=r"export needs '-o export\.model=\.\.\.'"):
+        convert_options("export", options_of(ExportForInferenceCallback), {"save_format": "onnx", "save_path": "m"})
+
+
+def test_neither_torch_nor_numpy_is_imported_before_the_end() -> None:
+    code = (
+        "import sys, consumers.callbacks.export.export as _;"
+        " sys.exit(bool({'torch', 'numpy', 'onnx'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# -- the whole path ---------------------------------------------------------------------------------------------------
+
+
+class UploadFile(LoggerDestination):
+    """Keeps a copy of the files that it is given."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def upload_file(self, entry: Upload, state: Snapshot) -> None:
+        shutil.copy(entry.file_path, self.folder / f"copy of {entry.remote_file_name}")
+
+
+def wide() -> nn.Sequential:
+    """More than goes into an event: it takes shared memory."""
+    return nn.Sequential(nn.Linear(8, 20_000), nn.Tanh(), nn.Linear(20_000, 4))
+
+
+def test_the_last_weights_of_a_real_training_are_exported_in_another_process(runs_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    model = Classifier(wide())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    callback = ExportForInferenceCallback("torchscript", path, model=wide)
+    trainer = gold_trainer(
+        model=model, publish=True, run_name="r", callbacks=[callback], loggers=[UploadFile(tmp_path)]
+    )
+    trainer.fit()
+    trainer.close()
+    assert not any(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    for file in (path, tmp_path / "copy of model.pt"):
+        assert torch.allclose(torch.jit.load(file)(INPUTS), model((INPUTS, None)), atol=1e-5)

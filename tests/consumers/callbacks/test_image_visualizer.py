@@ -1,0 +1,365 @@
+"""The images of a training are what the reference logs, live and from the recording, and nothing is changed by it."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import REFERENCE
+from hypothesis import given
+from hypothesis import strategies as st
+from image_file import ImageFile
+from safetensors.numpy import save
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from bus import Recording
+from bus.errors import ConfigurationError, InvalidTimeError
+from bus.plugins.options import convert_options, options_of
+from bus.protocol.snapshot import Snapshot
+from bus.types.demand import BASE_EVENTS
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+from consumers import Logger
+from consumers.api.callback import view_for
+from consumers.api.logger import Images
+from consumers.callbacks.image_visualizer import ImageVisualizer, segmentation_masks
+from consumers.cli.registry import CALLBACKS as REGISTRY
+from trainer import Evaluator, Trainer
+
+GOLD = json.loads((REFERENCE / "cb_image_visualizer.json").read_text())["runs"]
+SEGMENTATION = "seg_2ba_ignore_index_CORRUPTS_TARGETS"
+
+
+# -- the recorded job --------------------------------------------------------------------------------------------------
+
+
+def gold_images(rows: int, offset: int, segmentation: bool) -> TensorDataset:
+    i, c, h, w = np.ogrid[offset : offset + rows, :3, :4, :5]
+    images = torch.from_numpy((((60 * i + 20 * c + 5 * h + w) % 97) / 97).astype(np.float32))
+    i, h, w = np.ogrid[offset : offset + rows, :4, :5]
+    targets = (i + h + w) % 5 - 1 if segmentation else np.arange(offset, offset + rows) % 4
+    return TensorDataset(images, torch.from_numpy(targets))
+
+
+class PixelModel(nn.Module):
+    """A score of 4 classes for each pixel, or of their mean."""
+
+    def __init__(self, segmentation: bool) -> None:
+        super().__init__()
+        self.segmentation = segmentation
+        self.conv = nn.Conv2d(3, 4, 1)
+        self.conv.load_state_dict(
+            {"weight": (torch.arange(12) * 0.1 - 0.5).reshape(4, 3, 1, 1), "bias": torch.zeros(4)}
+        )
+
+    def forward(self, batch: Any) -> Tensor:
+        scores: Tensor = self.conv(batch[0])
+        return scores if self.segmentation else scores.mean((2, 3))
+
+    def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+        return cross_entropy(outputs, batch[1], ignore_index=-1)
+
+    def eval_forward(self, batch: Any, outputs: Tensor | None = None) -> Tensor:
+        return self(batch) if outputs is None else outputs
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        return {}
+
+    def update_metric(self, batch: Any, outputs: Tensor, metric: Any) -> None:
+        raise AssertionError("there is none")
+
+
+class CallLog(Logger):
+    """Keeps the calls of log_images(), as the reference's files have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[dict[str, Any]] = []
+
+    def begin(self, state: Snapshot) -> None:
+        super().begin(state)
+        self.handled = state
+
+    def log_images(self, images: Any, name: str = "Images", channels_last: bool = False, **more: Any) -> None:  # type: ignore[override]
+        super().log_images(images, name, channels_last, **more)
+        self.calls.append(
+            {
+                "step": int(self.handled.timestamp.batch) if more.get("step") is None else more["step"],
+                "event": self.handled.event.name,
+                "name": name,
+                "channels_last": channels_last,
+                "use_table": more.get("use_table", True),
+                "type": type(images).__name__,
+                "dtype": str(images.dtype),
+                "shape": list(images.shape),
+                "sum": float(images.sum(dtype=np.float64)),
+                "masks": None
+                if more.get("masks") is None
+                else {n: {"shape": list(m.shape), "values": m.tolist()} for n, m in more["masks"].items()},
+                "mask_class_labels": more.get("mask_class_labels"),
+            }
+        )
+
+
+def calls_of(callback: ImageVisualizer, snapshots: Any) -> list[dict[str, Any]]:
+    """The calls over a stream, each snapshot seen as a consumer shows it to the callback."""
+    logger = CallLog()
+    for snapshot in snapshots:
+        seen = view_for(callback.demand(), snapshot)
+        if seen is not None:
+            logger.begin(seen)
+            callback.run_event(seen.event, seen, logger)
+    return logger.calls
+
+
+def train(directory: Path, callback: ImageVisualizer, segmentation: bool = False, **arguments: Any) -> Trainer:
+    model = PixelModel(segmentation)
+    trainer = Trainer(
+        model,
+        train_dataloader=DataLoader(gold_images(24, 0, segmentation), batch_size=6),
+        eval_dataloader=Evaluator("eval", DataLoader(gold_images(8, 500, segmentation), batch_size=5)),
+        eval_interval="1ep",
+        max_duration="2ep",
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.0),
+        seed=17,
+        device="cpu",
+        progress_bar=False,
+        run_name="r",
+        callbacks=[callback],
+        loggers=[ImageFile(directory / "live.jsonl")],
+        **arguments,
+    )
+    trainer.fit()
+    trainer.close()
+    return trainer
+
+
+CALLBACKS: dict[str, dict[str, Any]] = {
+    "input_2ba": {"interval": "2ba", "num_images": 4},
+    "input_1ep_mb2": {"interval": "1ep", "num_images": 4},
+    SEGMENTATION: {"interval": "2ba", "num_images": 2, "mode": "segmentation"},
+}
+
+
+@pytest.mark.parametrize("run", GOLD)
+def test_live_and_in_replay_the_images_are_those_of_the_reference(runs_dir: Path, tmp_path: Path, run: str) -> None:
+    arguments = {"device_train_microbatch_size": 2} if run == "input_1ep_mb2" else {}
+    train(tmp_path, ImageVisualizer(**CALLBACKS[run]), run == SEGMENTATION, **arguments)
+    snapshots = list(Recording(runs_dir / "r"))
+    calls = calls_of(ImageVisualizer(**CALLBACKS[run]), snapshots)
+    expected = GOLD[run]["log_images_calls"]
+    if run == SEGMENTATION:
+        # The reference writes into the training's labels here, and comes no further.
+        assert [(call["step"], call["name"]) for call in calls] == [
+            (0, "Images/Train"), (2, "Images/Train"), (4, "Images/Eval"),
+            (4, "Images/Train"), (6, "Images/Train"), (8, "Images/Eval"),
+        ]  # fmt: skip
+        calls = calls[:1]
+    else:
+        # Nothing more was computed, copied and sent.
+        inner = [one for one in snapshots if one.event not in BASE_EVENTS]
+        assert len(inner) == len(calls)
+        assert all(one.on_demand == ("inputs",) for one in inner)
+    assert [call | {"sum": pytest.approx(call["sum"], rel=1e-12)} for call in calls] == expected
+    live = [json.loads(line) for line in (tmp_path / "live.jsonl").read_text().splitlines()][: len(calls)]
+    assert live == [{key: call[key] for key in line} for line, call in zip(live, calls, strict=True)]
+
+
+# -- every shape of images -------------------------------------------------------------------------------------------
+
+
+def before_forward(batch: int = 0, **fields: dict[str, Any]) -> Snapshot:
+    """A batch as it is published: for each field its tensors by name."""
+    sent: dict[str, Any] = {}
+    for field, tensors in fields.items():
+        image = save({name: np.ascontiguousarray(array) for name, array in tensors.items()})
+        sent[field] = {"$tensors": 1, "bytes": len(image), "image": image}
+    return Snapshot.build(
+        Event.BEFORE_LOSS if "outputs" in fields else Event.BEFORE_FORWARD,
+        timestamp=Timestamp(batch=batch),
+        **sent,
+        on_demand=[*sent],
+    )
+
+
+def logged(callback: ImageVisualizer, snapshot: Snapshot) -> list[Images]:
+    logger = Logger()
+    seen = view_for(callback.demand(), snapshot)
+    if seen is not None:
+        logger.begin(seen)
+        callback.run_event(seen.event, seen, logger)
+        seen.release()
+    return logger.take(snapshot).images
+
+
+@given(
+    rows=st.integers(1, 5),
+    size=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    channels=st.sampled_from([None, 1, 3, 4]),
+    last=st.booleans(),
+    dtype=st.sampled_from(["uint8", "int64", "float32", "float16"]),
+    num_images=st.integers(1, 7),
+)
+def test_images_of_every_shape_come_out_as_they_went_in(
+    rows: int, size: tuple[int, int], channels: int | None, last: bool, dtype: str, num_images: int
+) -> None:
+    shape = (rows, *size, channels or 1)
+    pixels = (np.arange(np.prod(shape)) % 256).reshape(shape)
+    expected = (pixels / 256 if dtype.startswith("float") else pixels).astype(dtype)
+    given_as = expected if last else np.moveaxis(expected, 3, 1)
+    if channels is None:
+        given_as = expected[..., 0]
+    callback = ImageVisualizer("1ba", num_images=num_images, channels_last=last)
+    (entry,) = logged(callback, before_forward(inputs={"inputs": given_as}))
+    assert len(entry.images) == min(rows, num_images)
+    for image, one in zip(entry.images, expected, strict=False):
+        assert image.dtype == (np.uint8 if dtype == "int64" else dtype)
+        assert np.array_equal(image, one)
+
+
+@given(classes=st.integers(1, 5), rows=st.integers(1, 4), num_images=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
+def test_masks_name_classes_and_leave_what_they_are_made_of_alone(
+    classes: int, rows: int, num_images: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    outputs = random.normal(size=(rows, classes, 2, 3)).astype(np.float32)
+    targets = random.integers(-2, classes, (rows, 2, 3))
+    before = outputs.copy(), targets.copy()
+    masks = segmentation_masks(outputs, targets, num_images)
+    assert np.array_equal(outputs, before[0])
+    assert np.array_equal(targets, before[1])
+    count = min(rows, num_images)
+    assert masks["prediction"].shape == masks["ground_truth"].shape == (count, 2, 3)
+    best = np.take_along_axis(outputs[:count], masks["prediction"][:, None], axis=1)[:, 0]
+    assert np.array_equal(best, outputs[:count].max(axis=1))
+    ignored = targets[:count] < 0
+    assert (masks["ground_truth"][ignored] == classes).all()
+    assert np.array_equal(masks["ground_truth"][~ignored], targets[:count][~ignored])
+
+
+def test_masks_are_logged_with_their_images() -> None:
+    images, targets = np.zeros((3, 3, 2, 2), np.float32), np.array([[[0, 1], [-1, 1]]] * 2)
+    outputs = np.stack([np.zeros((3, 2, 2)), np.ones((3, 2, 2))], axis=1).astype(np.float32)
+    callback = ImageVisualizer("1ba", "segmentation")
+    snapshot = before_forward(inputs={"inputs": images}, targets={"targets": targets}, outputs={"outputs": outputs})
+    (entry,) = logged(callback, snapshot)
+    # As many as there are of each.
+    assert len(entry.images) == 2
+    assert [mask.tolist() for mask in entry.masks["prediction"]] == [[[1, 1], [1, 1]]] * 2
+    assert [mask.tolist() for mask in entry.masks["ground_truth"]] == [[[0, 1], [2, 1]]] * 2
+
+
+# -- parts of a batch --------------------------------------------------------------------------------------------------
+
+LEFT, RIGHT = np.zeros((2, 4, 4), np.float32), np.ones((2, 4, 4), np.float32)
+
+
+@pytest.mark.parametrize("key", ["right", "views.right"])
+def test_a_part_of_the_inputs_is_named(key: str) -> None:
+    inputs = {key: RIGHT, "left": LEFT}
+    (entry,) = logged(ImageVisualizer("1ba", input_key=key), before_forward(inputs=inputs))
+    assert all((image == 1).all() for image in entry.images)
+
+
+def test_the_second_part_of_a_batch_can_be_the_images() -> None:
+    callback = ImageVisualizer("1ba", input_key=1)
+    (entry,) = logged(callback, before_forward(targets={"targets": RIGHT}))
+    assert len(entry.images) == 2
+
+
+def test_a_mapping_whose_masks_go_by_another_name_than_targets() -> None:
+    callback = ImageVisualizer("1ba", "segmentation", input_key="image", target_key="mask")
+    classes = np.zeros((2, 3, 4, 4), np.float32)
+    inputs = {"image": LEFT, "mask": RIGHT.astype(np.int64)}
+    targets, outputs = {"label": np.arange(2)}, {"outputs": classes}
+    (entry,) = logged(callback, before_forward(inputs=inputs, targets=targets, outputs=outputs))
+    assert all((mask == 1).all() for mask in entry.masks["ground_truth"])
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (0, r"the inputs are 2 tensors \(left, right\): give a name as key"),
+        ("image", r"the batch has no 'image': it has left, right"),
+    ],
+)
+def test_a_part_that_cannot_be_told_is_said_to_be_so(key: int | str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        logged(ImageVisualizer("1ba", input_key=key), before_forward(inputs={"left": LEFT, "right": RIGHT}))
+
+
+def test_outputs_that_are_no_segmentation_are_refused() -> None:
+    targets, outputs = {"targets": np.arange(2)}, {"outputs": np.ones((2, 4))}
+    snapshot = before_forward(inputs={"inputs": LEFT}, targets=targets, outputs=outputs)
+    with pytest.raises(ConfigurationError, match=r"not \(2, 4\) and \(2,\): use mode input"):
+        logged(ImageVisualizer("1ba", "segmentation"), snapshot)
+
+
+def test_inputs_that_are_not_images_are_not_logged_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    callback = ImageVisualizer("1ba")
+    for batch in range(3):
+        assert logged(callback, before_forward(batch, inputs={"inputs": np.zeros((2, 8))})) == []
+    assert [record.getMessage() for record in caplog.records] == [
+        "Images/Train at 0ba, and maybe others, are not logged: inputs of shape (2, 8) are not images, which have "
+        "height, width and maybe channels: choose a tensor with input_key"
+    ]
+
+
+def test_batches_that_could_not_be_sent_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    callback = ImageVisualizer("1ba")
+    for batch in range(3):
+        snapshot = Snapshot.build(
+            Event.BEFORE_FORWARD, timestamp=Timestamp(batch=batch), not_sent="inputs: no shared memory is free"
+        )
+        assert logged(callback, snapshot) == []
+    assert [record.getMessage() for record in caplog.records] == [
+        "Images/Train at 0ba, and maybe others, are not logged: inputs: no shared memory is free"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"interval": "10sp"}, "interval '10sp' is not allowed: use batches or epochs, such as 100ba or 1ep"),
+        ({"interval": 0}, "interval 0 is not allowed"),
+        ({"interval": "often"}, "invalid duration 'often'"),
+        ({"mode": "pictures"}, "mode 'pictures' is not known: use input, segmentation"),
+        ({"num_images": 0}, "1 or more, not 0"),
+        ({"input_key": 2}, "input_key 2 is not allowed: 0 stands for the inputs of a batch, 1 for its targets"),
+        ({"target_key": -1}, "target_key -1 is not allowed"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ConfigurationError, InvalidTimeError), match=message):
+        ImageVisualizer(**options)
+
+
+def test_without_numpy_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"^callback images: NumPy is .* pip install 'offloop\[images\]'"):
+        REGISTRY.create("images", {})
+
+
+def test_every_option_can_be_given_on_a_command_line() -> None:
+    texts = {
+        "interval": "2ep", "mode": "segmentation", "num_images": "3", "channels_last": "true", "input_key": "image",
+        "target_key": "1",
+    }  # fmt: skip
+    arguments = convert_options("images", options_of(ImageVisualizer), texts)
+    assert (arguments["input_key"], arguments["target_key"]) == ("image", 1)
+    assert ImageVisualizer(**arguments).demand().to_wire()["before_loss"] == {
+        "every": ["2ep"],
+        "fields": {"inputs": ["2ep"], "targets": ["2ep"], "outputs": ["2ep"]},
+    }
+
+
+def test_neither_torch_nor_numpy_is_imported_with_it() -> None:
+    code = "import sys, consumers.callbacks.image_visualizer; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

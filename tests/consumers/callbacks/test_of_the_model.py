@@ -1,0 +1,422 @@
+"""The callbacks that look at the model: its gradients, its optimizer, its memory, its activations."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from callback_calls import calls_of
+from consumers_stream import Collector, batch_end
+from fake_gpu import FakeGpu
+from gold import GoldMLP, gold_batches
+from helpers import REFERENCE
+from safetensors.torch import save
+from torch import Tensor, nn
+from training import gold_trainer
+
+from bus.errors import ConfigurationError
+from bus.plugins.options import convert_options, options_of
+from bus.protocol.snapshot import Snapshot
+from bus.recording.recording import Recording
+from bus.types.demand import Demand, Want
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+from consumers import Callback, JsonlLogger, Runner
+from consumers.api.callback import view_for
+from consumers.api.logger import Row, Table, Upload
+from consumers.callbacks.activation_monitor import ActivationMonitor
+from consumers.callbacks.memory_monitor import MemoryMonitor
+from consumers.callbacks.nan_monitor import NaNMonitor
+from consumers.callbacks.optimizer_monitor import OptimizerMonitor
+
+OPTIMIZED = json.loads((REFERENCE / "cb_optimizer_monitor.json").read_text())["runs"]
+MEMORY = json.loads((REFERENCE / "cb_memory_monitor.json").read_text())
+
+_PREFIXES = ("l2_norm/", "memory/", "activations/", "nan/")
+
+Logged = list[tuple[int, dict[str, Any]]]
+
+
+def logged(rows: Sequence[Row]) -> Logged:
+    return [(row.step, row.metrics) for row in rows]
+
+
+def live_and_in_replay(runs_dir: Path, make: Callable[[], Callback], **arguments: Any) -> Logged:
+    """What a callback logs of a training that it is attached to, which is what it logs of the recording."""
+    path = runs_dir / "live.jsonl"
+    with gold_trainer(
+        publish=True, run_name="r", callbacks=[make()], loggers=[JsonlLogger(str(path))], **arguments
+    ) as trainer:
+        trainer.fit()
+    # The first line has the hyperparameters, which the run says of itself.
+    _, *live = [json.loads(line) for line in path.read_text().splitlines()]
+    collector = Collector()
+    Runner(Recording(runs_dir / "r"), [make()], [collector]).run()
+    replayed = logged(collector.rows)
+    found = [(row["step"], {name: row[name] for name in row if name.startswith(_PREFIXES)}) for row in live]
+    # As text, in which NaN is equal to NaN.
+    assert str([one for one in found if one[1]]) == str(replayed)
+    return replayed
+
+
+# -- OptimizerMonitor -------------------------------------------------------------------------------------------------
+
+
+class DecoupledAdamW(torch.optim.AdamW):
+    """AdamW whose weight decay does not go with the rate, and that tells of each parameter what the reference's
+    tells."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=1e-5 / lr)
+
+    def report_per_parameter_metrics(
+        self, param: Tensor, name: str, optimizer_metrics: dict[str, Any]
+    ) -> dict[str, Any]:
+        [group], kept = self.param_groups, self.state[param]
+        step, (beta1, beta2) = float(kept["step"]), group["betas"]
+        root = kept["exp_avg_sq"].sqrt() / math.sqrt(1 - beta2**step) + group["eps"]
+        update = group["lr"] / (1 - beta1**step) * kept["exp_avg"] / root - group["lr"] * group["weight_decay"] * param
+        norms = {"moment": kept["exp_avg"], "param": param, "update": update, "grad": param.grad}
+        return optimizer_metrics | {
+            f"l2_norm/{what}/{name}": torch.linalg.vector_norm(values) for what, values in norms.items()
+        }
+
+
+def optimizer_of(run: str) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    if run.startswith("SGD"):
+        return lambda model: torch.optim.SGD(model.parameters(), lr=0.1)
+    kind = {"Adam(lr=0.01)": torch.optim.Adam, "DecoupledAdamW(lr=0.01)": DecoupledAdamW}[run]
+    return lambda model: kind(model.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("run", OPTIMIZED)
+def test_optimizer_monitor_logs_what_the_reference_logs_live_and_in_replay(runs_dir: Path, run: str) -> None:
+    model = GoldMLP()
+    model.net[0].bias.requires_grad_("frozen" not in run)
+    is_default = "default" in run
+    found = live_and_in_replay(
+        runs_dir,
+        OptimizerMonitor if is_default else lambda: OptimizerMonitor(batch_log_interval=1),
+        model=model,
+        optimizers=optimizer_of(run),
+        max_duration="24ba" if is_default else "2ep",
+        device_train_microbatch_size=4 if "microbatch" in run else None,
+    )
+    expected = OPTIMIZED[run]["logged"]
+    assert [step for step, _ in found] == [step for step, _, _ in expected]
+    for (_, metrics), (_, event, reference) in zip(found, expected, strict=True):
+        assert event == "BATCH_END"
+        assert list(metrics) == list(reference)
+        assert metrics == pytest.approx(reference, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"log_optimizer_metrics": False}, {"only_global": True}])
+def test_optimizer_monitor_logs_less_when_asked_to(runs_dir: Path, options: dict[str, bool]) -> None:
+    run = "DecoupledAdamW(lr=0.01)"
+    found = live_and_in_replay(
+        runs_dir, lambda: OptimizerMonitor(batch_log_interval=4, **options), optimizers=optimizer_of(run)
+    )
+    kept = "l2_norm/grad/global" if "only_global" in options else "l2_norm/grad/"
+    expected = [
+        (step, {name: value for name, value in metrics.items() if name.startswith(kept)})
+        for step, _, metrics in OPTIMIZED[run]["logged"]
+        if step % 4 == 0
+    ]
+    assert [step for step, _ in found] == [4, 8]
+    for (_, metrics), (_, reference) in zip(found, expected, strict=True):
+        assert metrics == pytest.approx(reference, rel=1e-6, abs=1e-6)
+        assert list(metrics) == list(reference)
+
+
+def test_optimizer_monitor_asks_for_no_more_than_it_logs() -> None:
+    demands = {
+        OptimizerMonitor(): ("optimizer_norms", 10),
+        OptimizerMonitor(log_optimizer_metrics=False, batch_log_interval=3): ("gradient_norms", 3),
+        OptimizerMonitor(only_global=True): ("gradient_norm", 10),
+    }
+    for monitor, (field, every) in demands.items():
+        assert monitor.demand() == Demand({Event.BATCH_END: Want(1, {field: every})})
+    with pytest.raises(ConfigurationError, match="batch_log_interval counts batches and is at least 1, not 0"):
+        OptimizerMonitor(batch_log_interval=0)
+
+
+# -- MemoryMonitor ----------------------------------------------------------------------------------------------------
+
+FAKE = MEMORY["fake_memory_stats"]
+
+
+@pytest.mark.parametrize("keys", [None, FAKE["output_custom_keys"]["arg"]])
+def test_memory_monitor_logs_what_the_reference_logs_live_and_in_replay(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, str] | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: FAKE["input"])
+    found = live_and_in_replay(runs_dir, lambda: MemoryMonitor(keys), device=FakeGpu())
+    output = FAKE["output_default_keys"] if keys is None else FAKE["output_custom_keys"]["result"]
+    # For the step at which the batch began, as AFTER_TRAIN_BATCH has it.
+    assert found == [(step, {f"memory/{name}": value for name, value in output.items()}) for step in range(8)]
+
+
+def test_memory_monitor_says_on_a_cpu_that_it_logs_nothing(runs_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "offloop"):
+        assert live_and_in_replay(runs_dir, MemoryMonitor) == []
+    said = [record.message for record in caplog.records if "memory monitor" in record.message]
+    assert said == ["the memory monitor logs nothing: it works with CUDA devices, and the model is on cpu"]
+    assert len(said) == len(MEMORY["cpu_run"]["warnings_at_INIT"])
+
+
+def test_memory_keys_can_be_given_on_the_command_line() -> None:
+    texts = {"memory_keys": "allocated_bytes.all.current=my_bytes, num_alloc_retries=r"}
+    monitor = MemoryMonitor(**convert_options("memory", options_of(MemoryMonitor), texts))
+    [[_, _, metrics]] = calls_of(monitor, [after_train_batch(0, 0, FAKE["input"])]).calls
+    expected = FAKE["output_custom_keys"]["result"]
+    assert metrics == {f"memory/{name}": value for name, value in expected.items()}
+    with pytest.raises(ConfigurationError, match="memory_keys has 'num_alloc_retries': write KEY=NAME"):
+        MemoryMonitor(["num_alloc_retries"])
+
+
+def after_train_batch(batch: int, rank: int, statistics: dict[str, Any]) -> Snapshot:
+    return Snapshot.build(
+        Event.AFTER_TRAIN_BATCH, rank=rank, timestamp=Timestamp(batch=batch), world_size=3, memory_stats=statistics
+    )
+
+
+def test_memory_of_all_ranks_is_put_together_when_the_last_one_has_told_its_own() -> None:
+    snapshots = [
+        after_train_batch(batch, rank, {"reserved_bytes.all.peak": (rank + 1) * 1e9, "num_alloc_retries": rank})
+        for batch in range(5)
+        for rank in (0, 2, 1)
+    ]
+    keys = {"reserved_bytes.all.peak": "peak", "num_alloc_retries": "retries"}
+    monitor = MemoryMonitor(keys, dist_aggregate_batch_interval=2)
+    assert monitor.all_ranks
+    assert not MemoryMonitor().all_ranks
+    own = [[batch, "AFTER_TRAIN_BATCH", {"memory/peak": 1.0, "memory/retries": 0}] for batch in range(5)]
+    of_all = {
+        "memory/peak_avg": 2.0,
+        "memory/peak_min": 1.0,
+        "memory/peak_max": 3.0,
+        "memory/retries_avg": 1.0,
+        "memory/retries_min": 0,
+        "memory/retries_max": 2,
+    }
+    calls = calls_of(monitor, snapshots[:7]).calls
+    # One that goes on from there logs the rest as if nothing had happened.
+    again = MemoryMonitor(keys, dist_aggregate_batch_interval=2)
+    again.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
+    calls += calls_of(again, snapshots[7:]).calls
+    assert [call for call in calls if "memory/peak" in call[2]] == own
+    assert [call for call in calls if "memory/peak" not in call[2]] == [
+        [batch, "AFTER_TRAIN_BATCH", of_all] for batch in (0, 2, 4)
+    ]
+    with pytest.raises(ConfigurationError, match="dist_aggregate_batch_interval counts batches"):
+        MemoryMonitor(dist_aggregate_batch_interval=0)
+
+
+# -- ActivationMonitor ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("interval", "steps"),
+    [("3ba", [0, 3, 6]), (4, [0, 4]), ("1ep", [0, 4]), ("0.5dur", [0, 4]), ("25ba", [0])],
+)
+def test_activations_are_logged_as_often_as_asked_live_and_in_replay(
+    runs_dir: Path, interval: int | str, steps: list[int]
+) -> None:
+    found = live_and_in_replay(
+        runs_dir, lambda: ActivationMonitor(interval, ignore_module_types=["net.1"]), max_duration="8ba"
+    )
+    assert [step for step, _ in found] == steps
+    model = GoldMLP()
+    [batch, *_] = gold_batches("train", 24, 6)
+    hidden = model.net[1](model.net[0](batch[0]))
+    outputs = model.net[2](hidden)
+    metrics = found[0][1]
+    statistics = ("average", "std", "l2_norm", "kurtosis", "max", "max_abs", "zeros")
+    places = [f"{module}_{what}.0" for module in ("net", "net.0", "net.2") for what in ("input", "output")]
+    assert set(metrics) == {f"activations/{statistic}/{place}" for statistic in statistics for place in places}
+    assert metrics["activations/l2_norm/net.2_input.0"] == pytest.approx(hidden.norm(dim=-1).mean().item())
+    assert metrics["activations/max/net.2_output.0"] == pytest.approx(outputs.max(-1).values.mean().item())
+    assert metrics["activations/average/net.0_input.0"] == pytest.approx(batch[0].mean().item())
+
+
+@pytest.mark.parametrize("interval", ["0ba", "10sp", "soon", -1])
+def test_an_interval_that_cannot_be_asked_for_is_refused(interval: int | str) -> None:
+    with pytest.raises((ConfigurationError, ValueError)) as error:
+        ActivationMonitor(interval)
+    assert "\n" not in str(error.value)
+
+
+# -- NaNMonitor -------------------------------------------------------------------------------------------------------
+
+NAN, INF = float("nan"), float("inf")
+
+
+class Kept(Collector):
+    """A destination that keeps tables and files as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: list[Table] = []
+        self.files: dict[str, bytes] = {}
+
+    def log_table(self, entry: Table, state: Snapshot) -> None:
+        self.tables.append(entry)
+
+    def upload_file(self, entry: Upload, state: Snapshot) -> None:
+        self.files[entry.remote_file_name] = entry.file_path.read_bytes()
+
+
+def watched(monitor: NaNMonitor, snapshots: list[Snapshot]) -> Kept:
+    kept = Kept()
+    Runner(snapshots, [monitor], [kept]).run()
+    return kept
+
+
+def batches_with(losses: list[float | None], **fields: Any) -> list[Snapshot]:
+    return [batch_end(number, loss=loss, **fields) for number, loss in enumerate(losses, 1)]
+
+
+def test_nan_monitor_tells_of_each_episode_once_and_keeps_the_first_bad_batch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    losses = [None, 1.0, NAN, INF, 2.0, 2.0, -INF, NAN]
+    kept = watched(NaNMonitor(), batches_with(losses, gradient_norm=0.5, on_demand=["gradient_norm"]))
+    assert [(row.step, row.metrics) for row in kept.rows] == [
+        (3, {"nan/loss": 1, "nan/gradients": 0, "nan/batches": 1}),
+        (4, {"nan/loss": 1, "nan/gradients": 0, "nan/batches": 2}),
+        (5, {"nan/loss": 0, "nan/gradients": 0, "nan/batches": 2}),
+        (7, {"nan/loss": 1, "nan/gradients": 0, "nan/batches": 3}),
+        (8, {"nan/loss": 1, "nan/gradients": 0, "nan/batches": 4}),
+    ]
+    assert capsys.readouterr().err.splitlines() == [
+        "run run, batch 3: the loss is nan; learning rates SGD 0.1",
+        "run run, batch 7: the loss is -inf; learning rates SGD 0.1",
+    ]
+    [table] = kept.tables
+    assert (table.name, table.step, table.columns) == ("nan/first_bad_batch", 3, ["what", "value"])
+    assert table.rows == [["batch", 3], ["loss", "NaN"], ["lr/SGD/group0", 0.1], ["gradient_norm/all", 0.5]]
+    assert kept.files == {}
+
+
+def test_nan_monitor_finds_the_parameter_whose_gradient_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    norms = {"a": 1.0, "b": NAN, "c": INF, "d": NAN, "e": NAN}
+    snapshots = batches_with([1.0, 2.0], gradient_norms=norms, on_demand=["gradient_norms"])
+    kept = watched(NaNMonitor(per_parameter=True, save_folder=tmp_path / "bad"), snapshots)
+    assert kept.rows[0].metrics == {"nan/loss": 0, "nan/gradients": 1, "nan/batches": 1}
+    assert "the gradients of b, c, d and 1 more are not finite" in capsys.readouterr().err
+    expected = {"batch": 1, "loss": 1.0, "lr/SGD/group0": 0.1}
+    expected |= {
+        f"gradient_norm/{name}": {"b": "NaN", "c": "Infinity", "d": "NaN", "e": "NaN"}.get(name, norm)
+        for name, norm in norms.items()
+    }
+    written = (tmp_path / "bad" / "run-ba1.json").read_bytes()
+    assert json.loads(written) == expected
+    assert kept.files == {"nan/run-ba1.json": written}
+
+
+def test_nan_monitor_asks_for_the_end_of_the_training(capsys: pytest.CaptureFixture[str]) -> None:
+    commands: list[tuple[int, str]] = []
+
+    def bad(number: int, loss: float) -> Snapshot:
+        return Snapshot.build(
+            Event.BATCH_END,
+            timestamp=Timestamp(batch=number),
+            on_command=lambda name, arguments: commands.append((number, name)),
+            loss=loss,
+        )
+
+    watched(NaNMonitor("stop", check_gradients=False), [bad(1, 1.0), bad(2, NAN), bad(3, NAN)])
+    assert commands[0] == (2, "stop")
+    assert "the training is asked to stop" in capsys.readouterr().err
+    commands.clear()
+    watched(NaNMonitor("alert"), [bad(1, NAN)])
+    assert commands == []
+    assert NaNMonitor.decides == (Event.BATCH_END,)
+
+
+def test_nan_monitor_leaves_the_gradients_of_amp_fp16_to_the_scaler() -> None:
+    snapshots = batches_with([1.0], gradient_norm=INF, on_demand=["gradient_norm"], precision="amp_fp16")
+    assert watched(NaNMonitor(), snapshots).rows == []
+    assert watched(NaNMonitor(check_gradients=False), batches_with([1.0], gradient_norm=INF)).rows == []
+
+
+def test_nan_monitor_goes_on_from_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    snapshots = batches_with([NAN, NAN, 1.0, NAN])
+    first, second = NaNMonitor(), NaNMonitor()
+    watched(first, snapshots[:1])
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    kept = watched(second, snapshots[1:])
+    assert [row.metrics["nan/batches"] for row in kept.rows] == [2, 2, 3]
+    assert kept.tables == []
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"action": "cry"}, "action 'cry' is not known: use alert or stop"),
+        ({"per_parameter": True, "check_gradients": False}, "leave check_gradients on"),
+        ({"keep_inputs": True}, "keep_inputs needs a place to keep them"),
+    ],
+)
+def test_nan_monitor_refuses_options_that_do_not_go_together(options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        NaNMonitor(**options)
+
+
+class Exploding(GoldMLP):
+    """Its loss is NaN from the third batch on, for as long as there are more than one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = 0
+
+    def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+        self.batches += 1
+        loss = super().loss(outputs, batch)
+        return loss * NAN if self.batches >= 3 else loss
+
+
+def test_nan_monitor_in_a_training_live_and_in_replay(runs_dir: Path, tmp_path: Path) -> None:
+    found = live_and_in_replay(
+        runs_dir,
+        lambda: NaNMonitor(per_parameter=True, save_folder=tmp_path / "bad"),
+        model=Exploding(),
+        max_duration="5ba",
+    )
+    assert found == [(step, {"nan/loss": 1, "nan/gradients": 1, "nan/batches": step - 2}) for step in (3, 4, 5)]
+    report = json.loads((tmp_path / "bad" / "r-ba3.json").read_text())
+    assert (report["batch"], report["loss"], report["gradient_norm/net.0.bias"]) == (3, "NaN", "NaN")
+
+
+def test_nan_monitor_keeps_the_inputs_of_the_first_bad_batch_for_which_they_arrive(tmp_path: Path) -> None:
+    image = save({"inputs": torch.arange(6.0)})
+    fields = {"inputs": {"$tensors": 1, "bytes": len(image), "image": image}, "on_demand": ["inputs"]}
+    monitor = NaNMonitor(check_gradients=False, keep_inputs=True, save_folder=tmp_path)
+    snapshots = [batch_end(1, loss=1.0, **fields), batch_end(2, loss=NAN)]
+    kept = watched(monitor, [*snapshots, batch_end(3, loss=NAN, **fields), batch_end(4, loss=NAN, **fields)])
+    assert list(kept.files) == ["nan/run-ba2.json", "nan/run-ba3.safetensors"]
+    assert kept.files["nan/run-ba3.safetensors"] == image
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["run-ba2.json", "run-ba3.safetensors"]
+
+
+def test_a_training_that_explodes_is_stopped(runs_dir: Path) -> None:
+    with gold_trainer(
+        publish=True, run_name="r", callbacks=[NaNMonitor("stop")], model=Exploding(), max_duration="100000ba",
+    ) as trainer:  # fmt: skip
+        trainer.fit()
+    assert trainer.state.stopped
+    assert 3 <= int(trainer.state.timestamp.batch) < 100000
+
+
+def test_views_are_as_often_as_each_monitor_asks() -> None:
+    snapshot = batch_end(5, optimizer_norms={"l2_norm/grad/a": 1.0}, on_demand=["optimizer_norms"])
+    view = view_for(OptimizerMonitor(batch_log_interval=10).demand(), snapshot)
+    assert view is not None
+    assert calls_of(OptimizerMonitor(batch_log_interval=10), [view]).calls == []

@@ -1,0 +1,466 @@
+"""Where the time of a step goes: the figures, the verdicts, and which rank the others wait for."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from consumers_stream import Collector
+from hypothesis import given
+from hypothesis import strategies as st
+from paths import SUPPORT
+from phase_jobs import BATCHES, NAME, SECONDS_A_ROW, train
+from timeline_stream import MS, RankStream
+from trace_rules import read_trace
+from training import Act
+
+from bus.errors import ConfigurationError
+from bus.plugins.options import convert_options, options_of
+from bus.protocol.snapshot import Snapshot
+from bus.recording.recording import Recording
+from bus.runs.directory import find_run
+from bus.subscriber.commands import send_command
+from bus.trace.phases import PHASES
+from bus.types.commands import Outcome
+from bus.types.event import Event
+from consumers import JsonlLogger, Logger
+from consumers.api.logger import Text
+from consumers.callbacks.phases.phases import Phases
+from consumers.callbacks.phases.window import Arrival, Straggler, last_to_arrive
+from consumers.runner.session import run_session
+from trainer import State
+
+JOBS = SUPPORT / "phase_jobs.py"
+PATIENCE = 120
+"""Seconds after which a training counts as hanging."""
+
+
+class Heard(Collector):
+    """Keeps texts, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def log_text(self, entry: Text, state: Snapshot) -> None:
+        self.texts.append(f"{entry.step} {entry.name}: {entry.text}")
+
+
+def logged(stream: Iterable[Snapshot], **options: Any) -> Heard:
+    """What the callback logs over a stream."""
+    heard = Heard()
+    snapshots = list(stream)
+    options = {"every": 1, "window": 4, **options}
+    _, statistics = run_session(lambda _, __: snapshots, [Phases(**options)], [heard])  # type: ignore[arg-type, return-value]
+    assert statistics.problems == []
+    return heard
+
+
+def last(heard: Heard) -> dict[str, float]:
+    """The last figures, in milliseconds."""
+    rows = [row.metrics for row in heard.rows if "time/phase/data" in row.metrics]
+    figures = rows[-1].items()
+    return {
+        name.removeprefix("time/phase/"): round(float(value) * 1e3, 6)
+        for name, value in figures
+        if name != "time/phase/verdict"
+    }
+
+
+def verdicts(heard: Heard) -> list[str]:
+    told = [str(row.metrics["time/phase/verdict"]) for row in heard.rows if "time/phase/verdict" in row.metrics]
+    assert [text.partition("verdict: ")[2] for text in heard.texts] == told
+    return told
+
+
+def steps(stream: RankStream, count: int, *spans: tuple[str, float], rest: float = 1.0) -> list[Snapshot]:
+    return [stream.batch(spans, rest) for _ in range(count)]
+
+
+def started() -> tuple[RankStream, list[Snapshot]]:
+    stream = RankStream()
+    return stream, [stream.event(Event.FIT_START)]
+
+
+def together(*ranks: Sequence[Snapshot]) -> list[Snapshot]:
+    """Events of several ranks, one after the other as they come."""
+    return [snapshot for at_once in zip(*ranks, strict=True) for snapshot in at_once]
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_figures_are_seconds_per_batch_with_microbatches_added_up() -> None:
+    stream, events = started()
+    passes = [("forward", 3.0), ("loss", 0.5), ("backward", 4.0)] * 2
+    events += steps(stream, 2, ("data", 2), *passes, ("optimizer", 1), ("publishing", 0.25), rest=5)
+    events += steps(stream, 2, ("data", 6), *passes, ("optimizer", 1), ("publishing", 0.25), rest=5)
+    assert last(logged(events)) == {
+        "data": 4,
+        "forward": 6,
+        "loss": 1,
+        "backward": 8,
+        "optimizer": 1,
+        "publishing": 0.25,
+        "evaluation": 0,
+        "other": 5,
+    }
+
+
+def test_the_window_forgets_what_is_long_ago() -> None:
+    stream, events = started()
+    events += steps(stream, 5, ("data", 50))
+    events += steps(stream, 3, ("data", 2))
+    assert last(logged(events, window=3))["data"] == 2
+
+
+def test_a_pause_is_no_part_of_a_batch() -> None:
+    stream, events = started()
+    events += [stream.batch([("data", 2.0), ("forward", 6.0)], 2, trained=10) for _ in range(3)]
+    # Between the batches: the phases begin behind it.
+    events.append(stream.batch([("in no phase", 60_000), ("data", 2.0), ("forward", 6.0)], 2, trained=10))
+    heard = logged(events)
+    assert last(heard)["other"] == 2
+    assert verdicts(heard) == ["compute-bound: 60 % of the step computes"]
+
+
+def test_batches_between_those_that_are_measured_count_for_nothing_but_evaluations() -> None:
+    stream, events = started()
+    for number in range(1, 13):
+        (snapshot,) = steps(stream, 1, ("forward", 4.0 if number % 4 == 0 else 400.0))
+        events.append(snapshot if number % 4 == 0 else snapshot.without({"phases"}))
+        if number % 6 == 0:
+            events += [stream.event(Event.EVAL_BEFORE_ALL), stream.event(Event.EVAL_AFTER_ALL, 60)]
+    events += steps(stream, 4, ("forward", 4))
+    heard = logged(events, every=4)
+    assert [row.step for row in heard.rows] == [4, 8, 12, 16]
+    assert [row.metrics["time/phase/evaluation"] for row in heard.rows] == [0, 0.01, 0.01, 0.01]
+    assert last(heard)["forward"] == 4
+
+
+def test_an_evaluation_is_shared_by_the_batches_since_the_one_before() -> None:
+    stream, events = started()
+    # One before any batch, which does not come again, and two evaluations after the same batch.
+    events += [stream.event(Event.EVAL_BEFORE_ALL), stream.event(Event.EVAL_AFTER_ALL, 1000)]
+    events += steps(stream, 4, ("forward", 1))
+    for milliseconds in (30, 10):
+        events += [stream.event(Event.EVAL_BEFORE_ALL), stream.event(Event.EVAL_AFTER_ALL, milliseconds)]
+    events += steps(stream, 2, ("forward", 1))
+    assert last(logged(events))["evaluation"] == 10
+    # None has come for twice as long.
+    events += steps(stream, 6, ("forward", 1))
+    assert last(logged(events))["evaluation"] == 5
+
+
+def test_a_gpu_that_is_behind_the_host_is_what_a_step_takes() -> None:
+    stream = RankStream()
+    phases = {"began": stream.now, "spans": [["data", 0, MS], ["forward", MS, 29 * MS]], "device": True}
+    figures = last(logged([stream.batch([], rest=2, phases=phases)]))
+    assert (figures["data"], figures["forward"], figures["other"]) == (1, 29, 0)
+
+
+def test_what_was_published_at_the_end_of_the_batch_before_is_part_of_the_step() -> None:
+    stream, events = started()
+    # The field counts from when that was done, 5 ms after the event.
+    phases = {"began": stream.now + 5 * MS, "spans": [["forward", 0, 4 * MS], ["publishing", 0, 5 * MS]]}
+    figures = last(logged([*events, stream.batch([], rest=10, phases=phases)]))
+    assert (figures["forward"], figures["publishing"], figures["other"]) == (4, 5, 1)
+
+
+def test_what_is_no_measurement_is_passed_over() -> None:
+    stream, events = started()
+    events.append(stream.batch([], phases="none today"))
+    assert logged(events).rows == []
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spans", "rest", "text"),
+    [
+        ([("data", 63), ("backward", 36)], 1, "input-bound: 63 % of the step waits for data"),
+        ([("forward", 50), ("backward", 41), ("data", 8)], 1, "compute-bound: 91 % of the step computes"),
+        ([("forward", 59), ("publishing", 40)], 1, "publishing-bound: 40 % of the step is publishing"),
+        ([("forward", 20)], 80, "bound by other work: 80 % of the step is in none of its phases"),
+    ],
+)
+def test_what_dominates_is_named(spans: list[tuple[str, float]], rest: float, text: str) -> None:
+    stream, events = started()
+    assert verdicts(logged(events + steps(stream, 8, *spans, rest=rest))) == [text]
+
+
+def test_much_evaluating_is_named() -> None:
+    stream, events = started()
+    for _ in range(4):
+        events += steps(stream, 2, ("forward", 5), ("backward", 4))
+        events += [stream.event(Event.EVAL_BEFORE_ALL), stream.event(Event.EVAL_AFTER_ALL, 60)]
+    told = verdicts(logged(events))
+    assert told == [
+        "compute-bound: 90 % of the step computes",
+        "evaluation-bound: 75 % of the time goes into evaluations",
+    ]
+
+
+def test_a_verdict_is_told_when_it_changes_and_not_when_its_numbers_do() -> None:
+    stream, events = started()
+    for waits in (40, 50, 45, 28, 26, 27, 2, 2, 2, 2, 33, 33, 33, 33):
+        events += steps(stream, 1, ("data", waits), ("forward", 99 - waits))
+    heard = logged(events, window=2)
+    # 26 % alone would be no verdict; beside one it is no reason for another.
+    assert verdicts(heard) == [
+        "input-bound: 40 % of the step waits for data",
+        "compute-bound: 84 % of the step computes",
+        "input-bound: 33 % of the step waits for data",
+    ]
+    assert heard.texts[0] == "1 time/phase/verdict: input-bound: 40 % of the step waits for data"
+
+
+def test_no_verdict_comes_before_half_of_the_window_and_it_is_taken_back_when_nothing_dominates() -> None:
+    stream, events = started()
+    events += steps(stream, 4, ("data", 60), ("forward", 40))
+    assert verdicts(logged(events, window=10)) == []
+    events += steps(stream, 1, ("data", 60), ("forward", 40))
+    assert len(verdicts(logged(events, window=10))) == 1
+    events += steps(stream, 10, ("data", 20), ("publishing", 20), ("forward", 35), rest=25)
+    assert verdicts(logged(events, window=10))[-1] == "balanced: nothing dominates any more"
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def ranks_of(count: int, waits: Sequence[float], offsets: Sequence[int] | None = None) -> list[Snapshot]:
+    """Batches of several ranks that wait for data for so long, and then within their backward passes for the last."""
+    made = []
+    for rank, wait in enumerate(waits):
+        stream = RankStream(rank, len(waits), offsets[rank] if offsets else 0)
+        backward = 20 + max(waits) - wait
+        spans = [("data", wait), ("forward", 5.0), ("backward", backward)]
+        made.append([stream.event(Event.FIT_START), *steps(stream, count, *spans)])
+    return together(*made)
+
+
+def test_a_straggler_is_named_with_what_it_costs_and_why() -> None:
+    heard = logged(ranks_of(10, [1, 1, 13], [0, 10**15, -(10**15)]), window=10)
+    assert verdicts(heard) == [
+        "straggling rank 2: arrived last in 5 of 5 batches, the others wait 12 ms; it takes 12 ms longer for data"
+    ]
+    assert last(heard)["data"] == 5
+
+
+def test_a_straggler_is_worth_a_word_sooner_and_ranks_that_take_turns_are_none() -> None:
+    (told,) = verdicts(logged(ranks_of(4, [1, 1, 5])))
+    assert told.startswith("straggling rank 2: ")
+    assert told.endswith("the others wait 4 ms; it takes 4 ms longer for data")
+    streams = [RankStream(rank, 2) for rank in (0, 1)]
+    turns = [stream.event(Event.FIT_START) for stream in streams]
+    for batch in range(8):
+        for stream in streams:
+            is_late = batch % 2 == stream.rank
+            turns += steps(
+                stream, 1, ("data", 13.0 if is_late else 1.0), ("forward", 10), ("backward", 13 if is_late else 25)
+            )
+    assert verdicts(logged(turns)) == ["compute-bound: 78 % of the step computes"]
+
+
+def test_ranks_that_all_wait_for_data_are_input_bound() -> None:
+    assert verdicts(logged(ranks_of(4, [60, 60.5]))) == ["input-bound: 70 % of the step waits for data"]
+
+
+def test_a_rank_that_says_nothing_any_more_holds_nothing_up_for_long() -> None:
+    alone = [one for one in ranks_of(100, [2, 4]) if one.rank == 0 or one.timestamp.batch <= 10]
+    heard = logged(alone)
+    assert [row.step for row in heard.rows if "time/phase/data" in row.metrics] == list(range(1, 101))
+    assert last(heard)["data"] == 2
+    told_at = {row.step: row.time for row in heard.rows}
+    assert told_at[11] < told_at[60] < told_at[100]
+
+
+def test_a_report_that_comes_too_late_is_left_out() -> None:
+    stream = ranks_of(60, [2, 4])
+    second = [one for one in stream if one.rank == 1]
+    heard = logged([*(one for one in stream if one.rank == 0), *second])
+    assert [row.step for row in heard.rows if "time/phase/data" in row.metrics] == list(range(1, 61))
+
+
+ARRIVALS = st.dictionaries(
+    st.integers(0, 9),
+    st.builds(
+        Arrival,
+        st.integers(0, 10**9),
+        st.lists(st.integers(10**9, 2 * 10**9), min_size=1, max_size=4).map(lambda at: tuple(sorted(at))),
+        st.just(3 * 10**9),
+    ),
+    max_size=6,
+)
+
+
+def shifted(arrival: Arrival, by: int) -> Arrival:
+    forward = None if arrival.forward is None else arrival.forward + by
+    return Arrival(forward, tuple(at + by for at in arrival.backward), arrival.ended + by)
+
+
+@given(arrivals=ARRIVALS, data=st.data())
+def test_clocks_and_order_make_no_difference_to_who_is_last(arrivals: dict[int, Arrival], data: st.DataObject) -> None:
+    offsets = {rank: data.draw(st.integers(-(10**18), 10**18)) for rank in arrivals}
+    order = data.draw(st.permutations(list(arrivals)))
+    assert last_to_arrive(arrivals) == last_to_arrive({rank: shifted(arrivals[rank], offsets[rank]) for rank in order})
+
+
+@given(arrivals=ARRIVALS.filter(lambda one: len(one) > 1), data=st.data())
+def test_a_rank_that_is_held_up_for_long_is_last_and_a_missing_one_changes_nothing(
+    arrivals: dict[int, Arrival], data: st.DataObject
+) -> None:
+    rank = data.draw(st.sampled_from(sorted(arrivals)))
+    late = 10**11
+    held_up = arrivals[rank]
+    arrivals[rank] = Arrival((held_up.forward or 0) + late, tuple(at + late for at in held_up.backward), held_up.ended)
+    found = last_to_arrive(arrivals)
+    assert found is not None
+    assert found.rank == rank
+    assert late - 2 * 10**9 <= found.waited_ns <= late + 2 * 10**9
+    missing = data.draw(st.sampled_from(sorted(set(arrivals) - {rank})))
+    without = last_to_arrive({other: one for other, one in arrivals.items() if other != missing})
+    assert without == (None if len(arrivals) == 2 else Straggler(rank, without.waited_ns if without else 0))
+
+
+def test_where_ranks_meet_is_where_they_wait() -> None:
+    # Within the forward pass, as ranks that share the weights out do: they begin the backward pass together.
+    shared = {0: Arrival(0, (100,), 200), 1: Arrival(80, (100,), 200)}
+    assert last_to_arrive(shared) == Straggler(1, 80)
+    # At the last microbatch: the second one, slow in the later ones, was the first to come to the first.
+    later = {0: Arrival(0, (50, 60), 200), 1: Arrival(0, (45, 150), 200)}
+    assert last_to_arrive(later) == Straggler(1, 90)
+    # Slower data, made up for by a faster forward pass: nobody waits for as long as the data took.
+    assert last_to_arrive({0: Arrival(0, (50,), 200), 1: Arrival(30, (60,), 200)}) == Straggler(1, 10)
+    assert last_to_arrive({0: Arrival(0, (50,), 200), 1: Arrival(0, (), 200)}) is None
+    assert last_to_arrive({0: Arrival(0, (50,), 200), 1: Arrival(0, (50,), 200)}) is None
+
+
+# -- options and going on ---------------------------------------------------------------------------------------------
+
+
+def test_options_are_checked_and_settable_from_the_command_line() -> None:
+    for options, message in (
+        ({"window": 0}, "window counts batches and is at least 1, not 0"),
+        ({"threshold": 1.0}, "threshold is 1.0: it is a share of the time"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            Phases(**options)
+    texts = {"every": "1ep", "window": "5", "threshold": "0.2"}
+    options = convert_options("phases", options_of(Phases), texts)
+    assert options == {"every": "1ep", "window": 5, "threshold": 0.2}
+    assert convert_options("phases", options_of(Phases), {"every": "20"}) == {"every": 20}
+    assert Phases(every=6).demand().due_fields(Event.BATCH_END, 12) == ("phases",)
+
+
+@given(stop=st.integers(0, 60))
+def test_going_on_from_what_was_kept_logs_the_same(stop: int) -> None:
+    stream = ranks_of(12, [1, 13])
+    for rank, batch in ((0, 4), (0, 8)):
+        place = next(n for n, one in enumerate(stream) if one.rank == rank and one.timestamp.batch == batch)
+        clock = RankStream()
+        clock.now = stream[place].time_ns
+        before, after = clock.event(Event.EVAL_BEFORE_ALL), clock.event(Event.EVAL_AFTER_ALL, 30)
+        stream[place + 2 : place + 2] = [before, after]
+
+    def run(callback: Phases, snapshots: Iterable[Snapshot]) -> list[Any]:
+        logger, taken = Logger(), []
+        for snapshot in snapshots:
+            logger.begin(snapshot)
+            callback.run_event(snapshot.event, snapshot, logger)
+            if logger.pending:
+                taken.append(logger.take(snapshot))
+        return taken
+
+    whole = run(Phases(1, 4), stream)
+    first, second = Phases(1, 4), Phases(1, 4)
+    taken = run(first, stream[:stop])
+    second.load_state_dict(msgpack.unpackb(msgpack.packb(first.state_dict())))
+    assert taken + run(second, stream[stop:]) == whole
+    assert len(whole) == 12
+
+
+# -- real trainings ---------------------------------------------------------------------------------------------------
+
+
+def train_ranks(folder: Path) -> Path:
+    """Runs a training on two ranks, the second of which waits for its data; returns its run's directory."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOBS)]
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    environment |= {"OFFLOOP_RUNS_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=PATIENCE, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / NAME
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def phase_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without what the training itself logs."""
+    own = [{name: value for name, value in row.items() if name.startswith(("step", "time/phase"))} for row in rows]
+    return [row for row in own if len(row) > 1]
+
+
+def test_the_rank_that_waits_for_its_data_is_named_in_a_real_training(tmp_path: Path) -> None:
+    directory = train_ranks(tmp_path)
+    rows = rows_of(directory / "metrics.jsonl")
+    told = [row["time/phase/verdict"] for row in rows if "time/phase/verdict" in row]
+    assert told
+    assert told[-1].startswith("straggling rank 1: arrived last in ")
+    assert told[-1].endswith("longer for data")
+    figures = [row for row in rows if "time/phase/data" in row]
+    assert [row["step"] for row in figures] == list(range(2, BATCHES + 1, 2))
+    # A mean of both ranks, of which one waits for two rows.
+    assert figures[-1]["time/phase/data"] >= SECONDS_A_ROW
+    assert set(figures[-1]) >= {f"time/phase/{part}" for part in (*PHASES, "evaluation", "other")}
+
+    trace = read_trace((directory / "trace.json").read_text())
+    assert len(trace.processes) == 2
+    for rank in (0, 1):
+        assert [one.name for one in trace.on("batches", rank)] == [f"batch {n}" for n in range(1, BATCHES + 1)]
+        assert len(trace.on("backward", rank)) == 2 * BATCHES
+    backward = [trace.on("backward", rank) for rank in (0, 1)]
+    later = [backward[0][2 * batch].began < backward[1][2 * batch].began for batch in range(2, BATCHES)]
+    # A busy machine may hold up the other one for longer, now and then.
+    assert sum(later) > 0.8 * len(later)
+    assert any("straggling rank 1" in one.name for one in trace.instants)
+
+    # A replay logs what was logged live, bit for bit.
+    replayed = tmp_path / "replayed.jsonl"
+    run_session(lambda _, __: Recording(directory), [Phases(every=2, window=6)], [JsonlLogger(str(replayed))])
+    assert phase_rows(rows_of(replayed)) == phase_rows(rows)
+
+
+def test_a_training_that_waits_for_its_data_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path))
+    outcomes: list[Outcome] = []
+    sender = threading.Thread(target=lambda: outcomes.append(send_command(find_run(NAME), "set", "lr", 0.05, wait=20)))
+
+    def command(_event: Event, state: State, _logger: object) -> None:
+        if state.timestamp.batch == 4:
+            sender.start()
+
+    train(SECONDS_A_ROW, algorithms=[Act(command, Event.BATCH_END)])
+    sender.join()
+    directory = tmp_path / NAME
+    told = [row["time/phase/verdict"] for row in rows_of(directory / "metrics.jsonl") if "time/phase/verdict" in row]
+    assert len(told) == 1
+    assert told[0].startswith("input-bound: ")
+    trace = read_trace((directory / "trace.json").read_text())
+    assert len(trace.on("data")) == BATCHES
+    assert len(trace.on("forward")) == 4 * BATCHES
+    (commanded,) = [one for one in trace.instants if one.name.startswith("command")]
+    assert commanded.name == "command set lr 0.05"
+    before = [one for one in trace.on("batches") if (one.ended or 0) <= commanded.began]
+    assert len(before) == commanded.args["batch"] == outcomes[0].batch

@@ -1,0 +1,100 @@
+"""RuntimeEstimator: the reference's numbers, live, in a replay, and after the consumer was killed."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import msgpack
+import pytest
+from callback_calls import calls_of
+from helpers import REFERENCE
+from reference_options import OPTIONS
+
+from bus.errors import ConfigurationError
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+from consumers.callbacks.runtime_estimator import RuntimeEstimator
+
+GOLDEN = json.loads((REFERENCE / "cb_runtime_estimator.json").read_text())
+RUNS = GOLDEN["runs"]
+
+
+def snapshots_of(run: str) -> list[Snapshot]:
+    """The reference's inputs of a run as snapshots, after the INIT that every run begins with."""
+    snapshots = [Snapshot.build(Event.INIT)]
+    previous = None
+    for values in RUNS[run]["inputs"]:
+        row = dict(zip(GOLDEN["input_columns"], values, strict=True))
+        counts = {name: row[name] for name in ("epoch", "batch", "batch_in_epoch", "sample", "token")}
+        durations = {name: timedelta(seconds=row[name]) for name in ("total_wct", "epoch_wct", "batch_wct")}
+        timestamp = Timestamp(**counts, **durations)
+        snapshots.append(
+            Snapshot.build(
+                Event[row["event"]],
+                time_ns=int(row["time.time()"] * 1e9),
+                timestamp=timestamp,
+                previous_timestamp=previous,
+                eval_timestamp=Timestamp(total_wct=timedelta(seconds=row["eval_total_wct"])),
+                max_duration=row["max_duration"],
+                dataloader_label=row["dataloader_label"],
+                dataloader_len=row["dataloader_len"],
+            )
+        )
+        previous = timestamp
+    return snapshots
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_estimates_are_those_of_the_reference(run: str) -> None:
+    calls = calls_of(RuntimeEstimator(**OPTIONS[run]), snapshots_of(run))
+    assert calls.calls == RUNS[run]["logged"]
+    assert calls.hyperparameters == RUNS[run]["hyperparameters"]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_consumer_that_goes_on_logs_what_it_would_have_logged(run: str) -> None:
+    """Killed between any two events: what it kept travelled through a file in between."""
+    snapshots, expected = snapshots_of(run), RUNS[run]["logged"]
+    for place in range(1, len(snapshots)):
+        first, second = RuntimeEstimator(**OPTIONS[run]), RuntimeEstimator(**OPTIONS[run])
+        before = calls_of(first, snapshots[:place]).calls
+        second.load_state_dict(msgpack.unpackb(msgpack.packb(first.state_dict())))
+        assert before + calls_of(second, snapshots[place:]).calls == expected
+
+
+def test_a_recording_without_batch_start_counts_from_the_end_of_the_batch_before() -> None:
+    snapshots = [one for one in snapshots_of("sp_skip0_hours") if one.event is not Event.BATCH_START]
+    calls = calls_of(RuntimeEstimator(time_unit="seconds"), snapshots).calls
+    assert [step for step, _, _ in calls] == [2, 3, 4, 5, 6, 7, 8]
+    # The second batch took 0.6875 s with its wait for the data, and brought a run of 8 batches from 1/8 to 2/8.
+    assert calls[0][2]["time/remaining_estimate"] == pytest.approx(0.6875 / (1 / 8) * (6 / 8))
+    assert calls[-1][2]["time/remaining_estimate"] == 0
+
+
+def test_an_evaluation_before_any_progress_foretells_nothing() -> None:
+    def at(event: Event, seconds: float, batch: int, **more: Any) -> Snapshot:
+        return Snapshot.build(
+            event, time_ns=int(seconds * 1e9), timestamp=Timestamp(batch=batch), max_duration="10ba", **more
+        )
+
+    estimator = RuntimeEstimator(skip_batches=0, time_unit="seconds")
+    took = Timestamp(total_wct=timedelta(seconds=5))
+    stream = [
+        at(Event.BATCH_START, 1, 0),
+        at(Event.EVAL_END, 6, 0, dataloader_label="eval", eval_timestamp=took),
+        at(Event.BATCH_END, 8, 1),
+    ]
+    assert calls_of(estimator, stream).calls == [[1, "BATCH_END", {"time/remaining_estimate": pytest.approx(18.0)}]]
+
+
+def test_a_run_without_a_duration_says_once_that_nothing_can_be_estimated(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = [Snapshot.build(event) for event in (Event.BATCH_START, Event.BATCH_END, Event.EVAL_END) * 3]
+    assert calls_of(RuntimeEstimator(), stream).calls == []
+    assert capsys.readouterr().err.count("max_duration") == 1
+
+
+@pytest.mark.parametrize("options", [{"skip_batches": -1}, {"time_unit": "weeks"}])
+def test_options_that_mean_nothing_are_refused(options: Any) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        RuntimeEstimator(**options)

@@ -1,0 +1,320 @@
+"""StallMonitor: what it logs by the times of events, and what it says while nothing comes."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from callback_calls import calls_of
+from consumers_stream import Collector
+
+from bus.errors import ConfigurationError
+from bus.protocol.snapshot import Snapshot
+from bus.runs.origin import Origin
+from bus.types.commands import Command, Outcome
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+from consumers import Callback, Logger, Runner
+from consumers.callbacks import stall_monitor
+from consumers.callbacks.stall_monitor import StallMonitor
+
+
+def at(event: Event, seconds: float, batch: int = 0, eval_batch: int = 0, label: str = "train") -> Snapshot:
+    wct = timedelta(seconds=seconds)
+    return Snapshot.build(
+        event,
+        seq=1 + round(seconds * 100),
+        time_ns=1_700_000_000_000_000_000 + round(seconds * 1e9),
+        timestamp=Timestamp(batch=batch, total_wct=wct),
+        eval_timestamp=Timestamp(batch=eval_batch),
+        dataloader_label=label,
+    )
+
+
+def steps(*gaps: float) -> list[Snapshot]:
+    """A training whose batches take so many seconds."""
+    now, stream = 0.0, [at(Event.FIT_START, 0)]
+    for batch, gap in enumerate(gaps, 1):
+        now += gap
+        stream.append(at(Event.BATCH_END, now, batch))
+    return stream
+
+
+def test_a_stall_is_logged_with_the_event_that_ends_it() -> None:
+    calls = calls_of(StallMonitor(factor=10, min_seconds=5), steps(*[1] * 8, 11, 1, 9, 25, 1)).calls
+    assert calls == [
+        [9, "BATCH_END", {"stall/seconds": 11.0, "stall/count": 1}],
+        [12, "BATCH_END", {"stall/seconds": 25.0, "stall/count": 2}],
+    ]
+
+
+def test_fast_batches_stall_after_the_minimum_and_the_first_ones_have_ten_times_that() -> None:
+    assert calls_of(StallMonitor(min_seconds=5), steps(49, 0.01, 0.01, 0.01, 4.9)).calls == []
+    assert len(calls_of(StallMonitor(min_seconds=5), steps(51, 0.01, 0.01, 0.01, 5.1)).calls) == 2
+
+
+def test_evaluations_have_a_usual_time_of_their_own() -> None:
+    stream = steps(*[0.1] * 5)
+    stream.append(at(Event.EVAL_START, 1, 5, 0, "eval"))
+    stream += [at(Event.EVAL_BATCH_END, 1 + 4 * batch, 5, batch, "eval") for batch in range(1, 6)]
+    stream += [at(Event.EVAL_BATCH_END, 60, 5, 6, "eval"), at(Event.EVAL_END, 60, 5, 6, "eval")]
+    stream += [at(Event.BATCH_END, 64, 6)]
+    calls = calls_of(StallMonitor(factor=8, min_seconds=2), stream).calls
+    # 39 s are much for a batch of this evaluation, and 4 s for one of the training.
+    assert [metrics["stall/seconds"] for _, _, metrics in calls] == [39.0, 4.0]
+
+
+def test_an_evaluation_of_which_no_batch_was_recorded_is_no_stall() -> None:
+    stream = steps(*[0.1] * 5)
+    stream += [
+        at(Event.EVAL_START, 1, 5, 0, "eval"),
+        at(Event.EVAL_END, 900, 5, 7, "eval"),
+        at(Event.BATCH_END, 901, 6),
+    ]
+    assert calls_of(StallMonitor(), stream).calls == []
+
+
+@pytest.mark.parametrize("event", [Event.INIT, Event.AFTER_LOAD, Event.FIT_END, Event.EVAL_STANDALONE_END])
+def test_nothing_is_expected_between_calls_of_the_trainer(event: Event) -> None:
+    assert calls_of(StallMonitor(min_seconds=1), [*steps(1, 1, 1), at(event, 4), at(Event.FIT_START, 5000)]).calls == []
+
+
+def test_the_evaluation_after_the_end_of_a_training_ends_with_nothing_expected() -> None:
+    last = [at(Event.FIT_END, 3), at(Event.EVAL_BEFORE_ALL, 3), at(Event.EVAL_AFTER_ALL, 4)]
+    assert calls_of(StallMonitor(min_seconds=1), [*steps(1, 1), *last, at(Event.FIT_START, 5000)]).calls == []
+    within = [at(Event.EVAL_BEFORE_ALL, 3), at(Event.EVAL_AFTER_ALL, 4), at(Event.BATCH_END, 5000, 3)]
+    assert len(calls_of(StallMonitor(min_seconds=1), [*steps(1, 1), *within]).calls) == 1
+
+
+def test_a_consumer_that_goes_on_logs_what_it_would_have_logged() -> None:
+    stream = [
+        *steps(*[1] * 8, 11),
+        at(Event.EVAL_START, 20, 9),
+        at(Event.EVAL_END, 90, 9),
+        at(Event.BATCH_END, 999, 10),
+    ]
+    whole = StallMonitor(min_seconds=5)
+    expected = calls_of(whole, stream).calls
+    assert len(expected) == 2
+    for place in range(len(stream)):
+        first, second = StallMonitor(min_seconds=5), StallMonitor(min_seconds=5)
+        before = calls_of(first, stream[:place]).calls
+        second.load_state_dict(msgpack.unpackb(msgpack.packb(first.state_dict())))
+        assert before + calls_of(second, stream[place:]).calls == expected
+        assert second.state_dict() == whole.state_dict()
+
+
+def test_detailed_asks_for_three_more_events() -> None:
+    more = StallMonitor(detailed=True).wanted_events() - StallMonitor().wanted_events()
+    assert more == {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.AFTER_TRAIN_BATCH}
+    stream: list[Snapshot] = []
+    for batch in range(8):
+        for part, event in enumerate((Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.AFTER_TRAIN_BATCH)):
+            stream.append(at(event, 2 * batch + part / 2, batch))
+        stream.append(at(Event.BATCH_END, 2 * batch + 2, batch + 1))
+    # A batch takes two seconds, whatever its parts take.
+    last = [at(Event.BEFORE_DATALOADER, 16, 8), at(Event.AFTER_DATALOADER, 35, 8), at(Event.AFTER_TRAIN_BATCH, 56, 8)]
+    calls = calls_of(StallMonitor(min_seconds=1, detailed=True), [*stream, *last]).calls
+    assert [metrics["stall/seconds"] for _, _, metrics in calls] == [21.0]
+
+
+@pytest.mark.parametrize("options", [{"factor": 0.5}, {"min_seconds": 0}])
+def test_options_that_mean_nothing_are_refused(options: Any) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        StallMonitor(**options)
+
+
+# -- while it waits ---------------------------------------------------------------------------------------------------
+
+
+class Hanging:
+    """A stream that gives no event after the first ones until something was said on standard error, and then a few
+    that come at once."""
+
+    awaited = 1
+    """How many warnings are waited for."""
+
+    def __init__(self, first: list[Snapshot], capsys: pytest.CaptureFixture[str], then: list[Snapshot]) -> None:
+        self.said = ""
+        self._first, self._capsys, self._then = first, capsys, then
+
+    async def __aiter__(self) -> AsyncIterator[Snapshot]:
+        for snapshot in self._first:
+            yield snapshot
+        deadline = time.monotonic() + 10
+        while self.said.count("hangs") < self.awaited:
+            assert time.monotonic() < deadline, "nothing was said"
+            await asyncio.sleep(0.005)
+            self.said += self._capsys.readouterr().err
+        for snapshot in self._then:
+            yield snapshot
+
+
+@pytest.mark.parametrize(
+    ("last", "phase"),
+    [
+        (at(Event.BEFORE_DATALOADER, 2, 17), "in the dataloader, after batch 17"),
+        (at(Event.AFTER_DATALOADER, 2, 17), "in the forward and backward passes of batch 18"),
+        (at(Event.AFTER_TRAIN_BATCH, 2, 17), "in the optimizer step of batch 18"),
+        (at(Event.BATCH_END, 2, 17), "after batch 17: in the dataloader, or in batch 18"),
+        (at(Event.EPOCH_START, 2, 17), "before the first batch of epoch 1 is through"),
+        (at(Event.EVAL_BATCH_END, 2, 17, 3, "eval"), "in the evaluation of eval, after its batch 3"),
+        (at(Event.EPOCH_CHECKPOINT, 2, 17), "after epoch_checkpoint, which came after batch 17"),
+    ],
+)
+def test_it_says_once_what_the_training_hangs_in(
+    last: Snapshot, phase: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = Hanging([*steps(0.01, 0.01), last], capsys, [at(Event.BATCH_END, 2.01, 18), at(Event.FIT_END, 2.02, 18)])
+    collector = Collector()
+    Runner(stream, [StallMonitor(factor=1, min_seconds=0.05, detailed=True)], [collector]).run()
+    [line] = stream.said.splitlines()
+    assert line.endswith(f"the training hangs {phase}")
+    assert "the training goes on, after" in capsys.readouterr().err
+    # By the times of the events there was a stall before the last of the first ones, and none where nothing came.
+    assert [row.step for row in collector.rows] == [17]
+
+
+class Commanded:
+    """A stream whose training was sent commands at these seconds."""
+
+    def __init__(self, snapshots: list[Snapshot], commands: dict[float, str]) -> None:
+        self._snapshots = snapshots
+        self._answered = [
+            Outcome(Command(name, ()), "batch_checkpoint", 1, None, 1_700_000_000_000_000_000 + round(seconds * 1e9))
+            for seconds, name in commands.items()
+        ]
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return iter(self._snapshots)
+
+    def answered(self) -> list[Outcome]:
+        return self._answered
+
+
+@pytest.mark.parametrize(
+    ("commands", "stalls"),
+    [
+        ({}, [60.0]),
+        ({3.5: "pause", 62.0: "resume"}, []),
+        ({3.5: "pause", 23.5: "resume"}, [40.0]),
+        ({3.5: "pause", 23.5: "resume", 30.0: "pause", 40.0: "resume"}, [30.0]),
+        ({3.5: "checkpoint"}, [60.0]),
+        ({3.5: "pause", 62.9: "stop"}, []),
+    ],
+)
+def test_the_time_of_a_pause_is_no_stall(commands: dict[float, str], stalls: list[float]) -> None:
+    monitor, collector = StallMonitor(factor=1, min_seconds=20), Collector()
+    stream = Commanded(steps(1, 1, 1, 60, 1), commands)
+    Runner(stream, [monitor], [collector, *monitor.destinations()]).run()
+    assert [row.metrics["stall/seconds"] for row in collector.rows] == stalls
+
+
+class Paused(Hanging):
+    """Is paused until it was looked at many times, and hangs then."""
+
+    looks = 0
+
+    def answered(self) -> list[Outcome]:
+        self.looks += 1
+        names = ["pause"] if self.looks <= 40 else ["pause", "resume"]
+        if self.looks <= 40:
+            self.said += self._capsys.readouterr().err
+            assert not self.said
+        return [Outcome(Command(name, ()), "batch_checkpoint", 1) for name in names]
+
+
+def test_a_training_that_stands_still_on_request_does_not_hang(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays: list[float] = []
+
+    class Noted:
+        """Asyncio, but that it is known how long was slept."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+        async def sleep(self, delay: float) -> None:
+            delays.append(delay)
+            await asyncio.sleep(delay)
+
+    monkeypatch.setattr(stall_monitor, "asyncio", Noted())
+    stream = Paused(steps(0.01, 0.01), capsys, [])
+    monitor = StallMonitor(factor=1, min_seconds=0.02)
+    Runner(stream, [monitor], monitor.destinations()).run()
+    assert stream.looks > 40
+    assert "the training hangs" in stream.said
+    # It does not look all the time.
+    assert delays.count(0) < 10
+
+
+class Placed(Hanging):
+    """One of a run with a directory."""
+
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str], info: dict[str, Any]) -> None:
+        super().__init__(steps(0.01, 0.01), capsys, [])
+        self.run_dir = directory
+        attempt = {"attempt": 1, "recording": "recording-1.mcap", "started": 0, "status": "running", "info": info}
+        (directory / "run.json").write_text(json.dumps({"name": "r", "attempts": [attempt]}))
+
+
+class Commandable(Placed):
+    """One that takes commands."""
+
+    def command(self, name: str) -> Outcome:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("kind", "info", "warnings"),
+    [
+        (Commandable, {}, 2),
+        (Commandable, Origin("r", 1, "r.mcap").info(), 1),
+        (Placed, {}, 1),
+    ],
+    ids=["live", "served replay", "recording"],
+)
+def test_a_replay_that_stands_still_does_not_hang(
+    kind: type[Placed], info: dict[str, Any], warnings: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placed, unplaced = (StallMonitor(factor=1, min_seconds=0.05) for _ in range(2))
+    stream = kind(tmp_path, capsys, info)
+    stream.awaited = warnings
+    # The second one does not know what it looks at and warns in any case; the first one began to wait before it.
+    Runner(stream, [placed, unplaced], placed.destinations()).run()
+    assert (stream.said + capsys.readouterr().err).count("the training hangs") == warnings
+
+
+class Slow(Callback):
+    """A neighbour that takes its time."""
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        time.sleep(0.15)
+
+
+def test_a_slow_neighbour_is_no_stall(capsys: pytest.CaptureFixture[str]) -> None:
+    class Breathing:
+        async def __aiter__(self) -> AsyncIterator[Snapshot]:
+            for snapshot in steps(*[0.01] * 6):
+                yield snapshot
+                await asyncio.sleep(0)
+
+    Runner(Breathing(), [StallMonitor(factor=1, min_seconds=0.1), Slow()]).run()
+    assert capsys.readouterr().err == ""
+
+
+def test_it_is_quiet_when_the_training_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    class Lingering:
+        async def __aiter__(self) -> AsyncIterator[Snapshot]:
+            for snapshot in [*steps(0.01, 0.01), at(Event.FIT_END, 0.03, 2)]:
+                yield snapshot
+            await asyncio.sleep(0.3)
+
+    Runner(Lingering(), [StallMonitor(factor=1, min_seconds=0.05)]).run()
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,412 @@
+"""The stoppers decide what the reference's decide: from its rows, live in a training, and over its recording."""
+
+import json
+import math
+import operator
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from gold import GoldMLP, gold_loader
+from helpers import REFERENCE, wait_for
+from torch import Tensor
+from torchmetrics import Metric
+from training import gold_trainer
+
+from bus.errors import ConfigurationError
+from bus.plugins.options import convert_options, options_of
+from bus.protocol.snapshot import Snapshot
+from bus.recording.recording import Recording
+from bus.types.event import Event
+from bus.types.timestamp import Time, Timestamp, TimeUnit
+from consumers import Callback, CannotWorkError, Logger, LRMonitor, Runner
+from consumers.callbacks.stoppers import EarlyStopper, Stopper, ThresholdStopper
+from consumers.runner.dispatcher import CallbackError
+from trainer import Evaluator
+
+RUNS = json.loads((REFERENCE / "cb_stoppers.json").read_text())["runs"]
+ACCURACY = [0.1, 0.3, 0.3, 0.25, 0.29, 0.5, 0.6, 0.7]
+
+STOPPERS: dict[str, Callable[[], Stopper]] = {
+    "early_acc_patience1": lambda: EarlyStopper("MyAccuracy", "eval_a", patience=1),
+    "early_acc_patience0": lambda: EarlyStopper("MyAccuracy", "eval_a", patience=0),
+    "early_acc_min_delta": lambda: EarlyStopper("MyAccuracy", "eval_a", patience=1, min_delta=0.15),
+    "early_loss_comp_gt": lambda: EarlyStopper("MyLoss", "eval_a", comp="gt", patience=1),
+    "early_train_label_2ba": lambda: EarlyStopper("MyAccuracy", "train", patience="2ba"),
+    "threshold_acc": lambda: ThresholdStopper("MyAccuracy", "eval_a", 0.3),
+    "threshold_train_epoch": lambda: ThresholdStopper("MyAccuracy", "train", 0.22),
+    "early_real_accuracy": lambda: EarlyStopper("MulticlassAccuracy", "eval_a", patience=1),
+}
+SCRIPTS: dict[str, list[float]] = {
+    **dict.fromkeys(STOPPERS, ACCURACY),
+    "early_loss_comp_gt": [1.0, 0.9, 0.95, 0.8],
+    "early_train_label_2ba": [0.1, 0.2, 0.3, 0.25, 0.2, 0.2],
+    "threshold_train_epoch": [0.1, 0.3, 0.3],
+}
+NAN_FIRST = [math.nan, 0.5, 0.6, 0.7]
+
+Row = list[Any]
+Asked = list[tuple[Event, int]]
+
+
+def rows_of(run: str) -> list[Row]:
+    """What the reference saw and kept at each event."""
+    return [row for row in RUNS[run]["rows"] if isinstance(row, list)]
+
+
+def stop_of(run: str) -> tuple[Event, int]:
+    """Where the reference's stopper asked for the end."""
+    *_, change = (row for row in RUNS[run]["rows"] if isinstance(row, dict))
+    return Event(change["first_seen_at"]), change["batch"]
+
+
+def snapshot_of(row: Row, monitor: str, asked: Asked, **fields: Any) -> Snapshot:
+    """A row as the snapshot that a consumer would have been sent."""
+    event, label, epoch, batch, value = Event(row[0]), *row[1:5]
+    if value is not None and event is Event.EVAL_END:
+        fields["eval_metrics"] = {label: {monitor: value}}
+    elif value is not None:
+        fields["train_metrics"] = {monitor: value}
+    return Snapshot.build(
+        event,
+        timestamp=Timestamp(epoch=epoch, batch=batch),
+        dataloader_label=label,
+        on_command=lambda name, arguments: asked.append((event, batch)) if name == "stop" else None,
+        **fields,
+    )
+
+
+def hand(stopper: Stopper, snapshot: Snapshot) -> None:
+    """Gives a stopper an event as the runner does."""
+    if snapshot.event in stopper.wanted_events():
+        stopper.run_event(snapshot.event, snapshot, Logger())
+
+
+def kept(stopper: Stopper) -> list[Any]:
+    """The best value and the epoch and batch at which it was, as the reference's rows have them."""
+    occurred = getattr(stopper, "best_occurred", None)
+    return [getattr(stopper, "best", None), occurred and [int(occurred.epoch), int(occurred.batch)]]
+
+
+def revived(stopper: Stopper, run: str) -> Stopper:
+    """The stopper of a consumer that was killed and started again."""
+    fresh = STOPPERS[run]()
+    fresh.load_state_dict(msgpack.unpackb(msgpack.packb(stopper.state_dict())))
+    return fresh
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("run", STOPPERS)
+def test_a_stopper_keeps_and_decides_what_the_reference_does(run: str, dies: bool) -> None:
+    stopper, asked = STOPPERS[run](), []
+    for row in rows_of(run):
+        hand(stopper, snapshot_of(row, stopper.monitor, asked))
+        assert kept(stopper) == row[5:7]
+        if dies:
+            stopper = revived(stopper, run)
+    assert asked[0] == stop_of(run)
+
+
+class Scripted(Metric):
+    """A metric whose value after each reset is the next of a list."""
+
+    def __init__(self, script: list[float]) -> None:
+        super().__init__()
+        self._script = script
+        self._number = -1
+        self._is_fresh = True
+
+    def reset(self) -> None:
+        super().reset()
+        self._is_fresh = True
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self._number += self._is_fresh
+        self._is_fresh = False
+
+    def compute(self) -> Tensor:
+        return torch.tensor(self._script[min(self._number, len(self._script) - 1)])
+
+
+def training_of(run: str, **arguments: Any) -> Any:
+    """A trainer of the job that the reference's rows are of."""
+    is_real = run == "early_real_accuracy"
+    stopper, model = STOPPERS[run](), GoldMLP()
+    if not is_real:
+        model._metrics = {is_train: {stopper.monitor: Scripted(SCRIPTS[run])} for is_train in (True, False)}
+    evaluator = Evaluator("eval_a", gold_loader("eval_a", 12, 5))
+    settings = {"max_duration": RUNS[run]["rows"][0]["new_max_duration"], **arguments}
+    return gold_trainer(
+        n_train=24 if is_real else 12,
+        model=model,
+        eval_dataloader=None if stopper.dataloader_label == "train" else evaluator,
+        publish=True,
+        run_name=run,
+        **settings,
+    )
+
+
+class Watched:
+    """A recording whose snapshots tell what a stopper asks for and keeps."""
+
+    def __init__(self, recording: Recording, stopper: Stopper) -> None:
+        self.asked: Asked = []
+        self.rows: list[Row] = []
+        self._recording = recording
+        self._stopper = stopper
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        for snapshot in self._recording.snapshots([Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END]):
+            snapshot.bind(lambda state, _: self.asked.append((state.event, int(state.timestamp.batch))))
+            yield snapshot
+            epoch, batch = int(snapshot.timestamp.epoch), int(snapshot.timestamp.batch)
+            self.rows.append([snapshot.event.name, snapshot.dataloader_label, epoch, batch, *kept(self._stopper)])
+
+
+@pytest.mark.parametrize("run", STOPPERS)
+def test_a_training_that_waits_stops_where_the_reference_does_and_its_recording_says_the_same(
+    run: str, runs_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with training_of(run, callbacks=STOPPERS[run](), wait_for="callbacks") as trainer:
+        trainer.fit()
+    assert "has not decided" not in caplog.text
+    assert str(trainer.state.max_duration) == RUNS[run]["final_max_duration"]
+    stopper = STOPPERS[run]()
+    watched = Watched(Recording(runs_dir / run), stopper)
+    assert Runner(watched, [stopper]).run().errors == {type(stopper).__name__: 0}
+    assert watched.rows == [[*row[:4], *row[5:7]] for row in rows_of(run)]
+    assert watched.asked[0] == stop_of(run)
+
+
+# -- what the reference does wrong ------------------------------------------------------------------------------------
+
+
+def test_a_first_value_of_nan_gives_way_to_any_number() -> None:
+    stopper, asked = EarlyStopper("MyAccuracy", "eval_a"), []
+    for epoch, value in enumerate(NAN_FIRST, 1):
+        hand(stopper, snapshot_of(["EVAL_END", "eval_a", epoch, 2 * epoch, value], "MyAccuracy", asked))
+        if epoch > 1:
+            assert kept(stopper) == [value, [epoch, 2 * epoch]]
+    assert asked == []
+
+
+def test_nothing_but_nan_ends_the_training_when_the_patience_is_over() -> None:
+    stopper, asked = EarlyStopper("MyAccuracy", "eval_a"), []
+    for epoch in (1, 2, 3):
+        hand(stopper, snapshot_of(["EVAL_END", "eval_a", epoch, 2 * epoch, math.nan], "MyAccuracy", asked))
+    assert asked == [(Event.EVAL_END, 6)]
+
+
+def test_a_value_that_is_better_by_less_than_min_delta_is_no_improvement() -> None:
+    stopper, asked = EarlyStopper("MyAccuracy", "eval_a", min_delta=0.15, patience=5), []
+    for epoch, value in enumerate((0.1, 0.2, 0.3), 1):
+        hand(stopper, snapshot_of(["EVAL_END", "eval_a", epoch, 2 * epoch, value], "MyAccuracy", asked))
+        assert kept(stopper) == ([0.1, [1, 2]] if epoch < 3 else [0.3, [3, 6]])
+
+
+def test_nan_after_a_number_is_no_improvement() -> None:
+    stopper, asked = EarlyStopper("MyLoss", "eval_a"), []
+    for epoch, value in enumerate((0.5, math.nan, math.nan), 1):
+        hand(stopper, snapshot_of(["EVAL_END", "eval_a", epoch, 2 * epoch, value], "MyLoss", asked))
+    assert kept(stopper) == [0.5, [1, 2]]
+    assert asked == [(Event.EVAL_END, 6)]
+
+
+@pytest.mark.parametrize("make", [EarlyStopper, lambda *names: ThresholdStopper(*names, threshold=0.5)])
+def test_a_label_that_does_not_exist_is_an_error_at_once_where_the_training_names_its_evaluators(make: Any) -> None:
+    start = Snapshot.build(Event.FIT_START, evaluators=["eval_a", "eval_b"])
+    stopper = make("MyAccuracy", "nope")
+    with pytest.raises(CannotWorkError, match=r"there is no evaluator 'nope'; there are: train, eval_a, eval_b; give"):
+        hand(stopper, start)
+    hand(make("MyAccuracy", "eval_b"), start)
+    hand(make("MyAccuracy", "train"), start)
+
+
+def test_a_label_that_does_not_come_is_an_error_at_the_end_of_the_first_evaluation() -> None:
+    stopper, asked = EarlyStopper("MyAccuracy", "nope"), []
+    hand(stopper, snapshot_of(["EVAL_END", "eval_a", 1, 2, 0.1], "MyAccuracy", asked))
+    metrics = {"eval_a": {"MyAccuracy": 0.25}, "eval_b": {"MyAccuracy": 0.5, "MyLoss": 1.0}}
+    after_all = Snapshot.build(Event.EVAL_AFTER_ALL, timestamp=Timestamp(batch=2), eval_metrics=metrics)
+    there = r"there are: eval_a/MyAccuracy, eval_b/MyAccuracy, eval_b/MyLoss; give it another monitor or"
+    with pytest.raises(CannotWorkError, match=rf"nothing was evaluated as 'nope'; {there}"):
+        hand(stopper, after_all)
+    announced = EarlyStopper("MyAccuracy", "nope")
+    hand(announced, Snapshot.build(Event.FIT_START, evaluators=["eval_a", "nope"]))
+    announced.load_state_dict(msgpack.unpackb(msgpack.packb(announced.state_dict())))
+    hand(announced, after_all)  # that one may be evaluated less often
+
+
+def test_a_label_is_not_missed_before_every_evaluator_of_a_loop_had_its_turn() -> None:
+    asked: Asked = []
+    row = ["EVAL_END", "eval_a", 1, 2, 0.1]
+    missing, second = EarlyStopper("MyAccuracy", "nope"), EarlyStopper("MyAccuracy", "eval_b")
+    for stopper in (missing, second):
+        hand(stopper, snapshot_of(row, "MyAccuracy", asked))
+        hand(stopper, snapshot_of(["EVAL_END", "eval_b", 1, 2, 0.1], "MyAccuracy", asked))
+    with pytest.raises(CannotWorkError, match=r"nothing was evaluated as 'nope'; there are: eval_a/MyAccuracy"):
+        hand(missing, snapshot_of(row, "MyAccuracy", asked))
+    hand(second, snapshot_of(row, "MyAccuracy", asked))
+
+
+def test_a_label_that_never_came_is_an_error_at_the_end_of_the_training() -> None:
+    stopper, asked = EarlyStopper("MyAccuracy", "nope"), []
+    end = Snapshot.build(Event.FIT_END, eval_metrics={"eval_a": {"MyAccuracy": 0.25}})
+    with pytest.raises(CannotWorkError, match=r"nothing was evaluated as 'nope' .*there are: eval_a/MyAccuracy;"):
+        hand(stopper, end)
+    seen = EarlyStopper("MyAccuracy", "eval_a")
+    hand(seen, snapshot_of(["EVAL_END", "eval_a", 1, 2, 0.1], "MyAccuracy", asked))
+    hand(seen, Snapshot.build(Event.FIT_END))
+
+
+def test_a_label_that_was_evaluated_before_the_training_was_resumed_is_no_error_at_its_end() -> None:
+    end = Snapshot.build(Event.FIT_END, eval_metrics={"eval_a": {"MyAccuracy": 0.25}})
+    hand(EarlyStopper("MyAccuracy", "eval_a"), end)
+
+
+def test_over_a_training_with_another_label_a_stopper_fails_once_and_names_those_that_there_are(
+    runs_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with training_of("early_acc_patience1", max_duration="2ep") as trainer:
+        trainer.fit()
+    stopper = EarlyStopper("MyAccuracy", "nope")
+
+    class Epochs(Callback):
+        seen = 0
+
+        def epoch_end(self, state: Snapshot, logger: Logger) -> None:
+            self.seen += 1
+
+    recording, epochs = Recording(runs_dir / "early_acc_patience1"), Epochs()
+    statistics = Runner(recording, [stopper, epochs]).run()
+    assert statistics.problems == ["callback EarlyStopper raised 1 time"]
+    assert epochs.seen == 2
+    told = capfd.readouterr().err
+    assert told.startswith("callback EarlyStopper has ended: ")
+    assert "there are: train, eval_a; give it another monitor or dataloader_label" in told
+    with pytest.raises(CallbackError, match="no callback is left"):
+        Runner(recording, [EarlyStopper("nope", "eval_a"), EarlyStopper("nope", "train")]).run()
+    told = capfd.readouterr().err
+    assert "callback EarlyStopper#2 has ended: " in told
+    assert "there are: train/MyAccuracy;" in told
+
+
+@pytest.mark.parametrize("others", [[], [LRMonitor()]])
+def test_a_trainer_does_not_wait_for_a_stopper_that_cannot_work(
+    others: list[Callback], runs_dir: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    callbacks = [EarlyStopper("nope", "eval_a"), *others]
+    with training_of("early_acc_patience1", callbacks=callbacks, wait_for="callbacks", wait_seconds=60) as trainer:
+        trainer.fit()
+        assert trainer.state.timestamp.epoch == trainer.state.max_duration
+        publisher = trainer._publisher
+        wait_for(lambda: publisher.poll() or not publisher.consumers, "nobody to be waited for")
+    told = capfd.readouterr().err
+    assert "'eval_a' has no metric 'nope'; there are: eval_a/MyAccuracy; give" in told
+    assert "the callbacks' process" in told
+    assert "failed with exit code 1" in told
+    assert "Traceback" not in told
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"eval_metrics": {"eval_a": {"Accuracy": 0.5, "Loss": 1.0}}},
+            r"no metric 'MyAccuracy'; there are: eval_a/Accuracy, eval_a/Loss;",
+        ),
+        ({"eval_metrics": {"eval_a": {"MyAccuracy": [0.5, 0.6]}}}, r"'MyAccuracy' of 'eval_a' is a list, not a number"),
+        ({}, r"'eval_a' has no metric 'MyAccuracy'; there are: none"),
+    ],
+)
+def test_a_metric_that_does_not_exist_or_is_no_number_is_an_error(fields: Any, message: str) -> None:
+    stopper = EarlyStopper("MyAccuracy", "eval_a")
+    snapshot = Snapshot.build(Event.EVAL_END, dataloader_label="eval_a", **fields)
+    with pytest.raises(CannotWorkError, match=message):
+        hand(stopper, snapshot)
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stopper", "decides"),
+    [
+        (EarlyStopper("a", "eval"), {Event.EVAL_END}),
+        (EarlyStopper("a", "eval", patience="5ba"), {Event.EVAL_END}),
+        (EarlyStopper("a", "train"), {Event.EPOCH_END}),
+        (EarlyStopper("a", "train", patience="5ba"), {Event.BATCH_END, Event.EPOCH_END}),
+        (ThresholdStopper("a", "train", 1), {Event.EPOCH_END}),
+        (ThresholdStopper("a", "train", 1, stop_on_batch=True), {Event.BATCH_END, Event.EPOCH_END}),
+        (ThresholdStopper("a", "eval", 1, stop_on_batch=True), {Event.EVAL_END}),
+    ],
+)
+def test_a_stopper_is_sent_and_waited_for_at_the_events_that_its_options_are_about(
+    stopper: Stopper, decides: set[Event]
+) -> None:
+    assert set(stopper.decides) == decides
+    further = {Event.FIT_START, Event.EVAL_AFTER_ALL, Event.FIT_END} if Event.EVAL_END in decides else set()
+    assert stopper.wanted_events() == decides | further
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"comp": "le"}, "comp 'le' is not known: use gt, greater, lt, less"),
+        ({"comp": 3}, "comp 3 is not known"),
+        ({"patience": "1sp"}, "patience is '1sp': give a number of epochs"),
+        ({"patience": Time(1, "sp")}, "patience is '1sp'"),
+        ({"patience": -1}, "patience is '-1ep'"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        EarlyStopper("a", "b", **options)
+
+
+def test_options_are_kept_as_the_reference_keeps_them() -> None:
+    assert EarlyStopper("a", "b", patience="1ep").patience == Time(1, TimeUnit.EPOCH)
+    assert EarlyStopper("a", "b", patience=3).patience == Time(3, TimeUnit.EPOCH)
+    assert EarlyStopper("a", "b", min_delta=-0.2).min_delta == 0.2
+    with pytest.raises(ConfigurationError, match="comp 'xx' is not known"):
+        ThresholdStopper("a", "b", 1, comp="xx")
+
+
+@pytest.mark.parametrize("name", ["MyLoss", "top1_error", "LanguagePerplexity"])
+def test_less_is_better_for_what_is_called_a_loss_error_or_perplexity(name: str) -> None:
+    assert EarlyStopper(name, "b").comp_func is ThresholdStopper(name, "b", 1).comp_func is operator.lt
+    assert EarlyStopper("Accuracy", "b").comp_func is operator.gt
+
+
+@pytest.mark.parametrize("comp", ["lt", "less", operator.lt, torch.less, torch.lt, np.less, lambda a, b: a < b])
+def test_a_comparison_is_a_word_or_a_function_of_python_torch_or_numpy(comp: Any) -> None:
+    stopper, asked = ThresholdStopper("Score", "eval_a", 0.3, comp=comp), []
+    for batch, value in enumerate((0.4, 0.3, 0.2)):
+        hand(stopper, snapshot_of(["EVAL_END", "eval_a", 0, batch, value], "Score", asked))
+    assert asked == [(Event.EVAL_END, 2)]
+
+
+def test_a_stopper_with_a_function_of_torch_goes_to_another_process() -> None:
+    assert pickle.loads(pickle.dumps(EarlyStopper("a", "b", comp=torch.greater))).comp_func is operator.gt
+
+
+@pytest.mark.parametrize(("value", "stops"), [(0.3, False), (float(np.float32(0.3)), False), (0.30000001, True)])
+def test_a_metric_in_single_precision_has_not_passed_a_threshold_that_it_equals(value: float, stops: bool) -> None:
+    stopper, asked = ThresholdStopper("Score", "eval_a", 0.3), []
+    hand(stopper, snapshot_of(["EVAL_END", "eval_a", 0, 1, value], "Score", asked))
+    assert bool(asked) == stops
+
+
+def test_every_option_can_be_set_from_the_command_line() -> None:
+    early = {"monitor": "a", "dataloader_label": "b", "comp": "less", "min_delta": "0.5", "patience": "20ba"}
+    arguments = convert_options("early-stop", options_of(EarlyStopper), early)
+    assert arguments == {**early, "min_delta": 0.5, "patience": Time(20, "ba")}
+    assert convert_options("early-stop", options_of(EarlyStopper), {**early, "patience": "2"})["patience"] == 2
+    threshold = {"monitor": "a", "dataloader_label": "b", "threshold": "3", "comp": "none", "stop_on_batch": "true"}
+    arguments = convert_options("threshold-stop", options_of(ThresholdStopper), threshold)
+    assert arguments == {**threshold, "threshold": 3.0, "comp": None, "stop_on_batch": True}

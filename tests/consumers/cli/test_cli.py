@@ -1,0 +1,413 @@
+"""The command ``consumer`` on runs that are over, on files, and on wrong input."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from click.testing import CliRunner
+from consumers_stream import record_run, snapshots_of_training
+
+from bus.cli.main import bus
+from bus.protocol.snapshot import Snapshot
+from bus.runs import lock as run_lock
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+from consumers.cli import main as cli
+from consumers.runner import streams as attach
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Consumer:
+    """Runs the command in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object) -> Result:
+        self._monkeypatch.setattr(sys, "argv", ["consumer", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = self._capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Result(ended.value.code, captured.out, captured.err)
+
+
+@pytest.fixture
+def consumer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs_dir: Path, tmp_path: Path
+) -> Consumer:
+    monkeypatch.chdir(tmp_path)
+    return Consumer(monkeypatch, capsys)
+
+
+def last_line(text: str) -> str:
+    return text.splitlines()[-1]
+
+
+def test_asked_for_the_last_run_it_reads_the_newest_one_and_says_which(consumer: Consumer, runs_dir: Path) -> None:
+    record_run(runs_dir, "digits-1", snapshots_of_training())
+    result = consumer("--last")
+    assert result.code == 0
+    assert result.err.splitlines()[0] == f"the newest run in the folder {runs_dir} is digits-1 (finished)"
+    assert last_line(result.err) == "run digits-1 finished: 16 events handled"
+    assert "loss/train/total" in result.out
+    assert "lr-SGD/group0" in result.out
+
+
+def test_a_run_by_name_by_directory_and_by_file_and_a_replay_write_equal_bytes(
+    consumer: Consumer, runs_dir: Path, tmp_path: Path
+) -> None:
+    directory = record_run(runs_dir, "digits-1", snapshots_of_training())
+    recording = directory / "recording-1.mcap"
+    ways = (
+        ["--run", "digits-1"],
+        ["--run", directory],
+        ["--run", recording],
+        ["--replay", directory],
+        ["--replay", "digits-1"],
+    )
+    for number, way in enumerate([*ways, ["--replay", recording]]):
+        arguments = ["--callbacks", "speed,lr", "--log", "jsonl", "-o", f"jsonl.path={tmp_path / str(number)}"]
+        assert consumer(*way, *arguments).code == 0
+    written = [(tmp_path / str(number)).read_bytes() for number in range(5)]
+    assert len(written[0].splitlines()) == 8
+    assert set(written) == {written[0]}
+
+
+def test_files_go_to_the_run_s_directory_and_are_not_overwritten(consumer: Consumer, runs_dir: Path) -> None:
+    directory = record_run(runs_dir, "digits-1", snapshots_of_training())
+    assert consumer("--last", "--log", "csv", "--log", "jsonl", "--callbacks", "metrics").code == 0
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert {"step": 8, "metrics/eval/accuracy": 0.75}.items() <= rows[-2].items()
+    assert (directory / "metrics.csv").read_text().startswith("step,time,time/epoch,time/batch")
+    again = consumer("--last", "--log", "jsonl")
+    assert again.code == 1
+    assert last_line(again.err).startswith(f"error: {directory / 'metrics.jsonl'} exists: ")
+    assert consumer("--last", "--log", "jsonl", "-o", "jsonl.overwrite=true").code == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "code", "line"),
+    [
+        ("finished", None, 0, "run r finished: 8 events handled"),
+        ("stopped", None, 0, "run r stopped: 8 events handled"),
+        ("failed", "ValueError: boom", 0, "run r failed: ValueError: boom: 8 events handled"),
+        ("lost", None, 4, "run r was lost, nothing says how it ended: 8 events handled"),
+        (None, None, 4, "run r was lost, nothing says how it ended: 8 events handled"),
+    ],
+)
+def test_the_last_line_tells_how_the_run_ended(
+    consumer: Consumer, runs_dir: Path, status: str | None, error: str | None, code: int, line: str
+) -> None:
+    record_run(runs_dir, "r", snapshots_of_training(), status, error)
+    result = consumer("--run", "r", "--callbacks", "lr")
+    assert (result.code, last_line(result.err)) == (code, line)
+
+
+@contextlib.contextmanager
+def served(directory: Path) -> Iterator[None]:
+    """What a broker leaves in the directory of the run that it serves."""
+    (directory / "broker.json").write_text('{"attempt": 1, "door": "ipc://nowhere", "stream": "ipc://nowhere"}')
+    with (directory / "broker.lock").open("w") as lock:
+        assert run_lock.take(lock.fileno())
+        yield
+
+
+def test_a_replay_of_a_live_run_gives_what_is_recorded_so_far(consumer: Consumer, runs_dir: Path) -> None:
+    directory = record_run(runs_dir, "r", snapshots_of_training(), status=None)
+    with served(directory):
+        result = consumer("--replay", directory, "--callbacks", "lr")
+    expected = "run r is still live: 8 events handled, which is what is recorded so far"
+    assert (result.code, last_line(result.err)) == (0, expected)
+
+
+def test_a_truncated_recording_gives_what_is_whole_and_says_where_it_ends(consumer: Consumer, runs_dir: Path) -> None:
+    recording = record_run(runs_dir, "r", snapshots_of_training(batches=40)) / "recording-1.mcap"
+    os.truncate(recording, recording.stat().st_size // 2)
+    result = consumer("--replay", recording, "--callbacks", "lr")
+    assert result.code == 4
+    [handled] = re.findall(r"was lost, nothing says how it ended: (\d+) events handled", last_line(result.err))
+    assert 4 <= int(handled) <= 36
+    assert "offset" in last_line(result.err)
+    assert "Traceback" not in result.err
+
+
+def test_a_recording_with_a_bad_place_is_read_around_it(consumer: Consumer, runs_dir: Path) -> None:
+    recording = record_run(runs_dir, "r", snapshots_of_training(batches=40)) / "recording-1.mcap"
+    with recording.open("r+b") as file:
+        file.seek(recording.stat().st_size // 3)
+        file.write(b"spoilt by a bad disk")
+    result = consumer("--replay", recording, "--callbacks", "lr")
+    assert result.code == 4
+    [handled] = re.findall(r"run r finished: (\d+) events handled; .* offset", last_line(result.err))
+    assert 4 <= int(handled) <= 36
+    assert "missing: events" in result.err
+
+
+def test_events_that_nobody_has_are_named(consumer: Consumer, runs_dir: Path) -> None:
+    record_run(runs_dir, "r", snapshots_of_training(), without=(4, 5))
+    result = consumer("--run", "r", "--callbacks", "lr")
+    assert result.code == 1
+    assert "missing: events 4 to 5 of rank 0" in result.err
+
+
+def test_what_cannot_work_is_told_before_a_run_is_waited_for(consumer: Consumer) -> None:
+    result = consumer("--callbacks", "top", "--wait")
+    assert (result.code, result.out) == (1, "")
+    [line] = result.err.splitlines()
+    assert line.startswith("error: 'top' draws on a terminal")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--callbacks", "sped"], 1, "error: there is no callback 'sped': did you mean speed? there are activations,"),
+        (["--log", "syslog"], 1, "error: there is no logger 'syslog': there are console, csv, jsonl, mlflow, parquet"),
+        (["-o", "speed.window=3"], 1, "error: speed has no option 'window': did you mean window_size?"),
+        (["-o", "speed.window_size=x"], 1, "error: option speed.window_size takes a whole number, not 'x'"),
+        (["--callbacks", ""], 2, "error: --callbacks names none: give one at least"),
+        (["--run", "digits"], 1, "error: no run 'digits' in "),
+        (["--replay", "nowhere"], 1, "error: there is no recording nowhere"),
+        (["--replay", "text"], 1, "error: text is not a recording"),
+        (["--replay", "."], 1, "error: . is a directory without a run.json"),
+        (["--replay", "text", "--wait"], 2, "error: --replay reads a file"),
+        (["--last", "--run", "other"], 2, "error: --last takes the newest run"),
+        (["--last", "--runs-dir", "elsewhere"], 1, "error: there is no run in the folder ./elsewhere yet"),
+        (["--callback", "speed"], 2, "error: No such option"),
+        (["--on-error", "panic"], 2, "error: Invalid value for '--on-error'"),
+    ],
+)
+def test_wrong_input_is_one_line_that_says_what_is_allowed(
+    consumer: Consumer, tmp_path: Path, runs_dir: Path, arguments: list[str], code: int, message: str
+) -> None:
+    (tmp_path / "text").write_text("some text that is no recording\n")
+    record_run(runs_dir, "other", [])
+    result = consumer(*arguments)
+    assert result.code == code
+    assert result.out == ""
+    [line] = result.err.splitlines()
+    assert line.startswith(message)
+
+
+def test_an_unknown_run_is_refused_with_those_that_there_are(consumer: Consumer, runs_dir: Path) -> None:
+    record_run(runs_dir, "digits-7", [])
+    assert "there are digits-7" in consumer("--run", "digits").err
+
+
+def test_a_run_is_listed_by_the_name_by_which_it_is_found(consumer: Consumer, runs_dir: Path) -> None:
+    record_run(runs_dir, "before", [])
+    (runs_dir / "before").rename(runs_dir / "after")
+    assert "no run 'before' in" in (refusal := consumer("--run", "before").err)
+    assert "there are after;" in refusal
+    (listed,) = json.loads(CliRunner().invoke(bus, ["runs", "--json"]).stdout)
+    assert listed["run"] == "after"
+    assert consumer("--run", "after").code == 0
+
+
+def test_a_callback_that_raises_makes_the_exit_code_1_and_is_counted(
+    consumer: Consumer, runs_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from consumers import Callback\n"
+        "class Fragile(Callback):\n"
+        "    def batch_end(self, state, logger):\n"
+        "        logger.log_metrics({'fine': 1})\n"
+        "        raise ValueError('not today')\n"
+    )
+    record_run(runs_dir, "r", snapshots_of_training())
+    result = consumer("--last", "--callbacks", "mine.py:Fragile")
+    assert result.code == 1
+    assert result.err.count("Traceback") == 1
+    assert "callback Fragile raised 8 times" in result.err
+    assert "fine" in result.out
+    stopped = consumer("--last", "--callbacks", "mine.py:Fragile", "--on-error", "stop")
+    assert stopped.code == 1
+    assert last_line(stopped.err).startswith("error: callback Fragile raised ValueError at batch_end")
+
+
+def test_it_waits_for_the_first_run_and_says_so(
+    consumer: Consumer, runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def a_run_begins_and_ends(_seconds: float) -> None:
+        record_run(runs_dir, "first", snapshots_of_training())
+
+    monkeypatch.setattr(attach.time, "sleep", a_run_begins_and_ends)
+    result = consumer()
+    assert result.err.splitlines()[0] == f"waiting for a run in the folder {runs_dir} ... (Ctrl-C ends)"
+    assert last_line(result.err) == "run first finished: 16 events handled"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--wait", "--run", "next"]])
+def test_while_it_waits_it_leaves_old_runs_alone(
+    consumer: Consumer, runs_dir: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    def the_next_run(_seconds: float) -> None:
+        record_run(runs_dir, "next", snapshots_of_training())
+
+    record_run(runs_dir, "old", [])
+    monkeypatch.setattr(attach.time, "sleep", the_next_run)
+    result = consumer(*arguments)
+    assert "waiting for" in result.err
+    assert last_line(result.err) == "run next finished: 16 events handled"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--run", "r"]])
+def test_a_run_that_its_broker_has_begun_and_does_not_serve_yet_is_waited_for(
+    consumer: Consumer, runs_dir: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    directory = record_run(runs_dir, "r", snapshots_of_training(), status=None)
+    with (directory / "broker.lock").open("w") as lock:
+        assert run_lock.take(lock.fileno())
+
+        def it_ends(_seconds: float) -> None:
+            lock.close()
+
+        monkeypatch.setattr(attach.time, "sleep", it_ends)
+        result = consumer(*arguments)
+    assert result.err.splitlines()[0].startswith("waiting for ")
+
+
+def test_a_callback_that_handles_nothing_is_a_slip_of_the_pen(
+    consumer: Consumer, runs_dir: Path, tmp_path: Path
+) -> None:
+    record_run(runs_dir, "r", snapshots_of_training())
+    (tmp_path / "slip.py").write_text(
+        "from consumers import Callback\nclass Slip(Callback):\n    def batch_ended(self, state, logger): ...\n"
+    )
+    result = consumer("--callbacks", "slip.py:Slip")
+    assert result.code == 1
+    assert "Slip handles no event" in result.err
+    assert "did you mean batch_end for batch_ended?" in result.err
+
+
+def test_of_several_live_runs_it_takes_the_newest_and_names_the_others(runs_dir: Path) -> None:
+    said: list[str] = []
+    with contextlib.ExitStack() as locks:
+        for started, name in enumerate(["older", "newest", "over"]):
+            description = record_run(runs_dir, name, []) / "run.json"
+            record = json.loads(description.read_text())
+            record["attempts"][0]["started"] = started
+            description.write_text(json.dumps(record))
+            if name != "over":
+                locks.enter_context(served(runs_dir / name))
+        assert attach.live_or_wait(runs_dir, said.append).name == "newest"
+    assert said == ["attaching to newest, the newest live run; also live: older ('--run NAME' chooses)"]
+
+
+def test_ctrl_c_ends_the_wait(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(attach.time, "sleep", interrupted)
+    result = consumer()
+    assert result.code == 130
+    assert last_line(result.err) == "detached before there was a run"
+
+
+def test_a_consumer_that_is_told_to_end_while_it_waits_ends_as_one_that_is_attached(runs_dir: Path) -> None:
+    command = [sys.executable, "-m", "consumers", "--wait", "--run", "next"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == f"waiting for run next in the folder {runs_dir} ... (Ctrl-C ends)\n"
+        waiting.send_signal(signal.SIGTERM)
+        _, err = waiting.communicate(timeout=60)
+    assert (waiting.returncode, err) == (0, "detached before there was a run\n")
+
+
+def test_the_list_shows_callbacks_and_loggers_with_their_options(consumer: Consumer) -> None:
+    result = consumer("--list")
+    lines = result.out.splitlines()
+    assert result.code == 0
+    assert [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "] == [
+        *("activations", "alert", "checkpoint", "dashboard", "early-stop", "export", "images", "lr", "memory"),
+        *("metrics", "mlperf", "nan", "optimizer", "phases", "runtime", "speed", "stall", "system"),
+        *("threshold-stop", "top", "trace"),
+        *("console", "csv", "jsonl", "mlflow", "parquet", "progress", "prometheus", "tensorboard", "wandb"),
+    ]
+    lines = [" ".join(line.split()) for line in lines]
+    assert "lr Learning rate of every parameter group, after each batch." in lines
+    assert "-o speed.window_size=100 (a whole number)" in lines
+    assert "-o jsonl.overwrite=false (true or false)" in lines
+    assert "-o speed.gpu_flops_available=none (a number or none)" in lines
+
+
+def test_every_option_has_help() -> None:
+    assert all(getattr(parameter, "help", None) for parameter in cli.consumer.params)
+    assert cli.consumer.help
+
+
+def test_it_runs_as_a_module_and_leaves_a_pipe_that_nobody_reads_without_a_word(runs_dir: Path) -> None:
+    record_run(runs_dir, "r", snapshots_of_training(batches=2000))
+    command = f"{sys.executable} -m consumers --run r -o console.every=0 | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.startswith("step")
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_what_a_run_has_logged_is_listed_by_name(consumer: Consumer, runs_dir: Path) -> None:
+    record_run(runs_dir, "digits-1", snapshots_of_training())
+    own = Snapshot.build(
+        Event.BATCH_END, timestamp=Timestamp(batch=1), loss=0.5, grad_norm=2.5, logged=[[0, {"mine\n\x1b[2J": 3.25}]]
+    )
+    record_run(runs_dir, "own", [own])
+    record_run(runs_dir, "empty", [Snapshot.build(Event.FIT_START)])
+    ways = (["digits-1"], ["--run", "digits-1"], ["--replay", runs_dir / "digits-1"])
+    results = [consumer("--list-metrics", *way) for way in ways]
+    assert [result.code for result in results] == [0, 0, 0]
+    assert results[0] == results[1] == results[2]
+    header, *lines = results[0].out.splitlines()
+    assert header.split() == ["name", "label", "event", "last", "value"]
+    names = [line.split()[0] for line in lines]
+    assert names == sorted(names)
+    assert {"loss/train/total", "lr-SGD/group0", "time/batch"} <= set(names)
+    listed = consumer("--list-metrics", "own").out
+    assert "loss/train/total" in listed
+    assert ["mine\\n\\x1b[2J", "-", "batch_end", "3.25"] in [line.split() for line in listed.splitlines()]
+    assert ["grad_norm", "-", "batch_end", "2.5"] in [line.split() for line in listed.splitlines()]
+    nothing = consumer("--list-metrics", "empty")
+    assert (nothing.code, nothing.out) == (0, "")
+    assert "run empty has logged nothing" in nothing.err
+    twice = consumer("--list-metrics", "own", "--run", "own")
+    assert twice.code == 2
+    assert "leave out --run" in twice.err
+
+
+def test_metrics_of_evaluators_are_listed_with_their_label(consumer: Consumer, runs_dir: Path) -> None:
+    snapshot = Snapshot.build(
+        Event.EVAL_END, timestamp=Timestamp(batch=4), dataloader_label="eval", eval_metrics={"eval": {"accuracy": 0.75}}
+    )
+    record_run(runs_dir, "evaluated", [snapshot])
+    result = consumer("--list-metrics")
+    assert ["metrics/eval/accuracy", "eval", "eval_end", "0.75"] in [line.split() for line in result.out.splitlines()]
+    assert "dataloader_label=LABEL and monitor=NAME" in result.err
+
+
+def test_a_stopper_that_can_never_work_ends_its_consumer(consumer: Consumer, runs_dir: Path) -> None:
+    snapshots = [
+        Snapshot.build(Event.EVAL_END, dataloader_label="eval", eval_metrics={"eval": {"accuracy": 0.75}}),
+        Snapshot.build(Event.FIT_END),
+    ]
+    record_run(runs_dir, "evaluated", snapshots)
+    options = ["-o", "early-stop.monitor=nope", "-o", "early-stop.dataloader_label=eval"]
+    alone = consumer("--replay", "evaluated", "--callbacks", "early-stop", *options)
+    assert alone.code == 1
+    assert "'eval' has no metric 'nope'; there are: eval/accuracy; give" in alone.err
+    assert last_line(alone.err) == "error: no callback is left, so this consumer ends"
+    beside = consumer("--replay", "evaluated", "--callbacks", "early-stop,metrics", *options)
+    assert beside.code == 1
+    assert last_line(beside.err) == "run evaluated finished: 2 events handled"
+    assert "metrics/eval/accuracy" in beside.out

@@ -1,0 +1,360 @@
+"""Callbacks that were written for MosaicML Composer run in a consumer, with what a snapshot offers."""
+
+import json
+import math
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from consumers_stream import Collector, batch_end, record_run, snapshots_of_training
+from paths import ROOT
+
+from bus.errors import ConfigurationError, FieldNotAvailableError, FrozenSnapshotError
+from bus.protocol.snapshot import Snapshot
+from bus.types.demand import Demand, Want
+from bus.types.event import Event
+from bus.types.timestamp import Time, Timestamp
+from consumers import Callback, Logger, Runner
+from consumers.cli.registry import CALLBACKS
+from consumers.composer.adapter import AdaptedCallback, adapt, stand_in
+from consumers.composer.state import ComposerState
+
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Writes a file with a callback and gives its path."""
+    monkeypatch.setattr("sys.path", [*sys.path])
+
+    def write_file(code: str, name: str = "theirs.py") -> Path:
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(code))
+        return path
+
+    return write_file
+
+
+def consumer(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command, as a user calls it."""
+    command = [sys.executable, "-m", "consumers", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+# -- with the command -------------------------------------------------------------------------------------------------
+
+
+def test_the_unchanged_example_runs_in_a_consumer(runs_dir: Path) -> None:
+    run = record_run(runs_dir, "done", [with_duration(snapshot) for snapshot in snapshots_of_training()])
+    name = f"{EXAMPLES / 'composer_callback.py'}:Milestones"
+    done = consumer("--replay", run, "--callbacks", name, "--log", "jsonl", "-o", "Milestones.interval=4ba")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "accuracy of eval: 0.750 after 2ep\n"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["loss/exp"], row["progress"], row["samples_per_rank"]) for row in rows] == [
+        (4, math.exp(1 / 4), 0.5, 16),
+        (8, math.exp(1 / 8), 1.0, 32),
+    ]
+
+
+def test_the_example_that_asks_for_too_much_is_told_what_there_is_instead(runs_dir: Path) -> None:
+    run = record_run(runs_dir, "done", snapshots_of_training())
+    name = f"{EXAMPLES / 'composer_callback_too_much.py'}:DeadUnits"
+    done = consumer("--replay", run, "--callbacks", f"{name},lr")
+    assert done.returncode == 1
+    assert (
+        "counted, not shown: state.model is not in the batch_end snapshot, which is all that a consumer's callback "
+        "has of the training: its weights and the norms of weights and gradients are fields on demand (weights, "
+        "parameter_norm, gradient_norm); code that needs the model, the optimizers or the data themselves belongs into "
+        "an Algorithm in the trainer" in done.stderr
+    )
+    assert "examples/composer_callback_too_much.py:17)" in done.stderr
+    assert "callback DeadUnits raised 8 times" in done.stderr
+    assert "lr-SGD/group0" in done.stdout
+
+
+def with_duration(snapshot: Snapshot) -> Snapshot:
+    """The same with a length of training, of two ranks."""
+    fields = {**snapshot.fields, "max_duration": "8ba", "world_size": 2}
+    return Snapshot.build(
+        snapshot.event,
+        seq=snapshot.seq,
+        time_ns=snapshot.time_ns,
+        timestamp=snapshot.timestamp,
+        previous_timestamp=snapshot.previous_timestamp,
+        **fields,
+    )
+
+
+# -- what is offered --------------------------------------------------------------------------------------------------
+
+
+def test_a_state_has_values_in_the_forms_that_such_callbacks_read() -> None:
+    snapshot = Snapshot.build(
+        Event.EVAL_END,
+        timestamp=Timestamp(epoch=1, batch=4),
+        max_duration="2ep",
+        loss=0.25,
+        dataloader_label="eval",
+        dataloader_len=3,
+        train_metrics={"Accuracy": 0.5, "PerClass": [0.25, 0.75]},
+        eval_metrics={"eval": {"Accuracy": 1}},
+        gradient_norm=2.5,
+    )
+    state = ComposerState(snapshot)
+    assert state.loss is not None
+    assert (state.loss.item(), float(state.loss), state.loss.detach().cpu().item()) == (0.25, 0.25, 0.25)
+    assert type(state.loss.item()) is float
+    assert (int(state.timestamp.batch), state.timestamp.batch.value, state.timestamp.epoch == "1ep") == (4, 4, True)
+    assert state.train_metrics["Accuracy"].compute().item() == 0.5
+    assert state.train_metrics["PerClass"].compute() == [0.25, 0.75]
+    assert state.eval_metrics["eval"]["Accuracy"].compute().item() == 1
+    assert state.get_elapsed_duration().value == 0.5
+    assert state.max_duration == Time(2, "ep")
+    assert (state.dataloader_label, state.dataloader_len, state.run_name) == ("eval", Time(3, "ba"), "run")
+    assert state.gradient_norm == 2.5
+    empty = ComposerState(Snapshot.build(Event.INIT))
+    assert (empty.loss, empty.dataloader_len, empty.max_duration, empty.train_metrics) == (None, None, None, {})
+
+
+def test_a_stop_asked_for_becomes_a_command() -> None:
+    commands: list[Any] = []
+    snapshot = Snapshot.build(Event.BATCH_END, on_command=lambda *command: commands.append(command))
+    ComposerState(snapshot).stop_training()
+    assert commands == [("stop", ())]
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("model", "parameter_norm, gradient_norm"),
+        ("optimizers", "the learning rates are state.lr"),
+        ("schedulers", "the learning rates are state.lr"),
+        ("batch", r"fields on demand \(inputs, targets\)"),
+        ("outputs", r"a field on demand \(outputs\)"),
+        ("state_dict", "the callback 'checkpoint' saves the training"),
+        ("fsdp_enabled", r"which a callback asks for with fields = \(...\)"),
+    ],
+)
+def test_what_only_the_training_has_is_named_with_what_there_is_instead(name: str, instead: str) -> None:
+    state = ComposerState(batch_end(1))
+    with pytest.raises(
+        FieldNotAvailableError, match=rf"state\.{name} is not in the batch_end snapshot.*{instead}.* an Algorithm in"
+    ):
+        getattr(state, name)
+    assert not hasattr(state, name)
+
+
+@pytest.mark.parametrize("event", [Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD])
+def test_the_loss_of_a_microbatch_is_not_mistaken_for_that_of_the_batch_before(event: Event) -> None:
+    with pytest.raises(FieldNotAvailableError, match=r"state.loss .* the whole batch's comes with batch_end"):
+        _ = ComposerState(Snapshot.build(event, loss=0.5)).loss
+
+
+def test_metrics_that_are_not_there_say_when_they_are() -> None:
+    state = ComposerState(batch_end(1))
+    with pytest.raises(
+        KeyError, match=r"no metrics of 'eval' are in the batch_end snapshot, which has none: .* eval_end"
+    ):
+        state.eval_metrics["eval"]
+    assert state.eval_metrics.get("eval") is None
+
+
+def test_a_state_is_not_written_to() -> None:
+    with pytest.raises(FrozenSnapshotError, match=r"state.loss cannot be assigned: .* an Algorithm in the trainer"):
+        ComposerState(batch_end(1)).loss = 3  # type: ignore[assignment,misc]
+
+
+# -- loading ----------------------------------------------------------------------------------------------------------
+
+THEIRS = """
+    import composer
+    import composer.utils.dist as same_dist
+    from composer import Callback, Event, Logger, State, Time, TimeUnit, Timestamp
+    from composer.core import Callback as SameCallback, ensure_time
+    from composer.core.time import Time as SameTime
+    from composer.loggers import LoggerDestination
+    from composer.utils import dist
+
+    assert composer.core.Callback is Callback is SameCallback and composer.Time is SameTime
+    assert composer.utils.dist is dist is same_dist
+
+    class Theirs(Callback):
+        '''Counts batches.'''
+
+        def __init__(self, interval: str | Time = "1ba", scale: float = 1.0):
+            import composer.loggers
+            super().__init__()
+            self.interval = ensure_time(interval, TimeUnit.BATCH)
+            self.scale = scale
+            self.batches = 0
+
+        def batch_end(self, state: State, logger: Logger) -> None:
+            assert isinstance(state, State) and isinstance(state.timestamp, Timestamp)
+            self.batches += 1
+            logger.log_metrics({"batches": self.batches * self.scale, "ranks": dist.get_world_size()})
+            dist.barrier()
+
+        def close(self, state: State, logger: Logger) -> None:
+            logger.log_metrics({"closed at": int(state.timestamp.batch)})
+
+        def state_dict(self):
+            return {"batches": self.batches}
+
+        def load_state_dict(self, state):
+            self.batches = state["batches"]
+"""
+
+
+def test_such_a_callback_is_one_of_ours_with_the_options_and_the_docstring_that_it_has(write: Any) -> None:
+    path = write(THEIRS)
+    made = CALLBACKS.create(f"{path}:Theirs", {"interval": "5ba", "scale": "0.5"})
+    assert isinstance(made, AdaptedCallback)
+    assert (type(made).__name__, type(made).__doc__) == ("Theirs", "Counts batches.")
+    assert (made.callback.interval, made.callback.scale) == (Time(5, "ba"), 0.5)
+    assert made.wanted_events() == {Event.BATCH_END}
+    with pytest.raises(ConfigurationError, match=r"Theirs.scale takes a number, not 'much'"):
+        CALLBACKS.create(f"{path}:Theirs", {"scale": "much"})
+
+
+def test_it_is_run_closed_and_taken_up_like_any_other(write: Any) -> None:
+    made = CALLBACKS.create(f"{write(THEIRS)}:Theirs", {})
+    made.load_state_dict({"batches": 10})
+    seen = Collector()
+    Runner([batch_end(1), batch_end(2, world_size=4)], [made], [seen]).run()
+    assert [(row.step, row.metrics) for row in seen.rows] == [
+        (1, {"batches": 11.0, "ranks": 1}),
+        (2, {"batches": 12.0, "ranks": 4}),
+        (2, {"closed at": 2}),
+    ]
+    assert made.state_dict() == {"batches": 12}
+
+
+def test_one_that_overrides_run_event_is_sent_every_event(write: Any) -> None:
+    code = """
+        from composer import Callback
+        class All(Callback):
+            def __init__(self): self.seen = []
+            def run_event(self, event, state, logger):
+                self.seen.append(event)
+                super().run_event(event, state, logger)
+            def fit_end(self, state, logger): self.seen.append("through")
+    """
+    made = CALLBACKS.create(f"{write(code)}:All", {})
+    assert isinstance(made, AdaptedCallback)
+    assert made.wanted_events() == set(Event)
+    Runner([Snapshot.build(Event.INIT), Snapshot.build(Event.FIT_END)], [made]).run()
+    assert made.callback.seen == [Event.INIT, Event.FIT_END, "through"]
+
+
+def test_what_such_a_callback_says_about_itself_counts(write: Any) -> None:
+    code = """
+        from composer import Callback
+        class Norm(Callback):
+            fields, every = ("gradient_norm",), 10
+            def batch_end(self, state, logger): logger.log_metrics({"norm": state.gradient_norm})
+    """
+    made = CALLBACKS.create(f"{write(code)}:Norm", {})
+    assert made.demand() == Demand({Event.BATCH_END: Want(10, {"gradient_norm": 10})})
+
+
+def test_nothing_is_left_of_the_stand_in_once_a_file_is_loaded(write: Any) -> None:
+    before = [*sys.meta_path]
+    CALLBACKS.create(f"{write(THEIRS)}:Theirs", {})
+    assert sys.meta_path == before
+    assert [name for name in sys.modules if name.partition(".")[0] == "composer"] == []
+    with pytest.raises(ModuleNotFoundError):
+        import composer  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("from composer import Trainer", "ImportError: Composer is not installed, .* knows no composer.Trainer: a"),
+        ("from composer.models import Model", "ModuleNotFoundError: Composer is not installed, .* no composer.models"),
+        ("from composer.utils.dist import all_reduce", r"knows no composer.utils.dist.all_reduce: .* utils\.dist"),
+    ],
+)
+def test_more_than_callbacks_need_is_refused_with_what_there_is(write: Any, line: str, message: str) -> None:
+    path = write(line)
+    with pytest.raises(ConfigurationError, match=message):
+        CALLBACKS.find(f"{path}:Anything")
+
+
+def test_composer_itself_is_used_where_it_is_installed(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = "\n".join(f"    def {event.value}(self, state, logger): pass" for event in Event)
+    package = tmp_path / "composer"
+    (package / "core").mkdir(parents=True)
+    (package / "__init__.py").write_text("from composer.core import Callback, Event")
+    (package / "core" / "__init__.py").write_text(
+        "import enum\n"
+        f"Event = enum.Enum('Event', {{event.upper(): event for event in {[event.value for event in Event]}}})\n"
+        "class Serializable:\n"
+        "    def state_dict(self): return {}\n"
+        "    def load_state_dict(self, state): pass\n"
+        "class Callback(Serializable):\n"
+        "    def __init__(self, *args, **kwargs): pass\n"
+        "    def run_event(self, event, state, logger): return getattr(self, event.value)(state, logger)\n"
+        f"{methods}\n"
+        "    def close(self, state, logger): pass\n"
+        "    def post_close(self): pass\n"
+    )
+    code = """
+        from composer import Callback, Event
+        class Theirs(Callback):
+            def run_event(self, event, state, logger):
+                assert isinstance(event, Event)
+                if event is Event.BATCH_END:
+                    logger.log_metrics({"loss": state.loss.item()})
+        class Few(Callback):
+            def eval_end(self, state, logger): pass
+    """
+    monkeypatch.syspath_prepend(tmp_path)
+    path = write(code)
+    try:
+        seen = Collector()
+        Runner([batch_end(2)], [CALLBACKS.create(f"{path}:Theirs", {})], [seen]).run()
+        assert [row.metrics for row in seen.rows] == [{"loss": 0.5}]
+        assert CALLBACKS.create(f"{path}:Few", {}).wanted_events() == {Event.EVAL_END}
+        with stand_in():
+            import composer  # type: ignore[import-not-found]
+
+            assert Path(composer.__file__).parent == package
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "composer"]:
+            del sys.modules[name]
+
+
+def test_a_folder_of_that_name_is_not_taken_for_composer(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "composer").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert CALLBACKS.find(f"{write(THEIRS)}:Theirs").__name__ == "Theirs"
+
+
+def test_other_objects_are_not_adapted() -> None:
+    class NoCallback:
+        def batch_end(self, state: Any, logger: Any) -> None: ...
+
+    assert adapt(NoCallback) is None
+    assert adapt(42) is None
+    with pytest.raises(ConfigurationError, match=r"JSONDecoder has to be a subclass of consumers.Callback"):
+        CALLBACKS.find("json:JSONDecoder")
+
+
+def test_an_object_can_be_handed_over_in_python() -> None:
+    class Theirs(Callback):  # any object with the methods will do
+        seen: int | None = None
+
+        def batch_end(self, state: Any, logger: Logger) -> None:
+            self.seen = state.loss.item()
+
+    theirs = Theirs()
+    Runner([batch_end(4)], [AdaptedCallback(theirs)]).run()
+    assert theirs.seen == 0.25

@@ -1,0 +1,244 @@
+"""What a browser is sent of the charts, without a browser."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+from consumers.api.logger import Row
+from consumers.callbacks import SpeedMonitor
+from consumers.dashboard.view.run_view import ProgressView, PublishingView, RunView
+from consumers.dashboard.view.runs import WatchedRuns, labels_of
+from consumers.dashboard.web.cards import facts
+from consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
+from consumers.dashboard.web.page import rest_after
+from consumers.dashboard.web.panels import png
+from consumers.dashboard.web.units import scale_of, value_text
+from consumers.testing import MemoryStream
+
+CHARTS = {"loss": Chart("loss", "metric", "loss")}
+LOOK = Look("batch", None, {"loss": 400})
+
+
+class Browser:
+    """Puts together what it is sent, as the page does."""
+
+    def __init__(self) -> None:
+        self.runs = WatchedRuns()
+        self.view = self.runs.add(RunView("run")).view
+        self.lines = Lines(LineCache())
+        self.held: dict[float, float] = {}
+        self.whole = 0
+
+    def log(self, first: int, values: list[float]) -> None:
+        self.view.take_rows([Row(step, 0.0, {"loss": value}) for step, value in enumerate(values, first)])
+
+    def look(self, look: Look = LOOK) -> int:
+        """Takes what is new; returns how many points that were."""
+        self.view.names()
+        count = 0
+        for line in self.lines.news(CHARTS, self.runs.all(), look):
+            if not line["a"]:
+                self.held.clear()
+                self.whole += 1
+            self.held = {x: y for x, y in self.held.items() if not line["a"] or x < line["x"][0]}
+            self.held.update(zip(line["x"].tolist(), line["y"].tolist(), strict=True))
+            count += len(line["x"])
+        return count
+
+
+def test_only_what_is_new_is_sent():
+    browser = Browser()
+    browser.log(0, [1.0, 2.0, 3.0])
+    assert browser.look() == 3
+    assert browser.look() == 0
+    browser.log(3, [4.0, 5.0])
+    assert browser.look() == 3
+    assert browser.held == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
+    assert browser.whole == 1
+
+
+def test_a_value_that_is_corrected_gets_to_the_browser():
+    browser = Browser()
+    browser.log(0, [1.0, 2.0, 3.0])
+    browser.look()
+    browser.log(2, [9.0, 4.0])
+    browser.look()
+    assert browser.held == {0: 1, 1: 2, 2: 9, 3: 4}
+
+
+def test_a_line_that_has_grown_much_is_sent_anew_and_stays_small():
+    browser = Browser()
+    for step in range(0, 20_000, 100):
+        browser.log(step, [1 / (1 + batch) for batch in range(step, step + 100)])
+        browser.look()
+        assert len(browser.held) < 2_000
+    assert 1 < browser.whole < 60
+    assert max(browser.held) == 19_999
+
+
+def test_a_browser_that_may_lack_something_gets_everything_again():
+    browser = Browser()
+    browser.log(0, [1.0, 2.0])
+    browser.look()
+    browser.lines.forget()
+    assert browser.look() == 2
+
+
+def test_a_part_of_the_axis_is_sent_as_fine_as_it_is():
+    browser = Browser()
+    browser.log(0, [math.sin(batch) for batch in range(50_000)])
+    browser.look()
+    browser.look(Look("batch", (1000.0, 1100.0), LOOK.visible))
+    assert sorted(browser.held) == list(range(999, 1102))
+    browser.log(50_000, [1.0])
+    assert browser.look(Look("batch", (1000.0, 1100.0), LOOK.visible)) == 0
+
+
+def test_what_is_not_finite_is_marked_and_tiny_and_huge_values_survive():
+    browser = Browser()
+    browser.log(0, [math.nan, math.inf, -math.inf, 1e-300, 1e300])
+    browser.view.names()
+    (line,) = browser.lines.news(CHARTS, browser.runs.all(), LOOK)
+    assert line["n"] == [(0.0, "NaN"), (1.0, "inf"), (2.0, "-inf")]
+    assert line["y"][3:].tolist() == [1e-300, 1e300]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        {"x": ["time"]},
+        {"x": "loss", "range": [0, 1]},
+        {"x": "batch", "range": ["a", "b"], "visible": {"loss": "wide"}},
+        {"x": "batch", "range": [2, 1], "visible": [1]},
+        {"x": "batch", "range": [0, math.nan]},
+    ],
+)
+def test_what_a_browser_tells_is_not_trusted(told):
+    assert Look.from_browser(told) == Look("batch")
+
+
+def test_a_browser_cannot_ask_for_more_than_a_screen_shows():
+    look = Look.from_browser({"x": "batch", "visible": {"loss": 10**9}})
+    assert look.buckets("loss") <= 2048
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [
+        (0, 0.5),
+        (0.001, 0.5),
+        (0.015, 0.5),
+        (0.03, 1.0),
+        (0.06, 2.0),
+        (0.12, 4.0),
+        (3, 4.0),
+        (math.inf, 4.0),
+        (10**400, 4.0),
+    ],
+)
+def test_the_longer_a_browser_draws_the_longer_it_rests(told, seconds):
+    assert rest_after(told) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("told", [None, True, False, math.nan, -1.0, -math.inf, "0.06", [0.06], {}, -(10**400)])
+def test_nonsense_from_a_browser_is_no_reason_to_rest(told):
+    assert rest_after(told) == 0.5
+
+
+def test_charts_are_grouped_by_prefix_and_phases_have_their_own():
+    runs = WatchedRuns()
+    view = runs.add(RunView("run")).view
+    names = ("metrics/eval/Accuracy", "loss/train/total", "lr-SGD/group0", "lonely")
+    view.take_rows([Row(1, 0.0, dict.fromkeys(names, 1.0))])
+    spans = [["data", 0, 10_000_000], ["forward", 10_000_000, 20_000_000]]
+    field = {"began": 1_000_000_000, "spans": spans, "device": False}
+    view.see(Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=1), time_ns=1_050_000_000, phases=field))
+    groups = charts_of(runs.all(), labels_of(runs.all()))
+    assert [title for title, _ in groups][:3] == ["loss/train", "metrics/eval", "lr"]
+    assert groups[-1][0] == "step"
+    charts = {chart.id: chart for _, members in groups for chart in members}
+    assert charts["loss/train/total"].title == "loss/train/total"
+    (phases,) = [chart for chart in charts.values() if chart.kind == "phases"]
+    (line,) = Lines(LineCache()).news(charts, runs.all(), Look("batch", None, {phases.id: 300}))
+    assert {name: round(float(values[0]), 6) for name, values in line["p"].items() if values[0]} == {
+        "data": 0.01,
+        "forward": 0.02,
+        "other": 0.02,
+    }
+
+
+def test_a_browser_that_goes_back_to_an_axis_is_sent_only_what_is_new_there():
+    browser = Browser()
+    browser.log(0, [1.0, 2.0, 3.0])
+    assert [browser.look(), browser.look(Look("time", None, LOOK.visible)), browser.look()] == [3, 3, 0]
+    browser.log(3, [4.0])
+    assert [browser.look(), browser.look(Look("time", None, LOOK.visible))] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("loss/train/total", 0.123456789, "0.12346"),
+        ("loss/train/total", None, ""),
+        ("loss/train/total", math.nan, "NaN"),
+        ("loss/train/total", -math.inf, "-inf"),
+        ("loss/train/total", 123456.0, "123,456"),
+        ("loss/train/total", 2_345_678.0, "2.3457M"),
+        ("lr-AdamW/group0", 4.3235e-5, "4.3235e-5"),
+        ("lr-AdamW/group0", 1e-310, "1e-310"),
+        ("system/memory_used_bytes", 17_179_869_184, "16 GiB"),
+        ("system/memory_used_bytes", 0, "0 B"),
+        ("system/disk_read_bytes_per_sec", 1_572_864, "1.5 MiB/s"),
+        ("memory/peak_allocated_mem_max", 0.0012, "1.1444 MiB"),
+        ("throughput/samples_per_sec", 9801.4, "9,801.4/s"),
+        ("throughput/flops_per_sec", 1.25e12, "1.25 TFLOP/s"),
+        ("system/cpu_percent", 12.5, "12.5 %"),
+        ("time/remaining_estimate", 1.25, "1.25 h"),
+        ("time/remaining_estimate", 0.01, "36 s"),
+        ("time/total", 1.5, "1.5 h"),
+        ("time/of_no_known_unit", 0.01, "0.01"),
+        ("time/phase/forward", 0.0025, "2.5 ms"),
+    ],
+)
+def test_values_are_shown_in_their_units(name, value, text):
+    assert value_text(value, scale_of(name, {"time/remaining_estimate_unit": "hours"})) == text
+
+
+def test_times_are_shown_in_the_unit_that_the_speed_monitor_logs():
+    stream = MemoryStream(max_duration="2ba")
+    with stream.attach(SpeedMonitor(time_unit="minutes")) as logged:
+        stream.train()
+    assert value_text(90.0, scale_of("time/train", logged.hyperparameters)) == "1.5 h"
+
+
+def test_labels_name_attempts_only_where_there_are_several():
+    runs = WatchedRuns()
+    for name, attempt in (("a", 1), ("b", 1), ("b", 2)):
+        runs.add(RunView(name, attempt))
+    assert labels_of(runs.all()) == ["a", "b #1", "b #2"]
+
+
+def test_facts_are_told_in_words():
+    progress = ProgressView(3, 1234, 9999, 0, 125.0, 0.5, 3700.0, "10ep")
+    told = facts(progress, PublishingView(12.4, 0.0005), "live")
+    assert told == (
+        "epoch 3 of 10 · batch 1,234 · 2:05 elapsed · about 1:01:40 left · "
+        "publishing costs 12 µs a batch (0.05% of a step)"
+    )
+    told = facts(progress._replace(max_duration="8325ba"), PublishingView(None, None), "live")
+    assert told == "epoch 3 · batch 1,234 of 8,325 · 2:05 elapsed · about 1:01:40 left"
+    assert facts(progress, PublishingView(None, None), "waiting") == "no event has come yet"
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_images_become_png(channels):
+    pixels = np.arange(2 * 3 * channels, dtype=np.uint8).reshape(2, 3, channels)
+    read = np.asarray(Image.open(io.BytesIO(png(pixels))))
+    assert np.array_equal(read.reshape(pixels.shape), pixels)

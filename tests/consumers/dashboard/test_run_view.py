@@ -1,0 +1,684 @@
+"""The model that dashboards draw from: what it takes from a stream, and what it shows of it."""
+
+import math
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from consumers_stream import Collector, snapshots_of_training
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from bus.errors import ConfigurationError
+from bus.protocol.order import Ending
+from bus.protocol.snapshot import Snapshot
+from bus.types.commands import Command, Outcome
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+from consumers import Runner
+from consumers.api.logger import Images, Row, RunPlace, Text
+from consumers.callbacks import LRMonitor, RuntimeEstimator, SpeedMonitor, TrainerMetrics
+from consumers.dashboard.view import metrics as view_metrics
+from consumers.dashboard.view import run_view
+from consumers.dashboard.view.feed import ViewDestination, view_demand
+from consumers.dashboard.view.phases import Phases
+from consumers.dashboard.view.ranks import straggler
+from consumers.dashboard.view.run_view import PHASES, RunView
+from consumers.dashboard.view.series import Clock, Series, kept_points
+
+SECOND = 1_000_000_000
+START = 1_700_000_000 * SECOND
+VALUES = st.floats(allow_nan=True, allow_infinity=True, width=64)
+
+
+EVERY_KIND = [2.0, math.inf, 9.0, math.nan, 1.0, -math.inf, 5.0, math.inf, 4.0]
+"""Values of which none that stands out is the first or the last."""
+
+
+def batch_of(
+    batch: int, per_epoch: int = 10, samples: int = 8, tokens: int = 0, rank: int = 0, late_ns: int = 0, **fields: Any
+) -> Snapshot:
+    """The end of a batch that took a second, of a training of 5 epochs."""
+    # As the trainer does it: the epoch is counted only when it is over, after its last batch.
+    epoch, within = divmod(batch - 1, per_epoch)
+
+    def at(count: int, place: int) -> Timestamp:
+        numbers = [0, epoch, count, count * samples, count * tokens, 0, 0, place, place * samples, place * tokens]
+        return Timestamp.from_values([*numbers, count * 1_000_000, 0, 0, 1_000_000])
+
+    published = {"loss": 1 / batch, "lr": {"SGD": [0.1, 0.01 * batch]}, "dataloader_label": "train"} | fields
+    return Snapshot.build(
+        Event.BATCH_END,
+        rank=rank,
+        seq=batch,
+        time_ns=START + batch * SECOND + late_ns,
+        timestamp=at(batch, within + 1),
+        previous_timestamp=at(batch - 1, within),
+        max_duration="5ep",
+        dataloader_len=per_epoch,
+        **published,
+    )
+
+
+def spans_of(began: int, data: float = 0.1, publishing: float = 0.01) -> dict[str, Any]:
+    """The field ``phases``: two microbatches, 0.2 s of each forward and backward pass."""
+    plan = [("data", data), ("forward", 0.2), ("backward", 0.2), ("forward", 0.2), ("backward", 0.2)]
+    plan.append(("publishing", publishing))
+    spans, at = [], 0
+    for phase, seconds in plan:
+        spans.append([phase, at, round(seconds * SECOND)])
+        at += round(seconds * SECOND)
+    return {"began": began, "spans": spans, "device": False}
+
+
+def points_of(view: RunView, name: str) -> dict[float, float]:
+    points = view.series(name).points()
+    return dict(zip(points.xs.tolist(), points.ys.tolist(), strict=True))
+
+
+def series_of(points: list[tuple[float, float]]) -> Series:
+    series = Series("metric", Clock(), threading.RLock())
+    for step, value in points:
+        series.append(step, value)
+    return series
+
+
+def same(left: list[float], right: list[float]) -> bool:
+    return np.array_equal(np.array(left), np.array(right), equal_nan=True)
+
+
+# -- what is drawn of a series ----------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    st.lists(VALUES | st.sampled_from([math.nan, math.inf, -math.inf]), min_size=1, max_size=60),
+    st.sets(st.integers(0, 59)),
+)
+@example(EVERY_KIND, set())
+def test_every_bucket_keeps_its_extremes_its_ends_and_everything_that_is_not_finite(
+    values: list[float], borders: set[int]
+) -> None:
+    starts = sorted({0} | {place for place in borders if place < len(values)})
+    kept = set(kept_points(np.array(values), np.array(starts)).tolist())
+    for begin, end in zip(starts, [*starts[1:], len(values)], strict=True):
+        bucket = range(begin, end)
+        chosen = [place for place in bucket if place in kept]
+        assert {begin, end - 1} <= set(chosen)
+        finite = [values[place] for place in bucket if math.isfinite(values[place])]
+        shown = [values[place] for place in chosen if math.isfinite(values[place])]
+        if finite:
+            assert (min(shown), max(shown)) == (min(finite), max(finite))
+        for odd in (math.isnan, lambda value: value == math.inf, lambda value: value == -math.inf):
+            assert any(odd(values[place]) for place in bucket) == any(odd(values[place]) for place in chosen)
+        assert len(chosen) <= 7
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 300), VALUES), min_size=1, max_size=200), st.integers(1, 20))
+@example(list(enumerate(EVERY_KIND)), 1)
+def test_a_drawn_series_hides_nothing(points: list[tuple[int, float]], width: int) -> None:
+    drawn = series_of(points).points(width=width)
+    held = dict(sorted(dict(points).items()))
+    steps, values = np.array(list(held), dtype=float), np.array(list(held.values()))
+    places = steps.searchsorted(drawn.xs)
+    assert same(steps[places].tolist(), drawn.xs.tolist()), "only points that were logged"
+    assert same(values[places].tolist(), drawn.ys.tolist())
+    assert drawn.complete == (len(held) <= width)
+    edges = np.linspace(steps[0], steps[-1], width + 1)[1:-1]
+    for bucket in np.unique(edges.searchsorted(steps, "right")):
+        everything = values[edges.searchsorted(steps, "right") == bucket]
+        shown = drawn.ys[edges.searchsorted(drawn.xs, "right") == bucket]
+        finite = np.isfinite(everything)
+        if finite.any():
+            assert shown[np.isfinite(shown)].min() == everything[finite].min()
+            assert shown[np.isfinite(shown)].max() == everything[finite].max()
+        assert {str(value) for value in everything[~finite]} == {str(value) for value in shown[~np.isfinite(shown)]}
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 50), VALUES), max_size=80), st.lists(st.booleans(), min_size=80, max_size=80))
+def test_points_may_come_in_any_order_and_the_last_of_a_step_holds(
+    points: list[tuple[int, float]], read_after: list[bool]
+) -> None:
+    series = series_of([])
+    for (step, value), read in zip(points, read_after, strict=False):
+        series.append(step, value)
+        if read:
+            len(series)
+    held = dict(sorted(dict(points).items()))
+    drawn = series.points()
+    assert drawn.xs.tolist() == list(held)
+    assert same(drawn.ys.tolist(), list(held.values()))
+    assert series.last is None if not held else same([series.last or 0.0], [list(held.values())[-1]])
+    assert series.version == len(points)
+
+
+@settings(deadline=None)
+@given(st.lists(VALUES, min_size=17, max_size=400))
+def test_a_thinned_series_is_half_as_long_and_hides_nothing(values: list[float]) -> None:
+    series = series_of(list(enumerate(values)))
+    series.thin()
+    shown = series.points(width=1000).ys.tolist()
+    assert len(shown) <= len(values) * 7 / 16 + 7
+    finite = [value for value in values if math.isfinite(value)]
+    if finite:
+        assert min(filter(math.isfinite, shown)) == min(finite)
+        assert max(filter(math.isfinite, shown)) == max(finite)
+    assert {str(value) for value in values if not math.isfinite(value)} == {
+        str(value) for value in shown if not math.isfinite(value)
+    }
+    assert same([shown[0], shown[-1]], [values[0], values[-1]])
+
+
+def test_a_range_has_a_neighbour_at_either_side_for_lines_to_come_from() -> None:
+    series = series_of([(step, step * 2.0) for step in range(100)])
+    drawn = series.points(first=10.5, last=20.5)
+    assert drawn.xs.tolist() == list(range(10, 22))
+    assert series.points(first=-5, last=1e9).xs.tolist() == list(range(100))
+    assert not len(series_of([]).points().xs)
+
+
+def test_what_a_line_cannot_show_is_told() -> None:
+    drawn = series_of([(1, 0.5), (2, math.nan), (3, -math.inf)]).points()
+    assert str(drawn.not_finite) == "[(2.0, nan), (3.0, -inf)]"
+
+
+def test_an_axis_that_is_not_known_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="axis 'second' is not known: use batch, sample, epoch, time"):
+        series_of([(1, 1.0)]).points("second")  # type: ignore[arg-type]
+
+
+def test_values_can_be_drawn_over_samples_epochs_and_time() -> None:
+    view = RunView("run")
+    for batch in range(1, 21):
+        view.see(batch_of(batch))
+    rates = view.series("lr-SGD/group1")
+    assert rates.points("batch").xs.tolist() == list(range(1, 21))
+    assert rates.points("sample").xs.tolist() == [8 * batch for batch in range(1, 21)]
+    assert rates.points("epoch").xs.tolist() == pytest.approx([batch / 10 for batch in range(1, 21)])
+    assert rates.points("time").xs.tolist() == pytest.approx(list(range(20))), "seconds since the first event"
+    assert rates.points("time", first=4.5, last=6.5).xs.tolist() == pytest.approx([4, 5, 6, 7])
+    assert rates.points("sample", width=4).xs.tolist()[-1] == 160
+
+
+# -- the names and values of callbacks --------------------------------------------------------------------------------
+
+
+def test_metrics_are_those_that_the_callbacks_metrics_lr_and_speed_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_metrics, "_SETTLE_EVERY", 64)
+    stream: list[Snapshot] = []
+    for batch in range(1, 301):
+        metrics = {"accuracy": batch / 300, "per_class": [0.5, {"x": 1}], "name": "text"}
+        told = {"train_metrics": metrics, "flops_per_batch": 5e9, "device_name": "NVIDIA H100", "precision": "amp_bf16"}
+        logged = [[batch - 1, {"own/value": batch * 2, "own/name": "text"}]]
+        stream.append(batch_of(batch, tokens=16, logged=logged, world_size=2, **told))
+        if batch % 100 == 0:
+            values = {"eval": {"accuracy": 0.9, "cases": {"hard": 0.1}}}
+            stamp = stream[-1].timestamp
+            more = {"eval_metrics": values, "dataloader_label": "eval", "train_metrics": {"accuracy": 0.25}}
+            for event in (Event.EVAL_END, Event.EPOCH_END):
+                stream.append(Snapshot.build(event, time_ns=stream[-1].time_ns, timestamp=stamp, **more))
+    collector = Collector()
+    Runner(stream, [TrainerMetrics(), LRMonitor(), SpeedMonitor()], [collector]).run()
+    expected: defaultdict[str, dict[float, float]] = defaultdict(dict)
+    for row in collector.rows:
+        for name, value in row.metrics.items():
+            if not isinstance(value, str):
+                expected[name][row.step] = float(value)
+
+    view = RunView("run")
+    for number, snapshot in enumerate(stream):
+        view.see(snapshot)
+        if number in (5, 150):
+            view.names()
+    assert {"loss/train/total", "lr-SGD/group0", "lr-SGD/group1", "throughput/tokens_per_sec"} <= set(view.names())
+    assert {"metrics/train/per_class/1/x", "metrics/eval/cases/hard", "own/value"} <= set(view.names())
+    for name in view.names():
+        assert points_of(view, name) == pytest.approx(expected[name], rel=1e-12), name
+    left_out = {name for name in expected if name not in view.names()}
+    assert {name for name in left_out if not name.startswith(("time/", "throughput/device/"))} == set()
+
+
+def test_metrics_are_grouped_by_what_is_before_their_last_part() -> None:
+    view = RunView("run")
+    view.see(batch_of(1, lr={"SGD": [0.1], "AdamW": [0.2]}))
+    view.take_rows([Row(1, 0.0, {"memory/gpu/peak": 3.0, "plain": 1})])
+    assert view.groups() == {
+        "": ["plain"],
+        "loss/train": ["loss/train/total"],
+        "lr": ["lr-AdamW/group0", "lr-SGD/group0"],
+        "memory/gpu": ["memory/gpu/peak"],
+    }
+
+
+def test_what_callbacks_log_for_a_step_replaces_what_was_there() -> None:
+    view = RunView("run")
+    for batch in range(1, 6):
+        view.see(batch_of(batch))
+    view.take_rows([Row(2, 0.0, {"loss/train/total": 7.0, "note": "text"})])
+    assert points_of(view, "loss/train/total") == {0: 1.0, 1: 0.5, 2: 7.0, 3: 0.25, 4: 0.2}
+    assert "note" not in view.names()
+
+
+@pytest.mark.parametrize("odd", ["text", {"a": "b"}, None, [1, "x"], {"SGD": "text"}, {"SGD": [None, 0.1]}])
+def test_fields_of_odd_forms_are_left_out_and_the_rest_is_taken(odd: Any) -> None:
+    view = RunView("run")
+    view.see(batch_of(1))
+    fields = dict.fromkeys(("loss", "lr", "train_metrics", "phases", "logged", "flops_per_batch"), odd)
+    view.see(batch_of(2, on_demand=["phases"], **fields))
+    view.see(batch_of(3))
+    assert {0, 2} <= points_of(view, "loss/train/total").keys()
+    assert {1, 3} <= points_of(view, "lr-SGD/group0").keys()
+
+
+def test_the_points_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_metrics, "MAX_POINTS", 2000)
+    monkeypatch.setattr(view_metrics, "_SETTLE_EVERY", 100)
+    monkeypatch.setattr(Clock, "MAX_ROWS", 500)
+    view = RunView("run")
+    for batch in range(1, 5001):
+        view.see(batch_of(batch, loss=-1.0 if batch == 7 else math.nan if batch == 1234 else 5.0))
+    assert sum(len(view.series(name)) for name in view.names()) <= 2000
+    points = view.series("loss/train/total").points("time", width=10_000)
+    assert points.ys[0] == 5.0
+    assert np.nanmin(points.ys) == -1.0
+    assert str(points.not_finite) == "[(1232.0, nan)]", "its place on the axis is what it was"
+
+
+def test_names_are_bounded_which_the_log_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_metrics, "MAX_SERIES", 3)
+    monkeypatch.setattr(run_view, "MAX_SERIES", 3)
+    view = RunView("run")
+    view.take_rows([Row(1, 0.0, {f"metric{number}": 1.0 for number in range(5)})])
+    assert view.names() == ["metric0", "metric1", "metric2"]
+    for _ in range(2):
+        assert [entry.text for entry in view.log()] == [
+            "more than 3 metrics: metric3 and what comes after it are left out"
+        ]
+
+
+# -- phases and ranks -------------------------------------------------------------------------------------------------
+
+
+def test_phases_of_the_measured_batches_add_up_to_the_step() -> None:
+    view = RunView("run")
+    for batch in (10, 20):
+        view.see(batch_of(batch, phases=spans_of(START + (batch - 1) * SECOND), on_demand=["phases"]))
+    phases = view.phases()
+    assert phases.batches.tolist() == [10, 20]
+    assert {name: values.tolist() for name, values in phases.seconds.items() if values.any()} == {
+        "data": pytest.approx([0.1] * 2),
+        "forward": pytest.approx([0.4] * 2),
+        "backward": pytest.approx([0.4] * 2),
+        "publishing": pytest.approx([0.01] * 2),
+        "other": pytest.approx([0.09] * 2),
+    }
+    assert tuple(phases.seconds) == PHASES
+    shares = phases.shares()
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["forward"] == pytest.approx(0.4)
+    publishing = view.publishing()
+    assert (publishing.microseconds, publishing.share) == (pytest.approx(10_000), pytest.approx(0.01))
+
+
+def test_an_evaluation_is_shared_out_to_the_batches_since_the_one_measured_before() -> None:
+    view = RunView("run")
+    view.see(batch_of(10, phases=spans_of(START + 9 * SECOND)))
+    for event, seconds in ((Event.EVAL_BEFORE_ALL, 15), (Event.EVAL_AFTER_ALL, 17)):
+        view.see(Snapshot.build(event, time_ns=START + seconds * SECOND, timestamp=batch_of(15).timestamp))
+    view.see(batch_of(20, phases=spans_of(START + 19 * SECOND)))
+    assert view.phases().seconds["evaluation"].tolist() == pytest.approx([0, 0.2])
+    assert view.publishing().share == pytest.approx(0.01), "of the training's step, without it"
+
+
+def test_many_measured_batches_are_shown_as_means_of_some() -> None:
+    view = RunView("run")
+    for batch in range(1, 101):
+        data = 0.15 if batch % 2 else 0.05
+        view.see(batch_of(batch, phases=spans_of(START + (batch - 1) * SECOND, data)))
+    phases = view.phases(width=10)
+    assert phases.batches.tolist() == list(range(10, 101, 10))
+    assert phases.seconds["data"].tolist() == pytest.approx([0.1] * 10)
+
+
+def test_what_publishing_costs_is_that_of_a_usual_batch() -> None:
+    view = RunView("run")
+    for batch in range(1, 41):
+        view.see(batch_of(batch, phases=spans_of(START + (batch - 1) * SECOND, 0.0, 0.1 if batch % 5 == 0 else 0.002)))
+    publishing = view.publishing()
+    assert (publishing.microseconds, publishing.share) == (pytest.approx(2000), pytest.approx(0.002))
+
+
+def test_what_publishing_costs_is_that_of_all_batches_where_the_training_tells_it() -> None:
+    view = RunView("run")
+    for batch in (10, 20, 30):
+        field = spans_of(START + (batch - 1) * SECOND, publishing=0.1) | {"publishing": [20_000_000, 10]}
+        view.see(batch_of(batch, phases=field))
+    assert view.phases().seconds["publishing"].tolist() == pytest.approx([0.002] * 3)
+    publishing = view.publishing()
+    # A batch that is measured takes a second with 0.1 s of publishing: others 0.902 s.
+    assert (publishing.microseconds, publishing.share) == (pytest.approx(2000), pytest.approx(0.002 / 0.902))
+
+
+def test_a_pause_is_no_part_of_a_step() -> None:
+    view = RunView("run")
+    view.see(batch_of(10, late_ns=3600 * SECOND, phases=spans_of(START + 9 * SECOND)))
+    assert sum(float(values[0]) for values in view.phases().seconds.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("odd", [None, 5, [1], [1, 0], ["a", 2]])
+def test_phases_of_odd_forms_are_left_out(odd: Any) -> None:
+    view = RunView("run")
+    view.see(batch_of(1, phases=spans_of(START) | {"publishing": odd}))
+    assert view.publishing() == (None, None)
+
+
+def test_the_phases_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Phases, "MAX_ROWS", 8)
+    view = RunView("run")
+    for batch in range(1, 101):
+        view.see(batch_of(batch, phases=spans_of(START + (batch - 1) * SECOND)))
+    batches = view.phases().batches.tolist()
+    assert len(batches) <= 8
+    assert batches[-1] == 100
+    assert view.publishing().microseconds == pytest.approx(10_000)
+
+
+def test_nothing_is_known_of_phases_that_nobody_measured() -> None:
+    view = RunView("run")
+    view.see(batch_of(1))
+    assert view.phases().shares() == {}
+    assert view.publishing() == (None, None)
+
+
+@pytest.mark.parametrize("skew", [0, 5 * SECOND, -3600 * SECOND])
+def test_the_rank_that_arrives_last_is_found_whatever_its_clock_says(skew: int) -> None:
+    view = RunView("run")
+    for batch in range(1, 41):
+        for rank in (1, 0, 2):
+            # Rank 1 waits for its data longer than the others; all end the batch together.
+            ahead = skew if rank == 1 else 0
+            data = 0.3 if rank == 1 else 0.1 + (batch % 3 == rank) * 0.01
+            field = spans_of(START + (batch - 1) * SECOND + ahead, data)
+            view.see(batch_of(batch, rank=rank, late_ns=ahead + batch % 2, world_size=3, phases=field))
+    view.see(batch_of(41))
+    ranks = view.ranks()
+    assert [one.rank for one in ranks] == [0, 1, 2]
+    assert [one.batch for one in ranks] == [41, 40, 40]
+    assert [one.behind for one in ranks] == [0, 1, 1]
+    assert [one.seconds_per_batch for one in ranks] == pytest.approx([1, 1, 1], rel=1e-3)
+    assert [one.last_share for one in ranks] == [0, 1, 0]
+    assert ranks[1].late == pytest.approx(0.2, abs=0.02)
+    slow = straggler(ranks)
+    assert slow is not None
+    assert slow.rank == 1
+
+
+def view_of_ranks(last: list[int], world_size: int) -> RunView:
+    """A batch for each entry, which says which rank arrives last."""
+    view = RunView("run")
+    for batch, slow in enumerate(last, 1):
+        for rank in range(world_size):
+            field = spans_of(START + (batch - 1) * SECOND, 0.2 if rank == slow else 0.1)
+            view.see(batch_of(batch, rank=rank, world_size=world_size, phases=field))
+    return view
+
+
+def test_no_rank_is_named_for_a_few_batches() -> None:
+    assert [one.last_share for one in view_of_ranks([1, 1, 1], 2).ranks()] == [None, None]
+    # Of many ranks one is always the last a little more often than by chance.
+    ranks = view_of_ranks([*range(17), 3, 3, 3], 17).ranks()
+    assert ranks[3].last_share == pytest.approx(0.2)
+    assert straggler(ranks) is None
+
+
+def test_a_rank_that_becomes_slow_is_found_however_long_it_was_not() -> None:
+    slow = straggler(view_of_ranks([*[0, 1] * 200, *[1] * 50], 2).ranks())
+    assert slow is not None
+    assert (slow.rank, slow.last_share) == (1, 1.0)
+
+
+def test_no_rank_is_a_straggler_where_they_take_turns() -> None:
+    view = RunView("run")
+    for batch in range(1, 41):
+        for rank in (0, 1):
+            field = spans_of(START + (batch - 1) * SECOND, 0.2 if batch % 2 == rank else 0.1)
+            view.see(batch_of(batch, rank=rank, world_size=2, phases=field))
+    assert [one.last_share for one in view.ranks()] == [0.5, 0.5]
+    assert straggler(view.ranks()) is None
+    assert straggler([]) is None
+
+
+# -- progress, state, log ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_left_is_what_the_runtime_estimator_says() -> None:
+    view, collector = RunView("run"), Collector()
+    stream = [batch_of(batch) for batch in range(1, 21)]
+    stream.insert(
+        10,
+        Snapshot.build(
+            Event.EVAL_END,
+            time_ns=stream[9].time_ns,
+            timestamp=stream[9].timestamp,
+            eval_timestamp=Timestamp(batch=3, total_wct=timedelta(seconds=1)),
+            max_duration="5ep",
+            dataloader_len=3,
+            dataloader_label="eval",
+        ),
+    )
+    for snapshot in stream:
+        view.see(snapshot)
+    Runner(stream, [RuntimeEstimator(time_unit="seconds")], [collector]).run()
+    progress = view.progress()
+    assert (progress.epoch, progress.batch, progress.sample, progress.token) == (1, 20, 160, 0)
+    assert progress.elapsed == 19
+    assert progress.max_duration == "5ep"
+    assert progress.fraction == pytest.approx(20 / 50)
+    assert progress.seconds_left == collector.rows[-1].metrics["time/remaining_estimate"]
+    assert 25 < progress.seconds_left < 35
+
+
+def test_a_run_without_an_end_has_no_fraction() -> None:
+    view = RunView("run")
+    assert view.progress() == (0, 0, 0, 0, 0.0, None, None, None)
+    for snapshot in snapshots_of_training():
+        view.see(snapshot)
+    progress = view.progress()
+    assert (progress.batch, progress.fraction, progress.max_duration) == (8, None, None)
+    assert progress.seconds_left == 0, "it is through"
+
+
+def test_commands_in_a_history_stand_where_they_took_effect() -> None:
+    outcomes: list[Outcome] = []
+    view = RunView("run")
+    view.follow_outcomes(lambda: outcomes)
+    for epoch in range(3):
+        view.see(
+            Snapshot.build(Event.EPOCH_START, time_ns=START + 10 * epoch * SECOND, timestamp=Timestamp(epoch=epoch))
+        )
+        if epoch == 1:
+            outcomes.append(Outcome(Command("checkpoint", id="a"), "batch_checkpoint", 1, None, START + 15 * SECOND))
+    texts = [(round(entry.time - START / 1e9), entry.kind) for entry in view.log()]
+    assert texts == [(0, "event"), (10, "event"), (15, "command"), (20, "event")]
+
+
+def test_the_state_follows_the_run_and_its_commands() -> None:
+    outcomes: list[Outcome] = []
+    view = RunView("run")
+    view.follow_outcomes(lambda: outcomes)
+    assert view.status == "waiting"
+    view.see(batch_of(1))
+    assert view.status == "live"
+    outcomes.append(Outcome(Command("pause", id="a"), "batch_checkpoint", 1))
+    assert view.status == "paused"
+    view.see(Snapshot.build(Event.EPOCH_CHECKPOINT, time_ns=START + 2 * SECOND, timestamp=batch_of(1).timestamp))
+    assert view.status == "paused", "events that belong to the batch do not end a pause"
+    outcomes.append(Outcome(Command("resume", id="b"), "batch_checkpoint", 1))
+    assert view.status == "live"
+    outcomes.append(Outcome(Command("pause", id="c"), "batch_checkpoint", 1))
+    outcomes.append(Outcome(Command("set", ("lr", 1), "d"), "batch_checkpoint", 1, "there is no 'lr'"))
+    assert view.status == "paused"
+    view.see(batch_of(2))
+    assert view.status == "live", "a batch was trained"
+    view.take_outcome(outcomes[0])
+    assert [entry.text for entry in view.log() if entry.kind == "command"] == [str(outcome) for outcome in outcomes]
+    view.end(None)
+    assert view.status == "live", "it goes on without us"
+    view.end(Ending("failed", "ValueError: no"))
+    assert (view.status, view.error) == ("failed", "ValueError: no")
+    assert view.log()[-1].text == "the run failed: ValueError: no"
+
+
+def test_a_pause_that_is_known_before_the_history_is_read_holds() -> None:
+    view = RunView("run")
+    view.take_outcome(Outcome(Command("pause", id="1"), "batch_checkpoint", 2))
+    for batch in (1, 2):
+        view.see(batch_of(batch))
+    assert view.status == "paused"
+    view.see(batch_of(3))
+    assert view.status == "live"
+
+
+def test_a_command_that_is_answered_late_has_its_effect() -> None:
+    view = RunView("run")
+    view.see(batch_of(1))
+    pause = Command("pause", id="1")
+    view.take_outcome(Outcome(pause, None, None))
+    assert view.status == "live"
+    for _ in range(2):
+        view.take_outcome(Outcome(pause, "batch_checkpoint", 1))
+    assert view.status == "paused"
+    assert [entry.text for entry in view.log()] == [
+        "'pause' was handed on and has not taken effect yet",
+        "'pause' took effect at batch 1 (batch_checkpoint)",
+    ]
+
+
+def test_a_number_that_is_too_large_spoils_nothing_else() -> None:
+    view = RunView("run")
+    with pytest.raises(OverflowError):
+        view.take_rows([Row(1, 0.0, {"large": 10**400})])
+    view.take_rows([Row(2, 0.0, {"large": 5})])
+    assert points_of(view, "large") == {2: 5.0}
+
+
+def test_what_algorithms_log_is_that_of_the_first_rank() -> None:
+    view = RunView("run")
+    view.see(batch_of(1, logged=[[1, {"weight": 1.0}]]))
+    view.see(batch_of(1, rank=1, logged=[[1, {"weight": 2.0}]]))
+    assert points_of(view, "weight") == {1: 1.0}
+
+
+def test_events_are_told_in_words_once_and_not_those_of_every_batch() -> None:
+    view = RunView("run")
+    for snapshot in snapshots_of_training(8, 4):
+        view.see(snapshot)
+    assert [entry.text for entry in view.log()] == [
+        "the trainer is set up",
+        "training begins",
+        "epoch 0 begins",
+        "epoch 1 begins",
+        "evaluation 'eval': accuracy 0.75",
+        "training is through at batch 8",
+    ]
+
+
+def test_the_log_is_bounded_and_can_be_asked_for_what_is_new() -> None:
+    view = RunView("run")
+    for number in range(2100):
+        view.note("note", f"line {number}\nof two")
+    entries = view.log()
+    assert len(entries) == 2000
+    assert entries[0].text == "line 100 of two"
+    assert [entry.number for entry in view.log(after=2098)] == [2099, 2100]
+    assert view.log(after=2100) == []
+
+
+def test_the_latest_images_of_each_name_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_view, "MAX_IMAGES", 2)
+    view = RunView("run")
+    for name, step in (("a", 1), ("b", 1), ("c", 2), ("b", 3)):
+        view.take_images(Images(step, 0.0, name, [np.zeros((2, 2, 1))], {}, None, True))
+    assert [(entry.name, entry.step) for entry in view.images()] == [("c", 2), ("b", 3)]
+
+
+def test_a_destination_hands_on_what_is_logged_and_which_run_it_is() -> None:
+    view = RunView("run")
+    destination = ViewDestination(view)
+    state = batch_of(3)
+    place = RunPlace("digits-3", 2, None)
+    destination.open(place)
+    assert destination.place is place
+    destination.log_rows([Row(3, 0.0, {"own": 1.5})], state)
+    destination.log_text(Text(3, 5.0, "verdict", "input-bound"), state)
+    destination.log_images(Images(3, 0.0, "inputs", [], {}, None, True), state)
+    destination.log_hyperparameters({"seed": 1}, state)
+    assert (view.run_name, view.attempt) == ("digits-3", 2)
+    assert points_of(view, "own") == {3: 1.5}
+    assert [(entry.kind, entry.text, entry.time) for entry in view.log()] == [("text", "verdict: input-bound", 5.0)]
+    assert [entry.name for entry in view.images()] == ["inputs"]
+    assert view.hyperparameters == {"seed": 1}
+
+
+def test_everything_that_comes_changes_the_version() -> None:
+    view, versions = RunView("run"), [0]
+    for change in (
+        lambda: view.see(batch_of(1)),
+        lambda: view.take_rows([Row(1, 0.0, {"a": 1.0})]),
+        lambda: view.note("note", "text"),
+        lambda: view.take_text(Text(1, 0.0, "a", "b")),
+        lambda: view.end(Ending("finished")),
+    ):
+        change()
+        versions.append(view.version)
+    assert versions == sorted(set(versions))
+
+
+def test_it_can_be_asked_while_it_is_fed() -> None:
+    view, over = RunView("run"), threading.Event()
+    trouble: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            while not over.is_set():
+                for name in view.names():
+                    points = view.series(name).points("time", width=50)
+                    assert (np.diff(points.xs) >= 0).all()
+                view.phases(width=5), view.publishing(), view.ranks(), view.progress(), view.log()
+        except Exception as error:  # noqa: BLE001  shown below
+            trouble.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for batch in range(1, 3001):
+        view.see(batch_of(batch, phases=spans_of(START + batch * SECOND)))
+    over.set()
+    thread.join()
+    assert trouble == []
+    assert len(view.series("loss/train/total")) == 3000
+
+
+def test_the_training_is_asked_for_the_phases_of_some_batches() -> None:
+    demand = view_demand(10)
+    assert demand.fields == {"phases"}
+    assert demand.has_field(Event.BATCH_END, "phases")
+    assert not demand.has_field(Event.FIT_START, "phases")
+
+
+def test_numpy_is_needed_when_there_is_something_to_show_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = (
+        "import consumers.dashboard.view.run_view, consumers.dashboard.terminal.top, sys;"
+        " print({'numpy', 'rich'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"needs numpy: pip install 'offloop\[dashboard\]'"):
+        RunView("run")

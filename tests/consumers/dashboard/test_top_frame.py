@@ -1,0 +1,349 @@
+"""What the terminal dashboard draws, as text: for any run and any size of a terminal."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from consumers_stream import snapshots_of_training
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from bus.protocol.order import Ending
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+from consumers.api.logger import Row
+from consumers.dashboard.terminal.draw import chart, duration, number, smoothed, sparkline, stacked_bar
+from consumers.dashboard.terminal.frame import Shown, frame, log_length, log_rows
+from consumers.dashboard.view.run_view import RunView
+from consumers.dashboard.view.series import Points
+
+SECOND = 1_000_000_000
+
+
+def batch_end(batch: int, rank: int = 0, data: float = 0.25, **fields: Any) -> Snapshot:
+    """The end of a batch that took a second: waiting for data, then a backward pass, then publishing."""
+    spans = [["data", 0, round(data * SECOND)], ["backward", round(data * SECOND), round((0.75 - data) * SECOND)]]
+    spans.append(["publishing", round(0.75 * SECOND), SECOND // 100])
+    return Snapshot.build(
+        Event.BATCH_END,
+        rank=rank,
+        time_ns=batch * SECOND,
+        timestamp=Timestamp(batch=batch, batch_in_epoch=batch),
+        phases={"began": (batch - 1) * SECOND, "spans": spans, "device": False},
+        **({"loss": 1 / batch, "lr": {"SGD": [0.1]}, "max_duration": "100ba"} | fields),
+    )
+
+
+def trained(batches: int = 40, ranks: int = 1, slow: int | None = None, **fields: Any) -> RunView:
+    view = RunView("digits-3")
+    for batch in range(1, batches + 1):
+        for rank in range(ranks):
+            view.see(batch_end(batch, rank, 0.6 if rank == slow else 0.25, world_size=ranks, **fields))
+    return view
+
+
+def drawn(view: RunView, shown: Shown | None = None, width: int = 80, height: int = 24) -> list[str]:
+    lines = frame(view, shown or Shown(), width, height)
+    assert len(lines) <= height
+    assert all(line.cell_len <= width for line in lines)
+    return [line.plain for line in lines]
+
+
+def points(*values: float) -> Points:
+    return Points(np.arange(len(values), dtype=float), np.array(values), True)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.integers(1, 60), st.sampled_from(["run", "log", "help"]), st.integers(0, 100))
+def test_any_size_has_a_frame_that_fits(width: int, height: int, page: str, scroll: int) -> None:
+    for view in (WAITING, RUNNING):
+        drawn(view, Shown(page=page, metric="loss/train/total", scroll=scroll, commands=True), width, height)
+
+
+WAITING, RUNNING = RunView("run"), trained(30, ranks=9, slow=1, loss=math.nan)
+RUNNING.take_rows([Row(1, 0.0, {f"group{number % 7}/metric{number}": number for number in range(50)})])
+
+
+def test_a_usual_terminal_shows_everything_at_once() -> None:
+    lines = drawn(trained(), Shown(commands=True))
+    text = "\n".join(lines)
+    assert lines[0].startswith("● live  digits-3")
+    assert lines[0].endswith("epoch 0  batch 40  0:39")
+    assert lines[1].endswith(" 40% of 100ba  1:00 left")
+    assert lines[1].count("━") == pytest.approx(0.4 * lines[1].count("─") / 0.6, abs=2)
+    assert "loss/train/total  0.025" in text
+    assert "step  1 s" in text
+    assert "publishing 10000 µs, 1.0%" in text
+    assert "backward 50%  ■ data 25%  ■ other 24%" in text
+    assert lines[-1].split("  ")[:3] == ["q quit", "? help", "↑↓ metric"]
+    assert "p pause" in lines[-1]
+
+
+def test_what_cannot_be_commanded_offers_no_commands() -> None:
+    assert "S stop" not in drawn(trained(), Shown(commands=False))[-1]
+    view = trained()
+    view.end(Ending("finished"))
+    assert "S stop" not in drawn(view, Shown(commands=True))[-1]
+
+
+@pytest.mark.parametrize(("ending", "begins"), [("finished", "✓"), ("stopped", "■"), ("failed", "✗"), ("lost", "?")])
+def test_how_a_run_ended_stands_first(ending: str, begins: str) -> None:
+    view = trained()
+    view.end(Ending(ending, "ValueError: \x1b[31m no" if ending == "failed" else None))
+    line = drawn(view)[0]
+    assert line.startswith(f"{begins} {ending}  digits-3")
+    assert (r"ValueError: \x1b[31m no" in line) == (ending == "failed")
+    assert "left" not in drawn(view)[1]
+
+
+def test_the_chosen_metric_is_always_on_the_screen() -> None:
+    for name in RUNNING.names():
+        lines = drawn(RUNNING, Shown(metric=name))
+        assert sum("▸" in line for line in lines) == 1
+        assert any(line.startswith(f"── {name}  ") for line in lines)
+
+
+def test_wide_letters_move_nothing() -> None:
+    view = trained()
+    view.take_rows([Row(1, 0.0, {"精度/訓練": 1.0, f"精度/{'損失' * 30}": 1.0, "ascii/name": 1.0})])
+    lines = drawn(view, Shown(metric="精度/訓練"), height=60)
+    assert cell_len(next(line for line in lines if line.startswith("── 精度"))) == 80
+    ends = [cell_len(line.partition("  ▅")[0]) for line in lines if line.endswith(" 1  ▅")]
+    assert len(ends) == 3
+    assert len(set(ends)) == 1
+
+
+def test_ranks_stand_side_by_side_and_the_one_that_is_waited_for_is_named() -> None:
+    text = "\n".join(drawn(trained(ranks=2, slow=1), height=40))
+    assert "2 ranks  the others wait for rank 1" in text
+    assert "rank 1    batch 40       1 s a batch        last 100%, 350 ms late" in text
+    narrow = drawn(trained(ranks=2, slow=1), width=120, height=40)
+    assert any(line.endswith("rank 1       40      1 s last 100%, 350 ms late") for line in narrow)
+    assert "ranks" not in "\n".join(drawn(trained(ranks=1), height=40))
+    assert "and 5 more, which arrive earlier" in "\n".join(drawn(RUNNING, height=40))
+
+
+def test_a_nan_is_never_hidden() -> None:
+    view = trained(5000)
+    view.see(batch_end(5001, loss=math.nan))
+    for batch in range(5002, 10_000):
+        view.see(batch_end(batch))
+    lines = drawn(view)
+    assert any(line.startswith("── loss/train/total  0.0001  NaN at step 5001") for line in lines)
+    assert "!" in next(line for line in lines if "▸" in line)
+    assert sum("!" in line for line in lines) == 2, "in the curve and in the chart"
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(width=32), min_size=1, max_size=100), st.integers(1, 50))
+def test_a_curve_in_a_line_is_as_long_as_it_may_be_and_shows_what_is_not_finite(
+    values: list[float], width: int
+) -> None:
+    curve = sparkline(points(*values), width).plain
+    assert len(curve) == min(len(values), width)
+    assert ("!" in curve) == any(not math.isfinite(value) for value in values)
+
+
+def test_a_curve_in_a_line_goes_from_the_least_to_the_greatest() -> None:
+    assert sparkline(points(0, 1, 2, 3, 4, 5, 6, 7), 8).plain == "▁▂▃▄▅▆▇█"
+    assert sparkline(points(5, 5), 8).plain == "▅▅"
+    peaks = [0.0] * 100
+    peaks[37], peaks[81] = 9.0, -9.0
+    curve = sparkline(points(*peaks), 10).plain
+    assert (curve[3], curve[8]) == ("█", "▁"), "a peak among many values is seen"
+
+
+def test_the_smallest_differences_are_drawn_too() -> None:
+    smallest = points(0.0, 5e-324)
+    assert len(sparkline(smallest, 10)) == 2
+    assert len(chart(smallest, 20, 4)) == 4
+
+
+def test_a_chart_joins_its_points_from_corner_to_corner() -> None:
+    lines = [line.plain for line in chart(points(*range(100)), 20, 4)]
+    assert [line[:3] for line in lines] == ["99 ", "   ", "   ", " 0 "]
+    assert lines[0][-1] != " "
+    assert lines[3][4] != " "
+    assert all(line[4:].strip() for line in lines), "there is no hole"
+
+
+def test_a_logarithmic_scale_is_used_where_there_are_logarithms() -> None:
+    straight = [line.plain for line in chart(points(*[2.0**step for step in range(40)]), 30, 5, logarithmic=True)]
+    assert straight[0].startswith("5.498e+11 ┤")
+    body = [[place for place, letter in enumerate(line[11:]) if letter != " "] for line in straight]
+    assert [row[0] for row in body] == sorted((row[0] for row in body), reverse=True), "a power is a straight line"
+    view = trained()
+    assert any("log scale over batch" in line for line in drawn(view, Shown(logarithmic=True)))
+    view.see(batch_end(41, loss=0.0))
+    assert any("no logarithm of 0 and less, over batch" in line for line in drawn(view, Shown(logarithmic=True)))
+
+
+def test_parts_of_a_bar_fill_it() -> None:
+    bar = stacked_bar([("a", 0.5, ""), ("b", 0.25, ""), ("c", 0.249, ""), ("d", 0.001, "")], 20)
+    assert bar.plain == "a" * 10 + "b" * 5 + "c" * 5
+
+
+def test_letters_tell_phases_apart_where_there_are_no_colours() -> None:
+    bar = next(line for line in drawn(trained(), Shown(colors=False)) if line.startswith("dddd"))
+    assert bar == "d" * 20 + "b" * 40 + "p" + "." * 19
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.5, "0.5"),
+        (3.0, "3"),
+        (1e9, "1e+09"),
+        (math.nan, "NaN"),
+        (-math.inf, "-inf"),
+        (None, "-"),
+        (0.123456, "0.1235"),
+    ],
+)
+def test_numbers_are_short(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3725, "1:02:05"), (90_000, "1d 01h"), (None, "-")]
+)
+def test_times_are_those_of_a_clock(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_the_log_alone_can_be_scrolled() -> None:
+    view = RunView("run")
+    for line in range(100):
+        view.note("note", f"line {line}")
+    assert "line 99" in drawn(view, Shown(page="log"))[-2]
+    assert "line 89" in drawn(view, Shown(page="log", scroll=10))[-2]
+    assert "line 0" in drawn(view, Shown(page="log", scroll=10_000))[3]
+
+
+def test_a_long_line_of_the_log_is_marked_where_it_is_cut_and_whole_on_its_own_page() -> None:
+    view = trained()
+    view.note("note", "before")
+    view.note("note", f"wide 損失 {'x' * 200} the end")
+    cut = next(line for line in drawn(view) if "wide" in line)
+    assert cut.endswith("xx…")
+    assert cell_len(cut) == 80
+    whole = drawn(view, Shown(page="log"))[3:8]
+    assert [line[:9].strip() != "" for line in whole] == [True, True, False, False, False]
+    assert "before" in whole[0]
+    assert "".join(line[9:] for line in whole[1:]) == f"wide 損失 {'x' * 200} the end"
+
+
+def test_every_line_of_the_log_is_reached_by_scrolling() -> None:
+    view = RunView("run")
+    for place in range(60):
+        view.note("note", f"line {place} {'x' * 100}")
+    length, rows = log_length(view.log(), 80), log_rows(24)
+    assert length == 120
+    pages = [drawn(view, Shown(page="log", scroll=scroll))[3:-1] for scroll in range(length - rows, -1, -rows)]
+    text = "".join(line[9:] for page in pages for line in page)
+    assert all(f"line {place} {'x' * 100}" in text for place in range(60))
+
+
+def test_a_long_answer_is_marked_where_it_is_cut() -> None:
+    assert drawn(trained(), Shown(message=f"'pause' was not sent: {'x' * 100}"))[-1].endswith("xx…")
+
+
+def test_history_without_phases_leaves_their_place_to_the_rest() -> None:
+    view = RunView("run")
+    for snapshot in snapshots_of_training():
+        view.see(snapshot)
+    assert "step" not in "\n".join(drawn(view))
+
+
+def test_what_people_look_at_first_comes_first_and_norms_last() -> None:
+    view = trained()
+    names = ["l2_norm/grad/global", "throughput/batches_per_sec", "metrics/eval/Accuracy", "mine", "loss/train/a"]
+    view.take_rows([Row(1, 0.0, dict.fromkeys(names, 1.0))])
+    assert [name for group in view.groups().values() for name in group] == [
+        "loss/train/total",
+        "loss/train/a",
+        "metrics/eval/Accuracy",
+        "lr-SGD/group0",
+        "throughput/batches_per_sec",
+        "mine",
+        "l2_norm/grad/global",
+    ]
+    assert any("▸total" in line for line in drawn(view)), "the loss is what the chart shows"
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 10), (60, 14)])
+def test_metrics_that_do_not_fit_are_counted(width: int, height: int) -> None:
+    names = RUNNING.names()
+    for place in (0, len(names) // 2, len(names) - 1):
+        shown = [name for group in RUNNING.groups().values() for name in group]
+        lines = drawn(RUNNING, Shown(metric=shown[place]), width, height)
+        told = sum(int(line.split()[1]) for line in lines if line.startswith("… "))
+        rows = sum(line[:2] in ("  ", " ▸") and bool(line.strip()) and "│" not in line for line in lines)
+        assert 0 < told < len(names)
+        assert told + rows >= len(names)
+        assert sum("▸" in line for line in lines) == 1
+
+
+def test_metrics_are_found_by_a_part_of_their_name() -> None:
+    text = "\n".join(drawn(RUNNING, Shown(find="METRIC4"), height=60))
+    assert "11 of 52 metrics with 'METRIC4': Escape shows all" in text
+    assert "metric40" in text
+    assert "▸total" not in text
+    assert "no metric is called 'nothing'" in "\n".join(drawn(RUNNING, Shown(find="nothing")))
+
+
+def test_several_charts_are_kept_side_by_side_as_far_as_there_is_room() -> None:
+    view = trained()
+    view.take_rows([Row(1, 0.0, {f"group/metric{number}": number for number in range(20)})])
+    kept = ("lr-SGD/group0", "group/metric1", "group/metric2", "gone")
+    for height, charts in ((24, 2), (60, 4), (12, 0)):
+        lines = drawn(view, Shown(kept=kept, metric="loss/train/total"), height=height)
+        titles = [line for line in lines if line.startswith("── ") and "over batch" in line]
+        assert len(titles) == charts
+        assert all(title.startswith("── loss/train/total") for title in titles[-1:])
+    text = "\n".join(drawn(view, Shown(kept=kept), height=60))
+    assert "• lr-SGD/group0" in text
+
+
+def test_smoothing_is_an_average_over_the_axis_that_leaves_what_is_constant() -> None:
+    line = points(*[1.0] * 50)
+    assert smoothed(line, 0.9).ys.tolist() == line.ys.tolist()
+    jumping = points(*[0.0, 1.0] * 50)
+    ys = smoothed(jumping, 0.5).ys.tolist()
+    assert all(0.3 < value < 0.7 for value in ys[20:])
+    assert smoothed(jumping, 0.0) is jumping
+    odd = smoothed(points(1.0, math.nan, 1.0), 0.5).ys.tolist()
+    assert (odd[0], math.isnan(odd[1]), odd[2]) == (1.0, True, 1.0)
+    assert any("smoothed 0.5 over batch" in text for text in drawn(trained(), Shown(smoothing=0.5)))
+
+
+def test_that_an_evaluation_began_is_told_only_while_it_goes_on() -> None:
+    view = trained()
+    evaluation = {"dataloader_label": "eval", "timestamp": Timestamp(batch=40), "time_ns": 41 * SECOND}
+    for _ in range(3):
+        view.see(Snapshot.build(Event.EVAL_START, **evaluation))
+        assert drawn(view)[-2].endswith("evaluation 'eval' begins")
+        view.see(Snapshot.build(Event.EVAL_END, **evaluation, eval_metrics={"eval": {"Accuracy": 0.5}}))
+    assert not any("begins" in line for line in drawn(view, Shown(page="log")))
+    assert sum("evaluation 'eval': Accuracy 0.5" in line for line in drawn(view, Shown(page="log"))) == 3
+    assert log_length(view.log(), 80) == 3
+
+
+def test_a_stopped_run_says_why_and_how_much_of_what_was_planned_it_reached() -> None:
+    view = trained()
+    view.see(batch_end(41, planned_duration="400ba", max_duration="41ba"))
+    view.end(Ending("stopped", reason="early-stop: Accuracy not better than 0.5 for 2 epochs"))
+    first, second, *_ = drawn(view)
+    assert first.startswith("■ stopped  digits-3  early-stop: Accuracy not better than 0.5 for 2 epochs")
+    assert second.endswith(" batch 41,  10% of 400ba")
+
+
+def test_help_that_does_not_fit_is_scrolled() -> None:
+    lines = drawn(RUNNING, Shown(page="help"), 60, 10)
+    assert "more lines below: ↓" in lines[2]
+    last = drawn(RUNNING, Shown(page="help", scroll=100), 60, 10)
+    assert any("NaN or infinite" in line for line in last)
+    assert "below" not in last[2]

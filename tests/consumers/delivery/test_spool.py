@@ -1,0 +1,865 @@
+"""A destination that is slow or away: nobody waits for it, nothing is lost, nothing arrives twice."""
+
+import errno
+import io
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from consumers_stream import Collector, batch_end, record_run, snapshots_of_training
+from helpers import wait_for
+
+from bus.errors import ConfigurationError
+from bus.protocol.snapshot import Snapshot
+from bus.recording.recording import Recording
+from bus.types.event import Event
+from consumers import Callback, Logger
+from consumers.api.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
+from consumers.delivery.spool import PAUSES, Spool, spooled
+from consumers.loggers.files import append_whole
+from consumers.runner.runner import Runner
+from consumers.runner.state_file import StateFile
+
+Fault = Callable[[str], None]
+
+
+class Server(LoggerDestination):
+    """Keeps what it is given; ``fault`` is called first with the name of the method, and may raise or wait."""
+
+    own_lane = True
+    drain_seconds = 10.0
+
+    def __init__(self, fault: Fault = lambda method: None) -> None:
+        self.fault = fault
+        self.rows: list[Row] = []
+        self.others: list[Any] = []
+        self.states: list[Snapshot] = []
+        self.opened = 0
+        self.closed = 0
+        self.taken = 0
+        self.loaded: list[dict[str, Any]] = []
+        self.noted: dict[str, Any] = {}
+
+    def open(self, place: RunPlace) -> None:
+        self.fault("open")
+        self.opened += 1
+
+    def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
+        self.fault("log_rows")
+        self.rows += rows
+        self.states.append(state)
+        self.taken += len(rows)
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
+        self.others.append(dict(hyperparameters))
+
+    def log_images(self, entry: Images, state: Snapshot) -> None:
+        self.others.append(entry)
+
+    def log_table(self, entry: Table, state: Snapshot) -> None:
+        self.fault("log_table")
+        self.others.append(entry)
+
+    def log_text(self, entry: Text, state: Snapshot) -> None:
+        self.others.append(entry)
+
+    def upload_file(self, entry: Upload, state: Snapshot) -> None:
+        self.fault("upload_file")
+        self.others.append((entry.remote_file_name, entry.file_path.read_bytes(), entry.overwrite))
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        self.noted = {"taken": self.taken}
+        return self.noted
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded.append(state)
+
+    @property
+    def steps(self) -> list[int]:
+        return [row.step for row in self.rows]
+
+
+class Unsafe(Server):
+    """What it took is safe when it is closed, and not before."""
+
+    acknowledges = False
+
+
+def log(spool: Spool, *steps: int) -> None:
+    for step in steps:
+        state = batch_end(step)
+        spool.log_rows([Row(step, state.time, {"loss": 1 / step, "note": "ok"})], state)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> RunPlace:
+    return RunPlace("demo", 1, tmp_path)
+
+
+@pytest.fixture
+def hanging() -> Iterator[tuple[Fault, threading.Event]]:
+    go_on = threading.Event()
+
+    def hang(method: str) -> None:
+        go_on.wait(30)
+
+    yield hang, go_on
+    go_on.set()
+
+
+def no_pause(seconds: float) -> None:
+    """Lets the sending thread try again at once."""
+
+
+def spool_directories(place: RunPlace) -> list[Path]:
+    assert place.run_dir is not None
+    return sorted((place.run_dir / "consumers").glob("*"))
+
+
+def test_everything_arrives_as_it_was_logged(place: RunPlace, tmp_path: Path) -> None:
+    server = Server()
+    spool = spooled(server)
+    spool.check()
+    spool.open(place)
+    state = batch_end(3, batch_size=8)
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"weights")
+    row = Row(3, state.time, {"loss": 0.1, "nan": float("inf"), "text": "x", "whole": 2**40, "flag": True})
+    images = [np.arange(12, dtype=np.uint8).reshape(2, 2, 3), np.array([[[0.5]]], np.float32)]
+    masks = {"truth": [np.array([[0, 1], [1, 2]]), np.array([[1]])]}
+    table = Table(3, state.time, "T", ["a", "b"], [[1, "x"], [None, 0.5]])
+    spool.log_hyperparameters({"seed": 17, "sizes": [1, 2], "path": Path("x"), "np": np.float32(0.5)}, state)
+    spool.log_rows([row], state)
+    spool.log_images(Images(3, state.time, "I", images, masks, {1: "cat"}, False), state)
+    spool.log_table(table, state)
+    spool.log_text(Text(3, state.time, "note", "hello"), state)
+    spool.upload_file(Upload("checkpoints/model.pt", file, True), state)
+    file.unlink()
+    spool.close()
+    assert server.rows == [row]
+    hyperparameters, logged_images, *rest = server.others
+    assert hyperparameters == {"seed": 17, "sizes": [1, 2], "path": "x", "np": 0.5}
+    assert logged_images[:3] == (3, state.time, "I")
+    for found, expected in zip(
+        logged_images.images + logged_images.masks["truth"], images + masks["truth"], strict=True
+    ):
+        assert found.dtype == expected.dtype
+        assert np.array_equal(found, expected)
+    assert logged_images[5:] == ({1: "cat"}, False)
+    assert rest == [table, Text(3, state.time, "note", "hello"), ("checkpoints/model.pt", b"weights", True)]
+    assert server.states == [state]
+    assert (server.opened, server.closed) == (1, 1)
+    assert spool_directories(place) == []
+
+
+def test_a_destination_with_no_lane_of_its_own_stays_as_it_is() -> None:
+    plain = LoggerDestination()
+    assert spooled(plain) is plain
+
+
+def test_a_destination_that_hangs_delays_nobody(place: RunPlace, hanging: tuple[Fault, threading.Event]) -> None:
+    server = Server(hanging[0])
+    spool = Spool(server)
+    spool.open(place)
+    log(spool, *range(1, 301))
+    assert server.steps == []
+    hanging[1].set()
+    spool.close()
+    assert server.steps == [*range(1, 301)]
+
+
+class Losses(Callback):
+    """Logs every loss, and in the end lets a hanging destination go on, when another one has everything."""
+
+    def __init__(self, other: Collector, go_on: threading.Event) -> None:
+        self._other = other
+        self._go_on = go_on
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_metrics({"loss": state.loss})
+
+    def post_close(self) -> None:
+        assert [row.step for row in self._other.rows] == [*range(1, 41)]
+        self._go_on.set()
+
+
+def test_a_run_is_handled_to_its_end_while_a_destination_hangs(hanging: tuple[Fault, threading.Event]) -> None:
+    server, other = Server(hanging[0]), Collector()
+    destinations = [spooled(server), other]
+    statistics = Runner(snapshots_of_training(40), [Losses(other, hanging[1])], destinations).run()
+    assert statistics.problems == []
+    assert server.rows == other.rows
+
+
+def test_a_destination_that_is_down_is_tried_again_after_growing_pauses(
+    place: RunPlace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempts, pauses = 0, []
+    last = len(PAUSES) + 3
+
+    def refuse(method: str) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts <= last:
+            raise ConnectionError("refused")
+
+    server = Server(refuse)
+    spool = Spool(server, pauses.append)
+    spool.open(place)
+    log(spool, *range(1, 51))
+    wait_for(lambda: len(server.rows) == 50, "all rows")
+    spool.close()
+    assert server.steps == [*range(1, 51)]
+    assert pauses == [*PAUSES, *[PAUSES[-1]] * 3]
+    shown = capsys.readouterr().err.splitlines()
+    assert shown == [
+        "logger Server: takes nothing, ConnectionError: refused; it is tried again, and everything is kept until then",
+        "logger Server: takes entries again",
+    ]
+
+
+def test_after_a_failure_it_goes_on_behind_what_was_taken(place: RunPlace) -> None:
+    fail_at = iter((3, 5))
+    due = next(fail_at)
+
+    def fail(method: str) -> None:
+        nonlocal due
+        if method == "log_table" and len(server.others) == due - 1:
+            due = next(fail_at, 0)
+            raise OSError("broken")
+
+    server = Server(fail)
+    spool = Spool(server, no_pause)
+    spool.open(place)
+    for step in range(1, 8):
+        state = batch_end(step)
+        spool.log_table(Table(step, state.time, "T", [], []), state)
+    spool.close()
+    assert [table.step for table in server.others] == [*range(1, 8)]
+    assert server.opened == 3
+    assert len(server.loaded) == 2
+
+
+def test_what_is_safe_only_at_the_end_is_given_again_after_a_failure(place: RunPlace) -> None:
+    failures = iter((OSError("broken"),))
+
+    def fail(method: str) -> None:
+        if len(server.rows) == 2 and (error := next(failures, None)):
+            raise error
+
+    server = Unsafe(fail)
+    spool = Spool(server, no_pause)
+    spool.open(place)
+    for step in (1, 2):
+        log(spool, step)
+        wait_for(lambda wanted=step: len(server.rows) == wanted, "the row")
+    log(spool, 3)
+    spool.close()
+    assert server.steps == [1, 2, 1, 2, 3]
+    assert server.loaded == [{"taken": 0}]
+
+
+def test_an_entry_that_can_never_be_taken_is_left_out(place: RunPlace, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(method: str) -> None:
+        if method == "log_table":
+            raise ConfigurationError("no tables here")
+
+    server = Server(refuse)
+    spool = Spool(server)
+    spool.open(place)
+    log(spool, 1)
+    for step in (2, 3):
+        spool.log_table(Table(step, 0.0, "T", [], []), batch_end(step))
+    log(spool, 4)
+    spool.close()
+    assert server.steps == [1, 4]
+    assert spool.problem == "lacks entries that it does not take"
+    assert capsys.readouterr().err == (
+        "logger Server: does not take an entry, which is left out as are further such: no tables here\n"
+    )
+
+
+def test_a_destination_that_cannot_be_opened_at_all_is_given_up(place: RunPlace) -> None:
+    def refuse(method: str) -> None:
+        raise ConfigurationError("no such project")
+
+    spool = Spool(Server(refuse))
+    spool.open(place)
+
+    def is_refused() -> bool:
+        try:
+            log(spool, 1)
+        except ConfigurationError as error:
+            return str(error) == "no such project"
+        return False
+
+    wait_for(is_refused, "the error in the consumer's thread")
+
+
+def test_what_did_not_arrive_is_said_with_what_to_do(place: RunPlace, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(method: str) -> None:
+        raise ConnectionError("refused")
+
+    server = Server(refuse)
+    server.drain_seconds = 0.01
+    spool = Spool(server)
+    spool.open(place)
+    log(spool, 1, 2, 3)
+    wait_for(lambda: "takes nothing" in capsys.readouterr().err, "the first failure")
+    spool.close()
+    assert capsys.readouterr().err == (
+        "logger Server: 3 of 3 entries did not arrive, ConnectionError: refused; "
+        f"'consumer --replay {place.run_dir} --log Server' sends it later\n"
+    )
+    assert spool.problem == "lacks 3 of 3 entries"
+    assert spool_directories(place) == []
+
+
+class Stderr(io.StringIO):
+    """Does something when a line is written that has a certain word in it."""
+
+    def __init__(self, word: str, action: Callable[[], object]) -> None:
+        super().__init__()
+        self._word, self._action = word, action
+
+    def write(self, text: str) -> int:
+        if self._word in text:
+            self._action()
+        return super().write(text)
+
+
+@pytest.mark.parametrize(
+    ("handler", "hint"), [(signal.default_int_handler, "; Ctrl-C leaves them"), (signal.SIG_IGN, "")]
+)
+def test_while_it_sends_at_its_end_it_says_how_much_there_is(
+    handler: Any,
+    hint: str,
+    place: RunPlace,
+    hanging: tuple[Fault, threading.Event],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("consumers.delivery.spool._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "stderr", Stderr("more entries", hanging[1].set))
+    server = Server(hanging[0])
+    spool = Spool(server)
+    spool.open(place)
+    log(spool, 1, 2, 3)
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        spool.close()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert sys.stderr.getvalue() == f"logger Server: sending 3 more entries{hint}\n"  # type: ignore[attr-defined]
+    assert server.steps == [1, 2, 3]
+    assert spool.problem is None
+
+
+def test_a_single_interrupt_leaves_what_is_to_be_sent_at_the_end_of_a_run(
+    hanging: tuple[Fault, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("consumers.delivery.spool._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "stderr", Stderr("more entries", lambda: signal.raise_signal(signal.SIGINT)))
+
+    class Losses(Callback):
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            logger.log_metrics({"loss": 1.0})
+
+    with pytest.raises(KeyboardInterrupt):
+        Runner(snapshots_of_training(), [Losses()], [Server(hanging[0])]).run()
+    said = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert said.startswith("logger Server: 8 of 8 entries did not arrive")
+
+
+def test_an_interrupt_leaves_what_is_to_be_sent_and_says_so(
+    place: RunPlace, hanging: tuple[Fault, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("consumers.delivery.spool._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "stderr", Stderr("more entries", lambda: signal.raise_signal(signal.SIGINT)))
+    server = Server(hanging[0])
+    spool = Spool(server)
+    spool.open(place)
+    log(spool, 1, 2, 3)
+    with pytest.raises(KeyboardInterrupt):
+        spool.close()
+    said = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert said.startswith("logger Server: 3 of 3 entries did not arrive; 'consumer --replay")
+    assert spool_directories(place) == []
+
+
+def test_a_consumer_that_keeps_its_progress_sends_what_is_committed(place: RunPlace) -> None:
+    server = Server()
+    spool = Spool(server)
+    spool.open(place)
+    spool.state_dict()
+    log(spool, 1, 2)
+    spool.state_dict()
+    spool.committed()
+    log(spool, 3)
+    wait_for(lambda: server.steps == [1, 2], "what was committed")
+    spool.close()
+    assert server.steps == [1, 2]
+
+
+def go_on(state: dict[str, Any], server: Server, place: RunPlace) -> Spool:
+    spool = Spool(server)
+    spool.load_state_dict(state)
+    spool.open(place)
+    spool.state_dict()
+    return spool
+
+
+def abandon(spool: Spool, server: Server) -> None:
+    """Ends the thread and closes the files of one that stands for a killed process."""
+    server.fault = lambda method: None
+    server.drain_seconds = 0.01
+    spool.close()
+
+
+def test_a_consumer_that_goes_on_sends_nothing_twice(place: RunPlace, hanging: tuple[Fault, threading.Event]) -> None:
+    first = Server()
+    spool = Spool(first)
+    spool.open(place)
+    log_committed(spool, 1, 2)
+    wait_for(lambda: first.noted == {"taken": 2}, "the first rows, noted as sent")
+    first.fault = hanging[0]
+    state = log_committed(spool, 3, 4)
+    log(spool, 5, 6)
+    # As if the process had been killed here: it never closes anything.
+    second = Server()
+    again = go_on(state, second, place)
+    log(again, 5, 6, 7)
+    again.state_dict()
+    again.committed()
+    again.committed()
+    again.close()
+    assert second.steps == [3, 4, 5, 6, 7]
+    assert second.loaded == [{"taken": 2}]
+    abandon(spool, first)
+
+
+def log_committed(spool: Spool, *steps: int) -> dict[str, Any]:
+    log(spool, *steps)
+    state = spool.state_dict()
+    spool.committed()
+    return state
+
+
+def test_what_was_sent_at_the_very_end_is_not_sent_again(place: RunPlace) -> None:
+    first = Server()
+    spool = Spool(first)
+    spool.open(place)
+    state = log_committed(spool, 1, 2)
+    log(spool, 3)
+    spool.committed()  # the run is over, nothing follows
+    spool.close()
+    assert first.steps == [1, 2, 3]
+    # Killed before that was stored: it goes on from before, and its end comes once more.
+    second = Server()
+    again = go_on(state, second, place)
+    log(again, 3)
+    again.committed()
+    again.close()
+    assert second.steps == []
+
+
+def test_an_interrupted_consumer_keeps_what_did_not_arrive(
+    place: RunPlace, capsys: pytest.CaptureFixture[str], hanging: tuple[Fault, threading.Event]
+) -> None:
+    down = Server(hanging[0])
+    down.drain_seconds = 0.01
+    spool = Spool(down)
+    spool.open(place)
+    state = log_committed(spool, 1, 2)
+    spool.close()
+    assert "2 of 2 entries did not arrive; the same command sends them when it goes on" in capsys.readouterr().err
+    server = Server()
+    again = go_on(state, server, place)
+    again.close()
+    assert server.steps == [1, 2]
+
+
+def test_records_that_were_sent_do_not_fill_the_disk(place: RunPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("consumers.delivery.spool_file._FILE_BYTES", 1000)
+    server = Server()
+    spool = Spool(server)
+    spool.open(place)
+    state: dict[str, Any] = {}
+    for step in range(1, 40):
+        state = log_committed(spool, step)
+        wait_for(lambda wanted=step: len(server.rows) == wanted, "the row")
+    (directory,) = spool_directories(place)
+    wait_for(lambda: sum(file.stat().st_size for file in directory.glob("records-*")) < 2000, "a short file")
+    spool.close()
+    again = go_on(state, server, place)
+    log_committed(again, 40)
+    again.close()
+    assert server.steps == [*range(1, 41)]
+    assert sum(file.stat().st_size for file in directory.glob("records-*")) == 0
+
+
+def test_what_a_slow_destination_has_taken_does_not_fill_the_disk(
+    place: RunPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("consumers.delivery.spool_file._FILE_BYTES", 1000)
+    may_take = threading.Semaphore(0)
+
+    def wait(method: str) -> None:
+        if method == "log_table":
+            assert may_take.acquire(timeout=30)
+
+    def log_tables(spool: Spool, *steps: int) -> dict[str, Any]:
+        for step in steps:
+            spool.log_table(Table(step, 0.0, "T", [], []), batch_end(step))
+        state = spool.state_dict()
+        spool.committed()
+        return state
+
+    slow = Server(wait)
+    spool = Spool(slow)
+    spool.open(place)
+    state = log_tables(spool, *range(1, 201))
+    (directory,) = spool_directories(place)
+    everything = sum(file.stat().st_size for file in directory.glob("records-*"))
+    may_take.release(150)
+    # It always has something left to take.
+    wait_for(lambda: sent_and_deleted(directory) == 150, "what it may take, and nothing further, to be deleted")
+    assert sum(file.stat().st_size for file in directory.glob("records-*")) < everything / 3
+    # As if the process had been killed here.
+    second = Server()
+    again = go_on(state, second, place)
+    log_tables(again, 201)
+    again.close()
+    assert [table.step for table in slow.others + second.others] == [*range(1, 202)]
+    may_take.release(100)
+    abandon(spool, slow)
+
+
+def sent_and_deleted(directory: Path) -> int | None:
+    """How many records were sent, when those files are gone that are not needed for more."""
+    base, _, sent, _ = msgpack.unpackb((directory / "sent").read_bytes())
+    bases = [int(file.name.removeprefix("records-")) for file in directory.glob("records-*")]
+    return int(sent) if min(bases) == base else None
+
+
+class Last(Callback):
+    """Logs when it is closed."""
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None: ...
+
+    def close(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_metrics({"last": 1.0})
+
+
+def test_what_is_logged_at_the_close_of_a_run_that_has_ended_arrives(tmp_path: Path) -> None:
+    recording = Recording(record_run(tmp_path, "demo", snapshots_of_training(4)) / "recording-1.mcap")
+    server = Server()
+    with StateFile(tmp_path / "state", "sender", "demo", 1) as progress:
+        Runner(recording, [Last()], [spooled(server)], progress=progress).run()
+    assert server.steps == [4]
+
+
+def test_kept_files_are_deleted_when_they_are_safe(place: RunPlace, tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"weights")
+    for server in (Server(), Unsafe()):
+        spool = Spool(server)
+        spool.open(place)
+        state = spool.state_dict()
+        spool.upload_file(Upload("model.pt", file, False), batch_end(1))
+        assert file.stat().st_nlink == 2
+        spool.committed()
+        spool.close()
+        assert server.others == [("model.pt", b"weights", False)]
+        assert list(Path(state["path"], "files").iterdir()) == []
+
+
+def test_a_spool_that_is_gone_is_named(place: RunPlace) -> None:
+    spool = Spool(Server())
+    spool.open(place)
+    state = log_committed(spool, 1)
+    spool.close()
+    shutil.rmtree(state["path"])
+    with pytest.raises(ConfigurationError, match=f"{state['path']} cannot be read: .*another '--name' begins anew"):
+        go_on(state, Server(), place)
+
+
+def test_a_stream_without_a_directory_is_spooled_among_temporary_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    server = Server()
+    spool = Spool(server)
+    spool.open(RunPlace("demo", 1, None))
+    log(spool, 1)
+    assert len(list(tmp_path.glob("offloop-Server-1-*"))) == 1
+    spool.close()
+    assert server.steps == [1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_odd_entries_arrive_and_hold_nothing_up(place: RunPlace, tmp_path: Path) -> None:
+    target = tmp_path / "weights-5"
+    target.write_bytes(b"weights")
+    link = tmp_path / "latest"
+    link.symlink_to(target.name)
+    server = Server()
+    spool = Spool(server)
+    spool.open(place)
+    state = batch_end(1)
+    spool.log_hyperparameters({"shape": {(1, 2): 3}, "name": "\udc80"}, state)
+    spool.upload_file(Upload("latest", link, False), state)
+    log(spool, 1)
+    spool.close()
+    assert server.others == [{"shape": {"(1, 2)": 3}, "name": "?"}, ("latest", b"weights", False)]
+    assert server.steps == [1]
+    assert spool.problem is None
+
+
+def test_a_logger_s_own_state_may_have_numbers_for_keys(place: RunPlace) -> None:
+    class Numbered(Server):
+        def state_dict(self) -> dict[str, Any]:
+            return {"steps": {1: 2}}
+
+    first = Spool(Numbered())
+    first.open(place)
+    position = first.state_dict()
+    log(first, 1)
+    first.committed()
+    first.close()
+    second = Spool(server := Numbered())
+    second.load_state_dict(position)
+    second.open(place)
+    second.close()
+    assert server.opened
+
+
+def test_what_a_destination_has_yet_to_send_is_waited_for(place: RunPlace) -> None:
+    # Like wandb, which takes everything in at once.
+    closing, go_on = threading.Event(), threading.Event()
+
+    class Slow(Unsafe):
+        drain_seconds = 1.0
+        finish_seconds = 30.0
+
+        def close(self) -> None:
+            closing.set()
+            assert go_on.wait(20)
+            super().close()
+
+    spool = Spool(server := Slow())
+    spool.open(place)
+    log(spool, 1, 2)
+    wait_for(lambda: server.steps == [1, 2], "both rows")
+    ending = threading.Thread(target=spool.close)
+    ending.start()
+    assert closing.wait(20)
+    # Longer than it would wait for one that gets on with nothing.
+    ending.join(1.5)
+    assert ending.is_alive()
+    go_on.set()
+    ending.join(20)
+    assert (server.closed, server.steps, spool.problem) == (1, [1, 2], None)
+
+
+def test_an_image_or_a_file_that_takes_long_at_the_end_is_waited_for(place: RunPlace, tmp_path: Path) -> None:
+    uploading, go_on = threading.Event(), threading.Event()
+
+    def wait(method: str) -> None:
+        if method == "upload_file":
+            uploading.set()
+            assert go_on.wait(20)
+
+    server = Server(wait)
+    server.drain_seconds, server.finish_seconds = 0.01, 30.0
+    spool = Spool(server)
+    spool.open(place)
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"weights")
+    spool.upload_file(Upload("model.pt", file, False), batch_end(1))
+    assert uploading.wait(20)
+    ending = threading.Thread(target=spool.close)
+    ending.start()
+    ending.join(0.2)
+    assert ending.is_alive()
+    go_on.set()
+    ending.join(20)
+    assert (server.others, spool.problem) == ([("model.pt", b"weights", False)], None)
+
+
+def test_a_file_that_fails_again_and_again_is_given_up(place: RunPlace, tmp_path: Path) -> None:
+    def refuse(method: str) -> None:
+        if method == "upload_file":
+            raise TimeoutError("no answer")
+
+    server = Server(refuse)
+    server.drain_seconds, server.finish_seconds = 0.01, 3600.0
+    spool = Spool(server, no_pause)
+    spool.open(place)
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"weights")
+    spool.upload_file(Upload("model.pt", file, False), batch_end(1))
+    spool.close()
+    assert spool.problem == "lacks 1 of 1 entries"
+
+
+def test_what_was_kept_before_the_disk_was_full_arrives(
+    place: RunPlace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = 0
+
+    def fill(descriptor: int, data: bytes, size: int) -> None:
+        nonlocal kept
+        kept += 1
+        if kept == 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append_whole(descriptor, data, size)
+
+    monkeypatch.setattr("consumers.delivery.spool_file.append_whole", fill)
+    server, other = Server(), Collector()
+    snapshots = [state for state in snapshots_of_training(8) if state.event is Event.BATCH_END]
+    statistics = Runner(snapshots, [LogsLoss()], [spooled(server), other]).run()
+    assert server.steps == [1, 2, 3, 4]
+    assert server.closed == 1
+    assert [row.step for row in other.rows] == [*range(1, 9)]
+    assert statistics.problems == ["destination Server failed and lacks what came after"]
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_nothing_arrives_twice_when_the_disk_is_full_for_the_note_of_what_was_sent(
+    place: RunPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server()
+    failures = iter((OSError(errno.ENOSPC, "No space left on device"),))
+    replace = os.replace
+
+    def fail_once(source: Any, target: Any) -> None:
+        if Path(target).name == "sent" and server.others and (error := next(failures, None)):
+            raise error
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail_once)
+    spool = Spool(server, no_pause)
+    spool.open(place)
+    for step in range(1, 6):
+        spool.log_table(Table(step, 0.0, "T", [], []), batch_end(step))
+    spool.close()
+    assert [table.step for table in server.others] == [*range(1, 6)]
+    assert server.opened == 2
+
+
+class LogsLoss(Callback):
+    """Logs every loss."""
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_metrics({"loss": state.loss})
+
+
+class Full(LoggerDestination):
+    """Has no room for one of the rows; of another process, for none of them."""
+
+    def __init__(self, full_at: int | None) -> None:
+        self.full_at = full_at
+        self.closed = False
+
+    def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
+        if rows[0].step == self.full_at:
+            raise OSError("no space left on device")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_destination_that_has_failed_is_closed_like_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken(Full):
+        def close(self) -> None:
+            super().close()
+            raise OSError("still no space")
+
+    destinations = [Full(2), Broken(2), Full(None)]
+    statistics = Runner(snapshots_of_training(4), [LogsLoss()], destinations).run()
+    assert statistics.failed_destinations == ("Full", "Broken")
+    assert [destination.closed for destination in destinations] == [True, True, True]
+    assert "still no space" not in capsys.readouterr().err
+
+
+def test_what_a_server_lacks_is_kept_when_another_destination_needs_the_run_once_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = Recording(record_run(tmp_path, "demo", snapshots_of_training(8)) / "recording-1.mcap")
+
+    def run(server: Server, full_at: int | None) -> list[str]:
+        with StateFile(tmp_path / "state", "mine", "demo", 1) as progress:
+            destinations = [Full(full_at), spooled(server)]
+            return Runner(recording, [LogsLoss()], destinations, progress=progress, commit_every=2).run().problems
+
+    def refuse(method: str) -> None:
+        raise ConnectionError("refused")
+
+    down = Server(refuse)
+    down.drain_seconds = 0.01
+    assert run(down, 5) == [
+        "destination Full failed and lacks what came after",
+        "destination Server lacks 8 of 8 entries",
+    ]
+    assert "; the same command sends them when it goes on" in capsys.readouterr().err
+    server = Server()
+    assert run(server, None) == []
+    assert server.steps == [*range(1, 9)]
+
+
+def test_what_was_sent_although_another_destination_had_failed_is_not_sent_again(tmp_path: Path) -> None:
+    recording = Recording(record_run(tmp_path, "demo", snapshots_of_training(8)) / "recording-1.mcap")
+    steps: list[int] = []
+    for full_at in (5, None):
+        server = Server()
+        with StateFile(tmp_path / "state", "mine", "demo", 1) as progress:
+            destinations = [Full(full_at), spooled(server)]
+            Runner(recording, [LogsLoss()], destinations, progress=progress, commit_every=2).run()
+        steps += server.steps
+        assert steps == [*range(1, 9)]
+
+
+def test_a_server_is_sent_everything_while_another_destination_has_failed(tmp_path: Path) -> None:
+    recording = Recording(record_run(tmp_path, "demo", snapshots_of_training(40)) / "recording-1.mcap")
+
+    class Waits(LogsLoss):
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            super().batch_end(state, logger)
+            if state.timestamp.values[2] == 30 and full_at is not None:
+                wait_for(lambda: server.steps[-1:] >= [20], "what was logged after the failure")
+
+    steps: list[int] = []
+    for full_at in (5, None):
+        server = Server()
+        with StateFile(tmp_path / "state", "mine", "demo", 1) as progress:
+            destinations = [Full(full_at), spooled(server)]
+            statistics = Runner(recording, [Waits()], destinations, progress=progress, commit_every=2).run()
+        assert not any(statistics.errors.values())
+        steps += server.steps
+    assert steps == [*range(1, 41)]
+
+
+def test_files_are_closed_before_what_may_wait_for_a_server() -> None:
+    order: list[str] = []
+
+    class File(LoggerDestination):
+        def close(self) -> None:
+            order.append("file")
+
+    class Away(Server):
+        def close(self) -> None:
+            order.append("server")
+
+    Runner(snapshots_of_training(), [], [Away(), File()]).run()
+    assert order == ["file", "server"]

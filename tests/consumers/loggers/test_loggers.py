@@ -1,0 +1,269 @@
+"""Console, jsonl and csv: what they write, and that they can be read back."""
+
+import csv
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from consumers_stream import batch_end, snapshots_of_training
+from helpers import strict_json
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bus.errors import ClosedError, ConfigurationError
+from bus.protocol.snapshot import Snapshot
+from consumers import (
+    Callback,
+    ConsoleLogger,
+    CsvLogger,
+    JsonlLogger,
+    Logger,
+    LoggerDestination,
+    LRMonitor,
+    ParquetLogger,
+    Runner,
+    SpeedMonitor,
+    TrainerMetrics,
+)
+from consumers.api.logger import Row, RunPlace
+from consumers.loggers.console import format_value
+
+
+class LogsFields(Callback):
+    """Logs what a snapshot has in its field ``rows``: a list of step and metrics."""
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        for step, metrics in state.fields.get("rows", []):
+            logger.log_metrics(metrics, step)
+
+
+def log(destination: LoggerDestination, *rows: dict[str, Any]) -> None:
+    """Runs a destination over one batch end for each row, a quarter of a second apart."""
+    stream = [batch_end(n, rows=[[n, metrics]]) for n, metrics in enumerate(rows, 1)]
+    Runner(stream, [LogsFields()], [destination]).run()
+
+
+# -- jsonl ------------------------------------------------------------------------------------------------------------
+
+NAMES = st.text(min_size=1, max_size=8).filter(lambda name: name not in ("step", "time"))
+VALUES = st.floats() | st.integers(-(2**63), 2**64 - 1) | st.booleans() | st.text(max_size=5)
+NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.dictionaries(NAMES, VALUES, min_size=1, max_size=4), min_size=1, max_size=4))
+def test_jsonl_reads_back_as_what_was_logged(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log(JsonlLogger(str(path), overwrite=True), *rows)
+    read = [strict_json(line) for line in path.read_text().splitlines()]
+    assert [row.pop("step") for row in read] == list(range(1, len(rows) + 1))
+    assert all(row.pop("time") == pytest.approx(1.7e9, abs=10) for row in read)
+    for row, original in zip(read, rows, strict=True):
+        assert list(row) == list(original)
+        for name, value in original.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                assert repr(NOT_FINITE[row[name]]) == repr(value)
+            else:
+                assert row[name] == value
+
+
+def test_jsonl_puts_step_and_time_first_and_metrics_flat(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "metrics.jsonl"
+    log(JsonlLogger(str(path)), {"loss/train/total": 0.5, "bad": math.nan})
+    [line] = path.read_text().splitlines()
+    assert list(strict_json(line)) == ["step", "time", "loss/train/total", "bad"]
+    assert strict_json(line)["bad"] == "NaN"
+
+
+def test_jsonl_keeps_hyperparameters_on_a_line_of_their_own(tmp_path: Path) -> None:
+    class Seeds(Callback):
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            logger.log_hyperparameters({"seed": 17, "limit": math.inf})
+
+    path = tmp_path / "metrics.jsonl"
+    Runner([batch_end(1)], [Seeds()], [JsonlLogger(str(path))]).run()
+    assert strict_json(path.read_text())["hyperparameters"] == {"seed": 17, "limit": "Infinity"}
+
+
+def test_every_row_is_in_the_file_as_soon_as_its_event_is_over(tmp_path: Path) -> None:
+    path, seen = tmp_path / "metrics.jsonl", []
+
+    class Looks(Callback):
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            seen.append(len(path.read_text().splitlines()))
+            logger.log_metrics({"x": 1})
+
+    Runner([batch_end(n) for n in (1, 2, 3)], [Looks()], [JsonlLogger(str(path))]).run()
+    assert seen == [0, 1, 2]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+@pytest.mark.parametrize(("logger", "name"), [(JsonlLogger, "jsonl"), (CsvLogger, "csv"), (ParquetLogger, "parquet")])
+def test_what_is_planted_in_a_runs_directory_is_neither_followed_nor_waited_for(
+    tmp_path: Path, logger: type[LoggerDestination], name: str, kind: str
+) -> None:
+    victim, run = tmp_path / "victim", tmp_path / "run"
+    run.mkdir()
+    victim.mkdir() if logger is ParquetLogger else victim.write_text("")
+    planted = run / f"metrics.{name}"
+    planted.symlink_to(victim) if kind == "link" else os.mkfifo(planted)
+    with pytest.raises(ConfigurationError, match=f"metrics.{name} cannot be written: "):
+        logger().open(RunPlace("r", 1, run))
+    assert os.listdir(victim) == [] if victim.is_dir() else victim.read_text() == ""
+
+
+# -- csv --------------------------------------------------------------------------------------------------------------
+
+
+def test_csv_widens_the_table_when_a_metric_appears(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    log(CsvLogger(str(path)), {"a": 1.5, "text": 'one, "two"\nthree'}, {"b": 2, "a": math.inf}, {"c": True, "b": 3})
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["step", "time", "a", "text", "b", "c"]
+    assert [row["step"] for row in rows] == ["1", "2", "3"]
+    assert [row["a"] for row in rows] == ["1.5", "inf", ""]
+    assert [row["b"] for row in rows] == ["", "2", "3"]
+    assert rows[0]["text"] == 'one, "two"\nthree'
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.dictionaries(st.sampled_from("abcd"), st.floats(), min_size=1), min_size=1, max_size=5))
+def test_csv_reads_back_as_what_was_logged(tmp_path: Path, rows: list[dict[str, float]]) -> None:
+    path = tmp_path / "metrics.csv"
+    log(CsvLogger(str(path), overwrite=True), *rows)
+    with path.open(newline="") as file:
+        read = [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
+    assert [{name: repr(value) for name, value in row.items() if name not in ("step", "time")} for row in read] == [
+        {name: repr(value) for name, value in row.items()} for row in rows
+    ]
+
+
+# -- both files -------------------------------------------------------------------------------------------------------
+
+FILES = pytest.mark.parametrize("make", [JsonlLogger, CsvLogger])
+
+
+@FILES
+def test_equal_streams_give_equal_bytes(make: Any, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        callbacks = [TrainerMetrics(), SpeedMonitor(window_size=2), LRMonitor()]
+        Runner(snapshots_of_training(), callbacks, [make(str(tmp_path / name))]).run()
+    written = (tmp_path / "one").read_bytes()
+    assert written == (tmp_path / "two").read_bytes()
+    assert b"throughput/samples_per_sec" in written
+
+
+@FILES
+def test_a_file_that_exists_is_refused_unless_it_may_be_replaced(make: Any, tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    path.write_text("precious\n")
+    with pytest.raises(ConfigurationError, match=r"metrics exists.*overwrite=true.*path=FILE"):
+        log(make(str(path)), {"x": 1})
+    assert path.read_text() == "precious\n"
+    log(make(str(path), overwrite=True), {"x": 1})
+    assert "precious" not in path.read_text()
+
+
+@FILES
+def test_the_default_place_is_the_run_s_directory_and_attempts_do_not_share_a_file(make: Any, tmp_path: Path) -> None:
+    for attempt in (1, 2):
+        destination = make()
+        destination.open(RunPlace("digits", attempt, tmp_path))
+        destination.close()
+    assert {file.name for file in tmp_path.iterdir()} == {f"metrics.{make.name}", f"metrics-2.{make.name}"}
+
+
+@FILES
+def test_without_a_place_to_write_the_message_says_how_to_give_one(make: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=rf"-o {make.name}\.path=FILE"):
+        log(make(), {"x": 1})
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"cannot be written.*path=FILE"):
+        log(make(str(tmp_path / "file" / "metrics")), {"x": 1})
+
+
+@FILES
+def test_rows_before_open_are_refused(make: Any) -> None:
+    with pytest.raises(ClosedError, match="open"):
+        make("somewhere").log_rows([Row(1, 0.0, {"x": 1})], batch_end(1))
+
+
+# -- console ----------------------------------------------------------------------------------------------------------
+
+
+def test_console_prints_a_line_a_second_of_the_run_s_own_time_and_the_last_row(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log(ConsoleLogger(), *({"loss": 1 / n} for n in range(1, 12)))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:6] for line in lines] == [
+        ["step", "1", "epoch", "0", "loss", "1"],
+        ["step", "5", "epoch", "1", "loss", "0.2"],
+        ["step", "9", "epoch", "2", "loss", "0.1111"],
+        ["step", "11", "epoch", "2", "loss", "0.09091"],
+    ]
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_console_shows_what_was_logged_between_two_lines_in_an_order_that_stays(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log(ConsoleLogger(every=0.75), {"a": 1, "b": 1}, {"a": 2, "b": 2}, {"rare": 7}, {"a": 4, "b": 4}, {"a": 5, "b": 5})
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["step", "1", "epoch", "0", "a", "1", "b", "1"],
+        ["step", "4", "epoch", "1", "a", "4", "b", "4", "rare", "7"],
+        ["step", "5", "epoch", "1", "a", "5", "b", "5"],
+    ]
+
+
+def test_console_prints_every_event_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    log(ConsoleLogger(every=0), *[{"x": 1}] * 5)
+    assert len(capsys.readouterr().out.splitlines()) == 5
+
+
+def test_console_hides_times_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    log(ConsoleLogger(every=0), {"time/batch": 1}, {"time/batch": 2, "time/total": 3, "loss": 4})
+    assert capsys.readouterr().out.split() == ["step", "2", "epoch", "0", "loss", "4"]
+    log(ConsoleLogger(every=0, hide=()), {"time/batch": 1})
+    assert "time/batch" in capsys.readouterr().out
+
+
+def test_console_wraps_between_metrics_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    log(ConsoleLogger(), {f"metric/number{n}": n for n in range(6)})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 1
+    assert all(len(line) <= 60 for line in lines)
+    assert " ".join(" ".join(lines).split()).count("metric/number") == 6
+    assert all(line.startswith("    metric/number") for line in lines[1:])
+
+
+def test_console_refuses_a_negative_interval() -> None:
+    with pytest.raises(ConfigurationError, match="every"):
+        ConsoleLogger(every=-1)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0312345, "0.03123"),
+        (123456.789, "1.235e+05"),
+        (1797, "1797"),
+        (10**12, "1e+12"),
+        (math.nan, "nan"),
+        (True, "True"),
+        ("text", "text"),
+    ],
+)
+def test_numbers_are_short(value: Any, text: str) -> None:
+    assert format_value(value) == text

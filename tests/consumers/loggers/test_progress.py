@@ -1,0 +1,438 @@
+"""The progress bars: under a pseudo terminal, and as the lines that end up in a file."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from consumers_stream import record_run
+from helpers import wait_for
+
+from bus.errors import ConfigurationError
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+from consumers import Callback, ConsoleLogger, Logger, Runner, TrainerMetrics
+from consumers.api.callback import demand_of
+from consumers.api.logger import LoggerDestination, RunPlace
+from consumers.loggers import console, progress
+from consumers.loggers.progress import ProgressLogger
+
+ROWS, COLUMNS = 24, 140
+START = 1_700_000_000
+TOKENS = re.compile(r"\x1b\[(\d*)([A-Za-z])|([^\x1b])", re.DOTALL)
+
+
+def event(event: Event, seconds: float, timestamp: Timestamp, inside: int = 0, **fields: Any) -> Snapshot:
+    """One event, so many seconds after the start; ``inside`` counts the batches of an evaluation or prediction."""
+    return Snapshot.build(
+        event,
+        time_ns=int((START + seconds) * 10**9),
+        timestamp=timestamp,
+        eval_timestamp=Timestamp(batch=inside),
+        predict_timestamp=Timestamp(batch=inside),
+        **{"dataloader_label": "train", "dataloader_len": 4, "max_duration": "2ep", **fields},
+    )
+
+
+def epoch(number: int, begun: float, **fields: Any) -> Iterator[Snapshot]:
+    """An epoch of four batches, one a second."""
+    yield event(Event.EPOCH_START, begun, Timestamp(epoch=number, batch=number * 4), **fields)
+    for n in range(1, 5):
+        timestamp = Timestamp(epoch=number, batch=number * 4 + n, batch_in_epoch=n)
+        yield event(Event.BATCH_END, begun + n, timestamp, loss=1 / timestamp.batch.value, **fields)
+    metrics = {"Accuracy": (number + 1) / 4}
+    yield event(Event.EPOCH_END, begun + 4, Timestamp(epoch=number + 1, batch=number * 4 + 4), train_metrics=metrics)
+
+
+def evaluation(begun: float, timestamp: Timestamp, accuracy: float = 0.75) -> Iterator[Snapshot]:
+    """An evaluation of two batches, one a second."""
+    fields = {"dataloader_label": "eval", "dataloader_len": 2}
+    yield event(Event.EVAL_START, begun, timestamp, **fields)
+    for n in (1, 2):
+        yield event(Event.EVAL_BATCH_END, begun + n, timestamp, n, **fields)
+    yield event(Event.EVAL_END, begun + 2, timestamp, 2, **fields, eval_metrics={"eval": {"Accuracy": accuracy}})
+
+
+def training() -> list[Snapshot]:
+    """Two epochs, each with an evaluation after it: twelve seconds."""
+    return [
+        event(Event.FIT_START, 0, Timestamp()),
+        *epoch(0, 0),
+        *evaluation(4, Timestamp(epoch=1, batch=4), 0.75),
+        *epoch(1, 6),
+        *evaluation(10, Timestamp(epoch=2, batch=8), 0.875),
+        event(Event.FIT_END, 12, Timestamp(epoch=2, batch=8)),
+    ]
+
+
+def run(
+    stream: Sequence[Snapshot], logger: ProgressLogger, *others: Callback, to: Sequence[LoggerDestination] = ()
+) -> None:
+    Runner(stream, [*logger.companions(), *others], [logger, *to]).run()
+
+
+# -- a file -----------------------------------------------------------------------------------------------------------
+
+
+def test_lines_come_at_the_rate_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    run(training(), ProgressLogger(every=5))
+    assert capsys.readouterr().err.splitlines() == [
+        "total                     0% 0/2 ep [00:00]",
+        "train      Epoch   0    100% 4/4 ba [00:04<00:00, 1 ba/s, loss/train/total=0.25, metrics/train/Accuracy=0.25]",
+        "eval       Epoch   0     50% 1/2 ba [00:01<00:01, 1 ba/s]",
+        "eval       Epoch   0    100% 2/2 ba [00:02<00:00, 1 ba/s, metrics/eval/Accuracy=0.75]",
+        "train      Epoch   1    100% 4/4 ba [00:04<00:00, 1 ba/s, loss/train/total=0.125, metrics/train/Accuracy=0.5]",
+        "eval       Epoch   1    100% 2/2 ba [00:02<00:00, 1 ba/s, metrics/eval/Accuracy=0.875]",
+        "total                   100% 2/2 ep [00:12<00:00, 0.167 ep/s]",
+    ]
+
+
+def test_a_fast_run_leaves_few_lines_and_its_last_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = [state for number in range(1000) for state in fast(epoch(number, 0, max_duration="1000ep"), number)]
+    run(stream, ProgressLogger(every=1))
+    lines = capsys.readouterr().err.splitlines()
+    assert 2 <= len(lines) <= 3
+    assert lines[-1].startswith("train      Epoch 999    100% 4/4 ba")
+
+
+def fast(states: Iterator[Snapshot], number: int) -> Iterator[Snapshot]:
+    """Those events, all in one millisecond."""
+    for state in states:
+        fields = {name: value for name, value in state.fields.items() if not name.endswith("_timestamp")}
+        yield Snapshot.build(
+            state.event, time_ns=START * 10**9 + number * 1_000_000, timestamp=state.timestamp, **fields
+        )
+
+
+def test_an_evaluation_within_an_epoch_is_named_by_its_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    within = [*list(epoch(0, 0))[:3], *evaluation(2, Timestamp(batch=2, batch_in_epoch=2))]
+    run(within, ProgressLogger(every=100))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "train      Epoch   0      0% 0/4 ba [00:00]",
+        "eval       Batch   2    100% 2/2 ba [00:02<00:00, 1 ba/s, metrics/eval/Accuracy=0.75]",
+        "train      Epoch   0     50% 2/4 ba [00:02<00:02, 1 ba/s, loss/train/total=0.5]",
+    ]
+
+
+def test_an_evaluation_after_a_stop_within_an_epoch_is_named_by_that_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    stopped = Timestamp(epoch=1, batch=6, batch_in_epoch=2)
+    stream = [*epoch(0, 0), *list(epoch(1, 4))[:3], event(Event.FIT_END, 6, stopped), *evaluation(6, stopped, 0.75)]
+    run(stream, ProgressLogger(every=100))
+    assert capsys.readouterr().err.splitlines()[-1].startswith("eval       Epoch   1    100% 2/2 ba")
+
+
+def test_a_training_that_is_not_counted_in_epochs_has_a_total_in_its_own_unit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream = [event(Event.FIT_START, 0, Timestamp(), max_duration="3ba"), *list(epoch(0, 0, max_duration="3ba"))[:4]]
+    end = event(Event.FIT_END, 3, Timestamp(batch=3, batch_in_epoch=3), max_duration="3ba")
+    run([*stream, end], ProgressLogger(every=100))
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "train      Epoch   0     75% 3/4 ba [00:03<00:01, 1 ba/s, loss/train/total=0.3333]",
+        "total                   100% 3/3 ba [00:03<00:00, 1 ba/s]",
+    ]
+
+
+def test_a_run_that_resumes_within_an_epoch_and_has_no_lengths_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    states = [
+        event(
+            Event.BATCH_END, n, Timestamp(batch=n, batch_in_epoch=n), loss=1.0, dataloader_len=None, max_duration=None
+        )
+        for n in (102, 103, 104)
+    ]
+    run(states, ProgressLogger(every=100))
+    assert capsys.readouterr().err.splitlines() == [
+        "train      Epoch   0    102 ba [00:00, loss/train/total=1]",
+        "train      Epoch   0    104 ba [00:02, 1.5 ba/s, loss/train/total=1]",
+    ]
+
+
+def test_a_prediction_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    begin = event(Event.PREDICT_START, 0, Timestamp(), dataloader_label="predict")
+    batches = [event(Event.PREDICT_BATCH_END, n, Timestamp(), n) for n in range(1, 5)]
+    run([begin, *batches, event(Event.PREDICT_END, 3900, Timestamp(), 4)], ProgressLogger(every=100))
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "predict                 100% 4/4 ba [1:05:00<00:00, 0.00103 ba/s]"
+    )
+
+
+def test_texts_of_a_run_cannot_break_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    state = event(Event.EVAL_START, 0, Timestamp(), dataloader_label="a\nb\x1b[2Jc")
+    run([state], ProgressLogger())
+    assert capsys.readouterr().err.startswith("a b\\x1b[2Jc   Epoch ")
+
+
+def test_it_asks_for_the_batches_of_an_evaluation() -> None:
+    demand = demand_of(ProgressLogger().companions())
+    assert {Event.EVAL_BATCH_END, Event.PREDICT_BATCH_END, Event.BATCH_END} <= set(demand.events)
+
+
+def test_a_consumer_that_goes_on_writes_the_lines_that_were_to_come(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = training()
+    run(stream, ProgressLogger(every=5))
+    undisturbed = capsys.readouterr().err
+    for cut in range(len(stream) + 1):
+        first = ProgressLogger(every=5)
+        first.open(RunPlace("run", 1, None))
+        for state in stream[:cut]:
+            first.watch(state)
+        position, written = first.state_dict(), capsys.readouterr().err
+        again = ProgressLogger(every=5)
+        again.load_state_dict(position)
+        run(stream[cut:], again)
+        assert written + capsys.readouterr().err == undisturbed
+
+
+def test_the_command_shows_events_that_no_callback_asked_for(tmp_path: Path) -> None:
+    directory = record_run(tmp_path, "run", training())
+    words = ["--replay", str(directory), "--callbacks", "lr", "--log", "progress", "-o", "progress.every=5"]
+    done = subprocess.run([sys.executable, "-m", "consumers", *words], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0] == "total                     0% 0/2 ep [00:00]"
+    assert lines[-2] == "total                   100% 2/2 ep [00:12<00:00, 0.167 ep/s]"
+    assert sum(line.startswith("eval ") for line in lines) == 3
+
+
+def test_a_negative_interval_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="every"):
+        ProgressLogger(every=-1)
+
+
+# -- a terminal -------------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A pseudo terminal in the place of standard output and error, and everything that is written to it."""
+
+    def __init__(self, columns: int = COLUMNS) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
+        self.stdout = os.fdopen(os.dup(slave), "w", encoding="utf-8")
+        self.stderr = os.fdopen(slave, "w", encoding="utf-8")
+        self.modes = termios.tcgetattr(self.stderr)
+        self._received = bytearray()
+        self._reader = threading.Thread(target=self._read)
+        self._marks = 0
+
+    def __enter__(self) -> "Terminal":
+        self._before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = self.stdout, self.stderr
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.stdout, sys.stderr = self._before
+        self.stdout.close()
+        self.stderr.close()
+        self._reader.join()
+        os.close(self._master)
+
+    def received(self) -> str:
+        """Everything that was written so far."""
+        self._marks += 1
+        mark = f"\x1b[{self._marks}z"  # a sequence that means nothing
+        self.stderr.write(mark)
+        self.stderr.flush()
+        wait_for(lambda: mark.encode() in self._received, "what was written to the terminal")
+        return self._received.decode()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # what Linux says when the other end is closed
+            while data := os.read(self._master, 65536):
+                self._received += data
+
+
+def screen(text: str, columns: int = COLUMNS) -> list[str]:
+    """The lines that a terminal shows after that text. A line that reaches the last column is refused."""
+    lines, row, column = [""], 0, 0
+    for match in TOKENS.finditer(text):
+        count, command, letter = match.groups()
+        if command == "A":
+            row = max(row - int(count or 1), 0)
+        elif command == "J":
+            lines[row] = lines[row][:column]
+            del lines[row + 1 :]
+        elif letter == "\r":
+            column = 0
+        elif letter == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif letter:
+            lines[row] = f"{lines[row][:column]:<{column}}{letter}{lines[row][column + 1 :]}"
+            column += 1
+            assert column < columns, f"a line wraps: {lines[row]}"
+    return lines
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The terminal's time, for the test to set."""
+    monkeypatch.setenv("TERM", "xterm")
+    now = [0.0]
+    for module in (progress, console):
+        monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    return now
+
+
+class Looks(Callback):
+    """Calls a function at every event, before the events after it are shown."""
+
+    def __init__(self, look: Callable[[Snapshot], None]) -> None:
+        self.look = look
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        self.look(state)
+
+
+def test_bars_are_drawn_at_the_bottom_and_finished_ones_stay(clock: list[float]) -> None:
+    shown: list[list[str]] = []
+    with Terminal() as terminal:
+
+        def look(state: Snapshot) -> None:
+            shown.append(screen(terminal.received()))
+            clock[0] += 1
+
+        run(training(), ProgressLogger(), Looks(look))
+        end = terminal.received()
+    assert shown[4] == [
+        f"total                    38%|{bar(9)}| 0/2 ep [00:03<00:05, 0.25 ep/s]",
+        f"train      Epoch   0     75%|{bar(18)}| 3/4 ba [00:03<00:01, 1 ba/s, loss/train/total=0.3333]",
+    ]
+    trained = f"100%|{bar(25)}| 4/4 ba [00:04<00:00, 1 ba/s,"
+    evaluated = f"100%|{bar(25)}| 2/2 ba [00:02<00:00, 1 ba/s,"
+    assert shown[8] == [
+        f"train      Epoch   0    {trained} loss/train/total=0.25, metrics/train/Accuracy=0.25]",
+        f"total                    50%|{bar(12)}| 1/2 ep [00:05<00:05, 0.2 ep/s]",
+        f"eval       Epoch   0     50%|{bar(12)}| 1/2 ba [00:01<00:01, 1 ba/s]",
+    ]
+    assert screen(end) == [
+        f"train      Epoch   0    {trained} loss/train/total=0.25, metrics/train/Accuracy=0.25]",
+        f"eval       Epoch   0    {evaluated} metrics/eval/Accuracy=0.75]",
+        f"train      Epoch   1    {trained} loss/train/total=0.125, metrics/train/Accuracy=0.5]",
+        f"eval       Epoch   1    {evaluated} metrics/eval/Accuracy=0.875]",
+        f"total                   100%|{bar(25)}| 2/2 ep [00:12<00:00, 0.167 ep/s]",
+        "",
+    ]
+
+
+def bar(filled: int) -> str:
+    return f"{'█' * filled:<25}"
+
+
+def test_what_else_is_printed_comes_above_the_bars(clock: list[float]) -> None:
+    def look(state: Snapshot) -> None:
+        if state.event is Event.BATCH_END:
+            print("batch", end=" ")
+            print(state.timestamp.batch.value)
+            print("to standard error", file=sys.stderr)
+        clock[0] += 1
+
+    with Terminal() as terminal:
+        run(training()[:4], ProgressLogger(), Looks(look))
+        shown = screen(terminal.received())
+        assert (sys.stdout, sys.stderr) == (terminal.stdout, terminal.stderr)
+    assert shown[:4] == ["batch 1", "to standard error", "batch 2", "to standard error"]
+    assert [line.split("|")[0] for line in shown[4:]] == [
+        "total                    25%",
+        "train      Epoch   0     50%",
+        "",
+    ]
+
+
+def test_the_console_and_the_bars_share_a_terminal(clock: list[float]) -> None:
+    with Terminal() as terminal:
+        stream = training()
+        run(stream, ProgressLogger(), TrainerMetrics(), Looks(lambda _: advance(clock)), to=[ConsoleLogger(every=0)])
+        shown = screen(terminal.received())
+    assert sum(line.startswith("step ") for line in shown) >= 8
+    assert sum(line.startswith(("train ", "eval ", "total ")) for line in shown) == 5
+    assert shown[-1] == ""
+
+
+def advance(clock: list[float]) -> None:
+    clock[0] += 1
+
+
+def test_bars_are_no_wider_than_the_terminal(clock: list[float]) -> None:
+    shown: list[list[str]] = []
+    with Terminal(columns=50) as terminal:
+
+        def look(state: Snapshot) -> None:
+            shown.append(screen(terminal.received(), columns=50))
+            clock[0] += 1
+
+        run(training(), ProgressLogger(), Looks(look))
+        end = screen(terminal.received(), columns=50)
+    assert [len(lines) for lines in shown[:4]] == [1, 2, 2, 2]
+    assert [line[:35] for line in end] == [
+        "train      Epoch   0    100% 4/4 ba",
+        "eval       Epoch   0    100% 2/2 ba",
+        "train      Epoch   1    100% 4/4 ba",
+        "eval       Epoch   1    100% 2/2 ba",
+        "total                   100% 2/2 ep",
+        "",
+    ]
+
+
+def test_on_a_narrow_terminal_the_bar_gives_way_to_the_words(clock: list[float]) -> None:
+    with Terminal(columns=100) as terminal:
+        run(training(), ProgressLogger())
+        end = screen(terminal.received(), columns=100)
+    words = "2/2 ba [00:02<00:00, 1 ba/s, metrics/eval/Accuracy=0.875]"
+    assert end[-3:] == [
+        f"eval       Epoch   1    100%|{'█' * 11}| {words}",
+        f"total                   100%|{bar(25)}| 2/2 ep [00:12<00:00, 0.167 ep/s]",
+        "",
+    ]
+
+
+def test_events_that_come_fast_are_drawn_ten_times_a_second(clock: list[float]) -> None:
+    def look(state: Snapshot) -> None:
+        clock[0] += 0.001
+
+    with Terminal() as terminal:
+        stream = [state for number in range(400) for state in epoch(number, number * 4, max_duration="400ep")]
+        run(stream, ProgressLogger(), Looks(look))
+        text = terminal.received()
+    seconds = len(stream) * 0.001
+    assert seconds > 2
+    assert seconds * 10 - 1 <= text.count("\x1b[J") <= seconds * 10 + seconds * 2 + 3
+    assert seconds - 1 <= text.count("metrics/train/") <= seconds + 2
+
+
+def test_the_terminal_is_given_back_as_it_was(clock: list[float]) -> None:
+    with Terminal() as terminal:
+        logger = ProgressLogger()
+        logger.open(RunPlace("run", 1, None))
+        for state in training()[:3]:
+            logger.watch(state)
+            clock[0] += 1
+        assert sys.stderr is not terminal.stderr
+        logger.close()
+        assert (sys.stdout, sys.stderr) == (terminal.stdout, terminal.stderr)
+        assert termios.tcgetattr(terminal.stderr) == terminal.modes
+        text = terminal.received()
+    assert not re.search(r"\x1b\[\?", text)  # no mode is set that would have to be set back
+    assert screen(text)[-1] == ""
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with Terminal() as terminal:
+        run(training(), ProgressLogger(every=5))
+        text = terminal.received()
+    assert "\x1b[J" not in text
+    assert len(text.splitlines()) >= 6

@@ -1,0 +1,155 @@
+"""What Prometheus fetches: over HTTP, parsed by its own parsers."""
+
+import math
+import socket
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from consumers_stream import batch_end
+from logged import LogsWhatItSees
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from bus.errors import ClosedError, ConfigurationError
+from bus.protocol.snapshot import Snapshot
+from consumers import Runner
+from consumers.api.logger import Row, RunPlace
+from consumers.loggers.prometheus import PrometheusLogger
+
+RUN = {"run": "digits", "attempt": "2"}
+
+
+@pytest.fixture
+def prometheus() -> Iterator[PrometheusLogger]:
+    destination = PrometheusLogger(port=0)
+    destination.open(RunPlace("digits", 2, None))
+    yield destination
+    destination.close()
+
+
+def fetch(url: str, accept: str = "text/plain") -> str:
+    request = urllib.request.Request(url, headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def scrape(url: str) -> dict[str, Sample]:
+    """Each sample by its metric as it was logged, or by its own name."""
+    families = list(text_string_to_metric_families(fetch(url)))
+    assert {family.type for family in families} == {"gauge"}
+    return {sample.labels.get("metric", sample.name): sample for family in families for sample in family.samples}
+
+
+def log(destination: PrometheusLogger, batch: int, metrics: dict[str, Any]) -> None:
+    state = batch_end(batch)
+    destination.log_rows([Row(batch, state.time, metrics)], state)
+
+
+def test_the_latest_values_are_gauges_with_names_that_prometheus_allows(prometheus: PrometheusLogger) -> None:
+    log(prometheus, 1, {"loss/train/total": 0.5, "metrics/eval/F-1 score": 0.75, "50%": 1, "done": True})
+    log(prometheus, 2, {"loss/train/total": 0.25, "lr": math.nan, "clip": math.inf})
+    samples = scrape(prometheus.url)
+    loss = samples["loss/train/total"]
+    assert (loss.name, loss.labels, loss.value) == ("loss_train_total", {**RUN, "metric": "loss/train/total"}, 0.25)
+    assert samples["metrics/eval/F-1 score"].name == "metrics_eval_F_1_score"
+    assert samples["metrics/eval/F-1 score"].value == 0.75
+    assert (samples["50%"].name, samples["50%"].value, samples["done"].value) == ("_50_", 1, 1)
+    assert math.isnan(samples["lr"].value)
+    assert samples["clip"].value == math.inf
+    assert (samples["last_step"].value, samples["last_step"].labels) == (2, RUN)
+    assert samples["last_step_timestamp_seconds"].value == 1.7e9 + 0.5
+
+
+def test_names_that_become_the_same_stay_apart_and_never_take_ours(prometheus: PrometheusLogger) -> None:
+    log(prometheus, 1, {"a/b": 1, "a.b": 2, "last/step": 3, "run_info": 4})
+    samples = scrape(prometheus.url)
+    assert [(samples[name].name, samples[name].value) for name in ("a/b", "a.b")] == [("a_b", 1), ("a_b", 2)]
+    assert [(samples[name].name, samples[name].value) for name in ("last/step", "run_info")] == [
+        ("last_step_", 3),
+        ("run_info_", 4),
+    ]
+    assert samples["last_step"].value == 1
+
+
+def test_a_row_of_an_earlier_step_does_not_take_the_last_step_back(prometheus: PrometheusLogger) -> None:
+    log(prometheus, 5, {"x": 1})
+    log(prometheus, 3, {"late": 2})
+    samples = scrape(prometheus.url)
+    assert (samples["last_step"].value, samples["late"].value) == (5, 2)
+    assert samples["last_step_timestamp_seconds"].value == 1.7e9 + 1.25
+
+
+def test_hyperparameters_are_labels_of_the_run_s_information(prometheus: PrometheusLogger) -> None:
+    prometheus.log_hyperparameters({"optimizer/name": 'Adam "W"', "__lr": 0.1, "run": "other"}, batch_end(1))
+    expected = {"optimizer_name": 'Adam "W"', "lr": "0.1", **RUN}
+    info = scrape(prometheus.url)["run_info"]
+    assert (info.labels, info.value) == (expected, 1)
+
+
+def test_openmetrics_clients_read_it_too(prometheus: PrometheusLogger) -> None:
+    log(prometheus, 1, {"loss/train": 0.5, "text": "left out"})
+    families = {
+        family.name: family for family in parse_openmetrics(fetch(prometheus.url, "application/openmetrics-text"))
+    }
+    assert set(families) == {"run", "last_step", "last_step_timestamp_seconds", "loss_train"}
+    assert families["loss_train"].samples[0].value == 0.5
+
+
+def test_it_answers_while_a_run_goes_on_and_not_after(capsys: pytest.CaptureFixture[str]) -> None:
+    destination, seen = PrometheusLogger(port=0), []
+
+    def stream() -> Iterator[Snapshot]:
+        for batch in range(1, 4):
+            yield batch_end(batch, rows=[[batch, {"x": batch}]])
+            seen.append(scrape(destination.url)["x"].value)
+
+    Runner(stream(), [LogsWhatItSees()], [destination]).run()
+    assert seen == [1, 2, 3]
+    address = capsys.readouterr().err.split()[-1]
+    assert address.startswith("http://127.0.0.1:")
+    with pytest.raises(OSError, match="refused"):
+        fetch(address)
+    with pytest.raises(ClosedError, match="open"):
+        _ = destination.url
+    assert not [thread for thread in threading.enumerate() if "serve_forever" in thread.name]
+
+
+def test_a_consumer_that_goes_on_shows_what_it_showed(prometheus: PrometheusLogger) -> None:
+    log(prometheus, 4, {"x": 1})
+    prometheus.log_hyperparameters({"seed": 17}, batch_end(4))
+    other = PrometheusLogger(port=0)
+    other.load_state_dict(prometheus.state_dict())
+    other.open(RunPlace("digits", 2, None))
+    try:
+        assert fetch(other.url) == fetch(prometheus.url)
+    finally:
+        other.close()
+
+
+def test_of_one_run_nothing_is_shown_for_the_next(prometheus: PrometheusLogger) -> None:
+    log(prometheus, 1, {"x": 1})
+    prometheus.close()
+    prometheus.open(RunPlace("next", 1, None))
+    assert set(scrape(prometheus.url)) == {"run_info"}
+
+
+def test_a_port_in_use_is_refused_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=rf"port {port}: .*in use.*-o prometheus\.port=PORT.*free one"):
+            PrometheusLogger(port=port).open(RunPlace("digits", 1, None))
+    with pytest.raises(ConfigurationError, match=r"cannot listen on 192\.0\.2\.1 .*prometheus\.address=ADDRESS"):
+        PrometheusLogger(port=0, address="192.0.2.1").open(RunPlace("digits", 1, None))
+    with pytest.raises(ConfigurationError, match=r"from 0 \(a free one\) to 65535, not 70000"):
+        PrometheusLogger(port=70000)
+
+
+def test_without_the_client_the_message_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'offloop\[prometheus\]'"):
+        PrometheusLogger().check()

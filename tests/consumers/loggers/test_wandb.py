@@ -1,0 +1,250 @@
+"""Weights & Biases, offline, read back by its own ``wandb leet inspect``."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import wandb
+from consumers_stream import batch_end, record_run, snapshots_of_training
+from paths import SUPPORT
+
+from bus.errors import ConfigurationError
+from bus.protocol.snapshot import Snapshot
+from bus.publisher.publisher import Publisher
+from bus.recording.recording import Recording
+from bus.runs.directory import find_run
+from consumers import Callback, Logger, TrainerMetrics
+from consumers.api.logger import Row, RunPlace, Upload
+from consumers.delivery.spool import spooled
+from consumers.loggers.wandb import WandBLogger
+from consumers.runner.runner import Runner
+
+JOB = SUPPORT / "logger_job.py"
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Keeps wandb's own folders in the test's, and wandb off the network."""
+    for kind in ("CACHE", "CONFIG", "DATA", "ARTIFACT"):
+        monkeypatch.setenv(f"WANDB_{kind}_DIR", str(tmp_path / kind.lower()))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    yield
+    # Ends wandb's own process.
+    wandb.teardown()
+
+
+def records(directory: Path) -> list[dict[str, Any]]:
+    """Every record of every run that wandb wrote there."""
+    found: list[dict[str, Any]] = []
+    for file in sorted(directory.glob("wandb/offline-run-*/*.wandb")):
+        command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
+        printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout
+        found += map(json.loads, printed.splitlines())
+    return found
+
+
+def history(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows = [record["history"]["item"] for record in found if record["type"] == "history"]
+    # It is by wandb's clock, and about the sending.
+    return [{name: value for name, value in row.items() if name != "_runtime"} for row in rows]
+
+
+class Everything(Callback):
+    """Logs one of each kind."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def fit_start(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_hyperparameters({"seed": 17, "model": {"depth": 2}})
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        batch = state.timestamp.values[2]
+        logger.log_metrics({"loss": state.loss, "note": f"batch {batch}"})
+        if batch == 2:
+            image = np.full((2, 2, 3), 40 * batch, np.uint8)
+            mask = {"truth": np.array([[0, 1], [1, 0]])}
+            logger.log_images(image, "seen", True, masks=mask, mask_class_labels={1: "cat"}, use_table=False)
+            logger.log_images([image], "tabled", True)
+            logger.log_table(["a", "b"], [[1, "x"], [None, 0.5]], "numbers")
+            logger.log_text("all is well", "note at 2")
+            logger.upload_file("checkpoints/model.pt", self._file)
+
+
+def run_all(stream: Any, directory: Path) -> list[dict[str, Any]]:
+    directory.mkdir(exist_ok=True)
+    file = directory / "model.pt"
+    file.write_bytes(b"weights")
+    logger = WandBLogger(project="tests", tags=("a", "b"), mode="offline", dir=directory)
+    statistics = Runner(stream, [Everything(file)], [spooled(logger)]).run()
+    assert statistics.problems == []
+    return records(directory)
+
+
+def test_everything_is_read_back_and_a_recording_sent_later_gives_the_same(tmp_path: Path) -> None:
+    snapshots = snapshots_of_training(4)
+    found = run_all(snapshots, tmp_path / "live")
+    (run,) = [record["run"] for record in found if record["type"] == "run"]
+    assert (run["run_id"], run["display_name"], run["project"]) == ("run-1", "run", "tests")
+    assert (run["run_group"], run["tags"]) == ("run", ["a", "b"])
+    config = {name: value for r in found if r["type"] == "config" for name, value in r["config"]["update"].items()}
+    assert {"seed": 17, "model": {"depth": 2}}.items() <= config.items()
+    assert [r["metric"]["step_metric"] for r in found if r["type"] == "metric"] == ["step"]
+
+    rows = history(found)
+    assert [row["_step"] for row in rows] == [*range(len(rows))]
+    ends = [state for state in snapshots if state.event.value == "batch_end"]
+    assert [(row["step"], row["_timestamp"], row["loss"], row["note"]) for row in rows if "loss" in row] == [
+        (state.timestamp.values[2], state.time, state.loss, f"batch {number}") for number, state in enumerate(ends, 1)
+    ]
+    others = [row for row in rows if "loss" not in row]
+    assert {(row["step"], row["_timestamp"]) for row in others} == {(2, ends[1].time)}
+    names = {name for row in others for name in row}
+    assert {"seen._type", "seen.all_masks", "tabled Table._type", "numbers.nrows", "note at 2"} <= names
+    (image,) = (tmp_path / "live").glob("wandb/offline-run-*/files/media/images/seen_*.png")
+    from PIL import Image
+
+    with Image.open(image) as opened:
+        assert np.asarray(opened.convert("RGB")).tolist() == [[[80, 80, 80]] * 2] * 2
+    (table,) = (tmp_path / "live").glob("wandb/offline-run-*/files/media/table/numbers_*.table.json")
+    assert json.loads(table.read_text()) == {"columns": ["a", "b"], "data": [[1, "x"], [None, 0.5]]}
+    artifacts = {r["artifact"]["name"]: r["artifact"] for r in found if r["type"] == "artifact"}
+    model = artifacts["checkpoints.model.pt"]
+    assert (model["type"], sorted(model["aliases"])) == ("pt", ["ep0-ba2", "latest"])
+    assert [(one["path"], one["size"]) for one in model["manifest"]["contents"]] == [("model.pt", "7")]
+
+    recording = Recording(record_run(tmp_path, "run", snapshots) / "recording-1.mcap")
+    replayed = history(run_all(recording, tmp_path / "replay"))
+    assert [_comparable(row) for row in replayed] == [_comparable(row) for row in rows]
+
+
+def _comparable(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the random ids that wandb gives to tables."""
+    return {name: value for name, value in row.items() if not name.endswith(("artifact_path", "sha256"))}
+
+
+def run_job(recording: Path, target: Path, *arguments: str) -> int:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(JOB.parent), str(JOB.parent.parent)])}
+    command = [sys.executable, str(JOB), "wandb", str(recording), str(target), *arguments]
+    return subprocess.run(command, env=environment).returncode
+
+
+@pytest.mark.timeout(180)
+def test_a_consumer_that_is_killed_goes_on_with_no_step_twice_and_none_missing(tmp_path: Path) -> None:
+    recording = record_run(tmp_path, "demo", snapshots_of_training(60)) / "recording-1.mcap"
+    assert run_job(recording, tmp_path / "sent", "40") == -signal.SIGKILL
+    assert run_job(recording, tmp_path / "sent") == 0
+    rows = history(records(tmp_path / "sent"))
+    assert [row["step"] for row in rows] == [*range(1, 61)]
+    assert [row["_step"] for row in rows] == [*range(60)]
+    assert run_job(recording, tmp_path / "sent") == 0
+    assert history(records(tmp_path / "sent")) == rows
+
+
+def test_runs_of_one_name_from_two_folders_are_two_runs(tmp_path: Path) -> None:
+    for folder in ("here", "there"):
+        with Publisher("demo", runs_dir=tmp_path / folder) as publisher:
+            publisher.publish("batch_end", batch=1, loss=0.5)
+        logger = WandBLogger(mode="offline", dir=tmp_path)
+        assert Runner(Recording(publisher.recording), [TrainerMetrics()], [spooled(logger)]).run().problems == []
+    runs = [record["run"] for record in records(tmp_path) if record["type"] == "run"]
+    ids = [find_run("demo", tmp_path / folder).id for folder in ("here", "there")]
+    assert sorted(run["run_id"] for run in runs) == sorted(f"{one}-1" for one in ids)
+    assert {run["display_name"] for run in runs} == {"demo"}
+    assert sorted(run["run_group"] for run in runs) == sorted(f"demo-{one[:6]}" for one in ids if one)
+
+
+def test_each_attempt_is_a_run_of_the_same_group(tmp_path: Path) -> None:
+    for attempt in (1, 2):
+        logger = WandBLogger(dir=tmp_path)
+        logger.open(RunPlace("demo", attempt, tmp_path))
+        logger.close()
+    runs = [record["run"] for record in records(tmp_path) if record["type"] == "run"]
+    assert sorted((run["run_id"], run["display_name"], run["run_group"]) for run in runs) == [
+        ("demo-1", "demo", "demo"),
+        ("demo-2", "demo-2", "demo"),
+    ]
+
+
+class OnlineRun:
+    """What wandb gives for a run that has rows already."""
+
+    dir = ""
+    url = "https://wandb.example/team/project/runs/r-1"
+
+    def __init__(self, rows: int, last_step: int) -> None:
+        self.starting_step = rows
+        self.summary = {"step": last_step}
+        self.rows: list[tuple[int, int]] = []
+
+    def define_metric(self, name: str, step_metric: str) -> None: ...
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        self.rows.append((step, values["step"]))
+
+    def finish(self) -> None: ...
+
+
+def send_online(monkeypatch: pytest.MonkeyPatch, logger: WandBLogger, run: OnlineRun, steps: Sequence[int]) -> None:
+    monkeypatch.setattr("wandb.init", lambda **options: run)
+    logger.open(RunPlace("demo", 1, None))
+    state = batch_end(1)
+    logger.log_rows([Row(step, state.time, {"loss": 0.5}) for step in steps], state)
+    logger.close()
+
+
+def test_what_the_server_has_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A consumer of which the server had taken three entries when it was killed is given everything again.
+    own = OnlineRun(rows=3, last_step=2)
+    killed = WandBLogger(mode="online")
+    killed.load_state_dict({"logged": 0, "left_out_to": None, "unfinished": None})
+    send_online(monkeypatch, killed, own, [1, 2, 2, 2, 3])
+    assert own.rows == [(3, 2), (4, 3)]
+    # Another consumer begins at the end of what is there.
+    other = OnlineRun(rows=3, last_step=2)
+    logger = WandBLogger(mode="online")
+    send_online(monkeypatch, logger, other, [1, 2, 3, 4])
+    assert other.rows == [(3, 3), (4, 4)]
+    # And when that one is opened again, it goes on from there.
+    state = logger.state_dict()
+    again = WandBLogger(mode="online")
+    again.load_state_dict(state)
+    later = OnlineRun(rows=5, last_step=4)
+    send_online(monkeypatch, again, later, [5])
+    assert later.rows == [(5, 5)]
+
+
+def test_what_wandb_refuses_is_a_configuration_error(tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    file.touch()
+    logger = WandBLogger(dir=tmp_path)
+    logger.open(RunPlace("demo", 1, tmp_path))
+    with pytest.raises(ConfigurationError, match=r"wandb refuses it: .*longer than 128"):
+        logger.upload_file(Upload("x" * 129, file, False), batch_end(1))
+    logger.close()
+
+
+def test_a_missing_package_and_a_missing_account_are_said_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.touch()
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    with pytest.raises(ConfigurationError, match=r"no account to log to.*'-o wandb\.mode=offline' does without"):
+        WandBLogger(mode="online").check()
+    netrc.write_text(f"machine 127.0.0.1 login user password {'0' * 40}")
+    WandBLogger(mode="online").check()
+    WandBLogger(mode="offline").check()
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'offloop\[wandb\]'"):
+        WandBLogger().check()

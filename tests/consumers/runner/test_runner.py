@@ -1,0 +1,413 @@
+"""How callbacks are run: order, errors, closing, signals."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from consumers_stream import Collector, batch_end, snapshots_of_training
+
+from bus.errors import ClosedError, ConfigurationError, OffloopError
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from consumers import Callback, Logger, LoggerDestination, Runner
+from consumers.api.logger import RunPlace
+from consumers.runner.runner import CallbackError
+
+
+class Witness(Callback):
+    """Writes down who is called, in a list shared by all of them."""
+
+    def __init__(self, name: str, calls: list[str], raises_at: str = "") -> None:
+        self.name = name
+        self.calls = calls
+        self.raises_at = raises_at
+
+    def _note(self, method: str) -> None:
+        self.calls.append(f"{method} {self.name}")
+        if method == self.raises_at:
+            raise RuntimeError(f"{self.name} gives up")
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        self._note("batch_end")
+
+    def close(self, state: Snapshot, logger: Logger) -> None:
+        self._note("close")
+
+    def post_close(self) -> None:
+        self._note("post_close")
+
+
+class AsyncWitness(Witness):
+    async def batch_end(self, state: Snapshot, logger: Logger) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        self._note("batch_end")
+
+    async def close(self, state: Snapshot, logger: Logger) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        self._note("close")
+
+    async def post_close(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        self._note("post_close")
+
+
+class ClosingDestination(LoggerDestination):
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+
+    def close(self) -> None:
+        self.calls.append("close destination")
+
+
+async def as_async(snapshots: list[Snapshot]) -> AsyncIterator[Snapshot]:
+    for snapshot in snapshots:
+        await asyncio.sleep(0)
+        yield snapshot
+
+
+@pytest.mark.parametrize("wrap", [list, iter, as_async])
+def test_callbacks_are_called_one_after_the_other_in_the_order_given(wrap: Any) -> None:
+    calls: list[str] = []
+    callbacks = [Witness("a", calls), AsyncWitness("b", calls), Witness("c", calls)]
+    statistics = Runner(wrap([batch_end(1), batch_end(2)]), callbacks).run()
+    assert calls[:6] == ["batch_end a", "batch_end b", "batch_end c"] * 2
+    assert (statistics.handled, statistics.last_seq, statistics.interrupted) == (2, 2, False)
+
+
+def test_a_callback_is_not_given_events_that_it_does_not_want() -> None:
+    class Epochs(Callback):
+        def __init__(self) -> None:
+            self.seen: list[Event] = []
+
+        def epoch_end(self, state: Snapshot, logger: Logger) -> None:
+            self.seen.append(state.event)
+
+    epochs = Epochs()
+    statistics = Runner(snapshots_of_training(batches=8), [epochs]).run()
+    assert epochs.seen == [Event.EPOCH_END] * 2
+    assert statistics.handled == 2
+
+
+class Ranks(Callback):
+    """Writes down whose events it is sent, and logs."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        self.seen.append(state.rank)
+        logger.log_metrics({f"{type(self).__name__}/rank": state.rank})
+
+
+class EveryRank(Ranks):
+    all_ranks = True
+
+
+def test_of_several_ranks_a_callback_sees_the_first_unless_it_asks_for_all() -> None:
+    first, every, collector = Ranks(), EveryRank(), Collector()
+    stream = [batch_end(1), batch_end(1, rank=1), batch_end(2, rank=1), batch_end(2)]
+    Runner(stream, [first, every], [collector]).run()
+    assert first.seen == [0, 0]
+    assert every.seen == [0, 1, 1, 0]
+    assert [row.metrics.get("Ranks/rank") for row in collector.rows] == [0, None, None, 0]
+
+
+def test_events_of_further_ranks_that_no_callback_sees_are_not_counted_as_handled() -> None:
+    statistics = Runner([batch_end(1), batch_end(7, rank=1)], [Ranks()]).run()
+    assert (statistics.handled, statistics.last_seq) == (1, 1)
+
+
+def test_closing_goes_on_past_a_callback_that_raises_and_only_that_one_misses_post_close(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls: list[str] = []
+    callbacks = [
+        Witness("C1", calls),
+        Witness("Bad", calls, raises_at="close"),
+        AsyncWitness("BadPost", calls, raises_at="post_close"),
+        Witness("C2", calls),
+    ]
+    Runner([], callbacks, [ClosingDestination(calls)]).run()
+    assert calls == [
+        *("close C1", "close Bad", "close BadPost", "close C2"),
+        *("post_close C1", "post_close BadPost", "post_close C2"),
+        "close destination",
+    ]
+    assert "Bad gives up" in capsys.readouterr().err
+
+
+def test_a_callback_that_raises_is_shown_once_counted_and_leaves_its_neighbours_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls: list[str] = []
+    callbacks = [AsyncWitness("a", calls), Witness("b", calls, raises_at="batch_end"), Witness("c", calls)]
+    statistics = Runner([batch_end(n) for n in (1, 2, 3)], callbacks).run()
+    assert calls.count("batch_end c") == calls.count("batch_end b") == 3
+    assert statistics.errors == {"AsyncWitness": 0, "Witness": 3, "Witness#2": 0}
+    shown = capsys.readouterr().err
+    assert shown.count("Traceback") == 1
+    assert "callback Witness raised at batch_end, seq 1" in shown
+    assert "RuntimeError: b gives up" in shown
+    assert "consumers/runner/runner.py" not in shown
+
+
+def test_a_disabled_callback_is_given_no_more_events_but_is_closed() -> None:
+    calls: list[str] = []
+    callbacks = [Witness("a", calls, raises_at="batch_end"), Witness("b", calls)]
+    Runner([batch_end(1), batch_end(2)], callbacks, on_error="disable").run()
+    assert calls[:3] == ["batch_end a", "batch_end b", "batch_end b"]
+    assert "close a" in calls
+
+
+def test_stopping_at_an_error_finishes_the_event_closes_everything_and_raises() -> None:
+    calls: list[str] = []
+    callbacks = [Witness("a", calls, raises_at="batch_end"), Witness("b", calls)]
+    with pytest.raises(CallbackError, match="Witness raised RuntimeError at batch_end, seq 1: a gives up") as raised:
+        Runner([batch_end(1), batch_end(2)], callbacks, on_error="stop").run()
+    assert isinstance(raised.value.__cause__, RuntimeError)
+    assert calls == ["batch_end a", "batch_end b", "close a", "close b", "post_close a", "post_close b"]
+
+
+def test_an_error_while_closing_is_counted_and_stops_nothing() -> None:
+    calls: list[str] = []
+    callbacks = [Witness("a", calls, raises_at="close"), Witness("b", calls)]
+    statistics = Runner([batch_end(1)], callbacks, on_error="stop").run()
+    assert statistics.problems == ["callback Witness raised 1 time"]
+    assert calls[-2:] == ["close b", "post_close b"]
+
+
+def test_an_unknown_error_policy_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="continue, disable, stop"):
+        Runner([], [], on_error="ignore")  # type: ignore[arg-type]
+
+
+def test_what_is_logged_while_closing_reaches_the_destinations() -> None:
+    class Summary(Callback):
+        def batch_end(self, state: Snapshot, logger: Logger) -> None: ...
+
+        def close(self, state: Snapshot, logger: Logger) -> None:
+            logger.log_metrics({"total": 1.5})
+
+    collector = Collector()
+    Runner([batch_end(7)], [Summary()], [collector]).run()
+    assert [(row.step, row.metrics) for row in collector.rows] == [(7, {"total": 1.5})]
+    assert collector.closed
+
+
+def test_the_stream_s_own_error_comes_out_after_everything_is_closed() -> None:
+    def broken() -> Any:
+        yield batch_end(1)
+        raise OffloopError("the stream broke")
+
+    calls: list[str] = []
+    with pytest.raises(OffloopError, match="the stream broke"):
+        Runner(broken(), [Witness("a", calls)], [ClosingDestination(calls)]).run()
+    assert calls == ["batch_end a", "close a", "post_close a", "close destination"]
+
+
+def test_a_destination_that_fails_is_given_nothing_more_and_the_others_go_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Full(Collector):
+        def log_rows(self, rows: Any, state: Snapshot) -> None:
+            super().log_rows(rows, state)
+            if len(self.rows) == 2:
+                raise OSError("no space left on device")
+
+    class Logs(Callback):
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            logger.log_metrics({"x": 1})
+
+    full, collector = Full(), Collector()
+    statistics = Runner([batch_end(n) for n in range(1, 5)], [Logs()], [full, collector]).run()
+    assert (len(full.rows), len(collector.rows)) == (2, 4)
+    assert statistics.failed_destinations == ("Full",)
+    assert statistics.problems == ["destination Full failed and lacks what came after"]
+    assert "no space left on device" in capsys.readouterr().err
+
+
+def test_destinations_are_closed_again_when_one_of_them_cannot_be_opened() -> None:
+    class Unwritable(LoggerDestination):
+        def open(self, place: RunPlace) -> None:
+            raise ConfigurationError("no place to write")
+
+    calls: list[str] = []
+    with pytest.raises(ConfigurationError, match="no place"):
+        Runner([batch_end(1)], [Witness("a", calls)], [ClosingDestination(calls), Unwritable()]).run()
+    assert calls == ["close destination"]
+
+
+def test_destinations_are_told_the_run_and_its_directory() -> None:
+    class Stream(list[Snapshot]):
+        run_name, attempt, run_dir = "digits", 2, Path("runs/digits")
+
+    collector = Collector()
+    Runner(Stream(), [], [collector]).run()
+    assert collector.place == RunPlace("digits", 2, Path("runs/digits"))
+
+
+def test_a_runner_runs_once() -> None:
+    runner = Runner([], [])
+    runner.run()
+    with pytest.raises(ClosedError):
+        runner.run()
+
+
+def test_it_runs_within_a_loop_that_runs_already() -> None:
+    calls: list[str] = []
+
+    async def notebook() -> int:
+        return (await Runner([batch_end(1)], [Witness("a", calls)]).run_async()).handled
+
+    assert asyncio.run(notebook()) == 1
+
+
+def test_run_within_a_loop_that_runs_already_says_what_to_write() -> None:
+    async def notebook() -> None:
+        Runner([], []).run()
+
+    with pytest.raises(ConfigurationError, match=r"await runner\.run_async"):
+        asyncio.run(notebook())
+
+
+def test_tasks_that_a_callback_starts_run_while_a_long_recording_is_read() -> None:
+    class Background(Callback):
+        def __init__(self) -> None:
+            self.finished_at: int | None = None
+            self.handled = 0
+
+        async def _work(self) -> None:
+            await asyncio.sleep(0)
+            self.finished_at = self.handled
+
+        async def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            self.handled += 1
+            if self.handled == 1:
+                self.task = asyncio.create_task(self._work())
+
+    background = Background()
+    Runner([batch_end(n) for n in range(1, 2001)], [background]).run()
+    assert background.finished_at is not None
+    assert background.finished_at < 2000
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+
+
+class Kills(Witness):
+    """Sends its own process a signal in the middle of an event."""
+
+    def __init__(self, calls: list[str], number: int, at: int = 1) -> None:
+        super().__init__("killer", calls)
+        self.number, self.at = number, at
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        super().batch_end(state, logger)
+        if state.timestamp.batch == self.at:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("wrap", [list, as_async])
+def test_a_signal_lets_the_event_be_finished_and_everything_be_closed(number: int, wrap: Any) -> None:
+    calls: list[str] = []
+    before = signal.getsignal(number)
+    stream = wrap([batch_end(1), batch_end(2)])
+    statistics = Runner(stream, [Kills(calls, number), AsyncWitness("b", calls)]).run()
+    assert calls[:3] == ["batch_end killer", "batch_end b", "close killer"]
+    assert calls[-1] == "post_close b"
+    assert (statistics.interrupted, statistics.handled) == (True, 1)
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_ends_the_wait_for_the_next_event() -> None:
+    async def quiet() -> AsyncIterator[Snapshot]:
+        yield batch_end(1)
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    calls: list[str] = []
+    statistics = Runner(quiet(), [Witness("a", calls)]).run()
+    assert statistics.interrupted
+    assert calls == ["batch_end a", "close a", "post_close a"]
+
+
+def test_one_that_is_left_before_it_begins_closes_in_peace_when_it_is_left_again() -> None:
+    class LeftAgain(Callback):
+        closed = False
+
+        async def close(self, state: Snapshot, logger: Logger) -> None:
+            runner.leave()
+            await asyncio.sleep(0)
+            self.closed = True
+
+    callback = LeftAgain()
+    runner = Runner(as_async([batch_end(1)]), [callback])
+    runner.leave()
+    statistics = runner.run()
+    assert (statistics.interrupted, statistics.handled, callback.closed) == (True, 0, True)
+
+
+def test_a_second_signal_interrupts_a_callback_that_hangs() -> None:
+    class Hangs(Callback):
+        async def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(os.kill, os.getpid(), signal.SIGINT)
+            loop.call_soon(os.kill, os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        Runner([batch_end(1)], [Hangs()]).run()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        calls: list[str] = []
+        statistics = Runner([batch_end(1), batch_end(2)], [Kills(calls, signal.SIGINT)]).run()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert statistics.handled == 2
+
+
+def test_a_destination_that_could_not_be_sent_everything_is_a_problem() -> None:
+    class Away(LoggerDestination):
+        @property
+        def problem(self) -> str | None:
+            return "lacks 3 of 3 entries"
+
+    statistics = Runner(snapshots_of_training(), [], [Away()]).run()
+    assert statistics.problems == ["destination Away lacks 3 of 3 entries"]
+
+
+STANDING_STILL = """
+import asyncio, os, signal, threading
+from consumers import Callback, Runner
+
+class Stream:
+    run_name, attempt, run_dir, ending = "r", 1, None, None
+    async def __aiter__(self):
+        # The signal is another thread's, as one is that comes just before the main thread falls asleep.
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        await asyncio.Event().wait()
+        yield
+
+class Watch(Callback):
+    def batch_end(self, state, logger): pass
+
+assert Runner(Stream(), [Watch()], []).run().interrupted
+"""
+
+
+def test_a_signal_ends_it_also_while_nothing_else_wakes_it() -> None:
+    done = subprocess.run([sys.executable, "-c", STANDING_STILL], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

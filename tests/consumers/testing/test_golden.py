@@ -1,0 +1,168 @@
+"""Golden files, and what is told when something differs from one."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus.errors import ConfigurationError
+from bus.protocol.snapshot import Snapshot
+from consumers import Callback, Logger
+from consumers.testing import Golden, Logged, MemoryStream, replay
+
+
+class Logs(Callback):
+    """Logs these metrics, one map after each batch."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_metrics(self.rows[int(state.timestamp.batch) - 1])
+
+
+class LogsAll(Callback):
+    def __init__(self, file: Path, pixel: int = 0, text: str = "hello") -> None:
+        self.file, self.pixel, self.text = file, pixel, text
+
+    def fit_end(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_hyperparameters({"seed": 3, "rate": math.inf})
+        logger.log_images([[[0, self.pixel]]], name="pixels", masks={"prediction": [[[0, 1]]]})
+        logger.log_table(["a"], [[math.nan], [None]])
+        logger.log_text(self.text)
+        logger.upload_file("there", self.file)
+        state.send_command("set", "lr", 0.5)
+
+
+def logged(*rows: dict[str, Any]) -> Logged:
+    stream = MemoryStream()
+    stream.train(len(rows))
+    return replay(Logs(rows), stream)
+
+
+def differences(golden: Golden, found: Logged, **options: Any) -> list[str]:
+    with pytest.raises(AssertionError) as raised:
+        golden.check(found, "name", **options)
+    return str(raised.value).splitlines()
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Golden:
+    """A folder with a file ``name`` of three rows."""
+    Golden(tmp_path, update=True).check(logged({"a": 1.0, "b": 2}, {"a": math.nan}, {"a": 3.0}), "name")
+    return Golden(tmp_path, how_to_update="make golden")
+
+
+def test_what_is_equal_is_equal(golden: Golden) -> None:
+    golden.check(logged({"a": 1.0, "b": 2}, {"a": math.nan}, {"a": 3.0}), "name")
+
+
+@pytest.mark.parametrize("text", ["one\u2028two\x85three", "one\ntwo\r", ""])
+def test_any_text_is_equal_to_itself(tmp_path: Path, text: str) -> None:
+    (tmp_path / "file").touch()
+    stream = MemoryStream()
+    stream.train(1)
+    stream.finish()
+    found = replay(LogsAll(tmp_path / "file", text=text), stream)
+    Golden(tmp_path, update=True).check(found, "name")
+    Golden(tmp_path).check(found, "name")
+
+
+def test_first_what_differs_is_told_and_how_to_take_it_over(golden: Golden, tmp_path: Path) -> None:
+    told = differences(golden, logged({"a": 1.0, "c": 2}, {"a": math.inf}, {"a": 3.0}, {"a": 4.0}))
+    assert told == [
+        f"what was logged differs from {tmp_path / 'name.jsonl'} in 3 of 3 lines:",
+        "  line 1, step 1: b is missing, expected 2; c is new: 2",
+        '  line 2, step 2: a is "Infinity", expected "NaN"',
+        '  line 4 is new: {"step": 4, "time": 1700000001.0, "metrics": {"a": 4.0}}',
+        "if that is meant to be: make golden",
+    ]
+    assert '  line 3 is missing: {"step": 3' in differences(golden, logged({"a": 1.0, "b": 2}, {"a": math.nan}))[1]
+
+
+def test_no_more_than_five_differences_are_told(tmp_path: Path) -> None:
+    rows = [{"a": float(number)} for number in range(8)]
+    Golden(tmp_path, update=True).check(logged(*rows), "name")
+    told = differences(Golden(tmp_path), logged(*({"a": row["a"] + 1} for row in rows)))
+    assert len(told) == 8
+    assert told[-2] == "  and 3 more"
+
+
+@pytest.mark.parametrize(("before", "now"), [(1, 1.0), (1, True), (0.0, -0.0), ("1", 1), (0.3, 0.1 + 0.2)])
+def test_values_are_compared_exactly(tmp_path: Path, before: Any, now: Any) -> None:
+    Golden(tmp_path, update=True).check(logged({"a": before}), "name")
+    assert "line 1, step 1: a is " in differences(Golden(tmp_path), logged({"a": now}))[1]
+
+
+def test_the_order_of_metrics_is_compared(golden: Golden) -> None:
+    told = differences(golden, logged({"b": 2, "a": 1.0}, {"a": math.nan}, {"a": 3.0}))
+    assert told[1] == "  line 1, step 1: the metrics come in another order: b, a, expected a, b"
+
+
+def test_a_tolerance_is_relative_and_near_zero_absolute(tmp_path: Path) -> None:
+    Golden(tmp_path, update=True).check(logged({"a": 1000.0, "b": 0.0}), "name")
+    golden = Golden(tmp_path)
+    near = logged({"a": 1000.9, "b": 0.0009})
+    golden.check(near, "name", tolerance=1e-3)
+    assert len(differences(golden, near)) == 3
+    told = differences(golden, logged({"a": 1000.9, "b": 0.0011}), tolerance=1e-3)
+    assert told[1] == "  line 1, step 1: b is 0.0011, expected 0.0"
+    # NaN is near nothing, and a text is not near a number.
+    assert "NaN" in differences(golden, logged({"a": math.nan, "b": 0.0}), tolerance=1e-3)[1]
+    assert '"1000.0"' in differences(golden, logged({"a": "1000.0", "b": 0.0}), tolerance=1e-3)[1]
+
+
+def test_steps_and_times_have_no_tolerance(tmp_path: Path) -> None:
+    Golden(tmp_path, update=True).check(logged({"a": 1.0}), "name")
+    stream = MemoryStream(seconds_per_batch=0.26)
+    stream.train(1)
+    told = differences(Golden(tmp_path), replay(Logs([{"a": 1.0}]), stream), tolerance=1.0)
+    assert told[1] == "  line 1, step 1: time is 1700000000.26, expected 1700000000.25"
+
+
+def test_everything_that_can_be_logged_is_compared(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    stream = MemoryStream()
+    stream.train(1)
+    stream.finish()
+    Golden(tmp_path, update=True).check(replay(LogsAll(file), stream), "name")
+    lines = [json.loads(line) for line in (tmp_path / "name.jsonl").read_text().splitlines()]
+    assert [next(iter(line)) for line in lines] == ["hyperparameters", "text", "table", "images", "upload", "command"]
+    assert lines[0] == {"hyperparameters": {"seed": 3, "rate": "Infinity"}}
+    assert lines[2]["rows"] == [["NaN"], [None]]
+    assert lines[5] == {"command": "set", "arguments": ["lr", 0.5], "decided_at": 1}
+    golden = Golden(tmp_path)
+    golden.check(replay(LogsAll(file), stream), "name")
+    told = differences(golden, replay(LogsAll(file, pixel=1, text="bye"), stream))
+    assert told[1] == '  line 2, step 1: content is "bye", expected "hello"'
+    assert told[2].startswith("  line 4, step 1: sha256 is ")
+
+
+def test_a_file_that_somebody_has_broken_is_told_too(golden: Golden, tmp_path: Path) -> None:
+    path = tmp_path / "name.jsonl"
+    path.write_text(path.read_text().replace('{"step": 2', "<<<<<<< mine", 1))
+    told = differences(golden, logged({"a": 1.0, "b": 2}, {"a": math.nan}, {"a": 3.0}))
+    assert "expected <<<<<<< mine" in told[1]
+
+
+def test_files_that_are_as_they_were_are_not_written(tmp_path: Path) -> None:
+    update = Golden(tmp_path, update=True)
+    update.check(logged({"a": 1.0}), "deep/er")
+    update.check(logged({"a": 1.0}), "deep/er")
+    assert update.written == [tmp_path / "deep" / "er.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["", "../other", "/tmp/other", "a/../../b"])
+def test_a_name_does_not_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be the name of a golden file"):
+        Golden(tmp_path, update=True).check(logged({"a": 1.0}), name)
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, math.nan])
+def test_a_tolerance_that_is_none_is_refused(golden: Golden, tolerance: float) -> None:
+    with pytest.raises(ConfigurationError, match="tolerance is"):
+        golden.check(logged({"a": 1.0}), "name", tolerance=tolerance)

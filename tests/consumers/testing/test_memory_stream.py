@@ -1,0 +1,435 @@
+"""Tests of callbacks without a training: ``replay`` and ``MemoryStream``."""
+
+import asyncio
+import contextlib
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from make_recordings import RECORDINGS
+
+from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, OffloopError, RecordingError
+from bus.protocol.snapshot import Snapshot
+from bus.recording.recording import Recording
+from bus.types.commands import Command
+from bus.types.event import Event
+from consumers import Callback, JsonlLogger, Logger, LoggerDestination, LRMonitor, NaNMonitor, SpeedMonitor
+from consumers.api.logger import Row
+from consumers.testing import Logged, MemoryStream, replay
+
+EVALUATED = RECORDINGS / "0.1.0" / "evaluated.mcap"
+
+
+class Loss(Callback):
+    """Logs the loss, and stops when it is NaN."""
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_metrics({"loss": state.loss})
+        if math.isnan(state.loss or 0):
+            state.stop_training()
+
+
+class Everything(Callback):
+    """Logs everything that can be."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def fit_start(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_hyperparameters({"seed": 3})
+        logger.log_images([[[0, 255]]], name="pixels")
+        logger.log_table(["a"], [[1], [None]])
+        logger.log_text("hello")
+        logger.upload_file("there", self.file)
+
+    def close(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_metrics({"batches": state.timestamp.batch.value})
+
+
+class Raises(Callback):
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_metrics({"batch": state.timestamp.batch.value})
+        if self.where == "batch_end":
+            raise ValueError("a bug")
+
+    def close(self, state: Snapshot, logger: Logger) -> None:
+        if self.where == "close":
+            raise ValueError("a bug at the end")
+
+
+class Failing(LoggerDestination):
+    def log_rows(self, rows: Any, state: Snapshot) -> None:
+        raise RuntimeError("the disk is full")
+
+
+# -- replay -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_recording_is_replayed_from_a_path_an_object_and_snapshots_alike() -> None:
+    sources: list[Any] = [EVALUATED, str(EVALUATED), Recording(EVALUATED), list(Recording(EVALUATED))]
+    first, *others = [replay([LRMonitor(), SpeedMonitor(window_size=3)], source) for source in sources]
+    assert [step for step, _ in first.metrics["lr-AdamW/group0"]] == list(range(1, 25))
+    assert first.last["throughput/batches_per_sec"] == first.metrics["throughput/batches_per_sec"][-1][1]
+    assert first.statistics.ending is not None
+    assert first.statistics.ending.status == "finished"
+    for other in others:
+        assert other.rows == first.rows
+
+
+def test_everything_that_can_be_logged_is_there(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    stream = MemoryStream()
+    stream.train(2)
+    logged = replay(Everything(file), stream)
+    # The last event that it was sent is the beginning.
+    assert logged.rows == [Row(0, 1_700_000_000.0, {"batches": 0})]
+    assert logged.hyperparameters == {"seed": 3}
+    assert [image.images[0].shape for image in logged.images] == [(1, 2, 1)]
+    assert [table.rows for table in logged.tables] == [[[1], [None]]]
+    assert [text.text for text in logged.texts] == ["hello"]
+    assert [upload.remote_file_name for upload in logged.uploads] == ["there"]
+
+
+def test_commands_are_kept_with_the_batch_at_which_they_were_sent() -> None:
+    stream = MemoryStream(loss=lambda batch: math.nan if batch == 3 else 1.0)
+    stream.train(4)
+    logged = replay([Loss(), Loss()], stream)
+    assert logged.commands == [Command("stop", decided_at=3)] * 2
+
+
+@pytest.mark.parametrize("where", ["batch_end", "close"])
+def test_what_a_callback_raises_is_raised_with_its_own_traceback(where: str) -> None:
+    stream = MemoryStream()
+    stream.train(3)
+    with pytest.raises(ValueError, match="a bug") as raised:
+        replay([Loss(), Raises(where)], stream)
+    assert raised.traceback[-1].name == where
+    assert Path(str(raised.traceback[-1].path)) == Path(__file__)
+    logged = replay([Loss(), Raises(where)], stream, on_error="continue")
+    assert logged.statistics.errors == {"Loss": 0, "Raises": 3 if where == "batch_end" else 1}
+    assert [value for _, value in logged.metrics["batch"]] == [1, 2, 3]
+
+
+def test_a_logger_of_ones_own_is_given_the_rows_too_and_a_failing_one_fails_the_test(tmp_path: Path) -> None:
+    stream = MemoryStream()
+    stream.train(3)
+    logged = replay(Loss(), stream, loggers=[JsonlLogger(tmp_path / "log.jsonl")])
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == len(logged.rows) == 3
+    with pytest.raises(OffloopError, match="destination Failing failed"):
+        replay(Loss(), stream, loggers=[Failing()])
+
+
+def test_a_callback_with_a_stream_of_its_own_logs_in_the_order_of_events() -> None:
+    class Own(Loss):
+        own_cursor = True
+
+    stream = MemoryStream()
+    stream.train(2)
+    assert [list(row.metrics) for row in replay([LRMonitor(), Own()], stream).rows] == [["lr-SGD/group0", "loss"]] * 2
+
+
+def test_what_a_callback_brings_along_is_run_too() -> None:
+    class Destination(LoggerDestination):
+        def __init__(self) -> None:
+            self.rows: list[Row] = []
+
+        def log_rows(self, rows: Any, state: Snapshot) -> None:
+            self.rows += rows
+
+        def companions(self) -> list[Callback]:
+            return [LRMonitor()]
+
+    class Shows(Loss):
+        def __init__(self) -> None:
+            self.shown = Destination()
+
+        def destinations(self) -> list[LoggerDestination]:
+            return [self.shown]
+
+    stream = MemoryStream()
+    stream.train(1)
+    shows, further = Shows(), Destination()
+    logged = replay(shows, stream, loggers=[further])
+    assert shows.shown.rows == further.rows == logged.rows
+    assert list(logged.last) == ["loss", "lr-SGD/group0"]
+
+
+def test_mistakes_are_named() -> None:
+    class Misspelt(Callback):
+        def batch_ends(self, state: Snapshot, logger: Logger) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="did you mean batch_end for batch_ends"):
+        replay(Misspelt(), EVALUATED)
+    with pytest.raises(RecordingError, match=r"nowhere\.mcap"):
+        replay(Loss(), "nowhere.mcap")
+
+
+# -- a made-up training -----------------------------------------------------------------------------------------------
+
+
+def kinds(snapshots: Any) -> list[tuple[Event, int, int, int | None, str | None, int | None]]:
+    """What a recorded and a made-up training have to have in common."""
+    return [
+        (
+            one.event,
+            *(int(getattr(one.timestamp, name)) for name in ("epoch", "batch")),
+            None if one.previous_timestamp is None else int(one.previous_timestamp.batch),
+            one.dataloader_label,
+            one.dataloader_len,
+        )
+        for one in snapshots
+    ]
+
+
+def test_it_is_a_training_as_a_real_one_is_recorded() -> None:
+    made = MemoryStream(
+        batches_per_epoch=12, batch_size=32, max_duration="2ep", evaluation={"eval": {"MulticlassAccuracy": 0.5}}
+    )
+    made.train()
+    made.finish()
+    recorded = list(Recording(EVALUATED))
+    base = [one for one in made if one.event in {one.event for one in recorded}]
+    assert kinds(base) == kinds(recorded)
+    for one, other in zip(base, recorded, strict=True):
+        assert one.base_seq == other.base_seq
+        assert one.timestamp.sample == other.timestamp.sample
+        assert set(one.fields) == set(other.fields) - {"system", "seed", "train_samples", "evaluators", "eval_samples"}
+    assert [one.seq for one in made] == list(range(1, len(made) + 1))
+    times = [one.time_ns for one in made]
+    assert times == sorted(times)
+
+
+def test_inner_events_come_as_in_a_real_one() -> None:
+    made = MemoryStream(batches_per_epoch=8, evaluation={"eval": {}})
+    made.train(8)
+    made.finish()
+    recorded = Counter(one.event for one in Recording(RECORDINGS / "0.1.0" / "fields.mcap"))
+    # There each batch had two microbatches.
+    halved = {event: n // 2 if n == 16 else n for event, n in recorded.items()}
+    assert Counter(one.event for one in made) == halved
+
+
+def test_losses_rates_fields_and_metrics_are_functions_of_the_batch() -> None:
+    stream = MemoryStream(
+        loss=lambda batch: 1 / batch,
+        lr=lambda batch: {"AdamW": [0.1 * batch, 0.2]},
+        fields={"gradient_norm": lambda batch: 10 * batch},
+        train_metrics=lambda batch: {"Accuracy": batch / 10},
+        evaluation=lambda epoch: {"eval": {"Accuracy": epoch / 2}},
+        batches_per_epoch=2,
+        seconds_per_batch=0.5,
+    )
+    stream.train(4)
+    ends = [one for one in stream if one.event is Event.BATCH_END]
+    assert [one.loss for one in ends] == [1, 1 / 2, 1 / 3, 1 / 4]
+    assert [one.lr["AdamW"] for one in ends] == [[0.1 * batch, 0.2] for batch in (1, 2, 3, 4)]
+    assert [one.gradient_norm for one in ends] == [10, 20, 30, 40]
+    assert [one.train_metrics["Accuracy"] for one in ends] == [0.1, 0.2, 0.3, 0.4]
+    evaluations = [one for one in stream if one.event is Event.EVAL_END]
+    assert [one.eval_metrics["eval"]["Accuracy"] for one in evaluations] == [0.5, 1.0]
+    assert [one.timestamp.total_wct.total_seconds() for one in ends] == [0.5, 1.0, 1.5, 2.0]
+    # The evaluation after the first epoch takes as long as a batch, and is not training.
+    assert [one.time - 1_700_000_000 for one in ends] == [0.5, 1.0, 2.0, 2.5]
+
+
+def test_attached_callbacks_handle_each_batch_before_the_next() -> None:
+    stream = MemoryStream()
+    stream.batch(loss=3.0)
+    with stream.attach(Loss()) as logged:
+        assert logged.last == {"loss": 3.0}
+        stream.batch(loss=2.0)
+        assert logged.metrics == {"loss": [(1, 3.0), (2, 2.0)]}
+        assert not logged.commands
+        stream.batch(loss=math.nan)
+        assert [command.name for command in logged.commands] == ["stop"]
+        stream.finish("stopped")
+    assert logged.statistics.ending is not None
+    assert logged.statistics.ending.status == "stopped"
+    stream_again = replay(Loss(), stream)
+    assert repr(stream_again.rows) == repr(logged.rows)
+
+
+def test_several_trainings_with_their_callbacks_go_on_side_by_side() -> None:
+    first, second = MemoryStream(run_name="first"), MemoryStream(run_name="second")
+    with first.attach(Loss()) as one, second.attach(Loss(), LRMonitor()) as other:
+        first.batch(loss=1.0)
+        second.batch(loss=2.0)
+        first.batch(loss=3.0)
+    assert [value for _, value in one.metrics["loss"]] == [1.0, 3.0]
+    assert other.last == {"loss": 2.0, "lr-SGD/group0": 0.1}
+
+
+def test_asynchronous_callbacks_are_awaited() -> None:
+    class Waits(Callback):
+        async def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            await asyncio.sleep(0)
+            logger.log_metrics({"batch": state.timestamp.batch.value})
+
+        async def close(self, state: Snapshot, logger: Logger) -> None:
+            await asyncio.sleep(0)
+            logger.log_metrics({"closed": True})
+
+    stream = MemoryStream()
+    with stream.attach(Waits()) as logged:
+        stream.batch()
+        assert logged.last == {"batch": 1}
+    assert logged.last == {"batch": 1, "closed": True}
+
+
+def test_what_an_attached_callback_raises_comes_out_of_the_batch_that_made_it() -> None:
+    stream = MemoryStream()
+    with contextlib.suppress(ValueError), stream.attach(Raises("batch_end")):
+        with pytest.raises(ValueError, match="a bug") as raised:
+            stream.batch()
+        assert raised.traceback[-1].name == "batch_end"
+    with pytest.raises(ValueError, match="at the end"), stream.attach(Raises("close")):
+        stream.batch()
+    # What the test itself raises is not hidden by what comes of it.
+    with pytest.raises(ZeroDivisionError), stream.attach(Raises("close")):
+        _ = 1 / 0
+    with stream.attach(Raises("batch_end"), on_error="disable") as logged:
+        stream.batch()
+    assert logged.statistics.errors == {"Raises": 1}
+
+
+def test_fields_are_seen_by_those_that_ask_for_them_alone() -> None:
+    class Asks(Callback):
+        fields = ("gradient_norm",)
+        every = 2
+
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            logger.log_metrics({"norm": state.fields.get("gradient_norm", -1)})
+
+    class Forgets(Callback):
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            logger.log_metrics({"norm": state.gradient_norm})
+
+    stream = MemoryStream()
+    with stream.attach(Asks()) as logged:
+        stream.batch(gradient_norm=1.5)
+        stream.batch(gradient_norm=2.5)
+    assert [value for _, value in logged.metrics["norm"]] == [-1, 2.5]
+    with pytest.raises(FieldNotAvailableError, match=r"fields = \('gradient_norm',\)"):
+        replay(Forgets(), stream)
+    with MemoryStream().attach(NaNMonitor(action="stop")) as logged:
+        pass
+    assert logged.statistics.handled == 0
+
+
+def test_ranks_publish_every_event_with_what_is_others_there() -> None:
+    class Ranks(Callback):
+        all_ranks = True
+
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            logger.log_metrics({f"loss/{state.rank}": state.loss, f"size/{state.rank}": state.batch_size})
+
+    stream = MemoryStream(ranks=2, batch_size=7)
+    with stream.attach(Ranks(), LRMonitor()) as logged:
+        stream.batch(loss=1.0, of_rank={1: {"loss": 2.0}})
+        stream.batch()
+    assert [value for _, value in logged.metrics["loss/0"]] == [1.0, 1.0]
+    assert [value for _, value in logged.metrics["loss/1"]] == [2.0, 1.0]
+    assert (logged.last["size/0"], logged.last["size/1"]) == (4, 3)
+    assert len(logged.metrics["lr-SGD/group0"]) == 2
+    assert {one.world_size for one in stream} == {2}
+    assert [one.seq for one in stream if one.rank == 1] == [one.seq for one in stream if one.rank == 0]
+
+
+def test_evaluations_come_within_the_batch_or_the_epoch() -> None:
+    stream = MemoryStream(batches_per_epoch=2)
+    stream.batch(evaluation={"a": {"Accuracy": 0.5}, "b": {"Accuracy": 0.25}})
+    stream.batch(evaluation={"a": {"Accuracy": 0.75}})
+    told = [one.event for one in stream if one.event.is_eval or one.event.value.endswith(("_end", "_checkpoint"))]
+    one_evaluator = [
+        Event.EVAL_START,
+        Event.EVAL_BATCH_START,
+        Event.EVAL_BEFORE_FORWARD,
+        Event.EVAL_AFTER_FORWARD,
+        Event.EVAL_BATCH_END,
+        Event.EVAL_END,
+    ]
+    assert told == [
+        Event.BATCH_END,
+        Event.EVAL_BEFORE_ALL,
+        *one_evaluator * 2,
+        Event.EVAL_AFTER_ALL,
+        Event.BATCH_CHECKPOINT,
+        Event.BATCH_END,
+        Event.BATCH_CHECKPOINT,
+        Event.EPOCH_END,
+        Event.EVAL_BEFORE_ALL,
+        *one_evaluator,
+        Event.EVAL_AFTER_ALL,
+        Event.EPOCH_CHECKPOINT,
+    ]
+    *_, last = [one for one in stream if one.event is Event.EVAL_AFTER_ALL]
+    assert last.eval_metrics == {"a": {"Accuracy": 0.75}, "b": {"Accuracy": 0.25}}
+
+
+def test_any_event_can_be_made_to_happen() -> None:
+    class Predictions(Callback):
+        fields = ("outputs",)
+
+        def predict_batch_end(self, state: Snapshot, logger: Logger) -> None:
+            logger.log_metrics({"output": state.outputs})
+
+    stream = MemoryStream()
+    with stream.attach(Predictions()) as logged:
+        stream.emit("predict_batch_end", outputs=7, predict_timestamp=[0, 0, 1, *[0] * 11])
+    assert logged.last == {"output": 7}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (lambda: MemoryStream(ranks=0), "ranks is 0: use 1 or more"),
+        (lambda: MemoryStream(seconds_per_batch=-1), "seconds_per_batch is -1"),
+        (lambda: MemoryStream(max_duration="5"), "'5'"),
+        (lambda: MemoryStream(run_name="a b"), "'a b' cannot be a run name"),
+        (lambda: MemoryStream().train(), r"how long to train is not known: train\(batches=8\)"),
+        (lambda: MemoryStream().batch(of_rank={1: {}}), "rank 1, and there are 1"),
+        (lambda: MemoryStream().batch(seconds=math.nan), "seconds is nan"),
+        (lambda: MemoryStream().finish("done"), "'done' is not how a run ends: use finished, stopped, failed, lost"),
+        (lambda: MemoryStream().emit("batch_ends"), "batch_ends"),
+    ],
+)
+def test_a_training_that_cannot_be_is_refused(mistake: Any, message: str) -> None:
+    with pytest.raises(OffloopError, match=message):
+        mistake()
+
+
+def test_a_training_that_has_ended_takes_nothing_more() -> None:
+    stream = MemoryStream()
+    stream.finish("failed", "out of memory")
+    with pytest.raises(ClosedError, match="has failed: make a new MemoryStream"):
+        stream.batch()
+    with pytest.raises(ClosedError):
+        stream.finish()
+
+    class Ended(Callback):
+        ending: Any = None
+
+        def fit_end(self, state: Snapshot, logger: Logger) -> None:
+            raise AssertionError("a training that fails has no such event")
+
+        def run_ended(self, ending: Any) -> None:
+            self.ending = ending
+
+    ended = Ended()
+    assert isinstance(replay(ended, stream), Logged)
+    assert str(ended.ending) == "failed: out of memory"
+
+
+def test_callbacks_are_not_attached_within_an_event_loop() -> None:
+    async def attach() -> None:
+        with MemoryStream().attach(Loss()):
+            pass
+
+    with pytest.raises(ConfigurationError, match="an event loop runs here already"):
+        asyncio.run(attach())

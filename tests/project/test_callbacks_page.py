@@ -1,0 +1,47 @@
+"""The page on callbacks: what it says is there is there, and its code runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+from bus.recording.recording import Recording
+from consumers.cli.registry import CALLBACKS
+
+PAGE = (ROOT / "docs" / "callbacks.md").read_text()
+TRAINING, CALLBACK, LOGGER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+ROWS = {
+    cells[0].split("`")[1]: cells
+    for line in PAGE.split("## Those that come with")[1].split("### ")[0].splitlines()
+    if line.startswith("| [`")
+    for cells in [[cell.strip() for cell in line.strip("|").split("|")]]
+}
+
+
+def test_the_training_on_the_page_runs(runs_dir: Path, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", TRAINING], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    [recording] = runs_dir.glob("*/recording-1.mcap")
+    assert any(snapshot.timestamp.epoch == "1ep" for snapshot in Recording(recording))
+
+
+@pytest.mark.parametrize(("code", "example"), [(CALLBACK, "lowest_loss.py"), (LOGGER, "markdown_logger.py")])
+def test_the_classes_on_the_page_are_the_examples_that_are_tested(code: str, example: str) -> None:
+    assert (ROOT / "examples" / example).read_text().endswith(f"\n\n{code}")
+
+
+def test_every_callback_is_on_the_page_with_its_class_and_a_section() -> None:
+    for entry in CALLBACKS.entries():
+        assert f"`{CALLBACKS.find(entry.name).__name__}`" in ROWS[entry.name], entry.name
+        assert f"\n### {entry.name}\n" in PAGE, entry.name
+    assert list(ROWS) == sorted(ROWS)
+
+
+def test_the_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", PAGE):
+        assert ((ROOT / "docs") / target).exists(), target
+    sections = {re.sub(r"[^a-z0-9 -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"\n#+ (.*)", PAGE)}
+    assert set(re.findall(r"\]\(#([^)]+)\)", PAGE)) <= sections

@@ -1,0 +1,43 @@
+import os
+import subprocess
+import sys
+
+from paths import ROOT
+
+DEMO = ROOT / "examples" / "demo.py"
+
+
+def run_demo(*arguments, **environment):
+    command = [sys.executable, str(DEMO), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+
+
+def lines_of(name, output):
+    prefix = f"{name} | "
+    return [line.strip().removeprefix(prefix) for line in output.splitlines() if line.strip().startswith(prefix)]
+
+
+def test_the_demo_shows_trainer_and_consumer_and_names_the_recording(runs_dir):
+    result = run_demo("--max-duration", "3ep")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stderr == ""
+    trainer, consumer = lines_of("trainer", result.stdout), lines_of("consumer", result.stdout)
+    assert any("epoch   2" in line and "MulticlassAccuracy" in line for line in trainer)
+    for metric in ("throughput/batches_per_sec", "lr-AdamW/group0"):
+        assert any(metric in line for line in consumer)
+        assert not any(metric in line for line in trainer)
+    (recording,) = runs_dir.glob("*/recording-1.mcap")
+    assert f"recorded in {recording}\n" in result.stdout
+    assert f"consumer --replay {recording.parent} " in result.stdout
+    assert f"bus dashboard {recording.parent.name}\n" in result.stdout
+    assert "\033" not in result.stdout
+
+
+def test_the_demo_fails_when_the_trainer_fails(runs_dir):
+    in_the_way = runs_dir / "file"
+    in_the_way.touch()
+    result = run_demo(OFFLOOP_RUNS_DIR=str(in_the_way))
+    assert result.returncode == 1
+    assert lines_of("trainer", result.stdout)[-1].startswith("error: ")
+    assert "Traceback" not in result.stdout + result.stderr
+    assert "Try next" not in result.stdout

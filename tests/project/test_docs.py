@@ -1,0 +1,311 @@
+"""The docs: code on every page runs, commands and names on them exist, and what is generated is not stale."""
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import commands_page
+import pytest
+from command_lines import COMMANDS, problem
+from documents import GENERATED, NOT_RUN, PAGES, ROOT, Block, blocks, command_lines
+from helpers import wait_for
+from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
+
+from bus import Event, Recording, find_run
+from bus.types.demand import BASE_EVENTS
+
+CODE = [block for page in PAGES for block in blocks(page, "python")]
+RUN_BY_THE_TEST_OF_THEIR_PART = {
+    "docs/algorithms.md": ("trainer/cli/test_algorithms.py", "test_the_page_s_examples_run"),
+    "docs/callbacks.md": ("project/test_callbacks_page.py", "test_the_training_on_the_page_runs"),
+    "docs/checkpoints.md": ("trainer/checkpoints/test_file.py", "test_the_code_in_the_docs_reads_it"),
+    "docs/testing.md": ("consumers/testing/test_plugin.py", "test_every_block_of_the_page_runs"),
+}
+"""Pages all of whose blocks another test runs, with what they need around them."""
+RUNNING = list(
+    {
+        # Once, where several pages show the same.
+        block.text: block
+        for block in reversed(CODE)
+        if block.is_run and block.page not in RUN_BY_THE_TEST_OF_THEIR_PART
+    }.values()
+)[::-1]
+README, TRAINING = ([block for block in CODE if block.page == page] for page in ("README.md", "docs/training.md"))
+WRITTEN = [page for page in PAGES if page != GENERATED]
+
+REFERENCE = "docs/reference"
+EXPORTING = ("bus", "consumers", "consumers.testing", "trainer", "trainer.algorithms", "trainer.schedulers")
+"""The packages whose public names are all on reference pages."""
+
+
+def run(*command: object, cwd: Path, timeout: float = 100) -> str:
+    """What a command prints; it has to succeed."""
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def consumer(*arguments: object, cwd: Path) -> str:
+    """What the command ``consumer`` prints; it has to succeed."""
+    return run("-m", "consumers", *arguments, cwd=cwd)
+
+
+# Code
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[[Block], Path]:
+    """Saves a block as the file that it stands for, beside those that its page has shown before."""
+
+    def save_with_those_before(block: Block) -> Path:
+        for one in (other for other in CODE if other.page == block.page and other.line <= block.line):
+            (tmp_path / one.file_name).write_text(one.text)
+        return tmp_path / block.file_name
+
+    return save_with_those_before
+
+
+def it_trains(runs_dir: Path, printed: str) -> None:
+    assert find_run("mine").status == "finished"
+    rows = (runs_dir / "mine" / "metrics.jsonl").read_text()
+    assert "throughput/samples_per_sec" in rows
+    assert "lr-SGD/group0" in rows
+
+
+def it_counts_tokens(runs_dir: Path, printed: str) -> None:
+    assert printed == "1600tok\n"
+
+
+def it_goes_on(runs_dir: Path, printed: str) -> None:
+    names = {path.name for path in Path("checkpoints/mine").iterdir()}
+    assert names == {f"{name}-rank0.safetensors" for name in ("ep1-ba15", "ep2-ba16", "latest")}
+    assert len(list((runs_dir / "mine").glob("recording-*.mcap"))) == 2
+
+
+def it_is_followed(runs_dir: Path, printed: str) -> None:
+    logged = consumer("--run", "my-run", "--callbacks", "speed,lr,metrics,runtime", cwd=Path())
+    assert "lr-SGD/group0" in logged
+    assert "time/remaining_estimate" in logged
+    [reached] = [state.timestamp for state in Recording(runs_dir / "my-run").snapshots([Event.FIT_END])]
+    assert reached.values[1:4] == (5, 640, 20480)
+
+
+def it_is_recorded_by_all_ranks(runs_dir: Path, printed: str) -> None:
+    seen = {(state.rank, state.world_size) for state in Recording(runs_dir / "on-ranks")}
+    assert seen == {(0, 2), (1, 2)}
+
+
+OUTCOMES: Mapping[str, Callable[[Path, str], None]] = {
+    str(README[0]): it_trains,
+    **{str(block): it_counts_tokens for block in TRAINING if "token" in block.text},
+    **{str(block): it_goes_on for block in TRAINING if "autoresume" in block.text},
+    **{str(block): it_is_followed for block in CODE if block.file_name == "loop.py"},
+    **{str(block): it_is_recorded_by_all_ranks for block in CODE if block.file_name == "ranks.py"},
+}
+"""What some blocks leave behind when they have run."""
+
+
+@pytest.mark.parametrize("block", RUNNING, ids=str)
+def test_code_on_the_pages_runs(
+    block: Block,
+    save: Callable[[Block], Path],
+    runs_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # As in a console: what is in the current folder can be imported.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
+    file = save(block)
+    if "\ndef test_" in block.text:
+        printed = run("-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, file, cwd=tmp_path)
+    elif "init_process_group" in block.text:
+        printed = run("-m", "torch.distributed.run", "--nproc-per-node", 2, file, cwd=tmp_path)
+    else:
+        printed = run(file, cwd=tmp_path)
+    if check := OUTCOMES.get(str(block)):
+        check(runs_dir, printed)
+
+
+def test_what_is_not_run_says_why() -> None:
+    for block in CODE:
+        assert block.is_run or len(block.title) > len(NOT_RUN), block
+
+
+def test_what_is_not_run_here_is_run_elsewhere() -> None:
+    for page, (file, test) in RUN_BY_THE_TEST_OF_THEIR_PART.items():
+        source = (ROOT / "tests" / file).read_text()
+        assert f"def {test}(" in source
+        assert Path(page).name in source
+        assert not any(block.title for block in blocks(page, "python")), f"{file} does not find blocks with a title"
+
+
+def test_eight_lines_are_all_that_a_loop_of_ones_own_needs() -> None:
+    [loop] = [block for block in CODE if block.file_name == "loop.py"]
+    page = (ROOT / loop.page).read_text().splitlines()
+    marked = [int(number) for number in re.findall(r"\d+", page[loop.line - 1].split("hl_lines=")[1])]
+    lines = loop.text.splitlines()
+    assert len(marked) == 8
+    assert all("ublish" in lines[number - 1] or lines[number - 1].lstrip().startswith("at =") for number in marked)
+    without = [
+        # The body of the block keeps its indentation.
+        line if number not in marked else line.replace(line.strip(), "if True:") if "with " in line else ""
+        for number, line in enumerate(lines, 1)
+    ]
+    assert "ublish" not in "".join(without)
+    compile("\n".join(without), loop.page, "exec")
+
+
+def test_the_readmes_callback_watches_the_readmes_loop(runs_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(README[2].text)
+    run("loop.py", cwd=tmp_path)
+    assert len(list(Recording(runs_dir / "my-run"))) == 100
+    (tmp_path / "explosion.py").write_text(README[1].text)
+    option = "explosion.py:Explosion.limit=0.4"
+    printed = consumer("--callbacks", "explosion.py:Explosion", "--run", "my-run", "-o", option, cwd=tmp_path)
+    assert [line for line in printed.splitlines() if line.startswith("loss")] == [
+        "loss 1.0 at batch 1",
+        "loss 0.5 at batch 2",
+    ]
+
+
+def test_the_plain_loop_example_can_be_followed(runs_dir: Path) -> None:
+    assert "recorded in" in run(ROOT / "examples" / "plain_loop.py", 300, cwd=runs_dir)
+    *_, last = Recording(runs_dir / "my-run").snapshots([Event.BATCH_END])
+    assert last.loss is not None
+    assert last.loss < 0.01
+    wait_for(lambda: not find_run("my-run").live, "the broker to end")
+
+
+# What the guides say of their examples
+
+
+@pytest.fixture
+def recorded(runs_dir: Path, tmp_path: Path) -> Path:
+    """A directory with the examples of the guides, after the README's loop of 100 batches has run."""
+    for block in CODE:
+        if block.page in ("docs/write_callback.md", "docs/write_logger.md"):
+            (tmp_path / block.file_name).write_text(block.text)
+    (tmp_path / "loop.py").write_text(README[2].text)
+    run("loop.py", cwd=tmp_path)
+    return tmp_path
+
+
+def test_the_guides_callbacks_and_loggers_do_what_they_say(recorded: Path, runs_dir: Path) -> None:
+    callbacks = "spikes.py:Spikes,journal.py:Journal,ratio.py:UpdateRatio,enough.py:Enough"
+    loggers = "tsv.py:Tsv,summary.py:Summary,table.py:SqlTable"
+    options = ("-o", "Tsv.digits=3", "-o", "Spikes.factor=1000")
+    printed = consumer("--run", "my-run", "--callbacks", callbacks, "--log", loggers, *options, cwd=recorded)
+    assert "1\tloss/over_mean\t1" in printed.splitlines()
+    assert "2\tloss/over_mean\t0.5" in printed.splitlines()
+    assert set(json.loads((runs_dir / "my-run" / "summary.json").read_text())) == {"loss/over_mean"}
+    rows = "SELECT count(*), max(step), max(value) FROM metrics WHERE run = 'my-run-1' AND name = 'loss/over_mean'"
+    with contextlib.closing(sqlite3.connect(recorded / "metrics.sqlite")) as database:
+        assert database.execute(rows).fetchall() == [(100, 100, 1.0)]
+
+
+def test_the_guides_exact_logger_writes_the_same_when_it_is_killed(recorded: Path, runs_dir: Path) -> None:
+    (recorded / "killed.py").write_text(KILLED)
+    written = runs_dir / "my-run" / "metrics.tsv"
+    command = ["--run", "my-run", "--log", "exact_tsv.py:ExactTsv", "--commit-every", 10]
+    consumer(*command, "--callbacks", "spikes_named.py:NamedSpikes", cwd=recorded)
+    undisturbed = written.read_bytes()
+    written.unlink()
+    command += ["--callbacks", "spikes_named.py:NamedSpikes,killed.py:Killed", "--name", "archive"]
+    for _ in range(2):
+        killed = subprocess.run([sys.executable, "-m", "consumers", *map(str, command)], cwd=recorded, check=False)
+        assert killed.returncode == -signal.SIGKILL
+    consumer(*command, cwd=recorded)
+    assert written.read_bytes() == undisturbed
+
+
+KILLED = """
+import os, signal
+from pathlib import Path
+from consumers import Callback
+
+class Killed(Callback):
+    def batch_end(self, state, logger):
+        been = Path(f"killed-at-{state.timestamp.batch.value}")
+        if state.timestamp.batch in ("35ba", "72ba") and not been.exists():
+            been.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""A callback that ends its process at two batches, once each."""
+
+
+# Commands
+
+
+def test_the_page_of_commands_is_what_the_commands_say() -> None:
+    assert commands_page.PAGE.read_text() == commands_page.page(), "stale: run python tests/support/commands_page.py"
+
+
+def test_the_page_of_commands_has_every_command_that_is_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(project["scripts"]) == set(COMMANDS) == {command.name for command in commands_page.COMMANDS}
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_commands_on_the_pages_exist(page: str) -> None:
+    wrong = [f"{line}: {what}" for line in command_lines(page) if (what := problem(line)) is not None]
+    assert not wrong, "\n".join(wrong)
+
+
+# Names
+
+
+def documented() -> dict[str, str]:
+    """The names that reference pages document, and on which page."""
+    found: dict[str, str] = {}
+    for page in PAGES:
+        if page.startswith(REFERENCE):
+            found |= dict.fromkeys(re.findall(r"^::: (\S+)$", (ROOT / page).read_text(), re.MULTILINE), page)
+    return found
+
+
+@pytest.mark.parametrize("package", EXPORTING)
+def test_every_public_name_is_on_a_reference_page(package: str) -> None:
+    # Names that two packages export are documented where most people import them from.
+    documented_objects = {id(_object(name)) for name in documented()}
+    exporting = importlib.import_module(package)
+    missing = [name for name in exporting.__all__ if id(getattr(exporting, name)) not in documented_objects]
+    assert not missing, f"add '::: {package}.NAME' to a page in {REFERENCE} for {', '.join(missing)}"
+
+
+def test_reference_pages_name_what_exists() -> None:
+    for name, page in documented().items():
+        assert _object(name) is not None, f"{page} documents {name}, which does not exist"
+
+
+def _object(name: str) -> object:
+    package, _, rest = name.rpartition(".")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return getattr(importlib.import_module(package), rest, None)
+
+
+def test_the_protocol_names_exactly_the_inner_events() -> None:
+    table = (ROOT / "docs" / "protocol.md").read_text().split("**Base events**")[1].split("\n\n")[1]
+    inner = [row for row in table.splitlines() if row.startswith("| no |")]
+    assert {Event(name) for row in inner for name in re.findall(r"`([a-z_]+)`", row)} == set(Event) - BASE_EVENTS
+
+
+def test_the_readmes_links_lead_somewhere() -> None:
+    # Those between the pages of the site are checked when it is built.
+    for target, anchor in re.findall(r"\]\(([^)#:\s]+)#?([^)#:\s]*)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / target).exists(), target
+        headings = re.findall(r"^#+ (.*)$", (ROOT / target).read_text(), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in {slugify(heading, "-") for heading in headings}, f"{target}#{anchor}"

@@ -1,0 +1,189 @@
+"""The site: it builds without a warning, is complete, and takes nothing from anywhere else."""
+
+import contextlib
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from browser import chromium, visit
+from documents import ROOT
+from mkdocs.config import load_config
+from mkdocs.utils import get_markdown_title
+
+pytestmark = pytest.mark.timeout(150)  # the first test waits for the whole site
+
+_LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "object": "data"}
+_PAGES_LINKED = {"canonical", "next", "prev"}
+"""What a ``link`` element may name without anything being loaded from there."""
+
+
+@dataclass
+class Page(HTMLParser):
+    """What is of interest in a built page."""
+
+    path: Path
+    anchors: set[str] = field(default_factory=set)
+    links: list[str] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._within: list[str] = []
+        self.feed(self.path.read_text())
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attributes}
+        self.anchors |= {values[name] for name in ("id", "name") if name in values}
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        if tag == "link" and values.get("rel") not in _PAGES_LINKED:
+            self.loaded.append(values["href"])
+        if tag in _LOADING and _LOADING[tag] in values:
+            self.loaded.append(values[_LOADING[tag]])
+        if tag in ("script", "style", "code"):
+            self._within.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._within and self._within[-1] == tag:
+            self._within.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not self._within:
+            self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built once from the sources as they are."""
+    built = tmp_path_factory.mktemp("docs") / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", built],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return built
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    """Every page of the site."""
+    return {path: Page(path) for path in sorted(site.rglob("*.html"))}
+
+
+def in_nav(entries: object) -> Iterator[str]:
+    """The pages that a navigation names."""
+    if isinstance(entries, str):
+        yield entries
+    elif isinstance(entries, list | dict):
+        for entry in entries.values() if isinstance(entries, dict) else entries:
+            yield from in_nav(entry)
+
+
+def test_every_page_of_the_navigation_is_there_and_found_by_the_search(site: Path, pages: dict[Path, Page]) -> None:
+    named = list(in_nav(load_config(str(ROOT / "mkdocs.yml")).nav))
+    found = {entry["location"]: entry for entry in json.loads((site / "search/search_index.json").read_text())["docs"]}
+    for source in named:
+        location = re.sub(r"(^|/)index\.md$", r"\1", source).removesuffix(".md")
+        location += "/" if location and not location.endswith("/") else ""
+        built = site / location / "index.html"
+        title = get_markdown_title((ROOT / "docs" / source).read_text())
+        assert title is not None, f"{source} has no title"
+        assert title in "".join(pages[built].text), source
+        assert found[location]["title"] == title
+        home = [link for link in pages[site / "index.html"].links if link == (location or ".")]
+        assert home, f"{source} cannot be reached from the first page"
+    assert "starts that broker when none is named" in found["reference/bus/#bus.Publisher"]["text"]
+
+
+def test_nothing_is_loaded_from_anywhere_else(site: Path, pages: dict[Path, Page]) -> None:
+    for page in pages.values():
+        for address in page.loaded:
+            parts = urlsplit(address)
+            assert parts.scheme == "data" or not (parts.scheme or parts.netloc), f"{page.path} loads {address}"
+    for path in site.rglob("*.css"):
+        outside = re.findall(r"""(?:@import|url\()\s*["']?(?:https?:)?//[^)"']*""", path.read_text())
+        assert not outside, f"{path} loads {outside}"
+
+
+def test_links_and_anchors_lead_somewhere(site: Path, pages: dict[Path, Page]) -> None:
+    # Also where no page of ours was written by hand: references made of docstrings, and sources.
+    for page in pages.values():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or page.path.name == "404.html":
+                continue
+            target = (page.path.parent / unquote(parts.path)).resolve() if parts.path else page.path
+            target = target / "index.html" if target.is_dir() else target
+            assert target.is_file(), f"{page.path} leads to {link}"
+            if parts.fragment and target in pages and not parts.fragment.startswith("__"):
+                assert unquote(parts.fragment) in pages[target].anchors, f"{page.path} leads to {link}"
+
+
+def test_nothing_of_the_docstrings_is_shown_as_it_is_written(pages: dict[Path, Page]) -> None:
+    for page in pages.values():
+        text = "".join(page.text)
+        raw = re.findall(r":(?:class|meth|func|attr|data|mod|exc):|^::: .*|``", text, re.MULTILINE)
+        assert not raw, f"{page.path} shows {raw}"
+
+
+def test_docstrings_link_to_what_they_name(site: Path, pages: dict[Path, Page]) -> None:
+    links = pages[site / "reference/consumers/index.html"].links
+    # From the docstrings of LoggerDestination.check and of Callback.every.
+    assert "../errors/#bus.ConfigurationError" in links
+    assert "../bus/#bus.BASE_EVENTS" in links
+    own = pages[site / "own_loop/index.html"].links
+    assert any(link.endswith("sources/bus/types/event.py/") for link in own)
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serves files without a word."""
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """A folder over HTTP; gives its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.needs("chromium")
+def test_on_a_phone_the_search_finds_what_code_names_and_pages_fit(site: Path) -> None:
+    phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
+    # That nothing is asked of any other host is checked by the visit.
+    with served(site) as address, chromium() as browser, visit(browser, address, **phone) as opened:
+        page = opened.page
+        assert page.locator("body").get_attribute("data-md-color-scheme") == "slate"
+        page.locator("label.md-header__button[for=__search]").click()
+        page.locator(".md-search-result__meta", has_text="Type to start searching").wait_for()
+        page.locator(".md-search__input").press_sequentially("own_cursor")
+        found = page.locator(".md-search-result__link", has_text="Write a callback").first
+        found.click()
+        page.wait_for_url("**/write_callback/**")
+        for name in ("", "own_loop/", "reference/bus/", "commands/", "loggers/"):
+            page.goto(address + name)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, f"{name} is wider than the screen"

@@ -1,0 +1,309 @@
+"""A headless browser that looks at dashboards, runs for it to look at, and dashboards as people start them."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from helpers import wait_for
+from playwright.sync_api import Browser, Error, Page, sync_playwright
+
+__all__ = ["CHROMIUM", "Dashboard", "Run", "Visit", "chromium", "commanded", "dashboard_of", "running", "visit"]
+
+CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
+
+# All pages in one process, which stays: none begins or ends with a test.
+FLAGS = ["--headless=new", "--no-sandbox", "--renderer-process-limit=1", "--disable-site-isolation-trials"]
+
+LOOP = textwrap.dedent("""
+    import math, sys, time
+    from bus import Event, Publisher
+
+    name, batches, pause, odd = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
+    def loss_at(batch):
+        if f"nan@{batch}" in odd:
+            return math.nan
+        return 100.0 if f"peak@{batch}" in odd else 2 * math.exp(-batch / 400)
+
+    with Publisher(name) as publisher:
+        publisher.publish(Event.FIT_START, max_duration=f"{batches}ba")
+        for batch in range(1, batches + 1):
+            at = {"epoch": batch // 100, "batch": batch, "sample": 8 * batch, "max_duration": f"{batches}ba"}
+            publisher.publish(Event.BATCH_END, **at, loss=loss_at(batch), lr={"SGD": [0.1]}, batch_size=8)
+            if pause:
+                time.sleep(pause)
+            if publisher.stop_requested:
+                publisher.close("stopped")
+                break
+        print("trained", batch, flush=True)
+""")
+"""A loop of somebody's own, in its own process: name, batches, pause in seconds, and batches with odd losses."""
+
+
+class Run:
+    """A training in a process of its own."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+
+    def end(self) -> str:
+        """Waits until it is over; returns what it printed."""
+        out, _ = self.process.communicate(timeout=30)
+        return out
+
+
+@contextlib.contextmanager
+def running(name: str, batches: int = 100_000, pause: float = 0.01, *odd: str) -> Iterator[Run]:
+    """A training that goes on until it is through, or until the end."""
+    command = [sys.executable, "-c", LOOP, name, str(batches), str(pause), *odd]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield Run(process)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=30)
+
+
+class Dashboard:
+    """A command that serves a dashboard."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.said: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said.append(line.rstrip())
+
+    def has_said(self, text: str) -> str:
+        """Waits for a line with that text; returns it."""
+
+        def found() -> str | None:
+            line = next((line for line in self.said if text in line), None)
+            assert line or self.process.poll() is None, f"it ended and said {self.said}"
+            return line
+
+        return str(wait_for(found, f"{text!r} among {self.said}", timeout=30))
+
+    @property
+    def url(self) -> str:
+        """The address that it printed."""
+        found = re.search(r"https?://\S+", self.has_said("dashboard: "))
+        assert found
+        return found.group()
+
+    @property
+    def port(self) -> int:
+        """The port of that address."""
+        return int(urlsplit(self.url).port or 0)
+
+    def leave(self) -> int:
+        """Presses Ctrl-C; returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        return self.close()
+
+    def close(self) -> int:
+        """Waits until it has ended; returns the exit code."""
+        code = self.process.wait(timeout=30)
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+@contextlib.contextmanager
+def commanded(*command: str) -> Iterator[Dashboard]:
+    """A dashboard by a command such as ``consumer --callbacks dashboard``, at any free port."""
+    started = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env={**os.environ, "COLUMNS": "200"}
+    )
+    served = Dashboard(started)
+    try:
+        yield served
+    finally:
+        if started.poll() is None:
+            started.send_signal(signal.SIGINT)
+        try:
+            served.close()
+        except subprocess.TimeoutExpired:
+            started.kill()
+            served.close()
+            raise
+
+
+def dashboard_of(*arguments: str) -> contextlib.AbstractContextManager[Dashboard]:
+    """``bus dashboard`` with these arguments, at any free port."""
+    code = (
+        "from bus.terminal import run_command;"
+        " from consumers.dashboard.web.command import dashboard; run_command(dashboard)"
+    )
+    return commanded(sys.executable, "-c", code, "--port", "0", *arguments)
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    """The browser, without a window."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        try:
+            # Its helper processes begin with the first page that it loads.
+            with contextlib.suppress(Error):
+                browser.new_page().goto("http://127.0.0.1:9/")
+            yield browser
+        finally:
+            browser.close()
+
+
+class Visit:
+    """A page that is open, with everything that went wrong on it and every host that it asked."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.errors: list[str] = []
+        self.hosts: set[str | None] = set()
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
+        page.on("request", lambda request: self._note(request.url))
+        page.on("websocket", lambda socket: self._note(socket.url))
+
+    def _note(self, url: str) -> None:
+        if not url.startswith(("data:", "blob:")):
+            self.hosts.add(urlsplit(url).hostname)
+
+    def waits_for(self, condition: Callable[[], Any], name: str, timeout: float = 20.0) -> Any:
+        """Waits until something holds on the page, while the page goes on."""
+
+        def asked() -> Any:
+            self.page.wait_for_timeout(20)
+            return condition()
+
+        return wait_for(asked, name, timeout)
+
+    def sees(self, text: str) -> None:
+        """Waits until a text is on the page."""
+        self.page.get_by_text(text).first.wait_for(timeout=20_000)
+
+    def board(self, method: str, *arguments: Any) -> Any:
+        """Asks the element that holds the charts."""
+        call = """([method, given]) => {
+            const board = document.querySelector(".board");
+            return board ? getElement(Number(board.id.slice(1)))[method](...given) : null;
+        }"""
+        return self.page.evaluate(call, [method, list(arguments)])
+
+    def visible(self) -> list[str]:
+        """The charts that the server was told can be seen."""
+        told = "JSON.parse(getElement(Number(document.querySelector('.board').id.slice(1))).told || '{}').visible"
+        return list(self.page.evaluate(told) or {})
+
+    def points(self, chart: str, run: int = 0) -> list[tuple[float, float | None]]:
+        """The points of a run that a chart holds."""
+        for line in self.board("pointsOf", chart) or []:
+            if line["run"] == run:
+                return list(zip(line["x"], line["y"], strict=True))
+        return []
+
+    def plot(self, chart: str, code: str) -> Any:
+        """Asks the ECharts instance of a chart, which the code calls ``chart``; ``None`` where it has none."""
+        call = """([id, code]) => {
+            const chart = getElement(Number(document.querySelector(".board").id.slice(1))).plots.get(id)?.chart;
+            return chart ? new Function("chart", `return ${code}`)(chart) : null;
+        }"""
+        return self.page.evaluate(call, [chart, code])
+
+    def drawn(self, chart: str, series: str) -> list[list[Any]]:
+        """The points of a series as they are drawn."""
+        found = self.plot(chart, f"chart.getOption().series.find((one) => one.id == {series!r})?.data")
+        return list(found or [])
+
+    def labels(self, chart: str) -> list[str]:
+        """The texts that are drawn on a chart."""
+        texts = "chart.getZr().storage.getDisplayList(true).filter((one) => one.type === 'tspan')"
+        return list(self.plot(chart, f"{texts}.map((one) => one.style.text)") or [])
+
+    def count_frames(self, least_seconds: float = 0.0) -> None:
+        """Begins to count what :meth:`counted` tells, with a page that takes at least so long to draw a frame."""
+        code = """(least) => {
+            const board = getElement(Number(document.querySelector(".board").id.slice(1)));
+            const counted = (window.counted = { begun: 0, told: [], set: {}, held: false });
+            board.plots.forEach(({ chart }, id) => {
+                const set = chart.setOption;
+                counted.set[id] = 0;
+                chart.setOption = function (...given) {
+                    counted.set[id]++;
+                    return set.apply(this, given);
+                };
+            });
+            const frame = board.frame;
+            board.frame = async (update) => {
+                counted.begun++;
+                const began = performance.now();
+                const passed = () => (performance.now() - began) / 1000;
+                const [number] = await frame(update);
+                while (counted.held || passed() < least) await new Promise((go) => setTimeout(go, 20));
+                counted.told.push(passed());
+                return [number, counted.told.at(-1)];
+            };
+        }"""
+        self.page.evaluate(code, least_seconds)
+
+    def counted(self) -> Any:
+        """Since :meth:`count_frames`: ``begun``, how many frames have come; ``told``, the seconds that the page said it
+        took for each that is drawn; ``set``, how often each chart was given something to draw."""
+        return self.page.evaluate("counted")
+
+    def hold_frames(self, is_held: bool) -> None:
+        """Has the page not be done with any frame, until it may; frames are to be counted."""
+        self.page.evaluate("(held) => void (counted.held = held)", is_held)
+
+    def box(self, chart: str) -> Any:
+        """Where a chart is, in pixels of the window."""
+        found = self.page.locator(f'[data-plot="{chart}"]').bounding_box()
+        assert found is not None
+        return found
+
+    def not_finite(self, chart: str) -> list[list[Any]]:
+        """The marks of what is no number in a chart: where, and what it is."""
+        return [mark for line in self.board("pointsOf", chart) or [] for mark in line["n"]]
+
+    def pixels(self, chart: str) -> int:
+        """How many pixels of a chart are drawn."""
+        count = """(id) => {
+            const canvas = document.querySelector(`[data-plot="${id}"] canvas`);
+            if (!canvas || !canvas.width) return 0;
+            const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+            let drawn = 0;
+            for (let place = 3; place < data.length; place += 4) drawn += data[place] > 0;
+            return drawn;
+        }"""
+        return int(self.page.evaluate(count, chart))
+
+
+@contextlib.contextmanager
+def visit(browser: Browser, url: str, **options: Any) -> Iterator[Visit]:
+    """Opens a page in a fresh profile, and checks at the end that nothing went wrong there and nothing left this
+    machine."""
+    with contextlib.closing(browser.new_context(**options)) as context:
+        opened = Visit(context.new_page())
+        for _ in range(3):
+            opened.errors.clear()
+            opened.page.goto(url)
+            # Whatever the machine's other networks do in that moment makes Chromium give up on loopback too.
+            if not any("ERR_NETWORK_CHANGED" in error for error in opened.errors):
+                break
+        yield opened
+        assert not opened.errors, opened.errors
+        assert opened.hosts <= {"127.0.0.1"}

@@ -1,0 +1,57 @@
+"""What a callback logs over a stream of snapshots, call by call."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bus.protocol.snapshot import Snapshot
+from consumers import Callback, Logger
+
+__all__ = ["CallLog", "calls_of"]
+
+
+class CallLog(Logger):
+    """A logger that keeps every call by itself: metrics as ``[step, event, metrics]``, files as the arguments and the
+    event."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[list[Any]] = []
+        self.hyperparameters: list[dict[str, Any]] = []
+        self.uploads: list[dict[str, Any]] = []
+        self._handled: Snapshot | None = None
+
+    def begin(self, state: Snapshot) -> None:
+        super().begin(state)
+        self._handled = state
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        super().log_metrics(metrics, step)
+        assert self._handled is not None
+        used = self._handled.timestamp.batch.value if step is None else step
+        if metrics:
+            self.calls.append([used, self._handled.event.name, dict(metrics)])
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+        super().log_hyperparameters(hyperparameters)
+        self.hyperparameters.append(dict(hyperparameters))
+
+    def upload_file(self, remote_file_name: str, file_path: Any, overwrite: bool = False) -> None:
+        assert self._handled is not None
+        self.uploads.append(
+            {
+                "remote_file_name": remote_file_name,
+                "file_path": str(file_path),
+                "overwrite": overwrite,
+                "event": self._handled.event.name,
+            }
+        )
+
+
+def calls_of(callback: Callback, snapshots: Iterable[Snapshot]) -> CallLog:
+    """Every log call that a callback makes over a stream."""
+    logger = CallLog()
+    for snapshot in snapshots:
+        if snapshot.event in callback.wanted_events():
+            logger.begin(snapshot)
+            callback.run_event(snapshot.event, snapshot, logger)
+    return logger

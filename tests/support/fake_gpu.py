@@ -1,0 +1,147 @@
+"""A stand-in for a GPU: its work is done when a test says so, and whoever waits for it is counted."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainer.device.device import DeferredScalar, DeferredVector, PinnedRing, PinnedRings
+
+__all__ = ["FakeGpu", "reads"]
+
+
+class FakeGpu:
+    """Copies arrive when :meth:`run` says that the work before them is done; counts how often somebody waited."""
+
+    name = "gpu"
+    model_name = "Fake GPU"
+    torch_device = torch.device("cpu")
+
+    def __init__(self, size: int = 64) -> None:
+        self.done = self.issued = self.waits = self.allocations = 0
+        self._copies: list[Callable[[], object]] = []
+        self.ring = PinnedRing(DeferredScalar, self._allocate, lambda: FakeEvent(self), size)
+        self.rings = PinnedRings(lambda width, count: self._allocate(count), lambda: FakeEvent(self), size)
+
+    def _allocate(self, count: int) -> Tensor:
+        self.allocations += 1
+        return Slots(self, count)  # type: ignore[return-value]
+
+    def read_later(self, scalar: Tensor) -> DeferredScalar:
+        assert scalar.ndim == 0
+        return self.ring.copy(scalar)
+
+    def read_many_later(self, vector: Tensor) -> DeferredVector:
+        assert vector.ndim == 1
+        return self.rings.copy(vector)
+
+    def batch_to_device(self, batch: Any) -> Any:
+        return batch
+
+    def copy(self, do: Callable[[], object]) -> None:
+        self._copies.append(do)
+
+    def run(self, count: int | None = None) -> None:
+        """Lets the GPU do the next copies; all of them by default."""
+        ready = self._copies[:count]
+        del self._copies[: len(ready)]
+        for do in ready:
+            do()
+        self.done += len(ready)
+
+
+class FakeEvent:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+        self._at = 0
+
+    def record(self) -> None:
+        self._gpu.issued += 1
+        self._at = self._gpu.issued
+
+    def query(self) -> bool:
+        return self._gpu.done >= self._at
+
+    def synchronize(self) -> None:
+        self._gpu.waits += 1
+        self._gpu.run(self._at - self._gpu.done)
+
+
+class Slots:
+    """Host memory that is written to when the fake GPU has come that far."""
+
+    def __init__(self, gpu: FakeGpu, count: int) -> None:
+        self._slots = [Slot(gpu) for _ in range(count)]
+
+    def unbind(self) -> "list[Slot]":
+        return self._slots
+
+
+class Slot:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+        self._content = torch.tensor(float("nan"))
+
+    def __getitem__(self, part: slice) -> "Slot":
+        return self
+
+    def copy_(self, source: Tensor, *, non_blocking: bool) -> None:
+        assert non_blocking
+        # As it is now: what is copied may change before the GPU has come that far.
+        content = source.clone()
+        self._gpu.copy(lambda: setattr(self, "_content", content))
+
+    def item(self) -> Any:
+        return self._content.item()
+
+    def tolist(self) -> Any:
+        return self._content.tolist()
+
+
+_READING = {
+    Tensor.item,
+    Tensor.tolist,
+    Tensor.numpy,
+    Tensor.cpu,
+    Tensor.nonzero,
+    Tensor.__bool__,
+    Tensor.__float__,
+    Tensor.__int__,
+    Tensor.__index__,
+    Tensor.__contains__,
+    torch.nonzero,
+}
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, found: list[str]) -> None:
+        super().__init__()
+        self._found = found
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READING:
+            self._found.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class _Kernels(TorchDispatchMode):
+    def __init__(self, found: list[str]) -> None:
+        super().__init__()
+        self._found = found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self._found.append("_local_scalar_dense")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def reads() -> Iterator[list[str]]:
+    """Gathers everything that makes the host look at a tensor's numbers, for which a GPU would be waited for."""
+    found: list[str] = []
+    with _Functions(found), _Kernels(found):
+        yield found

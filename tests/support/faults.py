@@ -1,0 +1,420 @@
+"""Real processes to be hurt: publishers that number their events, and followers that write down what they are given.
+
+A publisher notes every event in a ledger, one system call each, so that the ledger is right however the process ends.
+A follower reports every number that it was given. Both run as programs of their own: ``python faults.py NAME JSON``."""
+
+import contextlib
+import itertools
+import json
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import psutil
+from brokers import free_address
+from helpers import wait_for
+
+from bus import Event, Publisher, Recording, Snapshot, Subscriber, find_run
+from bus.publisher import launch, session
+
+__all__ = [
+    "Follower",
+    "StandingBroker",
+    "Training",
+    "assert_complete",
+    "backward_clock",
+    "note",
+    "numbers_in",
+    "read_recording",
+    "resident",
+    "stopped",
+]
+
+ENTRY = struct.Struct("<QQ")
+MEBIBYTE = 1024 * 1024
+PATIENCE = 100.0
+UNFINISHED = ("every byte", "stay")
+"""Ways to end in which nothing more is sent."""
+SPARE_BYTES = 64 * MEBIBYTE
+
+
+def note(number: int) -> str:
+    """What an event of that number carries, by which it is known for what it is."""
+    return f"{number * 2654435761 % 2**32:08x}"
+
+
+def numbers_in(snapshots: Iterator[Snapshot]) -> Iterator[int]:
+    """The numbers that the publisher gave, each checked against what else its event carries."""
+    before = 0
+    for snapshot in snapshots:
+        number = int(snapshot.timestamp.batch)
+        if snapshot.note != note(number) or snapshot.seq != number:
+            raise AssertionError(f"event {snapshot.seq} is number {number} and carries {snapshot.note!r}")
+        if snapshot.time_ns < before:
+            raise AssertionError(f"the time of event {number} is {before - snapshot.time_ns} ns before the last one's")
+        before = snapshot.time_ns
+        yield number
+
+
+def backward_clock(folder: Path) -> dict[str, str]:
+    """An environment for programs whose system's clock goes back by an hour whenever it is read; in brokers it is a day
+    behind besides."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(BACKWARD_CLOCK)
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))}
+
+
+BACKWARD_CLOCK = """
+import itertools, sys, time
+now, hours = time.time_ns, itertools.count(24 if "bus.broker" in sys.orig_argv else 0)
+time.time_ns = lambda: now() - next(hours) * 3600 * 10**9
+time.time = lambda: time.time_ns() / 1e9
+"""
+
+# -- the programs -----------------------------------------------------------------------------------------------------
+
+
+def publish(
+    run: str,
+    ledger: str,
+    *,
+    rate: float = 2000,
+    events: int | None = None,
+    ending: str = "close",
+    size: int = 0,
+    restart_pauses: tuple[float, ...] | None = None,
+    **arguments: Any,
+) -> None:
+    """Publishes ``events`` events at ``rate`` a second, or until SIGUSR1, and then does as ``ending`` says: ``close``;
+    ``raise`` an exception; ask for more ``memory`` than there is; use up ``every byte``; ``stay`` until it is killed.
+    Before the last two it waits until everything is on disk.
+
+    Each event carries ``size`` further bytes. ``restart_pauses`` take the place of the publisher's own, for brokers
+    that die more often than brokers do."""
+    if restart_pauses is not None:
+        launch.RESTART_PAUSES = restart_pauses
+    # On a busy machine a broker may take longer to come back than a training is to wait for it.
+    session.SETTLE_SECONDS = PATIENCE
+    told_to_end: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: told_to_end.append(number))
+    descriptor = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    weight = b"x" * size
+    longest = longest_busy = number = acknowledged = 0
+    with Publisher(run, **arguments) as publisher:
+        print("ready", flush=True)
+        begin = time.monotonic()
+        for number in itertools.count(1):
+            if told_to_end or (events is not None and number > events):
+                break
+            clock, busy = time.perf_counter_ns(), time.thread_time_ns()
+            publisher.publish(Event.BATCH_END, batch=number, note=note(number), weight=weight)
+            longest_busy = max(longest_busy, time.thread_time_ns() - busy)
+            longest = max(longest, time.perf_counter_ns() - clock)
+            if number % 16 == 1:
+                acknowledged = publisher.statistics().acknowledged
+            os.write(descriptor, ENTRY.pack(number, acknowledged))
+            time.sleep(max(0.0, begin + number / rate - time.monotonic()))
+        seconds = time.monotonic() - begin
+        publisher.poll()
+        if ending in UNFINISHED:
+            # What is on its way to the broker when a process dies may be lost with it.
+            wait_for(lambda: publisher.poll() or publisher.recorded_all, "everything to be recorded", PATIENCE)
+        end_as(ending)
+    told = {
+        "events": number - 1,
+        "seconds": seconds,
+        "longest_ms": longest / 1e6,
+        "longest_busy_ms": longest_busy / 1e6,
+        **asdict(publisher.statistics()),
+    }
+    print(json.dumps(told), flush=True)
+
+
+def end_as(ending: str) -> None:
+    """Does what is meant to end the program, or nothing."""
+    if ending == "raise":
+        raise RuntimeError("no more data")
+    if ending == "stay":
+        print("published", flush=True)
+        time.sleep(600)
+    if ending in ("memory", "every byte"):
+        limit = psutil.Process().memory_info().vms + SPARE_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        eat_memory(2 * SPARE_BYTES if ending == "memory" else 4096)
+
+
+def eat_memory(piece: int) -> NoReturn:
+    """Takes memory in such pieces until there is none; the traceback keeps hold of it."""
+    held = []
+    while True:
+        held.append(bytearray(piece))
+
+
+def follow(run: str, *, times: int = 1, pause: float = 0.0, **arguments: Any) -> None:
+    """Reports what ``times`` subscribers are given from beginning to end; ``pause`` is how many seconds they take over
+    an event, until SIGUSR1."""
+    in_no_hurry = [pause] if pause else []
+    signal.signal(signal.SIGUSR1, lambda *_: in_no_hurry.clear())
+    subscribers = [Subscriber(run, events=[Event.BATCH_END], **arguments) for _ in range(times)]
+    print("attached", flush=True)
+    with ThreadPoolExecutor(times) as pool:
+        told = list(pool.map(read_to_end, subscribers, itertools.repeat(in_no_hurry)))
+    print(json.dumps(told), flush=True)
+
+
+def read_to_end(subscriber: Subscriber, pauses: list[float]) -> dict[str, Any]:
+    """What one subscriber was given, with ``pauses`` after each event for as long as there are any."""
+    numbers = []
+    with subscriber:
+        for number in numbers_in(iter(subscriber)):
+            numbers.append(number)
+            for pause in pauses:
+                time.sleep(pause)
+        return {
+            "numbers": numbers,
+            "gaps": [list(gap) for gap in subscriber.gaps],
+            "ending": str(subscriber.ending),
+            "ended_at": time.monotonic(),
+            **asdict(subscriber.statistics()),
+        }
+
+
+# -- their handles ----------------------------------------------------------------------------------------------------
+
+
+class Program:
+    """One of the programs in this file, in a process of its own; killed at the end of a ``with``."""
+
+    def __init__(
+        self, name: str, first_word: str, arguments: dict[str, Any], environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, name, json.dumps(arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        self.pid = self.process.pid
+        self.errors = ""
+        """What it wrote to standard error, once it has ended."""
+        self._await(first_word)
+
+    def _await(self, word: str) -> None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if line != f"{word}\n":
+            self.process.kill()
+            raise AssertionError(f"{word!r} was to come, not {line!r}: {self.process.communicate()[1]}")
+
+    def signal(self, number: int) -> None:
+        """Sends it a signal."""
+        self.process.send_signal(number)
+
+    def kill(self) -> float:
+        """Ends it as ``kill -9`` does; returns when that was, on the steady clock."""
+        self.process.kill()
+        killed = time.monotonic()
+        self.process.communicate()
+        return killed
+
+    def report(self, timeout: float) -> Any:
+        """Waits for its end, and returns what it reports."""
+        out, self.errors = self.process.communicate(timeout=timeout)
+        assert self.process.returncode == 0, self.errors
+        return json.loads(out)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+class Training(Program):
+    """A process that publishes: :func:`publish`. Its ``environment`` is also its broker's."""
+
+    def __init__(
+        self, runs_dir: Path, run: str = "r", environment: Mapping[str, str] | None = None, **arguments: Any
+    ) -> None:
+        self._runs_dir = runs_dir
+        self._run = run
+        self._ledger = runs_dir / f"ledger-{run}-{time.monotonic_ns()}"
+        options = {"run": run, "ledger": str(self._ledger), "runs_dir": str(runs_dir)} | arguments
+        super().__init__("publish", "ready", options, environment)
+
+    @property
+    def published(self) -> int:
+        """Number of the last event that it published."""
+        return self._last()[0]
+
+    @property
+    def acknowledged(self) -> int:
+        """Number of the last event of which it knew that it is on disk."""
+        return self._last()[1]
+
+    def _last(self) -> tuple[int, int]:
+        data = self._ledger.read_bytes() if self._ledger.exists() else b""
+        whole = len(data) // ENTRY.size * ENTRY.size
+        entry: tuple[int, int] = ENTRY.unpack(data[whole - ENTRY.size : whole]) if whole else (0, 0)
+        return entry
+
+    def await_published(self, number: int) -> None:
+        """Waits until it has published so many."""
+        wait_for(lambda: self.published >= number, f"event {number} to be published", PATIENCE)
+
+    def await_recorded(self, number: int) -> None:
+        """Waits until it knows that so many are on disk."""
+        wait_for(lambda: self.acknowledged >= number, f"event {number} to be recorded", PATIENCE)
+
+    def await_loop_end(self) -> None:
+        """Waits until one that stays has published everything."""
+        self._await("published")
+
+    @property
+    def broker_pids(self) -> list[int]:
+        """The brokers that it has started and that are still there: one, or none for a moment."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [
+                child.pid
+                for child in psutil.Process(self.pid).children()
+                if child.status() != psutil.STATUS_ZOMBIE and "bus.broker" in child.cmdline()
+            ]
+        return []
+
+    @property
+    def broker_pid(self) -> int:
+        """The broker that serves its run."""
+        return wait_for(lambda: broker_of(self._runs_dir / self._run), "a broker that serves")
+
+    def result(self, timeout: float = PATIENCE) -> dict[str, Any]:
+        """Waits until it has ended by itself, and returns what it reports."""
+        told: dict[str, Any] = self.report(timeout)
+        return told
+
+    def finish(self, timeout: float = PATIENCE) -> dict[str, Any]:
+        """Tells it to end in order, and returns what it reports."""
+        self.signal(signal.SIGUSR1)
+        return self.result(timeout)
+
+
+def broker_of(run_dir: Path) -> int:
+    """The process that serves a run; 0 when none does."""
+    with contextlib.suppress(FileNotFoundError):
+        if find_run(run_dir).live:
+            return int(json.loads((run_dir / "broker.json").read_text())["pid"])
+    return 0
+
+
+class Follower(Program):
+    """A process that subscribes: :func:`follow`."""
+
+    def __init__(self, runs_dir: Path, run: str = "r", **arguments: Any) -> None:
+        where = {} if "broker" in arguments else {"runs_dir": str(runs_dir)}
+        super().__init__("follow", "attached", {"run": run} | where | arguments)
+
+    def results(self, timeout: float = PATIENCE) -> list[dict[str, Any]]:
+        """Waits for the end, and returns what each subscriber was given."""
+        told: list[dict[str, Any]] = self.report(timeout)
+        return told
+
+    def result(self, timeout: float = PATIENCE) -> dict[str, Any]:
+        """The same of the only one."""
+        (told,) = self.results(timeout)
+        return told
+
+
+class StandingBroker:
+    """``bus broker`` at an address of its own, which can be ended and started again there; ended at the end of a
+    ``with``."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._runs_dir = runs_dir
+        self.address = free_address()
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, and waits until it serves."""
+        command = ["-m", "bus", "broker", "--listen", self.address, "--runs-dir", str(self._runs_dir)]
+        self.process = subprocess.Popen(
+            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert "serving at" in self.process.stdout.readline()
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self.process.pid
+
+    def end(self, how: int = signal.SIGTERM) -> str:
+        """Sends it a signal that ends it, and returns what it wrote to standard error."""
+        self.process.send_signal(how)
+        return self.process.communicate(timeout=100)[1]
+
+    def __enter__(self) -> "StandingBroker":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.end()
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that stands still meanwhile, as one does that is suspended or whose machine swaps."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def resident(pid: int) -> float:
+    """Memory that a process holds, in MiB."""
+    return float(psutil.Process(pid).memory_info().rss) / MEBIBYTE
+
+
+# -- what came of it --------------------------------------------------------------------------------------------------
+
+
+def assert_complete(told: dict[str, Any], published: int, ending: str = "finished") -> None:
+    """A follower was given every event once and in order, missed none, and knows how the run ended."""
+    assert_counted(told["numbers"], published)
+    assert told["gaps"] == []
+    assert told["ending"] == ending
+
+
+def assert_counted(numbers: list[int], last: int) -> None:
+    """``numbers`` are 1 to ``last``; says briefly where they are not."""
+    wrong = next((index for index, number in enumerate(numbers) if number != index + 1), len(numbers))
+    around = numbers[max(0, wrong - 2) : wrong + 3]
+    assert (wrong, len(numbers)) == (last, last), f"{len(numbers)} numbers of {last}; the first odd one is in {around}"
+
+
+def read_recording(run_dir: Path, published: int, ending: str = "finished", attempt: int | None = None) -> Recording:
+    """The recording of a run, in which every event is to be found once, in order, and whole."""
+    recording = Recording(run_dir, attempt)
+    assert_counted(list(numbers_in(iter(recording))), published)
+    assert (recording.gaps, recording.damage, str(recording.ending)) == ((), None, ending)
+    return recording
+
+
+if __name__ == "__main__":
+    {"publish": publish, "follow": follow}[sys.argv[1]](**json.loads(sys.argv[2]))

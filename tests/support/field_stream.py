@@ -1,0 +1,88 @@
+"""A training whose consumers the test plays: it says what they ask for, and looks at what is sent."""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import pytest
+from training import gold_trainer
+
+from bus.types.demand import BASE_EVENTS, Demand, Want
+from bus.types.event import Event
+from trainer import Trainer
+from trainer.stream.run_stream import RunStream
+
+__all__ = ["Stream", "asking", "train"]
+
+BATCH_END = Event.BATCH_END
+
+
+class Stream:
+    """A publisher in whose place the test decides what consumers want."""
+
+    run_dir = None
+    recording = None
+    attempt = 1
+    info: ClassVar[dict[str, Any]] = {}
+    unlimited_demand: Demand | None = None
+    fields_left_out = 0
+
+    def __init__(self, demand: Demand | None = None, always: Iterable[Event] = BASE_EVENTS) -> None:
+        self.always = frozenset(always)
+        self.wanted: set[Event] = set()
+        self.demand_version = 0
+        self.sent: list[tuple[Event, int, dict[str, Any]]] = []
+        self.in_effect: list[tuple[int, int]] = []
+        self.after_sending: dict[int, Demand] = {}
+        self.want(demand or Demand())
+
+    def want(self, demand: Demand) -> None:
+        self.demand = demand
+        self.demand_version += 1
+        self.wanted &= self.always | demand.events
+        self.wanted |= self.always | demand.events
+
+    next_seq = 1
+
+    def is_handled(self, seq: int, field: str) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """Nobody is waited for."""
+
+    def send(
+        self,
+        event: Event,
+        timestamp: tuple[int, ...],
+        previous: Any,
+        fields: dict[str, Any],
+        context: bytes,
+        has_deferred: bool = False,
+    ) -> None:
+        self.sent.append((event, timestamp[2], fields))
+        if (demand := self.after_sending.pop(len(self.sent), None)) is not None:
+            self.want(demand)
+
+    def demand_in_effect(self, timestamp: tuple[int, ...]) -> None:
+        self.in_effect.append((len(self.sent), timestamp[2]))
+
+    def mark_checkpoint(self, action: str, timestamp: tuple[int, ...], run: str | None = None) -> None:
+        """No state is kept for it."""
+
+    def close(self, status: str, error: str | None, reason: str | None) -> None:
+        assert error is None
+
+    def batches_with(self, name: str, event: Event = BATCH_END) -> list[int]:
+        """The number of each batch in which the field was sent with the event, which is counted later or already."""
+        return [batch + (event is not BATCH_END) for one, batch, fields in self.sent if one is event and name in fields]
+
+
+def train(monkeypatch: pytest.MonkeyPatch, stream: Stream, batches: int = 95, **arguments: Any) -> Trainer:
+    monkeypatch.setattr(RunStream, "_start_publisher", lambda *_: stream)
+    settings = {"publish": True, "max_duration": f"{batches}ba", "n_train": 30, "batch_size": 6}
+    with gold_trainer(**(settings | arguments)) as trainer:
+        trainer.fit()
+    return trainer
+
+
+def asking(every: int, *events: Event, field: str = "count") -> Demand:
+    return Demand(dict.fromkeys(events or (BATCH_END,), Want(every, {field: every})))

@@ -1,0 +1,62 @@
+"""Sends a recording to a destination with a lane of its own, as a consumer that keeps its progress, in a process that a
+test starts: ``python logger_job.py wandb|mlflow RECORDING TARGET [BATCH]``. With ``BATCH`` it kills itself there."""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from helpers import wait_for
+
+from bus.protocol.snapshot import Snapshot
+from bus.recording.recording import Recording
+from consumers import Callback, Logger, LoggerDestination
+from consumers.api.logger import Row
+from consumers.delivery.spool import spooled
+from consumers.loggers.mlflow import MLFlowLogger
+from consumers.loggers.wandb import WandBLogger
+from consumers.runner.runner import Runner
+from consumers.runner.state_file import StateFile
+
+COMMIT_EVERY = 5
+
+
+class Losses(Callback):
+    """Logs every loss, and kills the process when the destination has taken most of what it may be given."""
+
+    def __init__(self, taken: list[Row], last: int | None) -> None:
+        self._taken = taken
+        self._last = last
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        batch = state.timestamp.values[2]
+        logger.log_metrics({"loss": state.loss})
+        if batch == self._last:
+            wait_for(lambda: len(self._taken) > batch - 2 * COMMIT_EVERY, "rows at the destination", timeout=60)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    kind, recording, target = sys.argv[1], Recording(Path(sys.argv[2])), sys.argv[3]
+    destination: LoggerDestination
+    if kind == "wandb":
+        destination = WandBLogger(mode="offline", dir=Path(target))
+    else:
+        destination = MLFlowLogger(tracking_uri=target)
+    taken: list[Row] = []
+    log_rows = destination.log_rows
+
+    def log_and_count(rows: Sequence[Row], state: Snapshot) -> None:
+        log_rows(rows, state)
+        taken.extend(rows)
+
+    destination.log_rows = log_and_count  # type: ignore[method-assign]
+    callback = Losses(taken, int(sys.argv[4]) if len(sys.argv) > 4 else None)
+    place = recording.path.parent / "consumers"
+    with StateFile(place, "sender", recording.run_name, recording.attempt) as progress:
+        Runner(recording, [callback], [spooled(destination)], progress=progress, commit_every=COMMIT_EVERY).run()
+
+
+if __name__ == "__main__":
+    main()

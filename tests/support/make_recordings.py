@@ -1,0 +1,239 @@
+"""Makes the recordings of this version, ``tests/data/recordings/VERSION``: run it once for each release.
+
+    python tests/support/make_recordings.py
+    pytest tests/bus/recording/test_old_recordings.py --offloop-update-golden
+
+It trains the tasks below in processes of their own. They are told a made-up machine, so that a recording says nothing
+about the one on which it was made.
+"""
+
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from paths import DATA
+
+from bus import Event, Recording, Snapshot
+from bus.types.timestamp import Timestamp
+from consumers import ActivationMonitor, Callback, Logger, MemoryMonitor, NaNMonitor, OptimizerMonitor
+from consumers.testing import LiveRun
+
+RECORDINGS = DATA / "recordings"
+FACTS = "facts.json"
+
+MACHINE = {"host": "trainer", "operating_system": "Linux", "cpu": "CPU", "cpu_cores": 2, "cpu_threads": 2}
+MACHINE |= {"memory_bytes": 8 << 30, "nodes": 1, "accelerators": 0}
+
+JUDGE = "judge"
+
+
+# -- tasks, for the command trainer -----------------------------------------------------------------------------------
+
+
+def digits(batch_size: int = 32) -> dict[str, Any]:
+    """Handwritten digits, on the made-up machine."""
+    import torch
+
+    from bus.publisher import connection as link
+    from trainer.stream import publishing
+    from trainer.tasks.digits import digits as task
+
+    facts = {**MACHINE, "python": sys.version.partition(" ")[0], "torch": torch.__version__.partition("+")[0]}
+    facts["offloop"] = version("offloop")
+    publishing.describe_system = lambda _: facts
+    link.describe_process = lambda: {"command": ["trainer", "digits"], "host": facts["host"], "pid": 1}
+    return task(batch_size=batch_size)
+
+
+def failing() -> dict[str, Any]:
+    """As ``digits``, with an error after the seventh batch."""
+    from trainer import Algorithm, State
+
+    class Fails(Algorithm):
+        def match(self, event: Event, state: State) -> bool:
+            return event is Event.BATCH_END and int(state.timestamp.batch) == 7
+
+        def apply(self, event: Event, state: State, logger: Any) -> None:
+            raise ValueError("the seventh batch is one too many")
+
+    return {**digits(), "algorithms": [Fails()]}
+
+
+# -- callbacks that ask and command -----------------------------------------------------------------------------------
+
+
+class Phases(Callback):
+    """Asks for the phases of every second batch."""
+
+    fields = ("phases",)
+    every = 2
+    all_ranks = True
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        """Needs them in the recording, and nothing else. The training waits after its first batch until all that is
+        asked for has come to it."""
+        if state.timestamp.batch == 1 and state.rank == 0:
+            time.sleep(1)
+
+
+class Norms(Callback):
+    """Asks for what else can be had on a CPU, in every fourth batch."""
+
+    fields = ("gradient_norms", "parameter_norm", "parameter_norms", "moment_norms", "update_norms", "model_summary")
+    every = 4
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        """As above."""
+
+
+class Commands(Callback):
+    """Sets the learning rate after the fourth batch, and stops after the tenth; a command that is refused comes
+    between."""
+
+    decides = (Event.BATCH_END,)
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        """Sends what is due."""
+        match int(state.timestamp.batch):
+            case 4:
+                state.send_command("set", "lr", 0.001)
+            case 6:
+                state.send_command("set", "no-such-setting", 1)
+            case 10:
+                state.stop_training()
+
+
+# -- recordings -------------------------------------------------------------------------------------------------------
+
+
+def train(folder: Path, task: str = "digits", **options: Any) -> LiveRun:
+    """Starts a training with few batches."""
+    chosen = {"seed": 1, "device": "cpu", "train_batches": 12, "no_progress": True, **options}
+    return LiveRun(folder, f"{__file__}:{task}", **chosen)
+
+
+def evaluated(folder: Path) -> Path:
+    """Two epochs, with an evaluation after each."""
+    with train(folder, max_duration="2ep", run_name="evaluated") as run:
+        run.wait()
+        return run.recording().path
+
+
+def ranks(folder: Path) -> Path:
+    """Two ranks, with the phases of their batches."""
+    with train(folder, ranks=2, max_duration="1ep", run_name="ranks", wait_for=JUDGE) as run:
+        run.watch(Phases(), name=JUDGE)
+        run.wait()
+        return run.recording().path
+
+
+def resumed(folder: Path) -> Path:
+    """The second attempt of a run: it goes on after the first epoch."""
+    options = {"run_name": "resumed", "save_folder": folder / "checkpoints", "autoresume": True}
+    for duration in ("1ep", "2ep"):
+        with train(folder, max_duration=duration, **options) as run:
+            run.wait()
+    return run.recording(2).path
+
+
+def stopped(folder: Path) -> Path:
+    """Commanded: another learning rate, a setting that there is not, and a stop."""
+    with train(folder, max_duration="3ep", run_name="stopped", wait_for=JUDGE) as run:
+        run.watch(Commands(), name=JUDGE)
+        run.wait()
+        return run.recording().path
+
+
+def fields(folder: Path) -> Path:
+    """Every event, also of microbatches, and fields on demand: norms, activations, phases, memory."""
+    options = {"microbatch_size": 16, "record": "all", "train_batches": 8, "wait_for": JUDGE}
+    asking = [
+        OptimizerMonitor(batch_log_interval=4),
+        OptimizerMonitor(batch_log_interval=3, only_global=True),
+        NaNMonitor(),
+        ActivationMonitor(interval=4),
+        MemoryMonitor(),
+        Norms(),
+        Phases(),
+    ]
+    with train(folder, max_duration="1ep", run_name="fields", **options) as run:
+        run.watch(*asking, name=JUDGE)
+        run.wait()
+        return run.recording().path
+
+
+def failed(folder: Path) -> Path:
+    """Ended by an error in the training."""
+    with train(folder, "failing", max_duration="1ep", run_name="failed") as run:
+        run.wait(check=False)
+        return run.recording().path
+
+
+def cut(folder: Path) -> Path:
+    """Cut off in the middle, as a machine that lost its power leaves it."""
+    whole = evaluated(folder)
+    path = whole.with_name("cut.mcap")
+    path.write_bytes(whole.read_bytes()[: whole.stat().st_size * 6 // 10])
+    return path
+
+
+MADE: list[Callable[[Path], Path]] = [evaluated, ranks, resumed, stopped, fields, failed, cut]
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """What every version is to find in a recording."""
+    recording = Recording(path)
+    counts: dict[int, Counter[str]] = {}
+    on_demand: Counter[str] = Counter()
+    for snapshot in recording:
+        on_demand.update(snapshot.on_demand)
+        counts.setdefault(snapshot.rank, Counter())[snapshot.event.value] += 1
+        last: Timestamp = snapshot.timestamp
+    return {
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "run": recording.run_name,
+        "attempt": recording.attempt,
+        "ending": [recording.ending.status, recording.ending.error] if recording.ending else None,
+        "damaged": recording.damage is not None,
+        "gaps": [list(gap) for gap in recording.gaps],
+        "commands": [
+            [str(outcome.command), outcome.event, outcome.batch, outcome.error] for outcome in recording.read_commands()
+        ],
+        "events": {str(rank): dict(sorted(counts[rank].items())) for rank in sorted(counts)},
+        "on_demand": dict(sorted(on_demand.items())),
+        "last": list(last.values),
+    }
+
+
+def main() -> None:
+    """Makes them all, and writes down what is in them."""
+    folder = RECORDINGS / version("offloop")
+    if folder.exists():
+        sys.exit(f"{folder} exists: the recordings of a version are made once, and never changed")
+    made = Path(tempfile.mkdtemp(prefix="ol-"))
+    facts = {}
+    for make in MADE:
+        (made / "work").mkdir()
+        path = made / f"{make.__name__}.mcap"
+        shutil.copyfile(make(made / "work"), path)
+        shutil.rmtree(made / "work")
+        facts[make.__name__] = facts_of(path)
+        told = facts[make.__name__]
+        print(f"{path.name}: {path.stat().st_size:,} bytes, {told['ending'][0]}, {', '.join(told['on_demand'])}")
+    (made / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
+    folder.mkdir(parents=True)
+    shutil.copytree(made, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    folder.chmod(0o755)
+    shutil.rmtree(made)
+
+
+if __name__ == "__main__":
+    main()

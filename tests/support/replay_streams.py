@@ -1,0 +1,138 @@
+"""Recordings for tests of replays: several ranks, marks, fields on demand, values of every kind, and holes."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bus.protocol.frames import COMMAND, DEMAND, END, Topic, decode_event, event_encoder, pack_map
+from bus.recording.reader import JournalReader
+from bus.recording.writer import JournalWriter
+from bus.types.demand import BASE_EVENTS
+from bus.types.event import Event
+
+__all__ = ["BEGAN", "SECOND", "Recorded", "ended", "record", "records_of", "serving"]
+
+BEGAN = 1_700_000_000_000_000_000
+SECOND = 1_000_000_000
+STEP = SECOND // 4
+
+
+class Recorded(NamedTuple):
+    """What a record holds, without what tells its run and attempt apart from others."""
+
+    name: str
+    rank: int
+    elements: tuple[Any, ...]
+
+
+class _Rank:
+    def __init__(self, journal: JournalWriter, run: str, rank: int, world_size: int, without: Collection[int]) -> None:
+        self._journal, self._run, self._rank, self._without = journal, run, rank, without
+        self._context = {"world_size": world_size, "max_duration": "3ep"}
+        self._seq = self._base_seq = 0
+
+    def append(self, name: str, time: int, timestamp: list[int], fields: dict[str, Any]) -> None:
+        self._seq += 1
+        self._base_seq += name.startswith("$") or Event(name) in BASE_EVENTS
+        encode = event_encoder(Topic(self._run, name, self._rank), 1)
+        frame = encode(self._seq, self._base_seq, time, timestamp, None, fields, pack_map(self._context))
+        topic, _, body = frame.partition(b"\0")
+        if self._seq not in self._without:
+            self._journal.append(topic, self._seq, self._base_seq, time, body)
+
+
+def record(
+    path: Path,
+    run: str = "r",
+    ranks: int = 1,
+    epochs: int = 3,
+    batches: int = 4,
+    status: str | None = "finished",
+    without: Collection[int] = (),
+    inner: bool = False,
+    padding: int = 0,
+    step: int = STEP,
+) -> Path:
+    """Writes a recording: every ``step`` nanoseconds a batch, of every rank in turn. ``without`` are numbers of events
+    that were lost; ``status=None`` leaves it without an end; ``inner`` adds an event within each batch, ``padding`` so
+    many bytes to each batch's end."""
+    journal = JournalWriter(path, run, 1)
+    writers = [_Rank(journal, run, rank, ranks, without) for rank in range(ranks)]
+    time = BEGAN
+
+    def append(name: str, epoch: int, in_epoch: int, **fields: Any) -> None:
+        nonlocal time
+        batch = epoch * batches + in_epoch
+        wct = batch * step // 1000
+        timestamp = [0, epoch, batch, 8 * batch, 0, epoch, 0, in_epoch, 8 * in_epoch, 0, wct, wct, 0, 0]
+        for rank, writer in enumerate(writers):
+            time += 1000
+            writer.append(name, time + rank, [0] * 14 if name == END else timestamp, fields)
+
+    append("init", 0, 0, system={"host": "h"})
+    append("fit_start", 0, 0, seed=3)
+    append(DEMAND, 0, 0, demand={})
+    for epoch in range(epochs):
+        append("epoch_start", epoch, 0)
+        for batch in range(1, batches + 1):
+            if inner:
+                append("batch_start", epoch, batch - 1)
+            time += step
+            number = epoch * batches + batch
+            fields: dict[str, Any] = {"loss": float("nan") if number == 3 else 1 / number, "lr": {"SGD": [0.1]}}
+            if number % 2 == 0:
+                fields |= {"gradient_norm": number / 7, "on_demand": ["gradient_norm"]}
+            if padding:
+                fields["padding"] = b"x" * padding
+            append("batch_end", epoch, batch, **fields)
+        append("epoch_end", epoch + 1, 0)
+        append("eval_end", epoch + 1, 0, eval_metrics={"eval": {"accuracy": 1 - 1 / (epoch + 2)}})
+        if epoch == 0:
+            append(COMMAND, epoch + 1, 0, command="set", arguments=["lr", 0.1], id="c", event="batch_end", error=None)
+        journal.flush()
+    append("fit_end", epochs, 0)
+    if status is not None:
+        append(END, epochs, 0, status=status, error="ValueError: boom" if status == "failed" else None)
+    journal.close()
+    return path
+
+
+def records_of(path: Path) -> list[Recorded]:
+    """The records of a recording, in order."""
+    found = []
+    with JournalReader(path) as reader:
+        for records in reader.read():
+            for record in records:
+                _, name, rank = record.topic.split("/")
+                version, _, *elements = decode_event(record.body)
+                found.append(Recorded(name, int(rank), (version, *map(repr, elements))))
+    return found
+
+
+@contextlib.contextmanager
+def serving(*arguments: object) -> Iterator["subprocess.Popen[str]"]:
+    """The command ``bus replay``, once consumers can attach; ended at the end."""
+    command = [sys.executable, "-m", "bus", "replay", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None  # it is a pipe
+        assert "attach with" in process.stdout.readline()
+        yield process
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGINT)
+        try:
+            process.communicate(timeout=20)
+        finally:
+            process.kill()
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    """How a process ended: its exit code, and what it said since."""
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, err

@@ -1,0 +1,264 @@
+"""Trainings with sharded weights that tests start on two ranks: ``torchrun ... sharding_jobs.py FOLDER``.
+
+What the ranks found out is written to ``FOLDER/rank-N.json``.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from gold import GoldMLP, gold_data
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from training import gold_trainer
+
+from bus.errors import OffloopError
+from trainer import Classifier, Evaluator, RankBatchSampler, Trainer
+from trainer.algorithms.gradient_clipping import GradientClipping
+from trainer.checkpoints.sharded import read_sharded
+from trainer.distributed.ranks import join_ranks
+from trainer.distributed.sharding import FullySharded
+
+__all__ = ["comparable", "rank_loader", "weights"]
+
+
+class Augmented(Dataset[Any]):
+    """Rows with noise that is drawn when they are fetched."""
+
+    def __init__(self, rows: int) -> None:
+        self.inputs, self.targets = gold_data("train", rows)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index] + 0.1 * torch.randn(8), self.targets[index]
+
+
+class Tied(nn.Module):
+    """A model whose first and last layer are one matrix, each in a container of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh())
+        self.back = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 4))
+        self.back[0].weight = self.front[0].weight
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.back(self.front(inputs))
+
+
+def rank_loader(part: str = "train", rows: int = 27, size: int = 6, **options: Any) -> "DataLoader[Any]":
+    """Batches of the recorded data, divided among the ranks; the last one of an epoch is odd."""
+    dataset = TensorDataset(*gold_data(part, rows))
+    return DataLoader(dataset, batch_sampler=RankBatchSampler(dataset, size, **options))
+
+
+def comparable(**arguments: Any) -> Trainer:
+    """A training of three epochs whose result does not depend on the number of ranks."""
+    model = GoldMLP()
+    settings: dict[str, Any] = {
+        "model": model,
+        "train_dataloader": rank_loader(shuffle=True),
+        "optimizers": torch.optim.AdamW(model.parameters(), lr=0.01),
+        "algorithms": GradientClipping("norm", 0.2),
+        "max_duration": "3ep",
+    }
+    return gold_trainer(**(settings | arguments))
+
+
+def random_training(**arguments: Any) -> Trainer:
+    """A training in which everything is drawn at random: order, noise, dropout; with accumulated gradients."""
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 4))
+    data = Augmented(24)
+    settings: dict[str, Any] = {
+        "model": Classifier(net),
+        "train_dataloader": DataLoader(data, batch_sampler=RankBatchSampler(data, 8, shuffle=True)),
+        "optimizers": torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9),
+        "device_train_microbatch_size": 2,
+        "max_duration": "3ep",
+    }
+    return gold_trainer(**(settings | arguments))
+
+
+def fitted(trainer: Trainer) -> Trainer:
+    """The trainer when it has trained."""
+    trainer.fit()
+    return trainer
+
+
+def weights(trainer: Trainer) -> dict[str, Any]:
+    """The whole weights and buffers, as lists; all ranks have to ask."""
+    return {name: _whole(value).tolist() for name, value in trainer.state.model.state_dict().items()}
+
+
+def moments(trainer: Trainer) -> list[Any]:
+    """What the optimizer knows of each weight, as lists; all ranks have to ask."""
+    states = trainer.state.optimizers[0].state_dict()["state"].values()
+    return [_whole(value).tolist() for state in states for value in state.values()]
+
+
+def _whole(value: Any) -> torch.Tensor:
+    whole: torch.Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return whole
+
+
+def error_of(attempt: Callable[[], object]) -> str:
+    """The kind and text of the error of ours that it raises."""
+    try:
+        attempt()
+    except OffloopError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def same(folder: Path) -> dict[str, Any]:
+    """Trainings that are to end with the weights of :func:`comparable` on one rank."""
+    trainings = {
+        "one unit for each layer": fitted(comparable(fsdp_config={}, save_folder=folder / "saved")),
+        "one unit for all": fitted(comparable(fsdp_config={"shard": [], "reshard_after_forward": True})),
+        "units by class": fitted(comparable(fsdp_config={"shard": ["Linear", nn.Tanh]})),
+        "microbatches": fitted(comparable(fsdp_config={}, device_train_microbatch_size=2)),
+        "a function for optimizers": fitted(
+            comparable(fsdp_config={}, optimizers=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01))
+        ),
+    }
+    return {name: weights(trainer) for name, trainer in trainings.items()}
+
+
+def sizes() -> dict[str, int]:
+    """Numbers on this rank, and in the whole model."""
+    trainer = fitted(comparable(fsdp_config={}))
+    model, optimizer = trainer.state.model, trainer.state.optimizers[0]
+    averages = [state["exp_avg"].to_local().numel() for state in optimizer.state.values()]
+    return {
+        "weights": sum(parameter.to_local().numel() for parameter in model.parameters()),
+        "averages": sum(averages),
+        "all": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
+def buffers() -> list[Any]:
+    """Weights and statistics of batch normalization after a training with DDP and with sharded weights."""
+    return [weights(fitted(random_training(fsdp_config=config))) for config in (None, {})]
+
+
+def resumed(folder: Path) -> dict[str, Any]:
+    """Trainings that went on in the middle of an epoch, and those that were not interrupted."""
+    found: dict[str, Any] = {}
+    for name, config in (("sharded", {}), ("whole", None)):
+        save = {"save_folder": folder / name, "save_interval": "4ba", "save_num_checkpoints_to_keep": 2}
+        trainer = fitted(random_training(fsdp_config=config, **save))
+        found[name] = [weights(trainer), moments(trainer)]
+    paths = {
+        "sharded from sharded": (folder / "sharded" / "ep2-ba8", {}),
+        "sharded from whole": (folder / "whole" / "ep2-ba8-rank0.safetensors", {}),
+        "whole from sharded": (folder / "sharded" / "ep2-ba8", None),
+    }
+    for name, (path, config) in paths.items():
+        trainer = fitted(random_training(fsdp_config=config, load_path=path))
+        found[name] = [weights(trainer), moments(trainer)]
+    again = {
+        "load_path": {"load_path": folder / "sharded"},
+        "autoresume": {"save_folder": folder / "sharded", "run_name": "again", "autoresume": True},
+    }
+    found["latest"] = {
+        name: int(random_training(fsdp_config={}, **how).state.timestamp.batch) for name, how in again.items()
+    }
+    return found
+
+
+def evaluated() -> dict[str, Any]:
+    """Evaluations and predictions with four batches on the first rank and two on the other."""
+    inputs, targets = gold_data("eval_a", 12)
+    batches = list(zip(inputs.split(2), targets.split(2), strict=True))
+    own = batches[:4] if dist.get_rank() == 0 else batches[4:]
+    found = {}
+    for name, config in (("whole", None), ("sharded", {"shard": []})):
+        trainer = comparable(fsdp_config=config, eval_dataloader=Evaluator("unequal", own))
+        trainer.fit()
+        found[name] = trainer.state.eval_metric_values["unequal"]
+    found["predicted"] = len(trainer.predict(own))
+    with torch.no_grad():
+        for parameter in trainer.state.model.parameters():
+            parameter.zero_()
+    found["after a change"] = [output.abs().max().item() for output in trainer.predict(own)]
+    return found
+
+
+def refused(folder: Path) -> dict[str, str]:
+    """What is wrong with models and checkpoints."""
+    scalar = GoldMLP()
+    scalar.scale = nn.Parameter(torch.tensor(1.0))
+    trainer = comparable(fsdp_config={})
+    device, mesh = trainer.state.device, init_device_mesh("cpu", (2,))
+    (folder / "file").touch()
+    found = {
+        "unknown class": error_of(lambda: FullySharded(GoldMLP(), device, shard=["Block"])),
+        "number as a weight": error_of(lambda: FullySharded(scalar, device)),
+        "not writable": error_of(lambda: trainer.save_checkpoint(folder / "file" / "checkpoint")),
+    }
+    path = trainer.save_checkpoint(folder / "damaged")
+    if dist.get_rank() == 0:
+        # Only the second rank looks at this file.
+        file = max((path / "shards").iterdir())
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    dist.barrier()
+    found["damaged"] = error_of(lambda: read_sharded(path, mesh, join_ranks(on_gpu=False)))
+    # The last one: after it the ranks have parted.
+    found["another model"] = error_of(lambda: random_training(fsdp_config={}, load_path=folder / "saved" / "ep3-ba15"))
+    return found
+
+
+def tied() -> dict[str, Any]:
+    """A model with one matrix in two places, with DDP and with sharded weights."""
+    found = []
+    for config in (None, {}):
+        torch.manual_seed(1)
+        model = Classifier(Tied())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        found.append(fitted(comparable(fsdp_config=config, model=model, optimizers=optimizer)))
+    module = found[1].state.model.module
+    return {"weights": [weights(one) for one in found], "is one": module.front[0].weight is module.back[0].weight}
+
+
+def saved_again(folder: Path) -> dict[str, Any]:
+    """Checkpoints of one name, one after the other."""
+    trainer = comparable(fsdp_config={})
+    trainer.save_checkpoint(folder / "again")
+    trainer.fit()
+    path = trainer.save_checkpoint(folder / "again")
+    loaded = comparable(fsdp_config={}, load_path=path, load_weights_only=True)
+    return {"expected": weights(trainer), "found": weights(loaded)}
+
+
+def main() -> None:
+    """Runs everything on this rank."""
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    # Joins the ranks.
+    with gold_trainer(train_dataloader=rank_loader()) as trainer:
+        rank = trainer.state.rank
+    found = {
+        "same": same(folder),
+        "sizes": sizes(),
+        "buffers": buffers(),
+        "resumed": resumed(folder),
+        "evaluated": evaluated(),
+        "tied": tied(),
+        "saved again": saved_again(folder),
+        "refused": refused(folder),
+    }
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

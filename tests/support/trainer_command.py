@@ -1,0 +1,95 @@
+"""The command ``trainer`` in the test's own process, with a small task of the user's own."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from paths import SUPPORT
+
+from trainer.cli.main import main
+
+__all__ = ["SMALL", "Outcome", "Run", "command_in", "without_torch"]
+
+SMALL = ["fruit:small", "--batch-size=6", "--slope=0.5", "--gentle"]
+"""The task ``small`` with everything that it asks for."""
+
+WITHOUT_TORCH = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "torchmetrics", "cloudpickle"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+MODULE = '''
+import sys
+sys.path.insert(0, {tests!r})
+from gold import GoldMLP, gold_loader, gold_optimizer
+
+def small(*, batch_size: int, slope: float = 0.1, gentle: bool = False, note: str = "none", seed: int = 0):
+    """Sort apples from pears.
+
+    It is quick.
+
+    batch_size: fruits in a batch,
+        at least one.
+    note: what to write down.
+    """
+    assert (batch_size, slope, gentle, note) == (6, 0.5, True, "none"), (batch_size, slope, gentle, note)
+    print("seed", seed)
+    model = GoldMLP()
+    return {{
+        "model": model,
+        "train_dataloader": gold_loader("train", 24, batch_size),
+        "optimizers": gold_optimizer(model),
+        "max_duration": "9ep",
+    }}
+
+def wrong():
+    return {{"modle": 1}}
+
+def empty():
+    return {{}}
+
+def nothing():
+    """Returns nothing."""
+
+def needs_sklearn():
+    raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+
+value = 3
+'''
+
+
+class Outcome:
+    """The exit code, and what was written to standard output and standard error."""
+
+    def __init__(self, code: object, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+Run = Callable[..., Outcome]
+
+
+def command_in(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command in this process, in a folder with a module ``fruit`` of tasks."""
+    (folder / "fruit.py").write_text(MODULE.format(tests=str(SUPPORT)))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["trainer", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Outcome(ended.value.code, *capsys.readouterr())
+
+    return run
+
+
+def without_torch(code: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python code on a machine that has no torch."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH + code], capture_output=True, text=True, timeout=100, check=False
+    )

@@ -1,0 +1,640 @@
+"""Control of a running training: what consumers and people ask of a training, and what becomes of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+import torch
+from helpers import wait_for
+from hypothesis import given
+from hypothesis import strategies as st
+from training import Act, gold_evaluators, gold_trainer
+
+from bus import Event, Publisher, Recording, Subscriber, find_run
+from bus.errors import BrokerError, ConfigurationError, ProtocolError
+from bus.protocol.frames import Control
+from bus.subscriber.commands import SentCommands, send_command
+from bus.types.commands import COMMANDS, Command, Outcome, check_command
+from bus.types.demand import Demand, Want
+from consumers import Callback, NaNMonitor
+from consumers.runner.members import decides_of
+from trainer import Evaluator
+
+EVALUATORS = {"eval_a": {"n": 12, "batch_size": 5}}
+
+
+class Sender:
+    """Sends commands from another thread, one after the other."""
+
+    def __init__(self):
+        self.outcomes = []
+        self._thread = None
+
+    def send(self, *commands):
+        def run():
+            for command in commands:
+                self.outcomes.append(send_command(find_run("r"), *command, wait=20))
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+
+    @property
+    def is_done(self):
+        return self._thread is not None and not self._thread.is_alive()
+
+
+def train(*commands, at=3, **arguments):
+    """A training that is sent commands at a batch, and goes on until they are answered."""
+    sender = Sender()
+
+    def step(event, state, logger):
+        time.sleep(0.001)
+        if int(state.timestamp.batch) == at:
+            sender.send(*commands)
+        if sender.is_done and commands[-1] != ("stop",):
+            state.stop_training()
+
+    options = {"publish": True, "run_name": "r", "max_duration": "100000ba", "max_delay": 0} | arguments
+    algorithms = [Act(step, Event.BATCH_CHECKPOINT), *options.pop("algorithms", [])]
+    with gold_trainer(24, 6, algorithms=algorithms, **options) as trainer:
+        trainer.fit()
+    return trainer, sender.outcomes, list(Recording(find_run("r").recording))
+
+
+def test_a_learning_rate_is_set_and_the_sender_told_from_which_batch_on(runs_dir):
+    _, (outcome,), snapshots = train(("set", "lr", 0.025))
+    assert outcome.event in ("batch_checkpoint", "epoch_checkpoint")
+    assert outcome.error is None
+    assert outcome.batch >= 3
+    rates = {int(one.timestamp.batch): one.lr["SGD"] for one in snapshots if one.event is Event.BATCH_END}
+    assert all(rate == [0.1 if batch <= outcome.batch else 0.025] for batch, rate in rates.items())
+    (recorded,) = Recording(find_run("r").recording).read_commands()
+    assert recorded._replace(time_ns=None) == outcome
+    at = [one.time_ns for one in snapshots if one.event is Event.BATCH_END and one.timestamp.batch == outcome.batch]
+    assert at[0] <= recorded.time_ns
+
+
+def test_a_schedule_goes_on_from_a_rate_that_was_set(runs_dir):
+    from trainer.schedulers import ConstantScheduler
+
+    trainer, (outcome, stop), snapshots = train(
+        ("set", "lr", 0.3), ("stop",), schedulers=ConstantScheduler(alpha=0.5, t_max="1ba")
+    )
+    rates = {int(one.timestamp.batch): one.lr["SGD"][0] for one in snapshots if one.event is Event.BATCH_END}
+    # The schedule multiplies by 1 after its first batch: it is not the rate that the optimizer was made with any more.
+    assert all(rate == pytest.approx(0.3) for batch, rate in rates.items() if batch > outcome.batch)
+    assert stop.batch > outcome.batch
+    assert trainer.state.optimizers[0].param_groups[0]["initial_lr"] == pytest.approx(0.3)
+
+
+def test_what_is_refused_is_told_and_the_training_goes_on(runs_dir):
+    def set_temperature(state, value):
+        raise ValueError(f"{value} is too hot")
+
+    commands = [
+        ("set", "lr", -1.0),
+        ("set", "temperature", 99),
+        ("set", "learning_rate", 1),
+        ("set", "eval", "later"),
+        ("set", "eval", "now"),
+        ("checkpoint",),
+        ("resume",),
+    ]
+    _, outcomes, _ = train(*commands, settings={"temperature": set_temperature})
+    errors = [outcome.error for outcome in outcomes]
+    assert "lr is -1.0" in errors[0]
+    assert errors[1] == "ValueError: 99 is too hot"
+    assert "there is no setting 'learning_rate'" in errors[2]
+    assert "lr, log_interval, eval, temperature" in errors[2]
+    assert "'now' is what it can be set to" in errors[3]
+    assert "no eval_dataloader" in errors[4]
+    assert "save_folder" in errors[5]
+    assert "does not stand still" in errors[6]
+
+
+def test_a_checkpoint_and_an_evaluation_are_made_at_once(runs_dir, tmp_path):
+    _, (saved, evaluated), snapshots = train(
+        ("checkpoint",), ("set", "eval", "now"),
+        save_folder=tmp_path, save_interval=0, eval_dataloader=gold_evaluators(EVALUATORS), eval_interval=0,
+    )  # fmt: skip
+    assert any(f"-ba{saved.batch}-" in path.name for path in tmp_path.iterdir())
+    ends = [int(one.timestamp.batch) for one in snapshots if one.event is Event.EVAL_END]
+    assert ends == [evaluated.batch]
+
+
+def test_a_pause_stands_still_and_takes_no_training_time(runs_dir):
+    sender, batches, shown = Sender(), [], []
+
+    def step(event, state, logger):
+        batches.append(int(state.timestamp.batch))
+        if len(batches) == 3:
+            sender.send(("pause",))
+        if len(batches) > 3:
+            time.sleep(0.001)
+
+    def resume():
+        wait_for(lambda: sender.outcomes, "the pause")
+        count = len(batches)
+        # Meanwhile a value can be set, and the training does not move.
+        assert send_command(find_run("r"), "set", "lr", 0.5, wait=20).batch == batches[-1]
+        assert "stands still already" in send_command(find_run("r"), "pause", wait=20).error
+        time.sleep(0.6)
+        assert len(batches) == count
+        shown.append(find_run("r").status)
+        assert send_command(find_run("r"), "resume", wait=20).error is None
+        wait_for(lambda: len(batches) > count + 2, "the training to go on")
+        wait_for(lambda: find_run("r").status == "live", "the pause's end to be written down")
+        assert send_command(find_run("r"), "stop", wait=20).error is None
+
+    other = threading.Thread(target=resume)
+    with gold_trainer(
+        24, 6, algorithms=[Act(step, Event.BATCH_CHECKPOINT)], publish=True, run_name="r", max_duration="100000ba",
+        max_delay=0,
+    ) as trainer:  # fmt: skip
+        other.start()
+        trainer.fit()
+    other.join()
+    assert (shown, find_run("r").status) == (["paused"], "stopped")
+    snapshots = [one for one in Recording(find_run("r").recording) if one.event is Event.BATCH_END]
+    paused_at = sender.outcomes[0].batch
+    after = next(one for one in snapshots if int(one.timestamp.batch) == paused_at + 1)
+    passed = after.time - snapshots[paused_at - 1].time
+    assert passed > 0.6
+    # However long the batch itself took.
+    assert after.timestamp.batch_wct.total_seconds() < passed - 0.5
+
+
+def test_what_comes_too_late_is_answered(runs_dir):
+    pausing, stopping = Sender(), Sender()
+
+    def last(event, state, logger):
+        pausing.send(("pause",))
+        stopping.send(("stop",))
+        wait_for(lambda: trainer._publisher.poll() or len(trainer._control.waiting) == 2, "the commands")
+
+    trainer = gold_trainer(24, 6, algorithms=[Act(last, Event.FIT_END)], publish=True, run_name="r", max_delay=0)
+    trainer.fit()
+    trainer.close()
+    wait_for(lambda: pausing.is_done and stopping.is_done, "the answers")
+    assert pausing.outcomes[0].error == "the training has come to its end"
+    # It has stopped all the same.
+    assert (stopping.outcomes[0].error, stopping.outcomes[0].event) == (None, "fit_end")
+    assert find_run("r").status == "finished"
+
+
+def test_a_callback_that_asks_for_a_stop_again_and_again_sends_one(runs_dir):
+    sent = []
+
+    def watch():
+        with Subscriber("r", events=[Event.BATCH_END]) as stream:
+            for snapshot in stream:
+                if int(snapshot.timestamp.batch) >= 5:
+                    snapshot.stop_training()
+            sent.extend(stream.outcomes)
+
+    thread = threading.Thread(target=watch)
+
+    def step(event, state, logger):
+        time.sleep(0.002)
+        if int(state.timestamp.batch) == 20:
+            thread.start()
+
+    with gold_trainer(
+        24, 6, algorithms=[Act(step, Event.BATCH_CHECKPOINT)], publish=True, run_name="r", max_duration="100000ba"
+    ) as trainer:
+        trainer.fit()
+    thread.join()
+    assert [(outcome.command.name, outcome.error) for outcome in sent] == [("stop", None)]
+
+
+def test_a_loop_of_one_s_own_is_told_to_stop_and_refuses_the_rest(runs_dir):
+    outcomes = []
+
+    def send():
+        outcomes.append(send_command(find_run("r"), "pause", wait=20))
+        outcomes.append(send_command(find_run("r"), "stop", wait=20))
+
+    with Publisher("r") as publisher:
+        publisher.publish(Event.BATCH_END, batch=7)
+        thread = threading.Thread(target=send)
+        thread.start()
+        wait_for(lambda: publisher.poll() or publisher.stop_requested, "the stop")
+        wait_for(lambda: publisher.poll() or not thread.is_alive(), "the answers")
+    assert "no other command than 'stop'" in outcomes[0].error
+    assert (outcomes[1].batch, outcomes[1].error) == (7, None)
+
+
+def test_commands_of_one_training_are_applied_again_in_another(runs_dir):
+    first, (outcome, _), _ = train(("set", "lr", 0.025), ("stop",))
+    batches = first.state.timestamp.values[2]
+    second = gold_trainer(24, 6, commands_from=runs_dir / "r", max_duration="100000ba", publish=True, run_name="again")
+    with second:
+        second.fit()
+    assert second.state.timestamp.values[2] == batches
+    for ours, theirs in zip(first.state.model.parameters(), second.state.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    recorded = Recording(find_run("again").recording).read_commands()
+    assert [(one.command.name, one.batch, one.event) for one in recorded[:1]] == [("set", outcome.batch, outcome.event)]
+
+
+def test_the_command_line_says_what_became_of_it(runs_dir):
+    def bus(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "bus", "send", "r", *arguments], capture_output=True, text=True, timeout=100
+        )
+
+    results = []
+
+    def send():
+        results.append(bus("set", "lr", "1e-3"))
+        results.append(bus("set", "lr", "fast"))
+        results.append(bus("set", "lr", "-1"))
+        results.append(bus("stop", "now"))
+        results.append(bus("stop"))
+
+    thread = threading.Thread(target=send)
+
+    def step(event, state, logger):
+        time.sleep(0.002)
+        if int(state.timestamp.batch) == 2:
+            thread.start()
+
+    with gold_trainer(
+        24, 6, algorithms=[Act(step, Event.BATCH_CHECKPOINT)], publish=True, run_name="r", max_duration="1000000ba"
+    ) as trainer:
+        trainer.fit()
+    thread.join()
+    done, refused, negative, wrong, stopped = results
+    assert done.returncode == 0
+    assert done.stdout.startswith("run r: 'set lr 0.001' took effect at batch ")
+    assert refused.returncode == 1
+    assert "was not done: lr is 'fast': use a number" in refused.stderr
+    assert "was not done: lr is -1" in negative.stderr
+    assert wrong.returncode == 1
+    assert "'stop' takes nothing further" in wrong.stderr
+    assert stopped.returncode == 0
+    assert "'stop' took effect at batch" in stopped.stdout
+    over = bus("pause")
+    assert over.returncode == 1
+    assert "is stopped, so there is nobody to tell" in over.stderr
+
+
+def test_a_consumer_stops_the_training_and_is_told_how_late(runs_dir):
+    outcomes = []
+
+    def watch():
+        with Subscriber("r", events=[Event.BATCH_END]) as stream:
+            for snapshot in stream:
+                if int(snapshot.timestamp.batch) == 5:
+                    snapshot.stop_training()
+            outcomes.extend(stream.outcomes)
+
+    thread = threading.Thread(target=watch)
+
+    def step(event, state, logger):
+        time.sleep(0.002)
+        if int(state.timestamp.batch) == 2:
+            thread.start()
+
+    with gold_trainer(
+        24, 6, algorithms=[Act(step, Event.BATCH_CHECKPOINT)], publish=True, run_name="r", max_duration="100000ba"
+    ) as trainer:
+        trainer.fit()
+    thread.join()
+    (outcome,) = outcomes
+    assert outcome.command.decided_at == 5
+    assert outcome.batch == trainer.state.timestamp.values[2]
+    assert outcome.delay == outcome.batch - 5 >= 0
+
+
+WATCHER = """
+import sys
+from bus import Event, Subscriber
+name, event, batch = sys.argv[1], Event(sys.argv[2]), int(sys.argv[3])
+with Subscriber("r", events=[event], name=name, decides=[event]) as stream:
+    for snapshot in stream:
+        if int(snapshot.timestamp.batch) == batch:
+            snapshot.stop_training()
+"""
+
+
+@pytest.fixture
+def consumer(runs_dir):
+    """Starts a consumer that decides at an event to stop."""
+    started = []
+
+    def start(name, event, batch):
+        started.append(subprocess.Popen([sys.executable, "-c", WATCHER, name, event.value, str(batch)]))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(("event", "batch"), [(Event.BATCH_END, 7), (Event.EPOCH_END, 8), (Event.EVAL_END, 12)])
+def test_a_trainer_that_waits_is_stopped_at_the_very_batch(runs_dir, consumer, event, batch):
+    def begin(_event, state, logger):
+        consumer("judge", event, batch)
+
+    with gold_trainer(
+        24, 6, publish=True, run_name="r", max_duration="10ep", wait_for="judge",
+        eval_dataloader=gold_evaluators(EVALUATORS), algorithms=[Act(begin, Event.INIT)],
+    ) as trainer:  # fmt: skip
+        trainer.fit()
+    assert trainer.state.timestamp.values[2] == batch
+    (outcome,) = Recording(find_run("r").recording).read_commands()
+    assert (outcome.event, outcome.batch, outcome.delay) == (event.value, batch, 0)
+
+
+def test_a_trainer_waits_for_nobody_longer_than_it_was_told(runs_dir, consumer, caplog):
+    stalled = []
+
+    def begin(_event, state, logger):
+        stalled.append(consumer("judge", Event.BATCH_END, 10**6))
+
+    def freeze(_event, state, logger):
+        if int(state.timestamp.batch) == 3:
+            # One that is killed is not waited for at all.
+            stalled[0].send_signal(signal.SIGSTOP)
+
+    with gold_trainer(
+        24, 6, publish=True, run_name="r", wait_for="all", wait_seconds=2,
+        algorithms=[Act(begin, Event.INIT), Act(freeze, Event.BATCH_START)],
+    ) as trainer:  # fmt: skip
+        wait_for(lambda: trainer._publisher.poll() or trainer._publisher.consumers, "the consumer")
+        trainer.fit()
+    assert trainer.state.timestamp.values[2] == 8
+    assert caplog.text.count("has not decided at batch_end within 2 s") == 1
+
+
+def one_message_at_a_time(publisher):
+    """Has a publisher read one message of its broker each time that it looks."""
+    link, has_read = publisher._uplink._link, [False]
+    receive = link.receive
+
+    def read_one():
+        message = None if has_read[0] else receive()
+        has_read[0] = message is not None
+        return message
+
+    link.receive = read_one
+
+
+def test_a_publisher_learns_at_once_who_is_there_and_what_is_asked_for(runs_dir):
+    demand = Demand({Event.BATCH_END: Want(1, {"gradient_norm": 1}), Event.AFTER_LOSS: Want()})
+    with Publisher("r", max_delay=0) as publisher:
+        one_message_at_a_time(publisher)
+        seen = set()
+
+        def is_consistent():
+            publisher.poll()
+            seen.add((len(publisher.consumers), len(publisher.demand.fields), Event.AFTER_LOSS in publisher.wanted))
+            return publisher.consumers
+
+        with Subscriber("r", demand=demand, events=demand.events, name="judge", decides=[Event.BATCH_END]) as stream:
+            watching = threading.Thread(target=lambda: list(stream))
+            watching.start()
+            wait_for(is_consistent, "the consumer")
+            publisher.close()
+            watching.join()
+    assert seen == {(0, 0, False), (1, 1, True)}
+
+
+FIELDS = """
+import sys
+from bus import Event, Subscriber
+from bus.types.demand import Demand, Want
+demand = Demand({Event.BATCH_END: Want(1, {"gradient_norm": 1})})
+with Subscriber("r", events=[Event.BATCH_END], demand=demand, name="judge", decides=[Event.BATCH_END]) as stream:
+    list(stream)
+"""
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_what_a_consumer_that_is_waited_for_asks_for_comes_from_the_first_batch_on(runs_dir, tmp_path, resumed):
+    options = {}
+    if resumed:
+        with gold_trainer(24, 6, max_duration="2ba") as first:
+            first.fit()
+            options["load_path"] = first.save_checkpoint(tmp_path / "first.safetensors")
+    process = []
+
+    def begin(_event, state, logger):
+        process.append(subprocess.Popen([sys.executable, "-c", FIELDS]))
+
+    with gold_trainer(
+        24, 6, publish=True, run_name="r", wait_for="judge", algorithms=[Act(begin, Event.INIT)], **options
+    ) as trainer:
+        one_message_at_a_time(trainer._publisher)
+        trainer.fit()
+    process[0].wait(60)
+    ends = [one for one in Recording(find_run("r").recording) if one.event is Event.BATCH_END]
+    assert len(ends) == (6 if resumed else 8)
+    assert all("gradient_norm" in one.on_demand for one in ends)
+
+
+class Mute(Callback):
+    def batch_end(self, state, logger):
+        pass
+
+
+class Elsewhere(Callback):
+    decides = (Event.EVAL_END,)
+
+    def batch_end(self, state, logger):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"callbacks": Mute(), "wait_for": "callbacks"}, "none of the trainer's callbacks decides anything"),
+        ({"wait_for": "callbacks"}, "none of the trainer's callbacks decides anything"),
+        ({"callbacks": Elsewhere(), "wait_for": "all"}, "Elsewhere decides at eval_end, which it does not handle"),
+        ({"callbacks": [NaNMonitor()], "wait_for": "callbacks"}, "none of the trainer's callbacks decides anything"),
+    ],
+)
+def test_callbacks_that_cannot_be_waited_for_are_refused(runs_dir, arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        gold_trainer(24, 6, publish=True, **arguments)
+    assert not list(runs_dir.iterdir())
+
+
+def test_a_consumer_that_decides_at_what_it_is_not_sent_is_refused(runs_dir):
+    with Publisher("r"):
+        with pytest.raises(ConfigurationError, match="decides has eval_end, which is not among the events"):
+            Subscriber("r", events=[Event.BATCH_END], decides=[Event.EVAL_END])
+        with pytest.raises(ConfigurationError, match="Elsewhere decides at eval_end, which it does not handle"):
+            decides_of([Elsewhere()])
+
+
+def test_a_consumer_that_never_comes_is_named(runs_dir, caplog):
+    with gold_trainer(24, 6, publish=True, run_name="r", wait_for=["judge"], wait_seconds=0.1) as trainer:
+        trainer.fit()
+    assert "no consumer 'judge' has come within 0.1 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"wait_for": 5}, {"wait_for": [""]}, {"wait_for": "all", "publish": False}, {"wait_seconds": 0},
+     {"settings": {"lr": print}}, {"settings": {"not a name": print}}, {"settings": 5}],
+)  # fmt: skip
+def test_arguments_that_make_no_sense_are_refused(runs_dir, arguments):
+    with pytest.raises(ConfigurationError):
+        gold_trainer(24, 6, **({"publish": True} | arguments))
+    assert not list(runs_dir.iterdir())
+
+
+def test_a_run_without_a_connection_to_its_trainer_takes_no_command(runs_dir):
+    with Publisher("r") as publisher:
+        publisher.publish(Event.BATCH_END, batch=1)
+        door = find_run("r")
+    with pytest.raises((BrokerError, ConfigurationError)):
+        send_command(door, "stop", wait=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("halt", ()), ("stop", (1,)), ("set", ()), ("set", ("lr",)), ("set", (1, 2)), ("set", ("lr", "x" * 2000)),
+     ("set", ("lr", 2**70)), ("set", ("lr", [1]))],
+)  # fmt: skip
+def test_a_command_that_makes_no_sense_is_refused(name, arguments):
+    with pytest.raises(ConfigurationError):
+        check_command(name, arguments)
+
+
+PLAIN = (
+    st.none() | st.booleans() | st.floats(allow_nan=False) | st.integers(-(2**63) + 1, 2**63 - 1) | st.text(max_size=50)
+)
+
+
+@given(
+    st.sampled_from(list(COMMANDS)), st.lists(PLAIN, max_size=8), st.text(max_size=20), st.none() | st.integers(0, 9)
+)
+def test_commands_come_out_as_they_went_in(name, arguments, identity, decided_at):
+    command = Command(name, tuple(arguments), identity, decided_at)
+    assert Command.from_wire(json.loads(json.dumps(command.to_wire()))) == command
+    assert str(Outcome(command, "batch_end", 3))
+
+
+JUNK = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10)
+
+
+@given(JUNK | st.fixed_dictionaries({"command": JUNK, "arguments": JUNK}, optional={"id": JUNK, "decided_at": JUNK}))
+def test_whatever_comes_is_a_command_or_refused(content):
+    with suppress(ProtocolError):
+        Command.from_wire(content)
+
+
+def test_a_command_that_the_trainer_did_not_live_to_see_is_answered(runs_dir):
+    """By the broker, when the run is over."""
+    outcomes = []
+    with Publisher("r") as publisher:
+        publisher.publish(Event.BATCH_END, batch=1)
+        # So that nothing else is on its way to the publisher.
+        wait_for(lambda: publisher.poll() or publisher.recorded_all, "the event on disk")
+        info = find_run("r")
+        thread = threading.Thread(target=lambda: outcomes.append(send_command(info, "stop", wait=30)))
+        thread.start()
+        # The publisher ends without having looked once more.
+        wait_for(lambda: publisher._uplink._link.socket.poll(0), "the command to be there")
+    thread.join()
+    assert outcomes[0].error == "the run has ended"
+
+
+def test_a_stop_survives_the_broker(runs_dir):
+    outcomes = []
+
+    def watch():
+        with Subscriber("r", events=[Event.BATCH_END]) as stream:
+            for snapshot in stream:
+                if int(snapshot.timestamp.batch) == 20:
+                    os.kill(broker_pid(), signal.SIGKILL)
+                    snapshot.stop_training()
+            outcomes.extend(stream.outcomes)
+
+    def broker_pid():
+        return json.loads((runs_dir / "r" / "broker.json").read_text())["pid"]
+
+    thread = threading.Thread(target=watch)
+
+    def step(event, state, logger):
+        time.sleep(0.005)
+        if int(state.timestamp.batch) == 10:
+            thread.start()
+
+    with gold_trainer(
+        24, 6, algorithms=[Act(step, Event.BATCH_CHECKPOINT)], publish=True, run_name="r", max_duration="5000ba"
+    ) as trainer:
+        trainer.fit()
+    thread.join()
+    assert trainer.state.timestamp.values[2] < 5000
+    assert [outcome.error for outcome in outcomes] == [None]
+
+
+def test_a_consumer_without_a_name_is_waited_for_too(runs_dir):
+    process = []
+
+    def begin(event, state, logger):
+        code = WATCHER.replace("name=name, ", "")
+        process.append(subprocess.Popen([sys.executable, "-c", code, "-", "batch_end", "7"]))
+
+    with gold_trainer(
+        24, 6, publish=True, run_name="r", max_duration="10ep", wait_for="all", algorithms=[Act(begin, Event.INIT)]
+    ) as trainer:
+        wait_for(lambda: trainer._publisher.poll() or trainer._publisher.consumers, "the consumer")
+        trainer.fit()
+    process[0].wait(20)
+    assert trainer.state.timestamp.values[2] == 7
+
+
+def test_an_evaluation_that_fails_leaves_the_training_as_it_was(runs_dir):
+    class Failing(Evaluator):
+        def __init__(self):
+            super().__init__("bad", [])
+
+    _, (outcome,), snapshots = train(("set", "eval", "now"), eval_dataloader=Failing(), eval_interval=0)
+    assert "gave no batch" in outcome.error
+    ends = [one for one in snapshots if one.event is Event.BATCH_END]
+    assert {one.dataloader_label for one in ends} == {"train"}
+
+
+@pytest.mark.parametrize("event", [Event.BATCH_END, Event.EVAL_END])
+def test_an_exact_stop_is_applied_again_at_the_same_batch(runs_dir, consumer, event):
+    options = {"max_duration": "10ep", "eval_dataloader": gold_evaluators(EVALUATORS)}
+    with gold_trainer(
+        24, 6, publish=True, run_name="r", wait_for="judge",
+        algorithms=[Act(lambda *_: consumer("judge", event, 8), Event.INIT)], **options,
+    ) as first:  # fmt: skip
+        first.fit()
+    with gold_trainer(24, 6, commands_from=runs_dir / "r", **options) as second:
+        second.fit()
+    assert first.state.timestamp.values[2] == second.state.timestamp.values[2] == 8
+
+
+def test_what_a_script_says_is_applied_in_every_fit(runs_dir):
+    _, (outcome,), _ = train(("set", "lr", 0.025))
+    second = gold_trainer(24, 6, commands_from=runs_dir / "r", max_duration=f"{outcome.batch + 4}ba")
+    second.fit("1ba")
+    second.fit(f"{outcome.batch + 2}ba")
+    assert second.state.optimizers[0].param_groups[0]["lr"] == 0.025
+    second.close()
+
+
+@pytest.mark.parametrize("name", [[], {}, 5, None])
+def test_an_answer_of_a_broker_whose_id_is_no_text_is_nobodys(name):
+    sent, command = SentCommands(), Command("stop", (), "mine")
+    sent.send(command, None)
+    for kind in ("refused", "told"):
+        sent.hear(Control(kind, {"id": name, "ranks": 1, "reason": "none"}))
+    assert sent.outcomes(()) == (Outcome(command, None, None),)
+    sent.hear(Control("refused", {"id": "mine", "reason": "busy"}))
+    assert sent.outcomes(()) == (Outcome(command, None, None, "busy"),)

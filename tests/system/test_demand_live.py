@@ -1,0 +1,179 @@
+"""What consumers ask for, through a real trainer, broker and consumer processes."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import zmq
+from faults import StandingBroker
+from helpers import wait_for
+from training import Act, gold_trainer
+
+from bus import Event, Publisher, Recording, find_run
+from bus.protocol.frames import encode_control
+from bus.types.demand import Demand, Want
+
+WATCHER = """
+import sys
+from bus import Event, Subscriber
+from bus.types.demand import Demand, Want
+event, every = Event(sys.argv[1]), int(sys.argv[2])
+with Subscriber("r", events=[event], demand=Demand({event: Want(every, {"counted": every})}), name="watcher") as stream:
+    for snapshot in stream:
+        # Before its own demand is met, another consumer's may be.
+        if "counted" in snapshot.on_demand and stream.in_effect():
+            print(int(snapshot.timestamp.batch), int(stream.in_effect().timestamp.batch), flush=True)
+"""
+
+
+class Counted:
+    """A field that counts how often it was computed, and for which batches."""
+
+    def __init__(self):
+        self.batches = []
+
+    def __call__(self, state):
+        self.batches.append(int(state.timestamp.batch))
+        return float(len(self.batches))
+
+
+def train(counted, at_each_batch):
+    """Trains until ``at_each_batch`` says that it is enough."""
+
+    def watch(event, state, logger):
+        if at_each_batch(int(state.timestamp.batch)):
+            state.stop_training()
+
+    trainer = gold_trainer(
+        64, 1, max_duration="1000000ba", publish=True, run_name="r", max_delay=0, fields={"counted": counted},
+        algorithms=[Act(watch, Event.BATCH_CHECKPOINT)],
+    )  # fmt: skip
+    trainer.fit()
+    trainer.close()
+
+
+@pytest.fixture
+def watch():
+    started = []
+
+    def start(event, every):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WATCHER, event, str(every)], stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_field_is_computed_as_often_as_it_is_asked_for_and_no_more(runs_dir, watch):
+    counted, watchers = Counted(), []
+
+    def step(batch):
+        time.sleep(0.002)
+        if batch == 10:
+            assert counted.batches == []
+            watchers.append(watch("batch_end", 10))
+        return len(counted.batches) >= 20
+
+    train(counted, step)
+    out, _ = watchers[0].communicate(timeout=100)
+    lines = [tuple(map(int, line.split())) for line in out.splitlines()]
+    assert [batch for batch, _ in lines] == counted.batches
+    assert [batch % 10 for batch in counted.batches] == [0] * 20
+    assert counted.batches == list(range(counted.batches[0], counted.batches[-1] + 1, 10))
+    # The consumer knows from which batch on it would be there.
+    (since,) = {since for _, since in lines}
+    assert 10 <= since <= counted.batches[0] <= since + 10
+    recorded = [snapshot for snapshot in Recording(find_run("r").recording) if "counted" in snapshot.on_demand]
+    assert [int(snapshot.timestamp.batch) for snapshot in recorded] == counted.batches
+
+
+def test_an_inner_event_comes_every_so_many_batches_only(runs_dir, watch):
+    counted, watchers = Counted(), []
+
+    def step(batch):
+        time.sleep(0.002)
+        if batch == 1:
+            watchers.append(watch("after_train_batch", 7))
+        return len(counted.batches) >= 5
+
+    train(counted, step)
+    # At that event the batch is not counted yet: these are the batches 7, 14, 21, ...
+    assert [(batch + 1) % 7 for batch in counted.batches] == [0] * 5
+    inner = [one for one in Recording(find_run("r").recording) if one.event is Event.AFTER_TRAIN_BATCH]
+    assert [int(one.timestamp.batch) for one in inner] == counted.batches
+
+
+def test_the_demand_of_a_consumer_that_dies_ends_within_seconds(runs_dir, watch):
+    counted, watchers, killed, last = Counted(), [], [], []
+
+    def step(batch):
+        time.sleep(0.002)
+        if batch == 1:
+            watchers.append(watch("batch_end", 1))
+        if len(counted.batches) == 10 and not killed:
+            watchers[0].kill()
+            killed.append(time.monotonic())
+        if killed:
+            last.append((time.monotonic(), counted.batches[-1]))
+        return bool(last) and last[-1][1] < batch - 100
+
+    train(counted, step)
+    ended = next(moment for moment, batch in last if batch == counted.batches[-1])
+    assert ended - killed[0] < 6.5
+
+
+def test_two_consumers_cause_what_either_asks_for(runs_dir, watch):
+    counted, watchers = Counted(), []
+
+    def step(batch):
+        time.sleep(0.002)
+        if batch == 1:
+            watchers.extend([watch("batch_end", 10), watch("batch_end", 15)])
+        return all(len(only(every)) >= 3 for every in (10, 15))
+
+    def only(every):
+        """The batches that the consumer with this interval alone has caused."""
+        return [number for number in counted.batches if number % every == 0 and number % 30]
+
+    train(counted, step)
+    # Either may be the first whose demand is in effect.
+    start = max(only(10)[0], only(15)[0])
+    both = [number for number in counted.batches if number >= start]
+    assert all(number % 10 == 0 or number % 15 == 0 for number in counted.batches)
+    assert both == [number for number in range(both[0], both[-1] + 1) if number % 10 == 0 or number % 15 == 0]
+    for process, every in zip(watchers, (10, 15), strict=True):
+        out, _ = process.communicate(timeout=100)
+        seen = {int(line.split()[0]) for line in out.splitlines()}
+        assert {number for number in both if number % every == 0} <= seen
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_what_consumers_ask_for_is_published_on_through_a_restart_of_the_broker(runs_dir, how):
+    def lease(address):
+        context = zmq.Context()
+        consumer = context.socket(zmq.DEALER)
+        consumer.connect(address)
+        demand = Demand({Event.BATCH_END: Want(1, {"counted": 1})})
+        consumer.send(encode_control("want", {"run": "r", "demand": demand.to_wire()}))
+        wait_for(lambda: publisher.poll() or publisher.demand.events, "the demand")
+        context.destroy(linger=0)
+
+    with StandingBroker(runs_dir) as broker, Publisher("r", broker=broker.address) as publisher:
+        lease(broker.address)
+        version = publisher.demand_version
+        broker.end(how)
+        broker.start()
+        publisher.publish(Event.BATCH_END)
+        # The consumer has not come to the new broker yet.
+        wait_for(lambda: publisher.poll() or publisher.recorded_all, "the new broker")
+        assert publisher.demand_version == version
+        assert publisher.statistics().broker_restarts == 1
+        # It never does.
+        wait_for(lambda: publisher.poll() or not publisher.demand.events, "the end of the lease")

@@ -1,0 +1,163 @@
+"""A trainer and a consumer, started in either order by people who name no run, beside runs of before."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from consumers_stream import record_run, snapshots_of_training
+from faults import StandingBroker
+
+from bus.runs.announcement import announced, list_announcements
+from bus.runs.directory import list_runs
+
+SLOW = """
+import time
+try:
+    time.sleep(600)
+except BaseException as error:
+    raise ImportError("cannot load module more than once per process") from error
+import torch
+
+def task():
+    return {}
+"""
+"""A task that takes long to load, as torch does on a busy machine, and does as numpy does with what is raised then."""
+
+
+class Command:
+    """A command in a process of its own, of which standard error is read."""
+
+    def __init__(self, *arguments: str, cwd: Path | None = None) -> None:
+        command = [str(Path(sys.executable).with_name(arguments[0])), *arguments[1:]]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd)
+
+    def says(self) -> str:
+        """The next line."""
+        assert self.process.stderr is not None
+        return self.process.stderr.readline().rstrip("\n")
+
+    def ends(self) -> tuple[int, list[str]]:
+        """The exit code, and the lines that have not been read yet."""
+        _, err = self.process.communicate(timeout=100)
+        return self.process.returncode, err.splitlines()
+
+
+Start: TypeAlias = Callable[..., Command]
+
+
+@pytest.fixture
+def command() -> Iterator[Start]:
+    """Starts commands, which are ended with the test."""
+    with contextlib.ExitStack() as started:
+
+        def start(*arguments: str, cwd: Path | None = None) -> Command:
+            one = Command(*arguments, cwd=cwd)
+            started.enter_context(one.process)
+            started.callback(one.process.kill)
+            return one
+
+        yield start
+
+
+@pytest.fixture
+def old(runs_dir: Path) -> Path:
+    """A run that has finished."""
+    return record_run(runs_dir, "old", snapshots_of_training())
+
+
+def test_a_consumer_started_first_waits_for_the_training_and_tells_of_trainers_that_start(
+    runs_dir: Path, old: Path, tmp_path: Path, command: Start
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    consumer = command("consumer", "--callbacks", "speed,lr")
+    assert consumer.says() == (
+        f"waiting for a run in the folder {runs_dir} ... (Ctrl-C ends); the newest there is old (finished): "
+        f"this command with '--last' or '--replay {old}' reads it"
+    )
+    first = command("trainer", "slow.py:task", cwd=tmp_path)
+    slow = f"trainer slow.py:task (pid {first.process.pid})"
+    assert consumer.says() == f"{slow} is starting"
+    first.process.send_signal(signal.SIGINT)
+    assert first.ends() == (130, ["interrupted before the training began"])
+    assert consumer.says() == f"{slow} is gone, and no run of it began here: still waiting"
+    assert [path.name for path in runs_dir.iterdir()] == ["old"]
+
+    second = command("trainer", "digits", "--max-duration", "3ba")
+    assert consumer.says() == f"trainer digits (pid {second.process.pid}) is starting"
+    assert second.ends()[0] == 0
+    code, lines = consumer.ends()
+    newest = list_runs()[0].name
+    assert (code, lines[-1]) == (0, f"run {newest} finished: 5 events handled")
+    assert newest.startswith("digits-")
+
+
+@pytest.mark.usefixtures("old")
+def test_through_a_broker_a_consumer_that_is_started_with_the_trainer_takes_its_run(
+    runs_dir: Path, command: Start
+) -> None:
+    with StandingBroker(runs_dir) as broker:
+        consumer = command("consumer", "--callbacks", "lr", "--broker", broker.address)
+        trainer = command("trainer", "digits", "--max-duration", "3ba", "--broker", broker.address)
+        assert consumer.says() == (
+            f"waiting for a run at {broker.address} ... (Ctrl-C ends); the newest there is old (finished): "
+            "this command with '--last' or '--run old' reads it"
+        )
+        assert trainer.ends()[0] == 0
+        code, lines = consumer.ends()
+        newest = list_runs()[0].name
+        assert (code, lines[-1]) == (0, f"run {newest} finished: 3 events handled")
+        last = command("consumer", "--last", "--callbacks", "lr", "--broker", broker.address)
+        assert last.ends() == (0, [f"the newest run at {broker.address} is {newest} (finished)", lines[-1]])
+
+
+def test_ctrl_c_ends_the_wait_with_one_line(runs_dir: Path, command: Start) -> None:
+    consumer = command("consumer")
+    assert consumer.says() == f"waiting for a run in the folder {runs_dir} ... (Ctrl-C ends)"
+    consumer.process.send_signal(signal.SIGINT)
+    assert consumer.ends() == (130, ["detached before there was a run"])
+
+
+def test_an_announcement_ends_with_its_process_and_the_next_trainer_removes_what_is_left(
+    tmp_path: Path,
+) -> None:
+    runs = tmp_path / "runs"
+    killed = [
+        sys.executable,
+        "-c",
+        f"import os, bus.runs.announcement as a\nwith a.announced('x', {str(runs)!r}): os._exit(9)",
+    ]
+    assert subprocess.run(killed, check=False, timeout=60).returncode == 9
+    assert len(list(runs.iterdir())) == 1
+    assert list_announcements(runs) == []
+    with announced("mine", runs):
+        [mine] = list_announcements(runs)
+        assert mine.name == "mine"
+        assert len(list(runs.iterdir())) == 1
+    assert list(runs.iterdir()) == []
+
+
+def test_a_directory_that_is_made_for_an_announcement_goes_with_it_unless_a_run_is_in_it(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    with announced("mine", runs):
+        assert runs.is_dir()
+    assert not runs.exists()
+    with announced("mine", runs):
+        (runs / "r").mkdir()
+    assert (runs / "r").is_dir()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff", b"[" * 4096, b"[]", b"{}", b'{"host": 1, "pid": "x"}', b'{"pid": -1, "name": {}}']
+)
+def test_what_is_no_announcement_is_passed_over(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / ".starting-x").write_bytes(content)
+    (tmp_path / ".starting-folder").mkdir()
+    (tmp_path / ".starting-link").symlink_to("/etc/passwd")
+    assert list_announcements(tmp_path) == []
+    with announced("mine", tmp_path):
+        assert [one.name for one in list_announcements(tmp_path)] == ["mine"]

@@ -1,0 +1,595 @@
+"""Consumers with a name: killed at any moment and started again, their files come out as if nothing had happened."""
+
+import dataclasses
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from consumers_stream import batch_end, record_run, snapshots_of_training
+from helpers import wait_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training import Act, gold_trainer
+
+from bus import Event
+from bus.errors import ConfigurationError, RecordingError, RunDirectoryError
+from bus.protocol.order import Gap
+from bus.protocol.snapshot import Snapshot
+from consumers import (
+    Callback,
+    ConsoleLogger,
+    CsvLogger,
+    JsonlLogger,
+    Logger,
+    LoggerDestination,
+    LRMonitor,
+    Runner,
+    SpeedMonitor,
+    TrainerMetrics,
+)
+from consumers.api.logger import Row, RunPlace
+from consumers.delivery.commit import Committed
+from consumers.runner.runner import CallbackError, RunnerStatistics
+from consumers.runner.state_file import StateFile
+
+FILES = ("metrics.jsonl", "metrics.csv")
+
+
+class Averages(Callback):
+    """Logs running averages of what a snapshot has in ``rows``, and a summary at the end."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.count = 0
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        self.count += 1
+        for name, value in state.fields.get("rows", {}).items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+            logger.log_metrics({name: self.sums[name] / self.count})
+
+    def close(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_metrics({"batches": self.count})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": self.sums, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.sums, self.count = state["sums"], state["count"]
+
+
+class Photographer(LoggerDestination):
+    """Copies the directory whenever it is asked for anything: each copy is what ``kill -9`` at that moment leaves."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.directory = directory
+        self.copies: list[Path] = []
+
+    def shoot(self) -> None:
+        if self.directory is not None:
+            self.copies.append(self.directory.with_name(f"copy-{len(self.copies)}"))
+            shutil.copytree(self.directory, self.copies[-1])
+
+    def log_rows(self, rows: Any, state: Snapshot) -> None:
+        self.shoot()
+
+    def state_dict(self) -> dict[str, Any]:
+        self.shoot()
+        return {}
+
+    def close(self) -> None:
+        self.shoot()
+
+
+def run_named(
+    stream: Any,
+    directory: Path,
+    photographer: Photographer | None = None,
+    commit_every: int = 1,
+    callbacks: Sequence[Callback] = (),
+    **options: Any,
+) -> RunnerStatistics:
+    """A consumer of that stream with all its files in a directory."""
+    made = callbacks or [SpeedMonitor(window_size=3), Averages(), TrainerMetrics()]
+    loggers = [
+        JsonlLogger(str(directory / "metrics.jsonl")),
+        photographer or Photographer(None),
+        CsvLogger(str(directory / "metrics.csv")),
+    ]
+    with StateFile(directory, "mine", "run", 1) as progress:
+        statistics = Runner(stream, made, loggers, progress=progress, commit_every=commit_every, **options).run()
+    # Where they wrote differs between the directories of a test.
+    return dataclasses.replace(statistics, written={})
+
+
+def contents(directory: Path) -> list[bytes]:
+    return [(directory / name).read_bytes() for name in FILES]
+
+
+ROWS = st.lists(st.dictionaries(st.sampled_from(["a", "b", "c,d", 'e"\n']), st.floats(-9, 9), max_size=3), max_size=6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=ROWS, commit_every=st.integers(1, 4))
+def test_a_consumer_killed_at_any_moment_goes_on_to_the_same_bytes(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, float]], commit_every: int
+) -> None:
+    stream = [batch_end(batch, rows=row) for batch, row in enumerate(rows, 1)]
+    directory = tmp_path_factory.mktemp("killed") / "undisturbed"
+    directory.mkdir()
+    photographer = Photographer(directory)
+    statistics = run_named(stream, directory, photographer, commit_every)
+    for copy in photographer.copies:
+        assert run_named(stream, copy, None, commit_every) == statistics
+        assert contents(copy) == contents(directory)
+
+
+def test_events_of_each_rank_are_counted_by_themselves(tmp_path: Path) -> None:
+    class EveryRank(Averages):
+        all_ranks = True
+
+    stream = [batch_end(batch, rank=rank, rows={"a": rank}) for batch in range(1, 5) for rank in (1, 0)]
+    (tmp_path / "undisturbed").mkdir()
+    photographer = Photographer(tmp_path / "undisturbed")
+    run_named(stream, tmp_path / "undisturbed", photographer, callbacks=[EveryRank()])
+    for copy in photographer.copies:
+        assert run_named(stream, copy, callbacks=[EveryRank()]).handled == 8
+        assert contents(copy) == contents(tmp_path / "undisturbed")
+
+
+def test_the_console_goes_on_with_the_line_that_was_being_gathered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = [batch_end(batch, rows={"a": batch}) for batch in range(1, 12)]
+
+    def show(events: list[Snapshot], name: str) -> list[str]:
+        with StateFile(tmp_path, name, "run", 1) as progress:
+            Runner(events, [SpeedMonitor(), LRMonitor()], [ConsoleLogger()], progress=progress, commit_every=1).run()
+        return capsys.readouterr().out.splitlines()
+
+    whole = show(stream, "whole")
+    # The line that closing prints is the only one that comes twice.
+    assert show(stream[:7], "parts")[:-1] + show(stream, "parts") == whole
+
+
+class Breaks(Averages):
+    """Raises at some batches."""
+
+    def __init__(self, at: Sequence[int]) -> None:
+        super().__init__()
+        self.at = at
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        super().batch_end(state, logger)
+        if state.timestamp.batch.value in self.at:
+            raise ValueError("not this one")
+
+
+def test_a_corrected_callback_is_tried_again_from_before_the_event_that_stopped_it(tmp_path: Path) -> None:
+    stream = [batch_end(batch, rows={"a": batch}) for batch in range(1, 9)]
+    for name in ("good", "bad"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(CallbackError):
+        run_named(stream, tmp_path / "bad", commit_every=3, callbacks=[Breaks([5])], on_error="stop")
+    mended = run_named(stream, tmp_path / "bad", callbacks=[Breaks([])], on_error="stop")
+    assert run_named(stream, tmp_path / "good", callbacks=[Breaks([])]) == mended
+    assert contents(tmp_path / "bad") == contents(tmp_path / "good")
+
+
+@pytest.mark.parametrize(("on_error", "errors"), [("continue", 3), ("disable", 1)])
+def test_errors_are_counted_over_all_starts_and_shown_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], on_error: str, errors: int
+) -> None:
+    stream = [batch_end(batch, rows={"a": batch}) for batch in range(1, 9)]
+    run_named(stream[:4], tmp_path, callbacks=[Breaks([3, 5, 7])], on_error=on_error)
+    assert "Traceback" in capsys.readouterr().err
+    statistics = run_named(stream, tmp_path, callbacks=[Breaks([3, 5, 7])], on_error=on_error)
+    assert statistics.errors == {"Breaks": errors}
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_destination_that_failed_gets_everything_when_the_consumer_is_started_again(tmp_path: Path) -> None:
+    class Full(Photographer):
+        def log_rows(self, rows: Any, state: Snapshot) -> None:
+            if state.seq == 4:
+                raise OSError("no space left on device")
+
+    Full.__name__ = Photographer.__name__
+    stream = [batch_end(batch, rows={"a": batch}) for batch in range(1, 9)]
+    for name in ("full", "good"):
+        (tmp_path / name).mkdir()
+    assert run_named(stream, tmp_path / "full", Full(None)).failed_destinations == ("Photographer",)
+    assert run_named(stream, tmp_path / "full").problems == []
+    run_named(stream, tmp_path / "good")
+    assert contents(tmp_path / "full") == contents(tmp_path / "good")
+
+
+class Store:
+    """Keeps progress in memory; refuses some of the commits."""
+
+    def __init__(self, *fail_at: int) -> None:
+        self.fail_at = fail_at
+        self.attempts = 0
+        self.handled: list[int] = []
+
+    def load(self) -> None:
+        return None
+
+    def commit(self, committed: Committed) -> None:
+        self.attempts += 1
+        if self.attempts in self.fail_at:
+            raise RunDirectoryError("the disk is full")
+        self.handled.append(committed.handled)
+
+
+@pytest.mark.parametrize(("seconds", "handled"), [(0.0, [0, 4, 8, 10]), (0.5, [0, 2, 4, 6, 8, 10, 10])])
+def test_it_commits_after_so_many_events_or_a_second(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, handled: list[int]
+) -> None:
+    clock = [100.0]
+
+    class Works(Callback):
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            clock[0] += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    store = Store()
+    Runner([batch_end(batch) for batch in range(1, 11)], [Works()], progress=store, commit_every=4).run()
+    assert store.handled == handled
+
+
+def test_a_state_that_cannot_be_written_is_said_and_tried_again(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = [batch_end(batch) for batch in range(1, 6)]
+
+    def run(store: Store) -> RunnerStatistics:
+        return Runner(stream, [LRMonitor()], progress=store, commit_every=1).run()
+
+    assert run(Store(2, 3)).problems == []
+    assert capsys.readouterr().err.count("the disk is full") == 1
+    assert run(Store(*range(2, 99))).problems == ["the disk is full"]
+    with pytest.raises(RunDirectoryError, match="the disk is full"):
+        run(Store(1))
+
+
+def test_gaps_seen_before_a_kill_are_in_the_last_report(tmp_path: Path) -> None:
+    class WithGaps(list[Snapshot]):
+        def __init__(self, snapshots: list[Snapshot], gaps: list[Gap]) -> None:
+            super().__init__(snapshots)
+            self.gaps = gaps
+
+    first, second = Gap(0, 3, 4), Gap(0, 7, 7)
+    run_named(WithGaps([batch_end(1), batch_end(2), batch_end(5)], [first]), tmp_path)
+    statistics = run_named(WithGaps([batch_end(6), batch_end(8)], [first, second]), tmp_path)
+    assert statistics.gaps == (first, second)
+
+
+def test_a_state_that_cannot_be_stored_names_the_callback(tmp_path: Path) -> None:
+    class Odd(Averages):
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": {1, 2}}
+
+    with pytest.raises(ConfigurationError, match=r"callback Odd cannot be stored.*set.*only numbers"):
+        run_named([batch_end(1)], tmp_path, callbacks=[Odd()])
+
+
+# -- files that are not as they were left -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path: path.unlink(), "is gone, which this consumer has written"),
+        (lambda path: os.truncate(path, path.stat().st_size // 2), "is shorter than the"),
+        (lambda path: path.write_bytes(b"step,time\nmy own notes," + path.read_bytes()), "does not begin with the"),
+    ],
+    ids=["gone", "shorter", "changed"],
+)
+def test_a_file_that_is_not_as_it_was_left_is_refused_and_not_touched(
+    tmp_path: Path, name: str, spoil: Callable[[Path], None], message: str
+) -> None:
+    run_named([batch_end(1, rows={"a": 1}), batch_end(2, rows={"a": 1})], tmp_path)
+    spoil(tmp_path / name)
+    found = [path.read_bytes() for path in tmp_path.glob(name)]
+    with pytest.raises(ConfigurationError, match=f"{name} {message}.*another '--name'"):
+        run_named([batch_end(3, rows={"b": 1})], tmp_path)
+    assert [path.read_bytes() for path in tmp_path.glob(name)] == found
+
+
+@pytest.mark.parametrize("make", [JsonlLogger, CsvLogger])
+def test_one_destination_can_serve_one_run_after_the_other(tmp_path: Path, make: Any) -> None:
+    destination = make()
+    for name in ("a", "b"):
+        destination.open(RunPlace("run", 1, tmp_path / name))
+        destination.log_rows([Row(1, 0.0, {name: 1})], batch_end(1))
+        destination.close()
+    [written] = (tmp_path / "b").iterdir()
+    assert '"a"' not in written.read_text()
+    assert "step,time,a" not in written.read_text()
+
+
+@pytest.mark.parametrize("make", [JsonlLogger, CsvLogger])
+def test_a_file_that_somebody_else_writes_is_refused(tmp_path: Path, make: Any) -> None:
+    path = tmp_path / "metrics"
+
+    def logged() -> Iterator[Snapshot]:
+        for batch in (1, 2):
+            yield batch_end(batch, rows={f"column {batch}": 1})
+            with pytest.raises(ConfigurationError, match="metrics is being written by another process"):
+                make(str(path), overwrite=True).open(RunPlace("run", 1, None))
+
+    Runner(logged(), [Averages()], [make(str(path))]).run()
+    assert "column 2" in path.read_text()
+
+
+# -- the state file ---------------------------------------------------------------------------------------------------
+
+
+def test_the_state_is_private_and_each_attempt_has_its_own(tmp_path: Path) -> None:
+    for attempt in (1, 2):
+        with StateFile(tmp_path / "consumers", "mine", "run", attempt) as progress:
+            Runner([batch_end(1)], [LRMonitor()], progress=progress).run()
+    assert {path.name for path in (tmp_path / "consumers").iterdir()} == {
+        *("mine-1.state", "mine-2.state", "mine.lock")
+    }
+    assert (tmp_path / "consumers").stat().st_mode & 0o777 == 0o700
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in (tmp_path / "consumers").iterdir())
+
+
+def test_a_damaged_state_is_refused_whatever_is_wrong_with_it(tmp_path: Path) -> None:
+    run_named([batch_end(1, rows={"a": 1})], tmp_path)
+    path = tmp_path / "mine-1.state"
+    whole = path.read_bytes()
+    version, _, content = msgpack.unpackb(whole)
+    odd = [msgpack.packb([version, zlib.crc32(bad), bad]) for bad in (b"", b"\xc1", b"\x90", msgpack.packb({"run": 1}))]
+    flipped = [whole[:at] + bytes([whole[at] ^ 64]) + whole[at + 1 :] for at in range(0, len(whole), 7)]
+    cut = [whole[:at] for at in range(0, len(whole), 50)]
+    with StateFile(tmp_path, "mine", "run", 1) as progress:
+        for damaged in (*odd, *flipped, *cut, b"\x91" * 5000):
+            path.write_bytes(damaged)
+            with pytest.raises(RecordingError, match=r"mine-1\.state is (damaged|of version).*another '--name'"):
+                progress.load()
+        path.write_bytes(msgpack.packb([99, zlib.crc32(content), content]))
+        with pytest.raises(RecordingError, match=r"of version 99.*update it"):
+            progress.load()
+        path.write_bytes(whole)
+        assert progress.load() is not None
+
+
+def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
+    run_named([batch_end(1)], tmp_path)
+    with (
+        StateFile(tmp_path, "mine", "other", 1) as progress,
+        pytest.raises(ConfigurationError, match="about run 'run'"),
+    ):
+        progress.load()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunDirectoryError, match="--state-dir DIR"):
+        StateFile(tmp_path / "file", "mine", "run", 1)
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+CALLBACKS = """
+from consumers import Callback
+
+class Summary(Callback):
+    "Counts batches and logs the number at the end."
+    def __init__(self):
+        self.count = 0
+    def batch_end(self, state, logger):
+        self.count += 1
+        if self.count % 500 == 0:
+            logger.log_metrics({f"column {self.count}": self.count})
+    def close(self, state, logger):
+        logger.log_metrics({"batches": self.count})
+    def state_dict(self):
+        return {"count": self.count}
+    def load_state_dict(self, state):
+        self.count = state["count"]
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path, runs_dir: Path) -> Callable[..., list[str]]:
+    """The consumer's command line with files of the given prefix."""
+    (tmp_path / "mine.py").write_text(CALLBACKS)
+
+    def make(prefix: str, *arguments: object) -> list[str]:
+        paths = [f"{name}.path={tmp_path / f'{prefix}.{name}'}" for name in ("jsonl", "csv")]
+        options = [word for option in ("speed.window_size=5", *paths) for word in ("-o", option)]
+        callbacks = f"metrics,speed,lr,{tmp_path / 'mine.py'}:Summary"
+        words = ["--callbacks", callbacks, "--log", "jsonl,csv", *options, *map(str, arguments)]
+        return [sys.executable, "-m", "consumers", *words]
+
+    return make
+
+
+def finish(command: list[str]) -> tuple[int, list[str]]:
+    """Runs a command to its end: exit code and lines of standard error."""
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
+    return done.returncode, done.stderr.splitlines()
+
+
+def outputs(tmp_path: Path, prefix: str) -> list[bytes]:
+    return [(tmp_path / f"{prefix}.{name}").read_bytes() for name in ("jsonl", "csv")]
+
+
+@pytest.mark.timeout(300)
+def test_killed_at_25_moments_of_a_replay_the_files_are_the_same_to_the_byte(
+    command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path
+) -> None:
+    directory = record_run(runs_dir, "r", snapshots_of_training(batches=4000))
+    assert finish(command("undisturbed", "--replay", directory))[0] == 0
+    expected = outputs(tmp_path, "undisturbed")
+    named = command("killed", "--replay", directory, "--name", "mine", "--commit-every", 20)
+    for target in sorted(random.sample(range(len(expected[0]) * 3 // 4), 25)):
+        kill_when_written(named, tmp_path / "killed.jsonl", target)
+    code, lines = finish(named)
+    assert code == 0, lines
+    assert lines[-1] == "run r finished: 6004 events handled"
+    assert "goes on after" in lines[0]
+    assert outputs(tmp_path, "killed") == expected
+
+
+def kill_when_written(command: list[str], path: Path, size: int) -> None:
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: path.exists() and path.stat().st_size >= size, f"{size} bytes in {path.name}")
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.timeout(300)
+def test_killed_at_25_moments_of_a_live_run_the_files_are_the_same_to_the_byte(
+    command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path
+) -> None:
+    named = command("killed", "--run", "r", "--name", "mine", "--commit-every", 20)
+    path = tmp_path / "killed.jsonl"
+
+    def kill_many_times() -> None:
+        written = 0
+        for _ in range(25):
+            kill_when_written(named, path, written + random.randrange(1, 20_000))
+            written = path.stat().st_size
+
+    def stop_when_done(event: Any, state: Any, logger: Any) -> None:
+        # However long the kills take, the consumers are not far behind.
+        time.sleep(0.005)
+        if kills.done():
+            state.stop_training()
+
+    stop = [Act(stop_when_done, Event.BATCH_END)]
+    trainer = gold_trainer(60, 6, max_duration="9999ep", algorithms=stop, publish=True, run_name="r")
+    with ThreadPoolExecutor(1) as pool:
+        kills = pool.submit(kill_many_times)
+        trainer.fit()
+        kills.result()
+    last = subprocess.Popen(named, stderr=subprocess.PIPE, text=True)
+    trainer.close()
+    _, err = last.communicate(timeout=100)
+    assert last.returncode == 0, err
+    assert finish(command("undisturbed", "--replay", runs_dir / "r"))[0] == 0
+    assert outputs(tmp_path, "killed") == outputs(tmp_path, "undisturbed")
+
+
+def test_interrupted_it_goes_on_where_it_was(command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path) -> None:
+    directory = record_run(runs_dir, "r", snapshots_of_training(batches=4000))
+    finish(command("undisturbed", "--replay", directory))
+    named = command("left", "--replay", directory, "--name", "mine")
+    # At a pace at which it is far from its end when it is told to.
+    process = subprocess.Popen([*named, "--rate", "50"], stderr=subprocess.PIPE, text=True)
+    path = tmp_path / "left.jsonl"
+    wait_for(lambda: path.exists() and path.stat().st_size > 1000, "the first rows")
+    process.terminate()
+    _, err = process.communicate(timeout=100)
+    assert "detached from run" in err
+    assert finish(named)[0] == 0
+    assert outputs(tmp_path, "left") == outputs(tmp_path, "undisturbed")
+
+
+@pytest.mark.parametrize(("without", "code"), [((), 0), ((4, 5), 1)])
+def test_started_again_after_the_end_it_logs_nothing_and_ends_as_before(
+    command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path, without: tuple[int, ...], code: int
+) -> None:
+    record_run(runs_dir, "r", snapshots_of_training(), without=without)
+    named = command("once", "--run", "r", "--name", "mine")
+    first = finish(named)
+    for path in tmp_path.glob("once.*"):
+        path.unlink()
+    again = finish(named)
+    assert again[1][0] == "consumer mine has handled this run to its end already: nothing is logged again"
+    assert (first[0], again[0]) == (code, code)
+    assert again[1][1:] == [line for line in first[1] if not line.startswith(("JsonlLogger: ", "CsvLogger: "))]
+    assert not list(tmp_path.glob("once.*"))
+
+
+def test_a_run_that_was_lost_is_read_on_when_more_of_it_turns_up(
+    command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path
+) -> None:
+    directory = record_run(runs_dir, "r", snapshots_of_training(batches=40))
+    recording = directory / "recording-1.mcap"
+    whole = recording.read_bytes()
+    recording.write_bytes(whole[: len(whole) // 2])
+    named = command("lost", "--replay", directory, "--name", "mine")
+    assert finish(named)[0] == 4
+    recording.write_bytes(whole)
+    code, lines = finish(named)
+    assert (code, lines[-1]) == (0, "run r finished: 64 events handled")
+    finish(command("undisturbed", "--replay", directory))
+    assert outputs(tmp_path, "lost") == outputs(tmp_path, "undisturbed")
+
+
+def test_a_second_consumer_of_one_name_is_refused(
+    command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path
+) -> None:
+    directory = record_run(runs_dir, "r", snapshots_of_training())
+    with StateFile(directory / "consumers", "mine", "r", 1):
+        code, lines = finish(command("second", "--run", "r", "--name", "mine"))
+    assert code == 1
+    assert lines == [
+        "error: a consumer named 'mine' is at work on run 'r' already: stop that one, or choose another '--name'"
+    ]
+    assert not list(tmp_path.glob("second.*"))
+
+
+def test_a_name_begun_with_other_callbacks_or_loggers_is_refused(
+    command: Callable[..., list[str]], runs_dir: Path
+) -> None:
+    directory = record_run(runs_dir, "r", snapshots_of_training(), status=None)
+    words = [sys.executable, "-m", "consumers", "--run", "r", "--name", "mine"]
+    assert finish([*words, "--callbacks", "speed,lr", "--log", "jsonl"])[0] == 4
+    assert finish([*words, "--callbacks", "lr", "--log", "jsonl"]) == (
+        1,
+        [
+            "consumer mine goes on after 10 events",
+            "error: this consumer has begun with the callbacks SpeedMonitor, LRMonitor and is given LRMonitor: "
+            "give it those that it had, or choose another '--name'",
+        ],
+    )
+    _, lines = finish([*words, "--callbacks", "speed,lr", "--log", "jsonl,csv"])
+    assert "begun with the loggers JsonlLogger and is given JsonlLogger, CsvLogger" in lines[-1]
+    assert json.loads((directory / "metrics.jsonl").read_text().splitlines()[0])["step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--name", "a/b"], 1, "error: 'a/b' cannot be a consumer's name: use 1 to 100 letters"),
+        (["--name", ".x"], 1, "error: '.x' cannot be a consumer's name"),
+        (["--state-dir", "x"], 2, "error: --state-dir is where '--name' keeps"),
+        (["--name", "x", "--commit-every", "0"], 2, "error: Invalid value for '--commit-every'"),
+        (["--name", "x", "--state-dir", "/proc/nowhere"], 1, "error: the state of consumer 'x' cannot be kept in"),
+    ],
+)
+def test_wrong_input_is_one_line_that_says_what_is_allowed(
+    command: Callable[..., list[str]], runs_dir: Path, arguments: list[str], code: int, message: str
+) -> None:
+    record_run(runs_dir, "r", snapshots_of_training())
+    returned, lines = finish(command("wrong", "--run", "r", *arguments))
+    assert (returned, len(lines)) == (code, 1)
+    assert lines[0].startswith(message)
+
+
+def test_the_state_can_be_kept_elsewhere(command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path) -> None:
+    directory = record_run(runs_dir, "r", snapshots_of_training())
+    assert finish(command("x", "--run", "r", "--name", "mine", "--state-dir", tmp_path / "state"))[0] == 0
+    assert (tmp_path / "state" / "mine-1.state").exists()
+    assert not (directory / "consumers").exists()

@@ -1,0 +1,349 @@
+"""Trainers that are killed, fail, fork or end without a word: the record is whole, and all are told within seconds."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from faults import Follower, StandingBroker, Training, assert_complete, note, numbers_in, read_recording
+from helpers import wait_for
+from paths import SUPPORT
+
+from bus import Event, Recording, Subscriber, find_run
+
+TOLD_SECONDS = 3.0
+"""What is promised; without a watch on processes it would take a minute."""
+DIED = "lost: the trainer's process died"
+
+
+def run_script(script: str, *arguments: object, timeout: float = 100) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def kill_broker_of(training: Training) -> None:
+    """Kills the broker of a training that stands still from then on, and so starts no other one."""
+    training.signal(signal.SIGSTOP)
+    os.kill(training.broker_pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_trainer_killed_at_a_random_moment_is_recorded_and_its_consumers_are_told(runs_dir: Path, seed: int) -> None:
+    with Training(runs_dir) as training, Follower(runs_dir) as follower:
+        training.await_recorded(100)
+        # The moment is the fault itself: nothing is waited for with it.
+        time.sleep(random.Random(seed).uniform(0, 0.5))
+        killed = training.kill()
+        told = follower.result()
+    assert told["ended_at"] - killed < TOLD_SECONDS
+    # The last one may have been sent and not noted yet.
+    assert training.acknowledged <= len(told["numbers"]) <= training.published + 1
+    assert_complete(told, len(told["numbers"]), DIED)
+    wait_for(lambda: not find_run("r").live, "the broker to end")
+    read_recording(runs_dir / "r", len(told["numbers"]), DIED)
+    assert find_run("r").status == "lost"
+
+
+def test_a_trainer_killed_together_with_its_broker_is_lost_within_seconds(runs_dir: Path) -> None:
+    with Training(runs_dir) as training, Follower(runs_dir) as follower:
+        training.await_recorded(500)
+        kill_broker_of(training)
+        killed = training.kill()
+        told = follower.result()
+    assert told["ended_at"] - killed < TOLD_SECONDS
+    assert str(told["ending"]) == "lost: the broker ended before the run did"
+    assert told["gaps"] == []
+    kept = list(numbers_in(iter(Recording(runs_dir / "r"))))
+    assert kept == list(range(1, len(kept) + 1))
+    assert training.acknowledged <= len(kept) <= len(told["numbers"]) <= training.published + 1
+    assert find_run("r").status == "lost"
+
+
+WITNESS = """
+from consumers import Callback
+
+class Witness(Callback):
+    def batch_end(self, state, logger):
+        logger.log_metrics({"note": int(state.note, 16)})
+
+    def close(self, state, logger):
+        print("closed after", state.seq, flush=True)
+
+    def post_close(self):
+        print("post-closed", flush=True)
+"""
+
+
+@pytest.mark.parametrize("with_broker", [False, True])
+def test_consumers_of_a_killed_trainer_end_in_order_with_complete_files(
+    runs_dir: Path, tmp_path: Path, with_broker: bool
+) -> None:
+    (tmp_path / "witness.py").write_text(WITNESS)
+    log = tmp_path / "log.jsonl"
+    with Training(runs_dir) as training:
+        training.await_recorded(100)
+        options = ["--callbacks", f"{tmp_path / 'witness.py'}:Witness", "--log", "jsonl", "-o", f"jsonl.path={log}"]
+        command = [sys.executable, "-m", "consumers", "--run", "r", *options]
+        consumer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        wait_for(lambda: log.exists() and log.stat().st_size, "the consumer's first lines")
+        if with_broker:
+            kill_broker_of(training)
+        killed = training.kill()
+        out, err = consumer.communicate(timeout=100)
+        assert time.monotonic() - killed < TOLD_SECONDS
+    wait_for(lambda: not find_run("r").live, "the broker to end")
+    recorded = list(numbers_in(iter(Recording(runs_dir / "r"))))
+    last = int(out.splitlines()[0].removeprefix("closed after "))
+    assert out.splitlines()[1:] == ["post-closed"]
+    assert len(recorded) == last or (with_broker and len(recorded) <= last)
+    assert consumer.returncode == 4
+    assert "lost" in err
+    assert "Traceback" not in err
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [row["note"] for row in rows if "note" in row] == [int(note(number), 16) for number in range(1, last + 1)]
+
+
+@pytest.mark.parametrize(
+    ("how", "ending"),
+    [
+        ("raise", "failed: RuntimeError: no more data"),
+        ("memory", "failed: MemoryError: "),
+        # Nothing is left to say it with.
+        ("every byte", DIED),
+    ],
+)
+def test_a_trainer_that_an_error_ends_has_everything_recorded(runs_dir: Path, how: str, ending: str) -> None:
+    with Training(runs_dir, events=1000, ending=how) as training, Follower(runs_dir) as follower:
+        assert_complete(follower.result(), 1000, ending)
+        training.process.communicate(timeout=100)
+        assert training.process.returncode != 0
+    wait_for(lambda: not find_run("r").live, "the broker to end")
+    read_recording(runs_dir / "r", 1000, ending)
+    assert f"{find_run('r').status}: {find_run('r').last.error}" == ending
+
+
+@pytest.mark.parametrize("standing", [True, False])
+def test_a_forked_child_that_outlives_a_killed_trainer_does_not_keep_the_run_alive(
+    runs_dir: Path, standing: bool
+) -> None:
+    script = """
+import json, os, sys, time
+from bus import Event, Publisher
+publisher = Publisher("r", broker=json.loads(sys.argv[1]))
+publisher.publish(Event.EPOCH_START, note="parent")
+while publisher.statistics().acknowledged < 1:
+    publisher.poll()
+child = os.fork()
+if child == 0:
+    os.close(1)
+    publisher.publish(Event.EPOCH_END, note="child")
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+time.sleep(60)
+"""
+    broker = StandingBroker(runs_dir) if standing else None
+    address = "null" if broker is None else f'"{broker.address}"'
+    parent = subprocess.Popen([sys.executable, "-c", script, address], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    try:
+        with Subscriber("r") as follower:
+            parent.kill()
+            killed = time.monotonic()
+            assert [snapshot.note for snapshot in follower] == ["parent"]
+            assert time.monotonic() - killed < TOLD_SECONDS
+            assert str(follower.ending) == DIED
+        wait_for(lambda: not find_run("r").live, "the broker to give the run back")
+        assert find_run("r").status == "lost"
+        os.kill(child, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.communicate()
+        if broker is not None:
+            broker.end()
+
+
+FORKS = """
+import os, sys, threading
+from bus import Event, Publisher, find_run
+publisher = Publisher("r")
+publisher.publish(Event.EPOCH_START, batch=1)
+child = os.fork()
+if child == 0:
+    CHILD
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == int(sys.argv[1])
+assert find_run("r").live
+publisher.publish(Event.EPOCH_END, batch=2)
+"""
+PUBLISHES = """try:
+        for _ in range(1000):
+            publisher.publish(Event.EPOCH_END, batch=3)
+    finally:
+        os._exit(0)"""
+
+
+@pytest.mark.parametrize(
+    ("child", "code"),
+    [
+        (PUBLISHES, 0),
+        ("publisher.close(); publisher.close('failed'); os._exit(0)", 0),
+        ("publisher.poll(); publisher.statistics(); sys.exit(3)", 3),
+        ("raise ValueError('in the child')", 1),
+        ("del publisher; threading.Thread(target=sys.exit).start(); sys.exit(4)", 4),
+        ("second = Publisher('s'); second.publish(Event.EPOCH_END); second.close(); sys.exit(5)", 5),
+    ],
+)
+def test_what_a_forked_child_does_is_nothing_to_the_run(runs_dir: Path, child: str, code: int) -> None:
+    done = run_script(FORKS.replace("CHILD", child), code)
+    assert done.returncode == 0, done.stderr
+    recording = Recording(runs_dir / "r")
+    assert [int(snapshot.timestamp.batch) for snapshot in recording] == [1, 2]
+    assert (str(recording.ending), recording.gaps) == ("finished", ())
+    assert find_run("r").status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "code"),
+    [
+        ("publisher.close(); publisher.close(); publisher.close('failed')", "finished", 0),
+        ("thread = threading.Thread(target=sys.exit, args=(3,)); thread.start(); thread.join()", "finished", 0),
+        ("thread = threading.Thread(target=publisher.close); thread.start(); thread.join()", "finished", 0),
+        ("sys.exit(0)", "finished", 0),
+        ("os.kill(os.getpid(), signal.SIGINT)", "stopped", -signal.SIGINT),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", "lost", -signal.SIGTERM),
+        ("os.abort()", "lost", -signal.SIGABRT),
+    ],
+)
+def test_however_a_program_ends_the_record_is_whole(runs_dir: Path, ending: str, status: str, code: int) -> None:
+    script = f"""
+import os, signal, sys, threading, time
+from bus import Event, Publisher
+signal.signal(signal.SIGINT, signal.default_int_handler)
+publisher = Publisher("r")
+for batch in range(1, 501):
+    publisher.publish(Event.BATCH_END, batch=batch)
+while publisher.statistics().acknowledged < 500:
+    time.sleep(0.01)
+    publisher.poll()
+{ending}
+"""
+    begin = time.monotonic()
+    done = run_script(script)
+    assert done.returncode == code, done.stderr
+    assert time.monotonic() - begin < 10
+    run = wait_for(lambda: (found := find_run("r")) and not found.live and found, "the broker to finish the record")
+    recording = Recording(run.path)
+    assert [int(snapshot.timestamp.batch) for snapshot in recording] == list(range(1, 501))
+    assert recording.ending is not None
+    assert recording.ending.status == status == run.status
+
+
+CLOSED_ANYWHERE = """
+import itertools, json, os, signal, sys
+import bus
+from bus import ClosedError, Event, Publisher
+
+def close_at_line(number):
+    publisher = Publisher(f"r{number}", broker=sys.argv[1])
+    signal.signal(signal.SIGUSR1, lambda *_: publisher.close())
+    for batch in range(1, 4):
+        publisher.publish(Event.EPOCH_END, batch=batch)
+    lines = 0
+    raised = None
+
+    def trace(frame, event, argument):
+        nonlocal lines
+        if os.path.dirname(frame.f_code.co_filename) != os.path.dirname(bus.__file__):
+            return None
+        if event == "line":
+            lines += 1
+            if lines == number:
+                signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        publisher.publish(Event.EPOCH_END, batch=4)
+    except Exception as error:
+        raised = type(error).__name__
+    finally:
+        sys.settrace(None)
+    publisher.close()
+    return lines >= number, raised
+
+raised = {}
+for number in itertools.count(1):
+    reached, raised[f"r{number}"] = close_at_line(number)
+    if not reached:
+        break
+print(json.dumps(raised))
+"""
+
+
+def test_closing_in_a_signal_handler_at_any_line_of_a_publish_ends_the_run_in_order(runs_dir: Path) -> None:
+    with StandingBroker(runs_dir) as broker:
+        done = run_script(CLOSED_ANYWHERE, broker.address, timeout=100)
+        assert done.returncode == 0, done.stderr
+    raised = json.loads(done.stdout)
+    assert len(raised) > 30
+    wrong = {}
+    for name, error in raised.items():
+        recording = Recording(runs_dir / name)
+        batches = [int(snapshot.timestamp.batch) for snapshot in recording]
+        came = batches, str(recording.ending), recording.gaps
+        if (
+            error not in (None, "ClosedError")
+            or batches not in ([1, 2, 3], [1, 2, 3, 4])
+            or came[1:] != ("finished", ())
+        ):
+            wrong[name] = (error, *came)
+    assert wrong == {}
+    assert done.stderr == ""
+
+
+WORKERS = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from gold import gold_data
+from training import gold_trainer
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self):
+        self.inputs, self.targets = gold_data("train", 48)
+    def __len__(self):
+        return 48
+    def __getitem__(self, index):
+        return self.inputs[index], self.targets[index]
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    workers = int(sys.argv[3])
+    how = {"multiprocessing_context": sys.argv[2]} if workers else {}
+    data = torch.utils.data.DataLoader(Rows(), batch_size=6, num_workers=workers, **how)
+    trainer = gold_trainer(publish=True, run_name=sys.argv[2], train_dataloader=data, max_duration="2ep")
+    trainer.fit()
+    trainer.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_workers_of_a_dataloader_neither_publish_nor_keep_the_run(runs_dir: Path, how: str) -> None:
+    program = runs_dir / "train.py"
+    program.write_text(WORKERS)
+    command = [sys.executable, "-W", "ignore", str(program), str(SUPPORT), how, "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert find_run(how).status == "finished"
+    recording = Recording(runs_dir / how)
+    snapshots = list(recording)
+    assert [snapshot.seq for snapshot in snapshots] == list(range(1, len(snapshots) + 1))
+    batches = [int(snapshot.timestamp.batch) for snapshot in snapshots if snapshot.event is Event.BATCH_END]
+    assert batches == list(range(1, 17))
+    assert (str(recording.ending), recording.gaps, recording.damage) == ("finished", (), None)

@@ -1,0 +1,344 @@
+"""What the reference logs and writes, from real trainings: by consumers that follow them, and from their recordings."""
+
+import json
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gold import GoldMLP, gold_loader, gold_optimizer
+from helpers import REFERENCE, wait_for
+from mlperf_runs import GOLDEN as MLPERF
+from mlperf_runs import LINES, lines_of, mlperf, stable
+from mlperf_runs import RUNS as MLPERF_RUNS
+from reference_options import OF_THE_RUNS as SCHEDULERS
+from reference_options import OPTIONS as ESTIMATORS
+from reference_options import SPEED_MONITORS
+from saved_runs import DURATIONS, PT, SAVERS, contents, listing
+from saved_runs import RUNS as SAVED
+from training import Act, FakeClock, gold_evaluators, gold_trainer
+
+from bus.protocol.snapshot import Snapshot
+from bus.recording.recording import Recording
+from bus.subscriber.subscriber import Subscriber
+from bus.types.event import Event
+from consumers import Callback, Logger, LoggerDestination, LRMonitor, Runner
+from consumers.api.callback import demand_of
+from consumers.api.logger import Row, Upload
+from consumers.callbacks.checkpoint_saver import CheckpointSaver
+from consumers.callbacks.runtime_estimator import RuntimeEstimator
+from consumers.runner.members import decides_of
+from consumers.runner.runner import RunnerStatistics, wanted_events
+from trainer import DataSpec, State, Trainer
+
+NAME = "golden"
+"""What the consumers are called."""
+
+RATES = json.loads((REFERENCE / "cb_lr_monitor.json").read_text())["runs"]
+SPEED = json.loads((REFERENCE / "cb_speed_monitor.json").read_text())["runs"]
+ESTIMATED = json.loads((REFERENCE / "cb_runtime_estimator.json").read_text())["runs"]
+EVAL_A = {"eval_a": {"n": 12, "batch_size": 5}}
+EVAL_B = {"eval_b": {"n": 8, "batch_size": 4}}
+
+
+class Kept(LoggerDestination):
+    """Keeps what is logged as the reference lists it."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Any]] = []
+        """``[step, event, metrics]``"""
+        self.hyperparameters: list[dict[str, Any]] = []
+        self.uploads: list[dict[str, Any]] = []
+
+    def log_rows(self, rows: Iterable[Row], state: Snapshot) -> None:
+        self.calls += [[row.step, state.event.name, row.metrics] for row in rows]
+
+    def log_hyperparameters(self, hyperparameters: Any, state: Snapshot) -> None:
+        self.hyperparameters.append(hyperparameters)
+
+    def upload_file(self, entry: Upload, state: Snapshot) -> None:
+        path = entry.file_path
+        self.uploads.append(
+            {
+                "remote_file_name": entry.remote_file_name,
+                "file_path": path,
+                "overwrite": entry.overwrite,
+                "exists": path.is_file() and path.stat().st_size > 0,
+                "event": state.event.name,
+            }
+        )
+
+
+def train(
+    callbacks: Sequence[Callback], kept: Kept, run_name: str = "myrun", **arguments: Any
+) -> tuple[Trainer, RunnerStatistics]:
+    """Trains while a consumer in a thread of its own follows the run, from before its first batch on."""
+
+    def is_heard() -> bool:
+        publisher = trainer._publisher
+        assert publisher is not None
+        publisher.poll()
+        return publisher.demand_version > 0
+
+    def await_consumer(event: Event, state: State, logger: object) -> None:
+        wait_for(is_heard, "what the consumer asks for")
+
+    def follow(stream: Subscriber) -> RunnerStatistics:
+        with stream:
+            return Runner(stream, callbacks, [kept]).run()
+
+    algorithms = [*arguments.pop("algorithms", ()), Act(await_consumer, Event.FIT_START)]
+    with ThreadPoolExecutor(1) as thread:
+        with gold_trainer(publish=True, run_name=run_name, algorithms=algorithms, **arguments) as trainer:
+            stream = Subscriber(
+                run_name,
+                events=wanted_events(callbacks),
+                demand=demand_of(callbacks),
+                name=NAME,
+                decides=decides_of(callbacks),
+            )
+            assert stream.live
+            running = thread.submit(follow, stream)
+            trainer.fit()
+        return trainer, running.result(timeout=100)
+
+
+def replay(runs_dir: Path, callbacks: Sequence[Callback], kept: Kept, run_name: str = "myrun") -> RunnerStatistics:
+    """The same consumer, when the training is over."""
+    return Runner(Recording(runs_dir / run_name), callbacks, [kept]).run()
+
+
+def tick(clock: FakeClock) -> Act:
+    """Makes the time pass as it did for the reference."""
+
+    def advance(event: Event, state: State, logger: object) -> None:
+        batch, eval_batch = int(state.timestamp.batch), int(state.eval_timestamp.batch)
+        clock.seconds += {
+            Event.AFTER_DATALOADER: 0.125,
+            Event.BEFORE_FORWARD: 0.25 * (1 + batch % 3),
+            Event.EVAL_BEFORE_FORWARD: 0.5 * (1 + eval_batch),
+            Event.BATCH_CHECKPOINT: 0.0625,
+            Event.EPOCH_END: 1.0,
+            Event.EVAL_START: 0.25,
+            Event.EVAL_END: 2.0,
+        }.get(event, 0)
+
+    return Act(advance)
+
+
+def timed() -> dict[str, Any]:
+    """Arguments of a trainer in whose training the time passes so."""
+    clock = FakeClock(1000.0)
+    return {"clock": clock, "algorithms": [tick(clock)]}
+
+
+def by_event(calls: Iterable[Sequence[Any]]) -> list[list[Any]]:
+    """``[step, event, metrics]``, with what is logged at one event in one, as destinations are given it."""
+    rows: list[list[Any]] = []
+    for step, event, metrics in calls:
+        if rows and rows[-1][:2] == [step, event]:
+            rows[-1][2] |= metrics
+        else:
+            rows.append([step, event, dict(metrics)])
+    return rows
+
+
+# -- LRMonitor --------------------------------------------------------------------------------------------------------
+
+
+def scheduled(run: str) -> dict[str, Any]:
+    """Arguments of a trainer whose rates go as in a run of the reference."""
+    arguments: dict[str, Any] = {"max_duration": "10ba" if "10ba" in run else "3ep"}
+    model = arguments["model"] = GoldMLP()
+    optimizer: torch.optim.Optimizer = gold_optimizer(model)
+    if run.startswith("two param groups"):
+        groups = [{"params": model.net[0].parameters(), "lr": 0.01}, {"params": model.net[2].parameters(), "lr": 0.001}]
+        optimizer = torch.optim.Adam(groups)
+    if run.startswith("torch:StepLR"):
+        arguments["schedulers"] = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    elif run.startswith("torch:CosineAnnealingLR"):
+        arguments["schedulers"] = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=12)
+        arguments["step_schedulers_every_batch"] = True
+    elif run != "none":
+        arguments["schedulers"] = SCHEDULERS[run]()
+    return arguments | {"optimizers": optimizer}
+
+
+@pytest.mark.parametrize("run", RATES)
+def test_rates_are_those_of_the_reference_live_and_in_replay(run: str, runs_dir: Path) -> None:
+    expected = by_event([step, event, metrics] for step, metrics, event in RATES[run]["logged"])
+    live, replayed = Kept(), Kept()
+    train([LRMonitor()], live, **scheduled(run))
+    replay(runs_dir, [LRMonitor()], replayed)
+    assert live.calls == replayed.calls
+    assert [call[:2] for call in live.calls] == [call[:2] for call in expected]
+    for (*_, metrics), (*_, reference) in zip(live.calls, expected, strict=True):
+        assert metrics == pytest.approx(reference, rel=1e-12, abs=1e-17)
+
+
+# -- SpeedMonitor -----------------------------------------------------------------------------------------------------
+
+
+class Counted(GoldMLP):
+    """A model that knows its FLOPs."""
+
+    def flops_per_batch(self, batch: Any) -> int:
+        return 100 * len(batch[0])
+
+
+def sped(run: str) -> dict[str, Any]:
+    """Arguments of a trainer as it was in a run of the reference."""
+    if run == "flops":
+        return {"n_train": 20, "model": Counted(), "max_duration": "1ep", "device_train_microbatch_size": 4}
+    loader = gold_loader("train", 20, 6)
+    return {
+        "train_dataloader": DataSpec(loader, get_num_tokens_in_batch=lambda batch: 7 * len(batch[0])),
+        "eval_dataloader": gold_evaluators(EVAL_B),
+    }
+
+
+@pytest.mark.parametrize("run", [run for run in SPEED if not run.startswith("resumed")])
+def test_speeds_are_those_of_the_reference_live_and_in_replay(run: str, runs_dir: Path) -> None:
+    live, replayed, monitor, again = Kept(), Kept(), SPEED_MONITORS[run](), SPEED_MONITORS[run]()
+    train([monitor], live, **timed(), **sped(run))
+    replay(runs_dir, [again], replayed)
+    assert live.calls == replayed.calls == by_event(SPEED[run]["logged"])
+    reference = SPEED[run]["state_dict_at_end"]["SpeedMonitor"]
+    assert monitor.state_dict() == again.state_dict()
+    assert {name: monitor.state_dict()[name] for name in reference} == reference
+
+
+def test_speeds_after_a_resume_are_those_of_the_reference_live_and_in_replay(runs_dir: Path, tmp_path: Path) -> None:
+    def with_evaluations(**arguments: Any) -> dict[str, Any]:
+        evaluators = gold_evaluators(EVAL_B)
+        return {**timed(), "eval_dataloader": evaluators, "eval_interval": "2ba", **arguments}
+
+    live, replayed = Kept(), Kept()
+    with gold_trainer(**with_evaluations(max_duration="4ba", save_folder=tmp_path, save_interval="1ep")) as first:
+        first.fit()
+    [checkpoint] = tmp_path.glob("ep*")
+    monitor, again = SPEED_MONITORS["resumed_from_4ba"](), SPEED_MONITORS["resumed_from_4ba"]()
+    train([monitor], live, "resumed", **with_evaluations(max_duration="8ba", load_path=checkpoint))
+    replay(runs_dir, [again], replayed, "resumed")
+    reference = SPEED["resumed_from_4ba"]["state_dict_at_end"]["SpeedMonitor"]
+    assert {name: monitor.state_dict()[name] for name in reference} == reference
+    assert monitor.state_dict() == again.state_dict()
+    assert live.calls == replayed.calls == by_event(SPEED["resumed_from_4ba"]["logged"])
+
+
+# -- RuntimeEstimator -------------------------------------------------------------------------------------------------
+
+LASTING = {"ep_noeval": "2ep", "ep_eval_1ep": "3ep", "sp_skip0_hours": "48sp"}
+
+
+@pytest.mark.parametrize("run", ESTIMATED)
+def test_estimates_are_those_of_the_reference_live_and_in_replay(run: str, runs_dir: Path) -> None:
+    live, replayed = Kept(), Kept()
+    evaluators = gold_evaluators(EVAL_A | EVAL_B) if run == "ep_eval_1ep" else []
+    estimator = RuntimeEstimator(**ESTIMATORS[run])
+    train([estimator], live, max_duration=LASTING[run], eval_dataloader=evaluators, **timed())
+    replay(runs_dir, [RuntimeEstimator(**ESTIMATORS[run])], replayed)
+    assert live.calls == replayed.calls == ESTIMATED[run]["logged"]
+    assert live.hyperparameters == replayed.hyperparameters
+    *logged, of_the_run = live.hyperparameters
+    assert logged == ESTIMATED[run]["hyperparameters"]
+    # What the run says of itself comes without a callback.
+    assert of_the_run["model/name"] == "GoldMLP"
+
+
+# -- MLPerfCallback ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", MLPERF_RUNS)
+def test_results_are_those_of_the_reference_live_and_in_replay(run: str, runs_dir: Path, tmp_path: Path) -> None:
+    expected, kept = MLPERF[run], {place: Kept() for place in ("live", "replay")}
+    trainer, _ = train(
+        [mlperf(tmp_path / "live", run)],
+        kept["live"],
+        "gold",
+        eval_dataloader=gold_evaluators(EVAL_B),
+        # So that the training ends where the target is reached.
+        wait_for=NAME,
+    )
+    assert list(trainer.state.timestamp.values[1:3]) == expected["ended_at"]
+    replay(runs_dir, [mlperf(tmp_path / "replay", run)], kept["replay"], "gold")
+    for place, of_place in kept.items():
+        assert [stable(line) for line in lines_of(tmp_path / place)] == expected[LINES]
+        assert listing(tmp_path / place) == expected["files"]
+        uploads = [
+            {**call, "file_path": f"{call['file_path'].relative_to(tmp_path / place)}"} for call in of_place.uploads
+        ]
+        assert uploads == [
+            {**call, "file_path": call["file_path"].split("/", 3)[-1]} for call in expected["upload_file_calls"]
+        ]
+
+
+# -- CheckpointSaver --------------------------------------------------------------------------------------------------
+
+
+class Watcher(Callback):
+    """Looks which files there are after each event at which one can come, and keeps when that has changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.seen: list[dict[str, Any]] = []
+
+    def init(self, state: Snapshot, logger: Logger) -> None:
+        files = listing(self._folder)
+        if not self.seen or self.seen[-1]["files"] != files:
+            epoch, batch, sample = state.timestamp.values[1:4]
+            event = state.event.name
+            self.seen.append({"first_seen_at": event, "epoch": epoch, "batch": batch, "sample": sample, "files": files})
+
+    fit_start = batch_checkpoint = epoch_checkpoint = iteration_checkpoint = fit_end = eval_after_all = init
+
+
+def shown(upload: dict[str, Any], run: str, folder: Path) -> dict[str, Any]:
+    """An upload as the reference lists it."""
+    path, is_link = upload["file_path"], upload["remote_file_name"].endswith(".symlink")
+    told = {name: upload[name] for name in ("remote_file_name", "overwrite", "exists")}
+    return told | {"file_path": f"<TEMPDIR>/{path.name}" if is_link else f"<TMP>/ck_{run}/{path.relative_to(folder)}"}
+
+
+@pytest.mark.parametrize("run", SAVED)
+def test_checkpoints_are_those_of_the_reference_live_and_in_replay(
+    run: str, runs_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected, settings = SAVED[run], {**PT, **SAVERS.get(run, {})}
+
+    def consumer(folder: Path) -> tuple[CheckpointSaver, Watcher, Kept]:
+        folder.mkdir()
+        for file in expected["snapshots"][0]["files"]:
+            (folder / file).write_bytes(b"")
+        saver = CheckpointSaver(**{**settings, "folder": str(folder / settings["folder"])})
+        return saver, Watcher(folder), Kept()
+
+    def check(folder: Path, saver: CheckpointSaver, watcher: Watcher, kept: Kept, statistics: RunnerStatistics) -> None:
+        said = capsys.readouterr().err
+        assert statistics.errors == {"CheckpointSaver": int(expected["error"] is not None), "Watcher": 0}
+        assert ("ep9-ba99-rank0.pt is of a later time" in said) == (expected["error"] is not None)
+        # What is not kept at all stays until it has been uploaded.
+        if run != "keep0":
+            assert watcher.seen == expected["snapshots"]
+        assert listing(folder) == expected["files_at_end"]
+        assert [shown(upload, run, folder) for upload in kept.uploads] == expected["upload_file_calls"]
+        saved = [path.replace("<folder>", str(folder)) for path in expected["saved_checkpoints"]]
+        assert [str(path) for path in saver.saved_checkpoints] == list(dict.fromkeys(saved))
+
+    folder = tmp_path / "live"
+    saver, watcher, kept = consumer(folder)
+    _, statistics = train(
+        [saver, watcher],
+        kept,
+        n_train=20 if run == "10sp" else 24,
+        max_duration=DURATIONS.get(run, "2ep"),
+        # Names may tell the time spent training, which was less than half a second.
+        clock=FakeClock(1000.0),
+    )
+    check(folder, saver, watcher, kept, statistics)
+    folder = tmp_path / "replay"
+    saver, watcher, kept = consumer(folder)
+    check(folder, saver, watcher, kept, replay(runs_dir, [saver, watcher], kept))
+    assert contents(tmp_path / "live") == contents(tmp_path / "replay")

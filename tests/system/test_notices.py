@@ -1,0 +1,124 @@
+"""What is said while a training shows its progress has lines of its own, and a training introduces itself."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyte
+import pytest
+from consumers_stream import record_run, snapshots_of_training
+from helpers import wait_for
+from paths import SUPPORT
+from terminals import Terminal
+from training import gold_trainer
+
+SCRIPT = """
+import logging, sys
+sys.path.insert(0, {tests!r})
+from bus.types.event import Event
+from training import Act, gold_trainer
+import time
+
+logging.basicConfig(format="LOG %(message)s")  # its handler holds the terminal from before the bar is there
+
+def slow(event, state, logger):
+    time.sleep(0.005)
+    if int(state.timestamp.batch) == 30:
+        print("PRINTED by an algorithm")
+
+trainer = gold_trainer(
+    2400, 6, algorithms=Act(slow, Event.BATCH_END), max_duration="1000000ba", publish=True, run_name="r",
+    runs_dir={runs!r}, progress_bar=True, save_folder={saved!r}, save_interval="100000ba",
+)
+with trainer:
+    trainer.fit()
+"""
+
+
+def test_notices_never_share_a_line_with_the_bar(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    script = SCRIPT.format(tests=str(SUPPORT), runs=str(runs), saved=str(tmp_path / "saved"))
+    with contextlib.closing(Terminal(sys.executable, "-c", script, columns=300)) as terminal:
+        wait_for(lambda: (terminal.text, b"PRINTED" in terminal.written)[1], "the bar and a printed line", 100)
+        os.kill(json.loads((runs / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
+        wait_for(lambda: (terminal.text, b"LOG " in terminal.written)[1], "the broker's end to be told")
+        terminal.wait_for("left  loss")
+        terminal.press("\x03")
+        terminal.wait_for_end()
+    lines = lines_of(terminal.written)
+    assert lines[0].startswith("run r: recording to ")
+    assert "watch it with: consumer --callbacks speed,lr --runs-dir" in lines[0]
+    said = [line for line in lines if any(word in line for word in ("PRINTED", "LOG", "SIGINT:", "was stopped"))]
+    assert [line.split()[0] for line in said] == ["PRINTED", "LOG", "SIGINT:", "run"], lines
+    assert said[-1] == "run r was stopped: signal SIGINT"
+    assert not any("[" in line and "....]" in line for line in lines), "the bar is wiped at the end"
+
+
+def consumer(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "consumers", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def lines_of(written: bytes) -> list[str]:
+    """What a terminal that is high enough shows after that."""
+    screen = pyte.Screen(300, 5000)
+    pyte.ByteStream(screen).feed(written)
+    return [line.rstrip() for line in screen.display if line.strip()]
+
+
+def introduced(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line for line in capsys.readouterr().err.splitlines() if "recording to" in line]
+
+
+def test_a_training_introduces_itself_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with gold_trainer(publish=True, runs_dir=tmp_path, run_name="r", progress_bar=True) as trainer:
+        assert introduced(capsys) == [], "it has not begun"
+        trainer.fit()
+        trainer.fit("1ep")
+    recording = trainer.recording
+    watch = f"consumer --callbacks speed,lr --runs-dir {tmp_path}"
+    assert introduced(capsys) == [f"run r: recording to {recording}; watch it with: {watch}"]
+
+
+def test_who_has_asked_for_the_introduction_is_not_told_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with gold_trainer(publish=True, runs_dir=tmp_path, run_name="r", progress_bar=True) as trainer:
+        assert trainer.introduce().startswith("run r: recording to ")
+        trainer.fit()
+    assert introduced(capsys) == []
+
+
+@pytest.mark.parametrize("silent", [{"progress_bar": False}, {"publish": False, "progress_bar": True}])
+def test_without_progress_or_a_stream_nothing_is_introduced(
+    silent: dict[str, bool], runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with gold_trainer(**({"publish": True, "runs_dir": runs_dir} | silent)) as trainer:
+        trainer.fit()
+    assert introduced(capsys) == []
+
+
+def test_a_consumer_ends_with_where_each_logger_wrote_and_how_to_look_at_it(runs_dir: Path, tmp_path: Path) -> None:
+    run = record_run(runs_dir, "done", snapshots_of_training())
+    loggers = "jsonl,csv,parquet,tensorboard,wandb,mlflow,console"
+    database = f"sqlite:///{tmp_path}/mlflow.db"
+    options = ("-o", "wandb.mode=offline", "-o", f"mlflow.tracking_uri={database}")
+    done = consumer("--replay", run, "--callbacks", "metrics", "--log", loggers, *options)
+    *said, end = done.stderr.splitlines()
+    assert end.startswith("run done finished: ")
+    *said, wandb, mlflow = said
+    folder = run if run.is_dir() else run.parent
+    assert said[-4:] == [
+        f"JsonlLogger: {folder}/metrics.jsonl",
+        f"CsvLogger: {folder}/metrics.csv",
+        f"ParquetLogger: {folder}/metrics.parquet",
+        f"TensorboardLogger: tensorboard --logdir {folder}/tensorboard",
+    ]
+    assert wandb.startswith(f"WandBLogger: wandb sync {folder}/wandb/offline-run-")
+    assert Path(wandb.split()[-1]).is_dir()
+    assert mlflow == f"MLFlowLogger: mlflow ui --backend-store-uri {database}"
+    assert "ConsoleLogger" not in done.stderr

@@ -1,0 +1,352 @@
+"""Sequences that grow, and rows that are left out."""
+
+from typing import Any
+
+import pytest
+import torch
+from algorithm_runs import Image, image_batches, note, row_batches, train
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from training import Act
+
+from bus.errors import ConfigurationError
+from bus.types.event import Event
+from trainer import Classifier, DataSpec, LanguageModel
+from trainer.algorithms.selective_backprop import SelectiveBackprop
+from trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup
+
+
+def language_model() -> LanguageModel:
+    return LanguageModel(nn.Sequential(nn.Embedding(200, 4), nn.Linear(4, 200)))
+
+
+class Named(nn.Module):
+    """A model of token numbers in a mapping, which predicts the tokens themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Embedding(200, 4), nn.Linear(4, 200))
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        outputs: Tensor = self.net(batch["input_ids"])
+        return outputs
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return cross_entropy(outputs.flatten(0, -2), batch["input_ids"].flatten())
+
+
+def text(rows: int = 3, length: int = 32) -> Tensor:
+    """Tokens that tell where they stand."""
+    return torch.arange(rows * length).reshape(rows, length)
+
+
+def seen_batches(algorithm: Any, batches: Any, make_model: Any = language_model, **arguments: Any) -> list[Any]:
+    """The batches as they are trained on."""
+    notes: list[Any] = []
+    train(batches, [algorithm, note(notes, lambda state: state.batch, Event.BEFORE_FORWARD)], make_model, **arguments)
+    return notes
+
+
+def lengths(algorithm: Any, batches: Any, **arguments: Any) -> list[int]:
+    return [inputs.shape[1] for inputs, _ in seen_batches(algorithm, batches, **arguments)]
+
+
+def test_sequences_grow_in_even_steps_until_the_end_of_the_warmup() -> None:
+    warmup = SequenceLengthWarmup(duration=0.6, min_seq_length=8, max_seq_length=20, step_size=4)
+    assert lengths(warmup, [(text(), text())] * 10) == [8, 8, 12, 12, 16, 16, 20, 20, 20, 20]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"duration": 0.0}, [24] * 6),
+        ({"duration": 1.0}, [8, 8, 8, 16, 16, 16]),
+        ({"duration": 0.5, "min_seq_length": 24}, [24] * 6),
+        ({"duration": 0.5, "max_seq_length": 1000}, [8, 32, 32, 32, 32, 32]),
+        ({"duration": 0.5, "min_seq_length": 5, "step_size": 7}, [5, 5, 12, 24, 24, 24]),
+    ],
+)
+def test_the_schedule_goes_from_the_shortest_to_the_longest(arguments: Any, expected: list[int]) -> None:
+    warmup = SequenceLengthWarmup(**({"max_seq_length": 24} | arguments))
+    assert lengths(warmup, [(text(), text())] * 6) == expected
+
+
+def test_a_step_is_not_late_for_want_of_the_last_digit() -> None:
+    # One batch of seven, a fifth of the training, seven steps: just below five when computed with floats.
+    warmup = SequenceLengthWarmup(duration=0.2, max_seq_length=64)
+    assert lengths(warmup, [(text(2, 64), text(2, 64))] * 7)[:3] == [8, 48, 64]
+
+
+def test_time_in_epochs_counts_in_batches() -> None:
+    warmup = SequenceLengthWarmup(duration=0.5, max_seq_length=32)
+    assert lengths(warmup, [(text(), text())] * 4, max_duration="2ep") == [8, 8, 16, 24, 32, 32, 32, 32]
+
+
+def test_epochs_of_unknown_length_change_it_between_epochs() -> None:
+    class Stream:
+        def __iter__(self) -> Any:
+            return iter([(text(), text())] * 2)
+
+    warmup = SequenceLengthWarmup(duration=1.0, max_seq_length=32)
+    assert lengths(warmup, Stream(), max_duration="3ep") == [8, 8, 16, 16, 24, 24]
+
+
+def test_truncation_keeps_the_beginning_of_every_tensor() -> None:
+    warmup = SequenceLengthWarmup()
+    inputs, targets = text(), text() + 100
+    first = seen_batches(warmup, [(inputs, targets)])[0]
+    assert isinstance(first, tuple)
+    assert torch.equal(first[0], inputs[:, :8])
+    assert torch.equal(first[1], targets[:, :8])
+    mapping = seen_batches(warmup, [{"input_ids": inputs, "type": targets.float()}], Named)[0]
+    assert torch.equal(mapping["input_ids"], inputs[:, :8])
+    assert torch.equal(mapping["type"], targets[:, :8].float())
+
+
+@settings(deadline=None, max_examples=30)
+@given(rows=st.integers(1, 4), length=st.integers(1, 20), wanted=st.integers(1, 20))
+def test_without_truncation_all_tokens_that_fill_a_row_are_kept_in_order(rows: int, length: int, wanted: int) -> None:
+    warmup = SequenceLengthWarmup(min_seq_length=wanted, max_seq_length=wanted, truncate=False)
+    tokens = text(rows, length)
+    inputs, targets = seen_batches(warmup, [(tokens, tokens)])[0]
+    assert torch.equal(inputs, targets)
+    if wanted >= length:
+        assert torch.equal(inputs, tokens)
+    else:
+        assert inputs.shape == (rows * length // wanted, wanted)
+        assert torch.equal(inputs.flatten(), torch.arange(inputs.numel()))
+
+
+def test_rows_that_are_laid_out_anew_can_be_split_into_microbatches() -> None:
+    warmup = SequenceLengthWarmup(truncate=False)
+    seen = seen_batches(warmup, [(text(), text())], device_train_microbatch_size=2)
+    assert [inputs.shape for inputs, _ in seen] == [(2, 8)] * 6
+
+
+def test_the_last_token_that_counts_is_kept_at_the_end() -> None:
+    tokens = text(4, 16)
+    mask = torch.zeros(4, 16, dtype=torch.long)
+    for row, count in enumerate((16, 9, 8, 3)):
+        mask[row, :count] = 1
+    batch = {"input_ids": tokens, "attention_mask": mask}
+    before = {name: values.clone() for name, values in batch.items()}
+    seen = seen_batches(SequenceLengthWarmup(preserve_end_of_sequence=True), [batch], Named)[0]
+    expected = tokens[:, :8].clone()
+    expected[0, 7], expected[1, 7] = tokens[0, 15], tokens[1, 8]
+    assert torch.equal(seen["input_ids"], expected)
+    assert torch.equal(seen["attention_mask"], mask[:, :8])
+    assert all(torch.equal(batch[name], before[name]) for name in batch)
+
+
+def test_a_single_row_that_ends_elsewhere_leaves_the_data_alone() -> None:
+    batch = {"input_ids": text(1, 16), "attention_mask": torch.ones(1, 16)}
+    (seen,) = seen_batches(SequenceLengthWarmup(preserve_end_of_sequence=True), [batch], Named)
+    assert seen["input_ids"].tolist() == [[0, 1, 2, 3, 4, 5, 6, 15]]
+    assert torch.equal(batch["input_ids"], text(1, 16))
+
+
+def test_length_and_rows_are_logged() -> None:
+    logged: list[Any] = []
+    collect = Act(lambda event, state, logger: logged.extend(logger.take()), Event.BATCH_START)
+    warmup = SequenceLengthWarmup(duration=0.5, max_seq_length=16, truncate=False)
+    train([(text(), text())] * 2, [warmup, collect], language_model)
+    assert logged == [
+        [0, {"seq_length_warmup/curr_seq_len": 8, "seq_length_warmup/curr_bs": 12}],
+        [1, {"seq_length_warmup/curr_seq_len": 16, "seq_length_warmup/curr_bs": 6}],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "batch", "message"),
+    [
+        ({}, (text(), torch.zeros(3)), r"tensors of shapes \[\(3, 32\), \(3,\)\]: it needs a mapping or a tuple"),
+        (
+            {"truncate": False},
+            (text(), text(3, 16)),
+            r"different shapes \[\(3, 32\), \(3, 16\)\] anew: use truncate=True",
+        ),
+        ({"preserve_end_of_sequence": True}, (text(), text()), "a batch is a tuple without 'attention_mask'"),
+        ({"preserve_end_of_sequence": True}, {"input_ids": text()}, "a batch is a dict without 'attention_mask'"),
+    ],
+)
+def test_batches_that_are_no_sequences_are_refused(arguments: Any, batch: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        train([batch], SequenceLengthWarmup(**arguments), language_model)
+
+
+def counts(algorithm: SelectiveBackprop, batches: Any, **arguments: Any) -> list[int]:
+    return [len(batch[1]) for batch in seen_batches(algorithm, batches, small_model, **arguments)]
+
+
+def small_model() -> Classifier:
+    return Classifier(nn.Linear(8, 4))
+
+
+def test_rows_are_left_out_between_start_and_end_but_not_of_every_second_batch() -> None:
+    selective = SelectiveBackprop(start=0.2, end=0.8, keep=0.5)
+    assert counts(selective, row_batches(10, 6)) == [6, 6, 3, 6, 3, 6, 3, 6, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"interrupt": 0}, [3, 3, 3, 3, 3, 3]),
+        ({"interrupt": 3}, [3, 3, 7, 3, 3, 7]),
+        ({"interrupt": 0, "keep": 1.0}, [7] * 6),
+        ({"interrupt": 0, "keep": 1e-5}, [1] * 6),
+        ({"interrupt": 0, "keep": 0.9}, [6] * 6),
+    ],
+)
+def test_how_many_rows_are_kept_and_which_batches_stay_whole(arguments: Any, expected: list[int]) -> None:
+    assert counts(SelectiveBackprop(**({"start": 0.0, "end": 1.0} | arguments)), row_batches(6, 7)) == expected
+
+
+def test_keeping_all_rows_keeps_the_batch() -> None:
+    batches = row_batches(1)
+    (seen,) = seen_batches(SelectiveBackprop(0.0, 1.0, keep=1.0, interrupt=0), batches, small_model)
+    assert seen is batches[0]
+
+
+def test_a_share_that_is_a_whole_number_of_rows_is_not_rounded_down() -> None:
+    selective = SelectiveBackprop(0.0, 1.0, keep=0.29, interrupt=0)
+    assert counts(selective, row_batches(1, 100)) == [29]
+
+
+def test_batches_are_left_whole_by_their_number_in_the_epoch() -> None:
+    selective = SelectiveBackprop(start=0.5, end=1.0, keep=0.5)
+    assert counts(selective, row_batches(3), max_duration="2ep") == [6, 6, 6, 3, 6, 3]
+
+
+def test_the_training_time_counts_what_was_fetched() -> None:
+    state = train(row_batches(4, 6), SelectiveBackprop(0.0, 1.0, interrupt=0), device_train_microbatch_size=2)
+    assert state.timestamp.sample == 24
+
+
+def test_the_gradient_is_that_of_the_rows_that_are_left() -> None:
+    gradients: list[Tensor] = []
+    batches = row_batches(1)
+    look = note(gradients, lambda state: state.model.module.weight.grad.clone(), Event.AFTER_TRAIN_BATCH)
+    left: list[Any] = []
+    selective = SelectiveBackprop(0.0, 1.0, interrupt=0)
+    note_left = note(left, lambda state: state.batch, Event.BATCH_START)
+    for size in (None, 2):
+        train(batches, [selective, note_left, look], small_model, device_train_microbatch_size=size)
+    torch.manual_seed(3)
+    model = small_model()
+    cross_entropy(model(left[0]), left[0][1]).backward()
+    for gradient in gradients:
+        torch.testing.assert_close(gradient, model.module.weight.grad)
+
+
+def test_rows_with_a_high_loss_are_kept_more_often() -> None:
+    losses, numbers = torch.tensor([3.0, 1.0, 4.0, 2.0]), torch.arange(4)
+    model = Classifier(nn.Linear(1, 1), loss_fn=lambda outputs, targets: 0 * outputs.sum())
+    selective = SelectiveBackprop(0.0, 1.0, keep=0.25, interrupt=0, loss_fn=lambda outputs, targets: losses[targets])
+    kept = torch.zeros(4)
+    for inputs, targets in seen_batches(selective, [(losses[:, None], numbers)] * 2000, lambda: model):
+        assert torch.equal(inputs[:, 0], losses[targets])
+        kept[targets] += 1
+    weights = torch.tensor([5.0, 1.0, 7.0, 3.0]) ** 3
+    torch.testing.assert_close(kept / 2000, weights / weights.sum(), atol=0.03, rtol=0)
+
+
+def test_the_default_loss_is_the_cross_entropy_of_each_row() -> None:
+    inputs, targets = row_batches(1, 50)[0]
+    hard: list[float] = []
+    easy: list[float] = []
+    torch.manual_seed(3)
+    losses = cross_entropy(small_model()((inputs, targets)), targets, reduction="none").detach()
+    for seed in range(40):
+        batch = seen_batches(
+            SelectiveBackprop(0.0, 1.0, keep=0.1, interrupt=0), [(inputs, targets)], small_model, seed=seed
+        )[0]
+        rows = (batch[0][:, None] == inputs).all(dim=2).nonzero()[:, 1]
+        hard.append(float(losses[rows].mean()))
+        easy.append(float(losses.mean()))
+    assert sum(hard) > 1.3 * sum(easy)
+
+
+def test_every_tensor_with_a_place_for_each_row_loses_the_same_rows() -> None:
+    tokens = torch.arange(6)[:, None].repeat(1, 4)
+    batch = {"input_ids": tokens, "more": [torch.arange(6)], "weights": torch.ones(3), "scale": torch.tensor(2.0)}
+    data = DataSpec([batch], get_num_samples_in_batch=lambda batch: len(batch["input_ids"]))
+    selective = SelectiveBackprop(0.0, 1.0, interrupt=0, input_key="input_ids", target_key="input_ids")
+    (seen,) = seen_batches(selective, data, Named, max_duration="1ba")
+    assert seen["input_ids"].shape == (3, 4)
+    assert torch.equal(seen["more"][0], seen["input_ids"][:, 0])
+    assert seen["weights"].shape == (3,)
+    assert seen["scale"] == 2
+
+
+def test_the_losses_of_a_row_of_tokens_count_as_their_mean() -> None:
+    selective = SelectiveBackprop(0.0, 1.0, interrupt=0)
+    (seen,) = seen_batches(selective, [(text(4, 8), text(4, 8))])
+    assert [part.shape for part in seen] == [(2, 8), (2, 8)]
+
+
+@pytest.mark.parametrize("shape", [(6, 2, 8), (6, 2, 8, 4), (6, 2, 4, 4, 4)])
+def test_the_losses_are_computed_on_smaller_inputs_and_the_training_on_full_ones(shape: tuple[int, ...]) -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 3)
+            self.shapes: list[tuple[tuple[int, ...], bool]] = []
+
+        def forward(self, batch: Any) -> Tensor:
+            self.shapes.append((tuple(batch[0].shape), torch.is_grad_enabled()))
+            outputs: Tensor = self.linear(batch[0].flatten(2).mean(dim=2))
+            return outputs
+
+        def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+            return cross_entropy(outputs, batch[1])
+
+    selective = SelectiveBackprop(0.0, 1.0, interrupt=0, scale_factor=0.5)
+    model = Pooled()
+    train([(torch.rand(shape), torch.arange(6) % 3)], selective, lambda: model)
+    half = (*shape[:2], *(size // 2 for size in shape[2:]))
+    assert model.shapes == [(half, False), ((3, *shape[1:]), True)]
+
+
+def test_no_gradient_is_left_of_the_pass_for_the_losses() -> None:
+    grads: list[Any] = []
+    look = note(grads, lambda state: state.model.module.weight.grad, Event.BATCH_START)
+    train(row_batches(1), [SelectiveBackprop(0.0, 1.0, interrupt=0), look])
+    assert grads == [None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "batch", "message"),
+    [
+        (
+            {"loss_fn": cross_entropy},
+            row_batches()[0],
+            r"loss_fn gave \(\) for 6 rows: use one that gives a loss for each",
+        ),
+        ({"loss_fn": lambda outputs, targets: 1.0}, row_batches()[0], "loss_fn gave float for 6 rows"),
+        ({"scale_factor": 0.5}, row_batches()[0], r"scale_factor 0.5 cannot be applied to inputs of \(6, 8\)"),
+        ({"target_key": 2}, row_batches()[0], "the batch has no part 2"),
+        ({"target_key": (torch.clone, torch.add)}, torch.zeros(6, 8), "rows out of a batch of type Tensor"),
+    ],
+)
+def test_what_no_rows_can_be_taken_of_is_refused(arguments: Any, batch: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        train([batch], SelectiveBackprop(0.0, 1.0, interrupt=0, **arguments))
+
+
+def test_the_losses_are_computed_in_the_precision_of_the_training() -> None:
+    dtypes: list[torch.dtype] = []
+
+    def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+        dtypes.append(outputs.dtype)
+        return cross_entropy(outputs, targets, reduction="none")
+
+    selective = SelectiveBackprop(0.0, 1.0, interrupt=0, loss_fn=losses)
+    train(row_batches(1), selective, small_model, precision="amp_bf16")
+    assert dtypes == [torch.bfloat16]
+
+
+def test_images_lose_rows_too() -> None:
+    seen = seen_batches(SelectiveBackprop(0.0, 1.0, keep=1 / 3), image_batches(2), Image)
+    assert [len(images) for images, _ in seen] == [2, 6]

@@ -1,0 +1,423 @@
+"""Going on: from checkpoints with iterations, dataloaders that know their place, several fits, and what they change."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gold import GoldMLP, gold_data, gold_loader
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from training import Act, gold_evaluators, gold_trainer
+
+from bus.errors import CheckpointError, ConfigurationError
+from bus.types.event import Event
+from trainer import Classifier, DataSpec, Evaluator, RankBatchSampler, State, Trainer
+from trainer.schedulers import CosineAnnealingScheduler
+
+
+def events_of(*events: Event) -> tuple[list[tuple[str, int, int]], Act]:
+    """Rows of event, iteration and batch, and the algorithm that writes them down."""
+    rows: list[tuple[str, int, int]] = []
+
+    def note(event: Event, state: State, logger: object) -> None:
+        rows.append((event.value, int(state.timestamp.iteration), int(state.timestamp.batch)))
+
+    return rows, Act(note, *events)
+
+
+ITERATIONS = (Event.ITERATION_START, Event.ITERATION_END, Event.EPOCH_START, Event.EPOCH_END)
+TOKENS = DataSpec([gold_data("train", 6)] * 4, get_num_tokens_in_batch=lambda batch: 6)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_duration": "3iter", "iteration_length": "1ep"},
+        {"max_duration": "3iter", "iteration_length": "12tok", "train_dataloader": TOKENS},
+        {"max_duration": "3iter", "iteration_length": "24tok", "train_dataloader": TOKENS},
+    ],
+    ids=["epochs", "tokens", "tokens of an epoch"],
+)
+def test_iterations_go_on_where_they_were(arguments: dict[str, Any], tmp_path: Path) -> None:
+    expected, note = events_of(*ITERATIONS)
+    with gold_trainer(save_folder=tmp_path, save_interval="1ba", algorithms=note, **arguments) as trainer:
+        trainer.fit()
+    batches = int(trainer.state.timestamp.batch)
+    assert [row[0] for row in expected].count("iteration_start") == 3
+    assert [row[0] for row in expected].count("iteration_end") == 3
+    for batch in range(1, batches):
+        (checkpoint,) = tmp_path.glob(f"ep*-ba{batch}-*")
+        rows, note = events_of(*ITERATIONS)
+        with gold_trainer(load_path=checkpoint, algorithms=note, **arguments) as trainer:
+            trainer.fit()
+        assert trainer.state.timestamp.values[:3] == (3, batches // 4, batches), batch
+        rest = [row for row in expected if row[2] > batch or (row[2] == batch and row in rows)]
+        assert rows == rest, batch
+
+
+def test_an_iteration_of_tokens_that_ends_with_an_epoch_ends_after_it() -> None:
+    rows, note = events_of(*ITERATIONS)
+    arguments: dict[str, Any] = {"iteration_length": "24tok", "train_dataloader": TOKENS}
+    with gold_trainer(max_duration="2ep", algorithms=note, **arguments) as trainer:
+        trainer.fit()
+    one = ["iteration_start", "epoch_start", "epoch_end", "iteration_end"]
+    assert [row[0] for row in rows] == one * 2
+
+
+@pytest.mark.parametrize("event", [Event.ITERATION_START, Event.ITERATION_CHECKPOINT, Event.BATCH_CHECKPOINT])
+def test_a_training_that_is_stopped_late_is_saved(event: Event, tmp_path: Path) -> None:
+    def stop(event: Event, state: State, logger: object) -> None:
+        if int(state.timestamp.batch) == 2:
+            state.stop_training()
+
+    with gold_trainer(
+        train_dataloader=TOKENS, iteration_length="12tok", save_folder=tmp_path, algorithms=Act(stop, event)
+    ) as trainer:
+        trainer.fit()
+    assert sorted(path.name for path in tmp_path.glob("ep*")) == ["ep0-ba2-rank0.safetensors"]
+
+
+def test_tokens_that_never_come_do_not_train_for_ever() -> None:
+    for arguments in ({"max_duration": "100tok"}, {"max_duration": "2iter", "iteration_length": "100tok"}):
+        with (
+            pytest.raises(ConfigurationError, match=r"no tokens in a whole epoch, so '100tok' would never be over"),
+            gold_trainer(**arguments) as trainer,
+        ):
+            trainer.fit()
+
+
+class Placed:
+    """A dataloader that knows its place, and shuffles by an epoch of its own."""
+
+    def __init__(self) -> None:
+        self.epoch = self.place = 0
+        self.orders: list[int] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        order = torch.randperm(4, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        while self.place < 4:
+            index = order[self.place]
+            self.place += 1
+            self.orders.append(index)
+            yield gold_data("train", 24)[0][index * 6 :][:6], gold_data("train", 24)[1][index * 6 :][:6]
+        self.epoch, self.place = self.epoch + 1, 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.place = state["epoch"], state["place"]
+
+
+def test_a_dataloader_that_knows_its_place_is_told_it(tmp_path: Path) -> None:
+    data = Placed()
+    for interval in ("1ba", "1ep"):
+        with gold_trainer(
+            train_dataloader=data, save_folder=tmp_path, save_interval=interval, save_overwrite=True
+        ) as trainer:
+            trainer.fit()
+        data = Placed() if interval == "1ba" else data
+    expected = {name: value.clone() for name, value in trainer.state.model.state_dict().items()}
+    for batch in (2, 4, 5, 7):
+        (checkpoint, *_) = tmp_path.glob(f"ep*-ba{batch}-*")
+        again = Placed()
+        with gold_trainer(train_dataloader=again, load_path=checkpoint) as trainer:
+            # Before it goes on, a checkpoint says what the one that it came from said.
+            trainer.save_checkpoint(tmp_path / "again.safetensors")
+            trainer.fit()
+        assert again.orders == data.orders[batch:], checkpoint
+        assert all(torch.equal(value, expected[name]) for name, value in trainer.state.model.state_dict().items())
+        again = Placed()
+        with gold_trainer(train_dataloader=again, load_path=tmp_path / "again.safetensors") as trainer:
+            trainer.fit()
+        assert again.orders == data.orders[batch:]
+
+
+def test_another_dataloader_is_not_told_the_place_of_the_first(tmp_path: Path) -> None:
+    other = Placed()
+    other.load_state_dict = None  # type: ignore[method-assign, assignment]
+    with gold_trainer(train_dataloader=Placed(), save_folder=tmp_path, save_interval="1ba") as trainer:
+        trainer.fit(duration="2ba")
+        last = Placed()
+        last.epoch = 7
+        trainer.fit(duration="1ba", train_dataloader=last)
+    assert last.epoch == 7
+    assert len(last.orders) == 3
+    again = Placed()
+    with gold_trainer(train_dataloader=again, load_path=tmp_path / "ep0-ba3-rank0.safetensors") as trainer:
+        trainer.fit()
+    assert again.epoch == 9
+
+
+def test_a_dataloader_with_too_few_batches_is_not_taken_for_the_same(tmp_path: Path) -> None:
+    with gold_trainer(save_folder=tmp_path, save_interval="1ba", max_duration="3ba") as trainer:
+        trainer.fit()
+    with (
+        pytest.raises(CheckpointError, match="gave 2 batches, but 3 of this epoch had been trained on"),
+        gold_trainer(12, load_path=tmp_path) as trainer,
+    ):
+        trainer.fit()
+
+
+def test_passed_over_batches_are_not_counted_as_transformed_ones_are(tmp_path: Path) -> None:
+    def data() -> DataSpec:
+        return DataSpec(
+            gold_loader("train", 24, 6),
+            device_transforms=lambda batch: {"x": batch[0], "y": batch[1]},
+            get_num_samples_in_batch=lambda batch: len(batch["x"]),
+        )
+
+    class Named(GoldMLP):
+        def forward(self, batch: Any) -> Any:
+            return self.net(batch["x"])
+
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            return nn.functional.cross_entropy(outputs, batch["y"])
+
+        def get_metrics(self, is_train: bool = False) -> dict[str, Any]:
+            return {}
+
+    with gold_trainer(
+        model=Named(), train_dataloader=data(), save_folder=tmp_path, save_interval="1ba", max_duration="2ba"
+    ) as trainer:
+        trainer.fit()
+    with gold_trainer(model=Named(), train_dataloader=data(), load_path=tmp_path) as trainer:
+        trainer.fit()
+    assert int(trainer.state.timestamp.sample) == 48
+
+
+def test_the_size_of_microbatches_that_was_found_is_kept(tmp_path: Path) -> None:
+    class Greedy(GoldMLP):
+        sizes: list[int]
+
+        def forward(self, batch: Any) -> Any:
+            self.sizes.append(len(batch[0]))
+            if len(batch[0]) > 4:
+                raise torch.OutOfMemoryError
+            return super().forward(batch)
+
+    def train(**arguments: Any) -> list[int]:
+        model = Greedy()
+        model.sizes = []
+        with gold_trainer(model=model, device_train_microbatch_size="auto", **arguments) as trainer:
+            trainer.fit()
+        return model.sizes
+
+    assert train(max_duration="2ba", save_folder=tmp_path) == [6, 3, 3, 3, 3]
+    assert train(max_duration="3ba", load_path=tmp_path) == [3, 3]
+
+
+def test_automatic_microbatches_are_whole_batches_until_the_memory_runs_out() -> None:
+    with gold_trainer(device_train_microbatch_size="auto") as trainer:
+        trainer.fit(duration="1ba")
+        assert trainer.state.device_train_microbatch_size is None
+        sizes: list[int] = []
+        trainer.state.algorithms.append(
+            Act(lambda event, state, logger: sizes.append(len(state.batch[0])), Event.BEFORE_FORWARD)
+        )
+        trainer.fit(duration="4ba", train_dataloader=gold_loader("train", 24, 12))
+    assert set(sizes) == {12}
+
+
+def test_a_schedule_without_a_length_goes_on_too(tmp_path: Path) -> None:
+    rates: list[float] = []
+    note = Act(
+        lambda event, state, logger: rates.append(state.optimizers[0].param_groups[0]["lr"]), Event.BEFORE_TRAIN_BATCH
+    )
+
+    def trainer(**arguments: Any) -> Trainer:
+        return gold_trainer(schedulers=CosineAnnealingScheduler("8ba"), max_duration=None, algorithms=note, **arguments)
+
+    with trainer(save_folder=tmp_path, save_interval="1ba") as one:
+        one.fit(duration="8ba")
+    expected, rates[:] = rates[:], []
+    with trainer(load_path=tmp_path / "ep0-ba3-rank0.safetensors") as one:
+        one.fit(duration="5ba")
+    assert rates == expected[3:]
+
+
+def test_orders_go_on_when_the_dataloader_comes_with_fit(tmp_path: Path) -> None:
+    data = TensorDataset(*gold_data("train", 24))
+    seen: list[Any] = []
+    note = Act(lambda event, state, logger: seen.append(state.batch[0]), Event.BATCH_START)
+
+    def train(duration: str, **arguments: Any) -> None:
+        loader = DataLoader(data, batch_sampler=RankBatchSampler(data, 6, shuffle=True))
+        with gold_trainer(
+            train_dataloader=None, seed=None, max_duration=duration, algorithms=note, **arguments
+        ) as trainer:
+            trainer.fit(train_dataloader=loader)
+
+    train("6ba", save_folder=tmp_path, save_interval="1ba")
+    expected, seen[:] = seen[5:], []
+    train("6ba", load_path=tmp_path / "ep1-ba5-rank0.safetensors")
+    assert len(seen) == 1
+    assert torch.equal(seen[0], expected[0])
+
+
+def test_what_an_evaluators_dataloader_draws_goes_on(tmp_path: Path) -> None:
+    values: list[Any] = []
+    note = Act(lambda event, state, logger: values.append(state.eval_metric_values["eval"]), Event.EVAL_END)
+
+    def train(**arguments: Any) -> None:
+        data = TensorDataset(*gold_data("eval_a", 30))
+        loader = DataLoader(data, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(5))
+        evaluators = Evaluator("eval", loader, eval_interval="1ba", subset_num_batches=1)
+        with gold_trainer(eval_dataloader=evaluators, algorithms=note, **arguments) as trainer:
+            trainer.fit()
+
+    train(save_folder=tmp_path, save_interval="1ba")
+    expected, values[:] = values[:], []
+    train(load_path=tmp_path / "ep0-ba3-rank0.safetensors")
+    assert values == expected[3:]
+
+
+def test_time_that_begins_anew_ends_with_an_evaluation_again() -> None:
+    rows, note = events_of(Event.EVAL_END)
+    with gold_trainer(
+        max_duration="3ba",
+        eval_dataloader=gold_evaluators({"eval_b": {"n": 8, "batch_size": 4}}),
+        eval_interval="10ba",
+        algorithms=note,
+    ) as trainer:
+        trainer.fit()
+        trainer.fit(reset_time=True)
+    assert [row[2] for row in rows] == [3, 3]
+
+
+def test_an_evaluation_by_hand_takes_nothing_from_the_training() -> None:
+    rows, note = events_of(Event.EVAL_BEFORE_ALL)
+    own = Evaluator("eval", [gold_data("eval_a", 6)], metric_names=["CrossEntropy"])
+    with gold_trainer(eval_dataloader=own, max_duration="3ba", eval_interval="10ba", algorithms=note) as trainer:
+        trainer.fit()
+        values = trainer.state.eval_metric_values
+        other = trainer.eval([gold_data("eval_b", 6)])
+        assert other["eval"].keys() == {"MulticlassAccuracy", "CrossEntropy"}
+        assert trainer.state.eval_metric_values == values
+        assert values["eval"].keys() == {"CrossEntropy"}
+        trainer.eval()
+        trainer.fit(duration="1ba")
+        assert trainer.state.eval_metric_values["eval"].keys() == {"CrossEntropy"}
+    assert [row[2] for row in rows] == [3, 4]
+
+
+def test_parts_of_the_model_stay_in_the_mode_that_they_were_in() -> None:
+    model = Classifier(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)))
+    modes: list[bool] = []
+
+    def note(event: Event, state: State, logger: object) -> None:
+        if event is Event.FIT_START:
+            model.module[1].eval()
+        modes.append(model.module[1].training or not model.module[0].training)
+
+    with gold_trainer(
+        model=model,
+        eval_dataloader=[gold_data("eval_a", 6)],
+        eval_interval="1ba",
+        algorithms=Act(note, Event.FIT_START, Event.BEFORE_FORWARD),
+    ) as trainer:
+        trainer.fit()
+        trainer.predict([gold_data("eval_a", 6)])
+        assert not model.module[1].training
+    assert not any(modes)
+
+
+def test_fit_goes_on_to_the_duration_of_the_trainer() -> None:
+    with gold_trainer(max_duration="2ep") as trainer:
+        trainer.fit(duration="3ba")
+        trainer.fit()
+        assert int(trainer.state.timestamp.batch) == 8
+
+
+def test_a_call_of_fit_that_is_refused_changes_nothing() -> None:
+    def stop(event: Event, state: State, logger: object) -> None:
+        state.stop_training()
+
+    stopper = Act(stop, Event.BATCH_START)
+    with gold_trainer(max_duration="2ep", algorithms=stopper) as trainer:
+        trainer.fit()
+        for arguments in (
+            {"duration": "bogus"},
+            {"train_dataloader": 3},
+            {"eval_dataloader": 3},
+            {"eval_interval": -1},
+        ):
+            with pytest.raises(ValueError, match=r".+"):
+                trainer.fit(**arguments)
+        assert trainer.state.stopped
+        trainer.state.algorithms.remove(stopper)
+        trainer.fit()
+        assert int(trainer.state.timestamp.batch) == 8
+
+
+def test_fit_cannot_be_called_from_within() -> None:
+    trainer: Trainer
+
+    def again(event: Event, state: State, logger: object) -> None:
+        trainer.fit(duration="1ba")
+
+    with (
+        pytest.raises(ConfigurationError, match=r"fit\(\) is at work already"),
+        gold_trainer(algorithms=Act(again, Event.BATCH_START)) as trainer,
+    ):
+        trainer.fit()
+
+
+def test_beginning_anew_in_a_folder_with_checkpoints_is_refused_and_the_trainer_stays_open(tmp_path: Path) -> None:
+    with gold_trainer(save_folder=tmp_path) as trainer:
+        trainer.fit()
+        with pytest.raises(ConfigurationError, match="save_overwrite=True"):
+            trainer.fit(reset_time=True)
+        trainer.fit(duration="1ba")
+
+
+def test_checkpoints_of_other_names_are_found_by_the_same_names(tmp_path: Path) -> None:
+    names = {"save_filename": "at-{batch}.bin", "save_latest_filename": "newest"}
+    with gold_trainer(save_folder=tmp_path, max_duration="3ba", **names) as trainer:
+        trainer.fit()
+    with gold_trainer(load_path=tmp_path, **names) as trainer:
+        assert int(trainer.state.timestamp.batch) == 3
+
+
+def test_what_an_algorithm_raises_while_it_loads_is_raised_as_it_is(tmp_path: Path) -> None:
+    class Picky(Act):
+        def state_dict(self) -> dict[str, Any]:
+            return {"value": 1}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise KeyError("vlaue")
+
+    def picky() -> Picky:
+        return Picky(lambda event, state, logger: None, Event.FIT_START)
+
+    with gold_trainer(save_folder=tmp_path, algorithms=picky()) as trainer:
+        trainer.fit()
+    with pytest.raises(KeyError, match="vlaue"):
+        gold_trainer(load_path=tmp_path, algorithms=picky())
+
+
+@pytest.mark.parametrize("publish", [False, True])
+def test_a_trainer_that_is_dropped_is_gone_at_once(publish: bool, tmp_path: Path, runs_dir: Path) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        trainer = gold_trainer(
+            save_folder=tmp_path,
+            schedulers=CosineAnnealingScheduler(),
+            eval_dataloader=[gold_data("eval_a", 6)],
+            publish=publish,
+            run_name="dropped",
+        )
+        trainer.fit()
+        model = weakref.ref(trainer.state.model)
+        del trainer
+        assert model() is None
+    finally:
+        gc.enable()

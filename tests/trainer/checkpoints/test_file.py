@@ -1,0 +1,617 @@
+"""The checkpoint file: what goes in comes out, and a file that is not whole is never taken for one that is."""
+
+import collections
+import datetime
+import json
+import math
+import os
+import random
+import re
+import resource
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paths import ROOT
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from bus.errors import CheckpointError
+from trainer.checkpoints.file import (
+    draft_checkpoint,
+    import_torch,
+    is_torch_file,
+    read_checkpoint,
+    read_part,
+    read_weights,
+    write_checkpoint,
+)
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.complex64,
+]
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    """Tensors of any bits: of no dimension, without elements, transposed, conjugated."""
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    size = math.prod(shape) * dtype.itemsize
+    data = torch.tensor(list(draw(st.binary(min_size=size, max_size=size))), dtype=torch.uint8)
+    tensor = (data & 1).bool().reshape(shape) if dtype == torch.bool else data.view(dtype).reshape(shape)
+    if len(shape) > 1 and draw(st.booleans()):
+        tensor = tensor.transpose(0, 1)
+    return tensor.conj() if dtype.is_complex and draw(st.booleans()) else tensor
+
+
+KEYS = (
+    st.text(max_size=4) | st.integers() | st.sampled_from(["$tensor", "$dict", "a.b", "0", "__metadata__", "model.a"])
+)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | tensors()
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=3)
+        | inner.map(lambda one: [one, (one,)])
+    ),
+    max_leaves=12,
+)
+PARTS = st.sampled_from(["model", "a", "__metadata__", ""]) | st.text().filter(lambda name: not name.startswith("$"))
+TREES = st.dictionaries(PARTS, VALUES, max_size=4)
+
+
+def exactly(value: Any) -> Any:
+    """The value in a form that is equal only where kinds and bits are: neither 1 and True nor two zeros are."""
+    if isinstance(value, torch.Tensor):
+        value = value.resolve_conj()
+        return (value.dtype, value.shape, bytes(value.contiguous().reshape(-1).view(torch.uint8).tolist()))
+    if isinstance(value, dict):
+        return ("dict", [(exactly(key), exactly(value[key])) for key in sorted(value, key=repr)])
+    if isinstance(value, list | tuple):
+        return (type(value), [exactly(item) for item in value])
+    return (type(value), struct.pack(">d", value) if isinstance(value, float) else value)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.safetensors"
+
+
+def some_tree() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(1)
+    weights = {f"net.{name}": torch.randn(5, 3, generator=generator) for name in ("a", "b")}
+    return {
+        "model": weights,
+        "optimizers": {"SGD": {"state": {0: {"step": torch.tensor(3.0), "momentum": weights["net.a"] * 2}}}},
+        "empty": torch.empty(0, 7),
+        "lr": 0.1,
+        "betas": (0.9, 0.999),
+    }
+
+
+@given(TREES)
+@settings(max_examples=400, deadline=None)
+def test_what_goes_in_comes_out(tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any]) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.safetensors"
+    write_checkpoint(path, tree)
+    assert exactly(read_checkpoint(path)) == exactly(tree)
+
+
+def test_integers_of_any_size_stay_exact(path: Path) -> None:
+    numbers = [2**53 - 1, 2**53, -(2**53), 10**100, -1, 0]
+    tree = {"values": [*numbers, 10**5000], "keys": dict.fromkeys(numbers, True)}
+    write_checkpoint(path, tree)
+    assert exactly(read_checkpoint(path)) == exactly(tree)
+
+
+def test_the_bits_of_a_nan_stay(path: Path) -> None:
+    (odd,) = struct.unpack(">d", bytes.fromhex("fff8000000001234"))
+    write_checkpoint(path, {"values": [odd, math.inf, -math.inf, -0.0]})
+    assert [struct.pack(">d", value).hex() for value in read_checkpoint(path)["values"]] == [
+        "fff8000000001234",
+        "7ff0000000000000",
+        "fff0000000000000",
+        "8000000000000000",
+    ]
+
+
+def test_kinds_derived_from_plain_ones_come_back_plain(path: Path) -> None:
+    pair = collections.namedtuple("pair", "a b")
+    tree = {
+        "map": collections.OrderedDict(a=1),
+        "pair": pair(1, 2),
+        "weight": nn.Parameter(torch.ones(2)),
+        "number": np.float64(0.5),
+    }
+    write_checkpoint(path, tree)
+    back = read_checkpoint(path)
+    assert {key: type(value) for key, value in back.items()} == {
+        "map": dict,
+        "pair": tuple,
+        "weight": torch.Tensor,
+        "number": float,
+    }
+    assert back["pair"] == (1, 2)
+    assert not back["weight"].requires_grad
+
+
+def test_other_tools_find_the_weights_under_the_names_of_the_state_dict(path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    write_checkpoint(path, {"optimizers": {"x": model[0].weight}, "model": model.state_dict()})
+    plain = load_file(path)
+    assert set(plain) == {f"model.{name}" for name in model.state_dict()}
+    assert torch.equal(plain["model.0.weight"], model[0].weight)
+
+
+def test_the_code_in_the_docs_reads_it(path: Path) -> None:
+    docs = ROOT / "docs" / "checkpoints.md"
+    (code,) = re.findall(r"```python\n(.*?)```", docs.read_text(), re.DOTALL)
+    write_checkpoint(path, {"run": "mine", "model": nn.Linear(3, 2).state_dict()})
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert done.stdout == "['model', 'run']\n{'weight': [2, 3], 'bias': [2]}\n"
+
+
+def test_tensors_whose_names_would_be_the_same_stay_apart(path: Path) -> None:
+    tree = {"a": {"b": torch.tensor(1), 0: torch.tensor(2), "0": torch.tensor(3)}, "a.b": torch.tensor(4)}
+    write_checkpoint(path, tree)
+    assert exactly(read_checkpoint(path)) == exactly(tree)
+
+
+@pytest.mark.parametrize("key", ["__metadata__", "", "\udcff", "\0"])
+def test_a_tensor_may_be_called_anything(path: Path, key: str) -> None:
+    tree = {key: torch.ones(2), "a": {key: torch.zeros(1)}}
+    write_checkpoint(path, tree)
+    assert exactly(read_checkpoint(path)) == exactly(tree)
+
+
+def test_tied_weights_are_stored_once_and_tied_again(path: Path) -> None:
+    shared = torch.randn(100, 100)
+    write_checkpoint(path, {"model": {"embedding": shared, "head": shared}, "ema": [shared.t()]})
+    with safe_open(path, framework="pt") as file:
+        assert set(file.keys()) == {"model.embedding", "ema.0"}
+    weights = read_checkpoint(path)["model"]
+    assert weights["embedding"] is weights["head"]
+    assert set(read_weights(path)) == {"embedding", "head"}
+
+
+def test_what_was_read_can_be_changed_and_the_file_stays(path: Path) -> None:
+    write_checkpoint(path, {"a": torch.ones(1000)})
+    read_checkpoint(path)["a"].zero_()
+    assert exactly(read_checkpoint(path)["a"]) == exactly(torch.ones(1000))
+
+
+def test_views_of_one_memory_come_back_each_with_its_values(path: Path) -> None:
+    memory = torch.arange(12.0)
+    views = [memory[:6], memory[6:], memory[3:9], memory, memory.view(3, 4), memory.view(torch.int32), memory[4:4]]
+    write_checkpoint(path, {"views": views})
+    assert exactly(read_checkpoint(path)["views"]) == exactly(views)
+
+
+def test_parts_of_one_memory_are_written_from_where_they_are() -> None:
+    memory = torch.arange(12.0)
+    written = draft_checkpoint({"parts": list(memory.split(3))}, "it").tensors
+    assert [written[f"parts.{index}"].data_ptr() for index in range(4)] == [
+        memory.data_ptr() + 12 * index for index in range(4)
+    ]
+
+
+def test_the_same_tree_gives_the_same_bytes(path: Path) -> None:
+    tree = {"model": {"b": torch.ones(2, 3), "a": torch.zeros(2, dtype=torch.int64)}, "n": [1.5, "ä", b"x"]}
+    files = []
+    for _ in range(8):
+        write_checkpoint(path, tree)
+        files.append(path.read_bytes())
+    assert len(set(files)) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({1, 2}, r"at 'a\.1\.b' is a set"),
+        (np.zeros(2), r"at 'a\.1\.b' is a numpy\.ndarray"),
+        (datetime.timedelta(1), r"datetime\.timedelta"),
+        ({(1, 2): 3}, r"key of the dict at 'a\.1\.b' is a tuple: use str or int"),
+        (torch.zeros(2, dtype=torch.complex128), r"torch\.complex128"),
+        (torch.zeros(2).to_sparse(), r"sparse"),
+        (torch.zeros(2, device="meta"), r"on meta"),
+    ],
+)
+def test_what_a_checkpoint_cannot_hold_is_named(path: Path, value: Any, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        write_checkpoint(path, {"a": [0, {"b": value}]})
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("key", [0, "$tensor"])
+def test_parts_have_plain_names(path: Path, key: Any) -> None:
+    with pytest.raises(CheckpointError, match="no key for a part"):
+        write_checkpoint(path, {key: 1})
+
+
+def test_a_tree_that_holds_itself_is_refused(path: Path) -> None:
+    tree: dict[str, Any] = {}
+    tree["again"] = [tree]
+    with pytest.raises(CheckpointError, match="holds itself"):
+        write_checkpoint(path, tree)
+
+
+def test_too_much_that_is_no_tensor_is_refused_when_writing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bus.checkpoints.image._TEXT_LIMIT", 1000)
+    with pytest.raises(CheckpointError, match=r"takes [\d,]+ bytes of at most 1,000: .* in tensors"):
+        write_checkpoint(path, {"a": list(range(1000))})
+
+
+# Damage
+
+
+def assert_damage_is_found(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    for read in (read_checkpoint, read_weights):
+        with pytest.raises(CheckpointError, match=r"damaged|not a checkpoint") as caught:
+            read(path)
+        assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_cut_short_is_refused(path: Path) -> None:
+    write_checkpoint(path, some_tree())
+    content = path.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    for length in [*range(header + 1), *range(header, len(content), 64), len(content) - 1]:
+        assert_damage_is_found(path, content[:length])
+    assert_damage_is_found(path, content + b"\0")
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(path: Path) -> None:
+    write_checkpoint(path, some_tree())
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    dice = random.Random(5)
+    places = [dice.randrange(header) for _ in range(400)] + [dice.randrange(header, len(whole)) for _ in range(100)]
+    for place in places:
+        content = bytearray(whole)
+        content[place] ^= 1 << dice.randrange(8)
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"damaged|not a checkpoint"):
+            read_checkpoint(path)
+
+
+def test_a_flipped_bit_never_gives_wrong_weights(path: Path) -> None:
+    tree = some_tree()
+    write_checkpoint(path, tree)
+    whole = path.read_bytes()
+    refused = 0
+    for place in range(0, len(whole), 3):
+        content = bytearray(whole)
+        content[place] ^= 1 << (place % 8)
+        path.write_bytes(content)
+        try:
+            weights = read_weights(path)
+        except CheckpointError:
+            refused += 1
+        else:
+            # The bit was in a tensor that is none of the model's.
+            assert exactly(weights) == exactly(tree["model"])
+    assert refused > len(whole) / 6
+
+
+def test_the_damaged_tensor_is_named(path: Path) -> None:
+    write_checkpoint(path, {"model": {"w": torch.zeros(8)}})
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"a\.safetensors is damaged: the checksum of 'model\.w' is wrong"):
+        read_checkpoint(path)
+
+
+def test_a_tensor_too_many_or_too_few_is_damage(path: Path) -> None:
+    write_checkpoint(path, {"a": torch.zeros(3), "b": torch.ones(0)})
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    for tensors in ({"a": torch.zeros(3)}, {"a": torch.zeros(3), "b": torch.ones(0), "c": torch.ones(0)}):
+        save_file(tensors, path, metadata)
+        with pytest.raises(CheckpointError, match="other tensors than it should"):
+            read_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"a": {"$tensor": "other"}},
+        {"a": {"$tensor": [1]}},
+        {"a": {"$dict": [[{"$dict": []}, 1]]}},
+        {"a": {"$dict": 5}},
+        {"a": {"$int": "nonsense"}},
+        {"a": {"$float": "00"}},
+        {"a": {"$bytes": "?"}},
+        {"a": {"$tuple": None}},
+        None,
+    ],
+)
+def test_a_header_that_makes_no_sense_is_refused(path: Path, tree: Any) -> None:
+    write_raw(path, json.dumps({"version": 1, "tree": tree, "tensors": {}}))
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_part(path, "a")
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "nonsense", "[" * 100_000, '{"version": "1"}', '{"version": 1}'])
+def test_a_header_that_is_no_description_is_refused(path: Path, text: str) -> None:
+    write_raw(path, text)
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_checkpoint(path)
+
+
+def write_raw(path: Path, text: str) -> None:
+    save_file({}, path, {"offloop": text, "offloop_crc32": f"{zlib.crc32(text.encode()):08x}"})
+
+
+def test_a_newer_format_is_named(path: Path) -> None:
+    write_raw(path, '{"version": 2, "all": "different"}')
+    with pytest.raises(CheckpointError, match=r"of format 2, .* reads up to 1: use a newer offloop"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\0" * 100, b"\xff" * 100])
+def test_a_file_of_something_else_is_refused(path: Path, content: bytes) -> None:
+    assert_damage_is_found(path, content)
+
+
+def test_a_missing_file_is_refused(path: Path) -> None:
+    for read in (read_checkpoint, read_weights, import_torch):
+        for wrong in (path, path.parent):
+            with pytest.raises(CheckpointError, match=f"there is no .*{wrong}"):
+                read(wrong)
+
+
+# Parts, weights, devices
+
+
+def test_a_part_is_read_without_the_others(path: Path) -> None:
+    write_checkpoint(path, some_tree())
+    content = bytearray(path.read_bytes())
+    with safe_open(path, framework="pt") as file:
+        weight = file.get_tensor("model.net.a")
+    content[bytes(content).index(bytes(weight.view(-1).view(torch.uint8).tolist()))] ^= 1
+    path.write_bytes(content)
+    assert read_part(path, "betas") == (0.9, 0.999)
+    assert exactly(read_part(path, "optimizers")) == exactly(some_tree()["optimizers"])
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_part(path, "model")
+    with pytest.raises(CheckpointError, match="holds no 'algorithms', only model, optimizers"):
+        read_part(path, "algorithms")
+
+
+def test_weights_of_somebody_elses_file_are_read_as_they_are(path: Path) -> None:
+    save_file({"module.w": torch.ones(2), "b": torch.zeros(1)}, path, {"format": "pt"})
+    weights = read_weights(path)
+    assert exactly(weights) == exactly({"b": torch.zeros(1), "module.w": torch.ones(2)})
+    with pytest.raises(CheckpointError, match=r"not a checkpoint .*load it as weights"):
+        read_checkpoint(path)
+
+
+def test_what_a_module_adds_to_its_state_dict_is_read_with_the_weights(path: Path) -> None:
+    write_checkpoint(path, {"model": {"w": torch.ones(2), "_extra_state": {"scale": 2.0}}})
+    assert read_weights(path)["_extra_state"] == {"scale": 2.0}
+
+
+def test_on_the_meta_device_the_file_is_checked_and_has_no_values(path: Path) -> None:
+    write_checkpoint(path, some_tree())
+    weight = read_checkpoint(path, device="meta")["model"]["net.a"]
+    assert weight.is_meta
+    assert (weight.shape, weight.dtype) == ((5, 3), torch.float32)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_checkpoint(path, device="meta")
+
+
+# Writing
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """No file can grow beyond a size, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_file_before_it_and_nothing_else(path: Path) -> None:
+    write_checkpoint(path, {"model": {"w": torch.ones(2)}})
+    with files_up_to(100_000), pytest.raises(CheckpointError, match=r"cannot write .*a\.safetensors: .*too large"):
+        write_checkpoint(path, {"model": {"w": torch.ones(1_000_000)}})
+    assert list(path.parent.iterdir()) == [path]
+    assert exactly(read_weights(path)) == exactly({"w": torch.ones(2)})
+
+
+def test_a_folder_that_cannot_be_made_or_written_is_named(path: Path) -> None:
+    path.write_text("a file")
+    with pytest.raises(CheckpointError, match=r"cannot write .*a\.safetensors/b: (Not a directory|File exists)"):
+        write_checkpoint(path / "b", {})
+    folder = path.with_name("folder")
+    folder.mkdir()
+    with pytest.raises(CheckpointError, match=r"cannot write .*folder: Is a directory"):
+        write_checkpoint(folder, {})
+    assert set(path.parent.iterdir()) == {path, folder}
+
+
+def test_an_interrupted_write_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(path, {})
+    assert list(path.parent.iterdir()) == []
+
+
+def test_the_next_write_removes_what_a_killed_one_left(path: Path) -> None:
+    code = """if True:
+        import os, signal, sys, trainer.checkpoints.file as module
+        def die(descriptor): os.kill(os.getpid(), signal.SIGKILL)
+        os.fsync = die
+        module.write_checkpoint(sys.argv[1], {"a": 2})
+    """
+    write_checkpoint(path, {"a": 1})
+    assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode < 0
+    assert read_checkpoint(path) == {"a": 1}
+    assert len(list(path.parent.iterdir())) == 2
+    write_checkpoint(path, {"a": 3})
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_file_is_on_the_disk_before_it_gets_its_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    fsync, replace = os.fsync, os.replace
+
+    def record_fsync(descriptor: int) -> None:
+        steps.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def record_replace(source: Any, target: Any) -> None:
+        steps.append("replace")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "replace", record_replace)
+    write_checkpoint(path, {})
+    assert steps == [path.name, "replace", path.parent.name]
+
+
+def test_the_umask_decides_who_may_read_it(path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_checkpoint(path, {})
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+# Files of torch.save
+
+WEIGHTS = {"net.weight": torch.ones(2, 3), "net.bias": torch.zeros(2)}
+
+
+def composers() -> dict[str, Any]:
+    """A checkpoint with all kinds of values that Composer's have."""
+    return {
+        "state": {
+            "model": {f"module.{name}": value for name, value in WEIGHTS.items()},
+            "optimizers": {"SGD": {"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]}},
+            "timestamp": {"Timestamp": {"batch": 3, "total_wct": datetime.timedelta(seconds=3)}},
+            "metadata": {"composer_env_info": {"composer_version": "0.32.1"}},
+        },
+        "rng": [{"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}],
+    }
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        WEIGHTS,
+        nn.ModuleDict({"net": nn.Linear(3, 2)}).state_dict() | WEIGHTS,
+        {"model": WEIGHTS, "epoch": 3},
+        {"state_dict": WEIGHTS, "optimizer": {}},
+        {"state": {"model": WEIGHTS}},
+        {"module." + name: value for name, value in WEIGHTS.items()},
+        composers(),
+    ],
+)
+def test_the_weights_are_found_in_a_torch_file(tmp_path: Path, saved: Any) -> None:
+    torch.save(saved, tmp_path / "a.pt")
+    assert exactly(import_torch(tmp_path / "a.pt")) == exactly(WEIGHTS)
+
+
+def test_arrays_that_an_older_numpy_pickled_are_let_in(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({"model": WEIGHTS, "key": np.arange(4)}, path, _use_new_zipfile_serialization=False)
+    content = path.read_bytes()
+    assert b"numpy._core.multiarray" in content
+    path.write_bytes(content.replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
+    assert exactly(import_torch(path)) == exactly(WEIGHTS)
+
+
+def test_a_part_that_is_called_module_keeps_its_name(tmp_path: Path) -> None:
+    weights = {"module.weight": torch.ones(1), "head.weight": torch.ones(1)}
+    torch.save(weights, tmp_path / "a.pt")
+    assert set(import_torch(tmp_path / "a.pt")) == set(weights)
+
+
+class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_torch_file_that_could_run_code_is_refused_and_does_not(tmp_path: Path) -> None:
+    torch.save({"model": WEIGHTS, "trap": Trap(tmp_path / "sprung")}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=r"holds a pickled posix\.mkdir, .* load it yourself .*save_file"):
+        import_torch(tmp_path / "a.pt")
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("saved", [{}, [1], {"epoch": 3}, {"model": {"a": 1}}, torch.ones(2)])
+def test_a_torch_file_without_weights_is_refused(tmp_path: Path, saved: Any) -> None:
+    torch.save(saved, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match="has no weights"):
+        import_torch(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_torch_file_that_is_cut_short_is_refused(tmp_path: Path, zipped: bool) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({"model": WEIGHTS}, path, _use_new_zipfile_serialization=zipped)
+    content = path.read_bytes()
+    for length in range(0, len(content), 13):
+        path.write_bytes(content[:length])
+        # A name of a permitted kind that is cut in two is one that is not permitted.
+        with pytest.raises(CheckpointError, match=r"damaged|no file of torch\.save|holds a pickled"):
+            import_torch(path)
+
+
+def test_a_torch_file_is_told_from_a_checkpoint_by_what_is_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    write_checkpoint(path, {})
+    assert not is_torch_file(path)
+    for zipped in (True, False):
+        torch.save(WEIGHTS, path, _use_new_zipfile_serialization=zipped)
+        assert is_torch_file(path)
+        with pytest.raises(CheckpointError, match=r"a file of torch\.save"):
+            read_checkpoint(path)
+    assert not is_torch_file(tmp_path / "missing.pt")

@@ -1,0 +1,255 @@
+"""A training that is killed and resumed ends as one that was not: bitwise the same weights, on a CPU."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gold import gold_data
+from paths import SUPPORT
+from resumed import Augmented, Momentum, make, same, train, weights
+from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
+from torch.utils.data import DataLoader
+from training import Act
+
+from bus.errors import CheckpointError, ConfigurationError
+from bus.recording.recording import Recording
+from bus.runs.directory import find_run
+from bus.types.event import Event
+from trainer import Classifier, Evaluator, State, Trainer
+
+
+def test_resumed_from_any_batch_it_ends_with_the_same_weights(tmp_path: Path) -> None:
+    expected = train(tmp_path)
+    checkpoints = sorted(tmp_path.glob("ep*"), key=lambda path: int(path.name.split("ba")[1].split("-")[0]))
+    assert len(checkpoints) == 15
+    for checkpoint in checkpoints[:-1]:
+        assert same(train(None, load_path=checkpoint), expected), checkpoint.name
+    with make(None, load_path=checkpoints[-1]) as trainer:
+        assert same(weights(trainer), expected)
+
+
+def test_saving_changes_nothing(tmp_path: Path) -> None:
+    assert same(train(tmp_path), train(None))
+
+
+def test_with_workers_it_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    expected = train(tmp_path, workers=2, max_duration="2ep")
+    assert same(train(None, workers=2, max_duration="2ep", load_path=tmp_path / "ep1-ba7-rank0.safetensors"), expected)
+
+
+def test_a_training_in_parts_is_the_same_as_in_one_piece() -> None:
+    # Evaluations draw random numbers, and the end of a part is one.
+    arguments: dict[str, Any] = {"schedulers": None, "eval_dataloader": None}
+    expected = train(None, **arguments)
+    with make(None, **arguments) as trainer:
+        for duration in ("3ba", "1ba", "6ba"):
+            trainer.fit(duration=duration)
+        trainer.fit()
+    assert trainer.state.timestamp.values[:3] == (0, 3, 15)
+    assert same(weights(trainer), expected)
+
+
+@pytest.mark.parametrize("kind", ["step", "one cycle", "several"])
+def test_torch_schedulers_and_several_optimizers_resume(kind: str, tmp_path: Path) -> None:
+    def arguments() -> dict[str, Any]:
+        torch.manual_seed(3)
+        net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(net[0].parameters(), lr=0.1, momentum=0.9)]
+        optimizers.append(torch.optim.Adam(net[2].parameters(), lr=0.01))
+        schedulers: Any = [StepLR(one, step_size=1, gamma=0.5) for one in optimizers]
+        if kind == "one cycle":
+            schedulers = [OneCycleLR(one, max_lr=0.1, total_steps=20) for one in optimizers]
+        elif kind == "several":
+            schedulers = torch.optim.lr_scheduler.MultiStepLR(optimizers[0], [1, 2], gamma=0.3)
+        return {
+            "model": Classifier(net),
+            "optimizers": optimizers,
+            "schedulers": schedulers,
+            "step_schedulers_every_batch": kind == "one cycle",
+        }
+
+    def run(folder: Path | None, load_path: Path | None = None) -> dict[str, torch.Tensor]:
+        given = arguments()
+        data = DataLoader(Augmented(26), batch_size=6, shuffle=True)
+        trainer = Trainer(
+            given.pop("model"),
+            data,
+            max_duration="3ep",
+            seed=5,
+            device="cpu",
+            publish=False,
+            progress_bar=False,
+            save_folder=folder,
+            save_interval="1ba",
+            load_path=load_path,
+            **given,
+        )
+        with trainer:
+            trainer.fit()
+        return weights(trainer)
+
+    expected = run(tmp_path)
+    for name in ("ep1-ba7", "ep1-ba10"):
+        assert same(run(None, tmp_path / f"{name}-rank0.safetensors"), expected)
+
+
+def test_the_last_evaluation_is_in_the_last_checkpoint(tmp_path: Path) -> None:
+    with make(tmp_path, max_duration="7ba") as trainer:
+        trainer.fit()
+    values = trainer.state.eval_metric_values
+    with make(None, load_path=tmp_path, max_duration="8ba", eval_interval=0) as resumed:
+        assert int(resumed.state.timestamp.batch) == 7
+        assert resumed.state.eval_metric_values == values
+        assert values["eval"].keys() == {"MulticlassAccuracy", "CrossEntropy"}
+
+
+SCRIPT = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+import torch
+from resumed import make
+from training import Act
+from bus.types.event import Event
+torch.set_num_threads(1)
+def die(event, state, logger):
+    if state.timestamp.batch == int(sys.argv[5]):
+        os.kill(os.getpid(), signal.SIGKILL)
+with make(Path(sys.argv[2]), publish=True, run_name="killed", runs_dir=sys.argv[3], autoresume=True) as trainer:
+    trainer.state.algorithms.append(Act(die, Event.BATCH_END))
+    trainer.fit()
+torch.save(trainer.state.model.state_dict(), sys.argv[4])
+"""
+
+
+# Four processes that import torch.
+@pytest.mark.timeout(180)
+def test_killed_again_and_again_and_resumed_it_ends_with_the_same_weights(tmp_path: Path, runs_dir: Path) -> None:
+    expected = train(None)
+    out = tmp_path / "weights.pt"
+    command = [
+        sys.executable,
+        "-c",
+        SCRIPT,
+        str(SUPPORT),
+        str(tmp_path / "saved"),
+        str(runs_dir),
+        str(out),
+    ]
+    for batch in (3, 6, 9):
+        assert subprocess.run([*command, str(batch)]).returncode == -signal.SIGKILL
+    assert subprocess.run([*command, "-1"]).returncode == 0
+    assert same(torch.load(out), expected)
+    # A resumed run is a new attempt of the same run, whose training time goes on.
+    run = find_run("killed", runs_dir)
+    recordings = sorted(run.path.glob("recording-*.mcap"))
+    assert len(recordings) == 4
+    first = next(iter(Recording(recordings[3]).snapshots({Event.FIT_START})))
+    assert int(first.timestamp.batch) > 0
+    assert first.attempt == 4
+
+
+def test_a_run_that_is_over_resumes_to_nothing_but_its_last_evaluation(tmp_path: Path) -> None:
+    train(tmp_path, run_name="done", max_duration="7ba")
+    with make(tmp_path, run_name="done", autoresume=True, max_duration="7ba") as trainer:
+        trainer.fit()
+    assert int(trainer.state.timestamp.batch) == 7
+
+
+def test_the_last_checkpoint_goes_on_after_the_epoch_that_it_ended_with(tmp_path: Path) -> None:
+    ends: list[int] = []
+    note = Act(lambda event, state, logger: ends.append(int(state.timestamp.epoch)), Event.EPOCH_END)
+    train(tmp_path, max_duration="10ba")
+    with make(None, max_duration="3ep", load_path=tmp_path / "ep1-ba10-rank0.safetensors") as trainer:
+        assert trainer.state.timestamp.values[:3] == (0, 2, 10)
+        trainer.state.algorithms.append(note)
+        trainer.fit()
+    assert ends == [3]
+
+
+def test_weights_alone_can_be_taken_from_checkpoints_and_torch_files(tmp_path: Path) -> None:
+    expected = train(tmp_path / "saved", save_interval="1ep")
+    torch.save({"state_dict": {f"module.{name}": value for name, value in expected.items()}}, tmp_path / "theirs.pt")
+    for path in (tmp_path / "saved" / "ep3-ba15-rank0.safetensors", tmp_path / "saved", tmp_path / "theirs.pt"):
+        with make(None, load_path=path, load_weights_only=True) as trainer:
+            assert same(weights(trainer), expected)
+            assert int(trainer.state.timestamp.batch) == 0
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    train(tmp_path, max_duration="1ep", algorithms=None)
+    path = tmp_path / "ep0-ba5-rank0.safetensors"
+
+    def load(**arguments: Any) -> None:
+        make(None, load_path=path, **({"algorithms": None} | arguments))
+
+    def load_into(net: nn.Module, optimizer: type[torch.optim.Optimizer]) -> None:
+        data = DataLoader(Augmented(26), batch_size=6)
+        optimizers = optimizer(net.parameters(), lr=0.1)  # type: ignore[call-arg]
+        Trainer(Classifier(net), data, None, optimizers, load_path=path, publish=False, progress_bar=False)
+
+    with pytest.raises(CheckpointError, match="made with the optimizers AdamW, the trainer has SGD"):
+        load_into(make(None).state.model.module, torch.optim.SGD)
+    with pytest.raises(
+        CheckpointError, match=r"one of another model than Classifier: .* is \(16, 8\) there and \(5, 8\)"
+    ):
+        load_into(nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 4)), torch.optim.AdamW)
+    with pytest.raises(CheckpointError, match="with the schedulers TimeAwareScheduler, the trainer has none"):
+        load(schedulers=None)
+    with pytest.raises(CheckpointError, match="without the algorithm Momentum, which has something to go on from"):
+        load(algorithms=Momentum())
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="ep0-ba5-rank0"):
+        load()
+    with pytest.raises(CheckpointError, match="there is no"):
+        make(None, load_path=tmp_path / "nothing.safetensors")
+    torch.save({}, tmp_path / "theirs.pt")
+    with pytest.raises(CheckpointError, match="set load_weights_only=True"):
+        make(None, load_path=tmp_path / "theirs.pt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"autoresume": True, "run_name": "r"}, "autoresume needs a save_folder"),
+        ({"autoresume": True, "save_folder": "saved"}, "autoresume needs a run_name"),
+        ({"save_folder": "saved", "save_filename": "always.safetensors"}, "the same for all checkpoints"),
+        ({"save_folder": "saved", "save_filename": "{bach}.safetensors"}, "unknown {bach}"),
+        ({"save_interval": "0ba"}, "interval '0ba' is not allowed"),
+        ({"save_num_checkpoints_to_keep": -2, "save_folder": "saved"}, "-1 to keep them all"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    folder = arguments.pop("save_folder", None)
+    with pytest.raises(ConfigurationError, match=message):
+        make(folder, **arguments)
+
+
+def test_older_checkpoints_in_the_folder_are_not_written_over(tmp_path: Path) -> None:
+    train(tmp_path)
+    with pytest.raises(ConfigurationError, match="is of a later time than this training"):
+        train(tmp_path)
+    train(tmp_path, save_overwrite=True)
+
+
+def test_an_evaluator_knows_after_resuming_what_it_has_seen(tmp_path: Path) -> None:
+    runs: list[tuple[int, str]] = []
+
+    def note(event: Event, state: State, logger: object) -> None:
+        runs.append((int(state.timestamp.batch), str(state.dataloader_label)))
+
+    evaluators = [
+        Evaluator("often", [gold_data("eval_a", 4)], eval_interval="2ba"),
+        Evaluator("seldom", [gold_data("eval_b", 4)], eval_interval="4ba"),
+    ]
+    with make(tmp_path, eval_dataloader=evaluators, max_duration="4ba") as trainer:
+        trainer.fit()
+    with make(None, eval_dataloader=evaluators, load_path=tmp_path, max_duration="6ba") as trainer:
+        trainer.state.algorithms.append(Act(note, Event.EVAL_START))
+        trainer.fit()
+    assert runs == [(6, "often"), (6, "seldom")]

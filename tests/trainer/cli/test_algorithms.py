@@ -1,0 +1,251 @@
+"""Algorithms by name: the command's list and options, and which algorithms train which task."""
+
+import math
+import re
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import ROOT
+from trainer_command import SMALL, Run, command_in, without_torch
+from training import Act, gold_trainer
+
+import trainer.algorithms
+from bus.errors import ConfigurationError
+from bus.plugins import registry
+from bus.runs.directory import list_runs
+from bus.types.event import Event
+from trainer import Trainer
+from trainer.algorithms import ALGORITHMS, EMA, CutMix, LabelSmoothing
+from trainer.device.seeding import seed_all
+from trainer.tasks import find_task
+
+OWN = '''
+from bus.types.event import Event
+from trainer import Algorithm
+
+class Note(Algorithm):
+    """Says something at the end. Twice."""
+
+    def __init__(self, text: str = "over"):
+        self.text = text
+
+    def match(self, event, state):
+        return event is Event.FIT_END
+
+    def apply(self, event, state, logger):
+        names = ",".join(type(one).__name__ for one in state.algorithms)
+        print(f"{self.text}: {names}")
+
+class Unfinished(Algorithm):
+    def match(self, event, state):
+        return False
+'''
+
+SIZES = {
+    "digits": {},
+    "chars": {"batch_size": 16, "length": 16, "width": 16, "layers": 2, "characters": 50_000, "lr": 0.01},
+}
+FOR_ANY = {
+    "label_smoothing": [],
+    "ema": ["ema.half_life=5ba"],
+    "swa": ["swa.swa_start=0.5dur"],
+    "gradient_clipping": ["gradient_clipping.clipping_type=norm", "gradient_clipping.clipping_threshold=1"],
+    "layer_freezing": [],
+    "sam": [],
+    "selective_backprop": ["selective_backprop.start=0.2"],
+}
+FOR_IMAGES: dict[str, list[str]] = {"mixup": [], "cutmix": [], "cutout": [], "channels_last": [], "blurpool": []}
+FOR_TEXT = {
+    "stochastic_depth": ["stochastic_depth.target_layer_name=Layer"],
+    "sequence_length_warmup": ["sequence_length_warmup.max_seq_length=16"],
+}
+FITTING = [
+    *(("digits", name, options) for name, options in (FOR_ANY | FOR_IMAGES).items()),
+    *(("chars", name, options) for name, options in (FOR_ANY | FOR_TEXT).items()),
+]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, runs_dir: Path) -> Run:
+    return command_in(tmp_path, monkeypatch, capsys)
+
+
+def train(task: str, name: str, options: list[str]) -> list[float]:
+    """Trains a few dozen batches of a task with an algorithm; returns the losses."""
+    seed_all(3)
+    arguments = find_task(task).arguments(**SIZES[task]) | {"max_duration": "4ep", "eval_interval": 0}
+    losses: list[float] = []
+    look = Act(lambda event, state, logger: losses.append(float(state.batch_loss.detach())), Event.BATCH_END)
+    made = Trainer(
+        **arguments,
+        algorithms=[*ALGORITHMS.create_all([name], options), look],
+        train_subset_num_batches=10,
+        seed=3,
+        device="cpu",
+        publish=False,
+        progress_bar=False,
+    )
+    with made:
+        made.fit()
+    return losses
+
+
+@pytest.mark.parametrize(("task", "name", "options"), FITTING, ids=[f"{task}-{name}" for task, name, _ in FITTING])
+def test_a_task_learns_with_each_algorithm_that_fits_it(task: str, name: str, options: list[str]) -> None:
+    losses = train(task, name, options)
+    assert len(losses) == 40
+    assert all(map(math.isfinite, losses))
+    assert sum(losses[-8:]) < 0.9 * sum(losses[:8])
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "options", "message"),
+    [
+        ("digits", "sequence_length_warmup", [], "SequenceLengthWarmup cannot shorten tensors of shapes"),
+        ("digits", "stochastic_depth", FOR_TEXT["stochastic_depth"], "'Layer' names no layer of the model"),
+        ("chars", "mixup", [], "MixUp cannot average inputs of type torch.int64"),
+        ("chars", "cutmix", [], "CutMix"),
+        ("chars", "cutout", [], "CutOut"),
+        ("chars", "blurpool", [], "BlurPool finds nothing to blur"),
+        ("chars", "progressive_resizing", [], "ProgressiveResizing"),
+        ("chars", "gradient_clipping", [], r"needs '-o gradient_clipping.clipping_type=\.\.\.'"),
+    ],
+)
+def test_an_algorithm_that_does_not_fit_says_so(task: str, name: str, options: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        train(task, name, options)
+
+
+def test_every_algorithm_has_a_short_name_and_can_be_imported_from_the_package() -> None:
+    found = {ALGORITHMS.find(name).__name__ for name in ALGORITHMS.names()}
+    assert found | {"ALGORITHMS"} == set(trainer.algorithms.__all__)
+    assert {*FOR_ANY, *FOR_IMAGES, *FOR_TEXT, "progressive_resizing"} == set(ALGORITHMS.names())
+    for name in trainer.algorithms.__all__:
+        assert getattr(trainer.algorithms, name) is not None
+    assert set(trainer.algorithms.__all__) <= set(dir(trainer.algorithms))
+    with pytest.raises(AttributeError, match="no attribute 'EMMA'"):
+        trainer.algorithms.EMMA  # noqa: B018
+
+
+def test_options_reach_the_algorithm_by_either_name() -> None:
+    smoothing, average = ALGORITHMS.create_all(
+        ["label_smoothing", "ema"], ["label_smoothing.smoothing=0.2", "EMA.half_life=10ba"]
+    )
+    assert isinstance(smoothing, LabelSmoothing)
+    assert smoothing.smoothing == 0.2
+    assert isinstance(average, EMA)
+    assert average.smoothing == 2 ** (-1 / 10)
+
+
+def test_algorithms_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = EntryPoints([EntryPoint("average", "trainer.algorithms.ema:EMA", "offloop.algorithms")])
+    monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
+    assert ALGORITHMS.find("average") is EMA
+
+
+def test_the_list_shows_algorithms_with_their_options(run: Run) -> None:
+    listed = run("--list-algorithms")
+    assert listed.code == 0
+    lines = listed.out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "] == sorted(ALGORITHMS.names())
+    [mixup] = [line for line in lines if line.startswith("  mixup ")]
+    assert mixup.endswith("and on their targets in the same proportion.")
+    assert [line.strip() for line in lines if "ema.half_life" in line] == [
+        "-o ema.half_life=1000ba (a time such as 10ba or none)"
+    ]
+    assert any("-o stochastic_depth.target_layer_name=... (text)" in line for line in lines)
+
+
+def test_without_torch_the_list_says_how_to_install_it() -> None:
+    done = without_torch(
+        "import sys; sys.argv = ['trainer', '--list-algorithms']; from trainer.cli.main import main; main()"
+    )
+    assert done.stderr == "error: the trainer needs torch; install it with: pip install 'offloop[trainer]'\n"
+    done = without_torch("import trainer.algorithms; trainer.algorithms.EMA")
+    assert done.stderr.endswith("the trainer needs torch; install it with: pip install 'offloop[trainer]'\n")
+
+
+def test_algorithms_and_their_options_on_the_command_line(run: Run, runs_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    names = ["--algorithms", "ema, label_smoothing", "--algorithms", "mine.py:Note"]
+    done = run(*SMALL, "-d2ba", "--no-progress", *names, "-o", "EMA.half_life=10ba", "-o", "Note.text=the end")
+    assert done.code == 0, done.err
+    assert "the end: EMA,LabelSmoothing,Note" in done.out.splitlines()
+    [info] = list_runs(runs_dir)
+    assert info.last.info["config"]["algorithms"] == ["ema", "label_smoothing", "mine.py:Note"]
+    assert info.last.info["config"]["algorithm_options"] == ["EMA.half_life=10ba", "Note.text=the end"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--algorithms", "emma"], "there is no algorithm 'emma': did you mean ema? there are blurpool, "),
+        (["--algorithms", "ema", "-o", "EMA.half=1ba"], "ema has no option 'half': did you mean half_life?"),
+        (["--algorithms", "ema", "-o", "EMA.half_life=10"], "algorithm ema: "),
+        (["--algorithms", "sam", "-o", "sam.rho=-1"], "algorithm sam: rho -1.0 is not allowed"),
+        (["--algorithms", "sam", "-o", "sam.rho=x"], "option sam.rho takes a number, not 'x'"),
+        (["--algorithms", "ema", "-o", "SAM.rho=1"], "option for 'SAM', which is not chosen: chosen are ema"),
+        (["-o", "EMA.half_life=10ba"], "option for 'EMA', which is not chosen: chosen are none"),
+        (["--algorithms", "gradient_clipping"], "needs '-o gradient_clipping.clipping_type=...' (text)"),
+        (["--algorithms", "mine.py:Unfinished"], "Unfinished has to define apply"),
+        (["--algorithms", "mine.py:Missing"], "there is no 'Missing' in mine.py"),
+        (["--algorithms", "pathlib:Path"], "Path has to be a subclass of trainer.Algorithm"),
+        (["--algorithms", "nowhere.py:Mine"], "there is no file nowhere.py"),
+        (["--algorithms", "stochastic_depth", "-o", "StochasticDepth.target_layer_name=Layer"], "names no layer"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_is_allowed(
+    run: Run,
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    refused = run(*SMALL, "-d2ba", "--no-progress", *arguments)
+    [line] = refused.err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert refused.code == 2
+
+
+PAGE = (ROOT / "docs" / "algorithms.md").read_text()
+
+
+def test_the_page_has_a_row_for_every_algorithm() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert rows == [(name, ALGORITHMS.find(name).__name__) for name in sorted(ALGORITHMS.names())]
+
+
+def test_the_page_names_the_events_of_the_algorithms() -> None:
+    made = {
+        "gradient_clipping": {"clipping_type": "norm", "clipping_threshold": "1"},
+        "stochastic_depth": {"target_layer_name": "Layer"},
+    }
+    state = gold_trainer().state
+    for name, events in re.findall(r"^\| `(\w+)` (?:\|[^|]*){3}\|([^|]*)\|", PAGE, re.MULTILINE):
+        algorithm = ALGORITHMS.create(name, made.get(name, {}))
+        matched = {event.value for event in Event if algorithm.match(event, state)}
+        assert matched <= set(re.findall(r"`(\w+)`", events)), name
+
+
+def test_the_page_s_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+    own, ordered = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(own, names)
+    assert capsys.readouterr().out == "48\n"
+    exec(ordered, names)
+    made = names["trainer"]
+    # Its images are rows of numbers, which CutMix would refuse.
+    made.state.algorithms[:] = [CutMix(), Act(lambda *_: print("applied"), Event.BEFORE_FORWARD)]
+    made.engine.run_event(Event.BEFORE_FORWARD)
+    assert capsys.readouterr().out == "applied\n"
+
+
+def test_the_fields_are_listed_with_what_they_are(run: Run) -> None:
+    listed = run("--list-fields")
+    assert listed.code == 0
+    lines = {line.split()[0]: line for line in listed.out.splitlines() if line.startswith("  ")}
+    assert {"gradient_norm", "optimizer_norms", "activations", "inputs", "checkpoint"} <= set(lines)
+    assert "norm of all gradients together" in lines["gradient_norm"]

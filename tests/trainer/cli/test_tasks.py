@@ -1,0 +1,79 @@
+"""The tasks that come with the command train on real data, and learn."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+import trainer
+from trainer import Trainer
+from trainer.device.seeding import seed_all
+from trainer.tasks import BUILT_IN, find_task
+from trainer.tasks.chars import ALPHABET, encode, read_source
+
+
+def train(name: str, seed: int, max_duration: str | None = None, **options: Any) -> Trainer:
+    seed_all(seed)
+    arguments = find_task(name).arguments(**options)
+    if max_duration is not None:
+        arguments["max_duration"] = max_duration
+    with Trainer(**arguments, seed=seed, device="cpu", publish=False, progress_bar=False) as made:
+        made.fit()
+    return made
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_list_says_what_the_function_says(name: str) -> None:
+    task = find_task(name)
+    assert task.help.splitlines()[0] == BUILT_IN[name][1]
+    assert all(option.help for option in task.options)
+
+
+def test_the_rate_of_digits_stays_one_that_learns_in_a_long_training() -> None:
+    arguments = find_task("digits").arguments(lr=0.1)
+    rates = []
+    for _ in range(200):
+        rates += arguments["schedulers"].get_last_lr()
+        arguments["optimizers"].step()
+        arguments["schedulers"].step()
+    assert rates[:3] == pytest.approx([0.1, 0.08, 0.064])
+    assert rates[-1] == pytest.approx(0.005)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_digits_gets_more_than_97_percent_of_the_held_out_images_right(seed: int) -> None:
+    made = train("digits", seed)
+    assert made.state.timestamp.epoch == 5
+    assert made.state.eval_metric_values["eval"]["MulticlassAccuracy"] > 0.97
+
+
+def test_digits_holds_out_the_same_images_for_every_seed() -> None:
+    held_out = []
+    for seed in (1, 2):
+        seed_all(seed)
+        arguments = find_task("digits").arguments()
+        held_out.append(next(iter(arguments["eval_dataloader"]))[0])
+        assert len(arguments["train_dataloader"].dataset) == 1797 - 360
+    assert torch.equal(*held_out)
+
+
+def test_chars_needs_fewer_bits_than_the_frequencies_of_the_characters() -> None:
+    made = train("chars", 0, "120ba", length=32, width=32, layers=1, lr=0.01, characters=200_000)
+    counts = Counter(encode(read_source(200_000)).tolist())
+    entropy = -sum(count / 200_000 * math.log2(count / 200_000) for count in counts.values())
+    assert 4.0 < entropy < 5.5
+    assert made.state.eval_metric_values["eval"]["BitsPerCharacter"] < entropy - 1
+    assert made.state.timestamp.token == 120 * 32 * 32
+
+
+def test_chars_tells_printable_characters_apart_and_takes_others_for_spaces() -> None:
+    assert len(ALPHABET) == 96
+    assert [ALPHABET[index] for index in encode("a\tb\u00e9\n")] == ["a", " ", "b", " ", "\n"]
+
+
+def test_every_public_name_can_be_had() -> None:
+    for name in trainer.__all__:
+        assert getattr(trainer, name).__name__ == name
+    assert set(trainer.__all__) == set(trainer._HOMES)

@@ -1,0 +1,315 @@
+"""The command's options for training and checkpoints, and what it says of how to go on."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from paths import SUPPORT
+from trainer_command import SMALL, Run, command_in
+
+from bus.cli.describe import describe_run, lines
+from bus.runs.directory import find_run, list_runs
+from trainer.checkpoints.file import read_weights
+from trainer.cli.options import COMMON_OPTIONS
+from trainer.device.device import PRECISIONS
+
+TUNED = '''
+import os
+import signal
+import sys
+
+sys.path.insert(0, {tests!r})
+from gold import GoldMLP, gold_loader, gold_optimizer
+from bus.types.event import Event
+from trainer import Algorithm
+
+class Tell(Algorithm):
+    """Prints what the training was set to."""
+
+    def match(self, event, state):
+        return event in (Event.FIT_START, Event.EVAL_END)
+
+    def apply(self, event, state, logger):
+        if event is Event.EVAL_END:
+            print("evaluated", state.eval_timestamp.batch)
+        else:
+            print(state.run_name, state.precision, state.device_train_microbatch_size, state.iteration_length,
+                  state.dataloader_len, state.max_duration, int(state.timestamp.batch))
+
+class Signal(Algorithm):
+    """Sends this process a signal in the middle of a batch."""
+
+    def __init__(self, name: str, batch: int):
+        self.number = getattr(signal, name)
+        self.batch = batch
+
+    def match(self, event, state):
+        return event is Event.BEFORE_LOSS and state.timestamp.batch == self.batch
+
+    def apply(self, event, state, logger):
+        os.kill(os.getpid(), self.number)
+
+def tuned():
+    model = GoldMLP()
+    return {{
+        "model": model,
+        "train_dataloader": gold_loader("train", 30, 6),
+        "eval_dataloader": gold_loader("eval_a", 12, 3),
+        "optimizers": gold_optimizer(model),
+        "algorithms": Tell(),
+        "max_duration": "2ep",
+        "run_name": "theirs",
+        "precision": "amp_bf16",
+        "device_train_microbatch_size": 3,
+        "iteration_length": "1ep",
+        "train_subset_num_batches": 2,
+        "eval_subset_num_batches": 3,
+        "progress_bar": False,
+        "publish": False,
+        "device": "cpu",
+    }}
+
+def place(*, runs_dir: str):
+    return {{}}
+'''
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, runs_dir: Path) -> Run:
+    (tmp_path / "tuning.py").write_text(TUNED.format(tests=str(SUPPORT)))
+    return command_in(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def _torch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    for name in ("deterministic", "benchmark"):
+        monkeypatch.setattr(torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = read_weights(folder / "latest-rank0.safetensors")
+    return found
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_what_the_task_says_counts_where_nothing_is_given(run: Run, runs_dir: Path) -> None:
+    done = run("tuning:tuned")
+    assert done.err == ""
+    assert done.out.splitlines() == [
+        "run theirs: no stream, so there is nothing to watch or record",
+        "theirs amp_bf16 3 1ep 2 2ep 0",
+        "evaluated 3ba",
+        "evaluated 3ba",
+    ]
+    assert list_runs(runs_dir) == []
+
+
+def test_what_is_given_replaces_what_the_task_says(run: Run, runs_dir: Path) -> None:
+    settings = ["--run-name=mine", "--precision=fp32", "--microbatch-size=2", "--iteration-length=2ep", "--publish"]
+    settings += ["--train-batches=4", "--eval-batches=1", "--eval-interval=4ba", "-d", "1ep", "--progress"]
+    done = run("tuning:tuned", *settings)
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[1:3] == ["mine fp32 2 2ep 4 1ep 0", "evaluated 1ba"]
+    assert done.err.splitlines()[-1].startswith("done: 1 ep, 4 ba")
+    assert [info.name for info in list_runs(runs_dir)] == ["mine"]
+    assert "mine" in run("tuning:tuned", "--run-name=mine", "--microbatch-size=auto", "--algorithms=ema").out
+
+
+@pytest.mark.usefixtures("_torch_as_it_was")
+def test_compile_and_deterministic_reach_torch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model, **settings: compiled.append(settings) or model)
+    assert run(*SMALL, "-d1ba").code == 0
+    assert compiled == []
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert run(*SMALL, "-d1ba", "--compile", "--deterministic").code == 0
+    assert compiled == [{}]
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_help_offers_the_precisions_that_there_are() -> None:
+    [precision] = [option for option in COMMON_OPTIONS["Training"] if option.name == "precision"]
+    assert isinstance(precision.type, click.Choice)
+    assert list(precision.type.choices) == list(PRECISIONS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-duration", "0ep"], "Invalid value for '--max-duration' / '-d': 0ep is over at once"),
+        (["--max-duration", "3iter"], "iteration_length='1ep'"),
+        (["--eval-interval", "2dur"], "Invalid value for '--eval-interval': interval '2.0dur' is not allowed"),
+        (["--iteration-length", "3ba"], "Invalid value for '--iteration-length': iteration_length '3ba'"),
+        (["--microbatch-size", "0"], "'0' is no number of samples: use 1 or more, or 'auto'"),
+        (["--microbatch-size", "7"], "device_train_microbatch_size 7 is larger than the batch of 6 samples"),
+        (["--precision", "fp8"], "'fp8' is not one of 'fp32', 'amp_bf16', 'amp_fp16'"),
+        (["--train-batches", "0"], "0 is not in the range x>=1"),
+        (["--eval-batches", "none"], "'none' is not a valid int"),
+        (["--save-folder", "ck", "--save-interval", "5"], "Invalid value for '--save-interval': invalid duration '5'"),
+        (["--save-folder", "ck", "--keep", "0"], "0 is not in the range x>=1"),
+        (["--save-folder", "{rum_name}"], "unknown {rum_name}"),
+        (["--save-interval", "5ba"], "--save-interval needs --save-folder"),
+        (["--keep", "2"], "--keep needs --save-folder"),
+        (["--autoresume", "--run-name", "r"], "--autoresume needs --save-folder"),
+        (["--autoresume", "--save-folder", "ck"], "--autoresume needs --run-name"),
+        (["--load-weights-only"], "--load-weights-only needs --load-path"),
+        (["--load-path", "nowhere"], "Invalid value for '--load-path': Path 'nowhere' does not exist"),
+    ],
+)
+def test_a_bad_value_is_one_line_and_nothing_is_started(
+    run: Run, runs_dir: Path, arguments: list[str], message: str
+) -> None:
+    refused = run(*SMALL, "--device=cpu", *arguments)
+    [line] = refused.err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert refused.code == 2
+    assert list_runs(runs_dir) == []
+
+
+def test_what_only_the_loop_can_find_is_one_line_too(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "no.safetensors").write_text("no checkpoint")
+    refused = run(*SMALL, "--load-path=no.safetensors")
+    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
+    assert "no.safetensors" in refused.err
+    assert run(*SMALL, "--save-folder=ck", "--save-interval=2ba", "-d5ba", "--no-progress").code == 0
+    refused = run(*SMALL, "--save-folder=ck", "-d5ba", "--no-progress")
+    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
+    assert "is of a later time than this training" in refused.err
+    assert "checkpoints:" not in refused.out
+
+
+def test_an_option_of_the_command_that_a_task_has_to_have_is_asked_for(run: Run) -> None:
+    assert "task 'tuning:place' needs --runs-dir: give it" in run("tuning:place").err
+
+
+def test_checkpoints_are_written_kept_and_announced(run: Run, tmp_path: Path) -> None:
+    arguments = [*SMALL, "-d7ba", "--save-folder=saved/{run_name}", "--save-interval=2ba", "--keep=2", "--run-name=r"]
+    done = run(*arguments)
+    assert done.code == 0, done.err
+    names = {path.name for path in (tmp_path / "saved" / "r").iterdir()}
+    assert names == {f"{name}-rank0.safetensors" for name in ("ep1-ba6", "ep1-ba7", "latest")}
+    seed = re.search(r"^seed (\d+)$", done.out, re.M)
+    assert seed
+    assert done.out.splitlines()[-1] == (
+        f"checkpoints: saved/r; to go on, run the same command with --seed {seed[1]} --autoresume and a longer "
+        "--max-duration"
+    )
+    longer = run(*arguments, "--seed", seed[1], "--autoresume", "-d9ba", "--no-progress")
+    assert longer.out.splitlines()[-1] == (
+        "checkpoints: saved/r; to go on, run the same command with a longer --max-duration"
+    )
+    assert (tmp_path / "saved" / "r" / "ep2-ba9-rank0.safetensors").exists()
+
+
+def test_a_checkpoint_is_gone_on_from_or_gives_its_weights_alone(run: Run, tmp_path: Path) -> None:
+    run(*SMALL, "-d5ba", "--save-folder=ck", "--no-progress")
+    task = ["tuning:tuned", "-d6ba", "--precision=fp32", "--eval-interval=0"]
+    assert "theirs fp32 3 1ep 2 6ba 5" in run(*task, "--load-path=ck").out
+    assert "theirs fp32 3 1ep 2 6ba 0" in run(*task, "--load-path=ck", "--load-weights-only").out
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupted_training_leaves_a_checkpoint_and_goes_on_to_the_same_weights(
+    run: Run, tmp_path: Path, name: str
+) -> None:
+    def arguments(folder: str) -> list[str]:
+        return [*SMALL, "-d3ep", f"--save-folder={folder}", "--save-interval=1ep", "--no-progress", "--run-name=r"]
+
+    interrupt = ["--algorithms=tuning.py:Signal", "-o", f"Signal.name={name}", "-o", "Signal.batch=5"]
+    ended = run(*arguments("ck"), *interrupt)
+    assert ended.code == 130
+    assert ended.err.splitlines()[0].startswith(f"{name}: stopping after this batch, with a checkpoint")
+    assert ended.err.splitlines()[-1] == "interrupted"
+    assert find_run("r").status == "stopped"
+    assert (tmp_path / "ck" / "ep1-ba6-rank0.safetensors").exists()
+    how = re.fullmatch(
+        r"checkpoints: ck; to go on, run the same command with (--seed \d+ --autoresume)", ended.out.splitlines()[-1]
+    )
+    assert how
+    seed = how[1].split()[:2]
+    assert f"seed {seed[1]}" in ended.out.splitlines()
+    assert run(*arguments("ck"), *how[1].split()).code == 0
+    assert run(*arguments("whole"), *seed, "--no-publish").code == 0
+    assert same(weights(tmp_path / "ck"), weights(tmp_path / "whole"))
+
+
+def test_without_checkpoints_nothing_is_said_of_them(run: Run) -> None:
+    assert "checkpoints" not in run(*SMALL, "-d1ba").out
+
+
+def test_killed_and_started_again_digits_ends_with_the_same_weights(run: Run, tmp_path: Path, runs_dir: Path) -> None:
+    arguments = ["digits", "--train-batches=8", "-d2ep", "--save-interval=5ba", "--run-name=r", "--autoresume"]
+    command = [sys.executable, "-m", "trainer", *arguments, "--save-folder=ck"]
+    kill = ["--algorithms=tuning.py:Signal", "-oSignal.name=SIGKILL", "-oSignal.batch=13"]
+    killed = subprocess.run([*command, *kill], capture_output=True, timeout=100, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert sorted(path.name for path in (tmp_path / "ck").glob("ep*"))[-1] == "ep1-ba10-rank0.safetensors"
+    resumed = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.splitlines()[-1] == (
+        "checkpoints: ck; to go on, run the same command with a longer --max-duration"
+    )
+    assert len(list((runs_dir / "r").glob("recording-*.mcap"))) == 2
+    assert run(*arguments, "--save-folder=whole", f"--runs-dir={runs_dir / 'other'}").code == 0
+    assert same(weights(tmp_path / "ck"), weights(tmp_path / "whole"))
+
+
+def test_an_attempt_that_trains_something_else_is_warned_about(
+    run: Run, runs_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = ["-d2ba", "--run-name=r", "--eval-batches=1"]
+    for _ in range(2):
+        run("digits", *arguments)
+    assert "trains something else" not in caplog.text
+    run("chars", *arguments)
+    changed = re.search("attempt 3 of run r trains something else than attempt 2: (.*);", caplog.text)
+    assert changed is not None
+    assert re.fullmatch(r"task chars \(before: digits\), .*parameters \d+ \(before: \d+\)", changed[1])
+    assert ("changed", changed[1]) in lines(describe_run(find_run("r")))
+
+
+def torchrun(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "trainer"]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_of_several_ranks_one_speaks(run: Run, runs_dir: Path) -> None:
+    done = torchrun("digits", "-d4ba", "--eval-batches=1", "--save-folder=ck")
+    assert done.returncode == 0, done.stderr
+    [info] = list_runs(runs_dir)
+    first, recording, checkpoints = done.stdout.splitlines()
+    assert first.startswith(f"run {info.name}: ")
+    assert recording == f"recording: {info.recording}"
+    assert checkpoints.startswith(f"checkpoints: ck; to go on, run the same command with --run-name {info.name} --seed")
+    assert sum(line.startswith("done: ") for line in done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-duration=5"], "invalid duration '5'"),
+        (["--algorithms=ema", "-o", "ema.half_life=1sp"], "algorithm ema: half_life '1sp' is not allowed"),
+    ],
+)
+def test_several_ranks_say_a_mistake_once(run: Run, runs_dir: Path, arguments: list[str], message: str) -> None:
+    refused = torchrun("digits", *arguments)
+    assert refused.returncode != 0
+    [line] = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
+    assert message in line
+    assert "exitcode  : 2" in refused.stderr
+    *_, last, _rule = refused.stderr.splitlines()
+    assert line.startswith(last.strip().removeprefix("traceback : "))
+    assert list_runs(runs_dir) == []

@@ -1,0 +1,255 @@
+"""Ctrl-C and SIGTERM while training: the first ends it after the batch at hand and saves, the second at once."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gold import gold_data, gold_loader
+from resumed import make, same, train, weights
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from training import Act, gold_trainer
+
+from bus.runs.directory import find_run
+from bus.types.event import Event
+from trainer import State, Trainer
+from trainer.data.epoch_order import generators_of
+from trainer.device.seeding import RandomStates
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """What a test does to the handlers of signals is undone."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_training_leaves_a_checkpoint_behind(number: int, tmp_path: Path) -> None:
+    def interrupt(event: Event, state: State, logger: object) -> None:
+        if int(state.timestamp.batch) == 6:
+            os.kill(os.getpid(), number)
+
+    trainer = make(tmp_path, save_interval="1ep")
+    trainer.state.algorithms.append(Act(interrupt, Event.BATCH_START))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    trainer.close()
+    assert sorted(path.name for path in tmp_path.glob("ep*"))[-1] == "ep1-ba7-rank0.safetensors"
+    assert same(train(None, load_path=tmp_path), train(None))
+
+
+@pytest.mark.parametrize("event", [Event.EVAL_BATCH_START, Event.EPOCH_CHECKPOINT])
+def test_between_two_epochs_no_further_batch_is_trained_on(event: Event, tmp_path: Path) -> None:
+    def interrupt(event: Event, state: State, logger: object) -> None:
+        # Once only: a second signal would end it at once.
+        if int(state.timestamp.batch) == 5 and not state.stop_requested:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    arguments: dict[str, Any] = {"save_interval": "9ep", "eval_interval": "1ep"}
+    trainer = make(tmp_path, **arguments)
+    trainer.state.algorithms.append(Act(interrupt, event))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    assert [path.name for path in tmp_path.glob("ep*")] == ["ep1-ba5-rank0.safetensors"]
+    assert same(train(None, load_path=tmp_path, **arguments), train(None, **arguments))
+
+
+def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+    def interrupt(event: Event, state: State, logger: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    trainer = make(tmp_path)
+    trainer.state.algorithms.append(Act(interrupt, Event.BEFORE_LOSS))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    assert int(trainer.state.timestamp.batch) == 0
+    assert not list(tmp_path.glob("ep*"))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_that_comes_while_the_handlers_are_set_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handlers: None
+) -> None:
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    set_handler = signal.signal
+
+    def set_slowly(number: int, handler: Any) -> Any:
+        found = set_handler(number, handler)
+        if number == signal.SIGINT and handler is not before[number]:
+            os.kill(os.getpid(), number)
+        return found
+
+    trainer = make(tmp_path)
+    trainer.state.algorithms.append(Act(lambda *_: os.kill(os.getpid(), signal.SIGTERM), Event.BATCH_START))
+    monkeypatch.setattr(signal, "signal", set_slowly)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    assert int(trainer.state.timestamp.batch) == 1
+    assert ended == [signal.SIGTERM]
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_signal_that_was_ignored_stays_ignored(tmp_path: Path, handlers: None, capfd: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupt = Act(lambda *_: os.kill(os.getpid(), signal.SIGINT), Event.BATCH_START)
+    with gold_trainer(save_folder=tmp_path, algorithms=interrupt) as trainer:
+        trainer.fit()
+    assert int(trainer.state.timestamp.batch) == 8
+    assert not trainer.state.stopped
+    assert "SIGINT" not in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_stop_that_comes_too_late_neither_marks_the_run_nor_stops_the_next_fit(runs_dir: Path) -> None:
+    def stop(event: Event, state: State, logger: object) -> None:
+        if event is Event.FIT_END or not state.fitting:
+            state.stop_training()
+            state.request_stop()
+
+    with gold_trainer(
+        publish=True,
+        run_name="late",
+        max_duration="1ep",
+        eval_dataloader=gold_loader("eval_a", 12, 5),
+        eval_interval="9ep",
+        algorithms=Act(stop, Event.FIT_END, Event.EVAL_END),
+    ) as trainer:
+        trainer.fit()
+        assert trainer.state.eval_metric_values
+        trainer.fit(duration="1ep")
+        assert trainer.state.timestamp.values[:3] == (0, 2, 8)
+        assert not trainer.state.stopped
+    assert find_run("late").status == "finished"
+
+
+def make_with_worker(train_workers: int = 0, eval_workers: int = 0, **arguments: Any) -> Trainer:
+    """A training in four batches to an epoch, in an order that is drawn at random, with an evaluation after each; a
+    worker stays from epoch to epoch."""
+
+    def load(part: str, rows: int, workers: int, **more: Any) -> "DataLoader[Any]":
+        data = TensorDataset(*gold_data(part, rows))
+        if workers:
+            # torch looks whether a worker is still there only so many seconds after it last heard of one.
+            more |= {"num_workers": workers, "persistent_workers": True, "timeout": 5}
+        return DataLoader(data, batch_size=6, **more)
+
+    # torch takes other numbers from its own generator when workers stay.
+    order = RandomSampler(range(24), generator=torch.Generator().manual_seed(3))
+    return gold_trainer(
+        train_dataloader=load("train", 24, train_workers, sampler=order),
+        eval_dataloader=load("eval_a", 6, eval_workers),
+        eval_interval="1ba",
+        **arguments,
+    )
+
+
+def run_in_group(do: Callable[..., object], path: Path, *arguments: Any) -> str:
+    """Runs a function in a process that leads a group of its own, as a terminal's; returns what it, and those that it
+    starts, say on standard error."""
+
+    def lead() -> None:
+        os.setsid()
+        sys.stderr = path.open("a", buffering=1)
+        do(*arguments)
+
+    process = multiprocessing.get_context("fork").Process(target=lead)
+    process.start()
+    process.join()
+    return path.read_text()
+
+
+def fit_until_all_are_signalled(folder: Path, number: int, event: Event, batch: int, early: str) -> None:
+    """Trains, and sends a signal to all of the group. ``early`` says of which loader a worker is there before the
+    training begins: ``train``, ``eval`` or none."""
+
+    def interrupt(event: Event, state: State, logger: object) -> None:
+        # Also after the last batch of an epoch there is a BEFORE_DATALOADER.
+        if state.timestamp.values[2] == batch and state.timestamp.values[7] == batch % 4 and not state.stop_requested:
+            (worker,) = multiprocessing.active_children()
+            # From another process: one that its parent ends has done well, for torch.
+            subprocess.run(["sh", "-c", f"kill -{number} -{os.getpgrp()}"], check=False)
+            if number == signal.SIGTERM or early != "none":
+                assert worker.pid
+                # It is left for torch to find.
+                os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+
+    trainer = make_with_worker(
+        *((0, 1) if early == "eval" else (1, 0)),
+        save_folder=folder,
+        save_interval="9ep",
+        algorithms=Act(interrupt, event),
+    )
+    if early != "none":
+        generators = generators_of(trainer.state.train_dataloader)
+        random = RandomStates(generators)
+        list(trainer.state.train_dataloader if early == "train" else trainer.state.evaluators[0].spec.dataloader)
+        random.restore(generators)
+    trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("name", "event", "batch", "early", "expected"),
+    [
+        # A worker that is forked by the training goes on through Ctrl-C.
+        ("SIGINT", Event.BEFORE_DATALOADER, 5, "none", "ep1-ba6"),
+        # SIGTERM ends it, while the training is at work on a batch, or waits for one.
+        ("SIGTERM", Event.BATCH_START, 5, "none", "ep1-ba6"),
+        ("SIGTERM", Event.BEFORE_DATALOADER, 5, "none", "ep1-ba5"),
+        # Ctrl-C ends one that was there before, also when the first batch of an epoch is waited for.
+        ("SIGINT", Event.BEFORE_DATALOADER, 4, "train", "ep1-ba4"),
+        ("SIGINT", Event.BATCH_START, 5, "eval", "ep1-ba6"),
+    ],
+)
+def test_a_signal_to_the_workers_as_well_ends_the_training_with_a_checkpoint(
+    name: str, event: Event, batch: int, early: str, expected: str, tmp_path: Path
+) -> None:
+    number = signal.Signals[name]
+    said = run_in_group(
+        fit_until_all_are_signalled, tmp_path / "stderr", tmp_path / "saved", number, event, batch, early
+    ).splitlines()
+    assert said[-1] == f"KeyboardInterrupt: signal {name}"
+    assert [line for line in said if line.startswith("SIG")] == [
+        f"{name}: stopping after this batch, with a checkpoint; again to stop at once"
+    ]
+    assert [path.name for path in tmp_path.glob("saved/ep*")] == [f"{expected}-rank0.safetensors"]
+    with make_with_worker() as whole:
+        whole.fit()
+    with make_with_worker(load_path=tmp_path / "saved") as resumed:
+        resumed.fit()
+    assert same(weights(resumed), weights(whole))
+
+
+def test_a_process_that_is_forked_while_training_can_be_terminated(tmp_path: Path) -> None:
+    codes: list[int | None] = []
+
+    context = multiprocessing.get_context("fork")
+    started = context.Event()
+
+    def stay() -> None:
+        started.set()
+        time.sleep(30)
+
+    def fork(event: Event, state: State, logger: object) -> None:
+        process = context.Process(target=stay)
+        process.start()
+        started.wait()
+        process.terminate()
+        process.join()
+        codes.append(process.exitcode)
+
+    with gold_trainer(max_duration="1ba", save_folder=tmp_path, algorithms=Act(fork, Event.BATCH_START)) as trainer:
+        trainer.fit()
+    assert codes == [-signal.SIGTERM]

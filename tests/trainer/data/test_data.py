@@ -1,0 +1,239 @@
+"""Batches of any shape: counted, split and moved."""
+
+import copy
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gold import gold_data
+from training import Act, gold_trainer
+
+from bus.errors import ConfigurationError
+from bus.types.event import Event
+from trainer import DataSpec, Evaluator
+from trainer.data.spec import as_data_spec, count_samples, count_tokens, split_samples
+from trainer.device.batch import batch_get, batch_set, map_tensors
+from trainer.device.device import CpuDevice
+
+Pair = namedtuple("Pair", "x y")
+X, Y = torch.arange(12).view(6, 2), torch.arange(6)
+USED = (Event.AFTER_DATALOADER, Event.EVAL_BATCH_START, Event.PREDICT_BATCH_START)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [X, (X, Y), [X, Y], {"x": X, "y": Y}, Pair(X, Y), [X, (Y, Y)], {"x": {"a": X}, "names": ["a"] * 6}, (X, None)],
+    ids=["tensor", "tuple", "list", "dict", "namedtuple", "nested", "with text", "with none"],
+)
+def test_samples_are_counted_in_the_first_dimension(batch: Any) -> None:
+    assert count_samples(batch) == 6
+
+
+@pytest.mark.parametrize(
+    ("batch", "why"),
+    [
+        ((X, Y[:3]), "has tensors of 6 and of 3 rows"),
+        (["a", "b"], "holds no tensor"),
+        ({}, "holds no tensor"),
+        ("text", "holds no tensor"),
+    ],
+)
+def test_batches_that_cannot_be_counted_say_what_to_do(batch: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{why}: wrap the dataloader in trainer.DataSpec"):
+        count_samples(batch)
+
+
+def test_tokens_are_those_of_input_ids() -> None:
+    assert count_tokens({"input_ids": X}) == 12
+    assert count_tokens({"x": X}) == count_tokens((X, Y)) == count_tokens(X) == 0
+
+
+def test_batches_are_split_with_the_rest_last() -> None:
+    parts = split_samples({"x": X, "pair": Pair(X, Y), "names": list("abcdef")}, 4)
+    assert [count_samples(part["x"]) for part in parts] == [4, 2]
+    assert [part["names"] for part in parts] == [list("abcd"), list("ef")]
+    assert isinstance(parts[0]["pair"], Pair)
+    assert torch.equal(torch.cat([part["pair"].y for part in parts]), Y)
+    assert [part[1].tolist() for part in split_samples([X, Y], 4)] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_what_cannot_be_split_says_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot split .* type int, .* split_batch=\.\.\.\)"):
+        split_samples({"x": X, "n": 3}, 4)
+
+
+def test_every_tensor_of_a_batch_is_reached() -> None:
+    doubled = map_tensors({"x": X, "pair": Pair(X, [Y, "text", None])}, lambda tensor: tensor * 2)
+    assert torch.equal(doubled["x"], X * 2)
+    assert isinstance(doubled["pair"], Pair)
+    assert torch.equal(doubled["pair"].y[0], Y * 2)
+    assert doubled["pair"].y[1:] == ["text", None]
+    batch = {"x": X}
+    assert CpuDevice().batch_to_device(batch) is batch
+
+
+def test_a_data_spec_counts_and_splits_in_its_own_way() -> None:
+    batches = ["abcdef", "gh"]
+    spec = DataSpec(batches, get_num_samples_in_batch=len, get_num_tokens_in_batch=lambda batch: 2 * len(batch))
+    assert as_data_spec(spec, "train_dataloader") is spec
+    assert spec.length == 2
+    assert [spec.get_num_samples_in_batch(batch) for batch in batches] == [6, 2]
+    assert spec.get_num_tokens_in_batch("gh") == 4
+
+
+@pytest.mark.parametrize("dataloader", [3, iter([X]), (batch for batch in [X])])
+def test_what_cannot_be_iterated_over_again_is_no_dataloader(dataloader: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"train_dataloader is a .* that each epoch can iterate over anew"):
+        gold_trainer(train_dataloader=dataloader)
+
+
+@pytest.mark.parametrize("dataloader", [5, None, DataSpec([X]), iter([X])], ids=lambda one: type(one).__name__)
+def test_a_data_spec_needs_what_can_be_iterated_over_again(dataloader: Any) -> None:
+    kind = type(dataloader).__name__
+    with pytest.raises(ConfigurationError, match=f"the dataloader of a DataSpec is a {kind}: pass something that"):
+        DataSpec(dataloader)
+
+
+FUNCTIONS = ("get_num_samples_in_batch", "get_num_tokens_in_batch", "split_batch", "device_transforms")
+
+
+@pytest.mark.parametrize("argument", FUNCTIONS)
+def test_the_functions_of_a_data_spec_can_be_called(argument: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{argument} is 0: give a function that is called with \(batch"):
+        DataSpec([X], **{argument: 0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("argument", FUNCTIONS[:2])
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (None, "None"),
+        (2.5, "2.5"),
+        (-1, "-1"),
+        (True, "True"),
+        ("6", "'6'"),
+        (Y, r"a tensor of shape \(6,\)"),
+        (torch.tensor(6.0), r"a tensor of shape \(\)"),
+    ],
+)
+def test_batches_are_counted_in_whole_numbers(argument: str, number: Any, shown: str) -> None:
+    data = DataSpec([gold_data("train", 6)], **{argument: lambda batch: number})  # type: ignore[arg-type]
+    message = f"{argument} returned {shown} for a batch: return a whole number from 0"
+    with gold_trainer(train_dataloader=data) as trainer, pytest.raises(ConfigurationError, match=message):
+        trainer.fit()
+
+
+def test_counts_of_other_kinds_become_plain_numbers() -> None:
+    data = DataSpec(
+        [gold_data("train", 6)],
+        get_num_samples_in_batch=lambda batch: torch.tensor(6),
+        get_num_tokens_in_batch=lambda batch: np.int64(60),
+    )
+    with gold_trainer(train_dataloader=data, max_duration="2ep") as trainer:
+        trainer.fit()
+    values = trainer.state.timestamp.values
+    assert values[3:5] == (12, 120)
+    assert {type(value) for value in values} == {int}
+
+
+@pytest.mark.parametrize(("parts", "shown"), [([], r"\[\]"), (None, "None"), (X, r"a tensor of shape \(6, 2\)")])
+def test_batches_are_split_into_a_list(parts: Any, shown: str) -> None:
+    data = DataSpec([gold_data("train", 6)], split_batch=lambda batch, size: parts)
+    message = f"split_batch returned {shown} for a batch: return a list of batches"
+    trainer = gold_trainer(train_dataloader=data, device_train_microbatch_size=2)
+    with trainer, pytest.raises(ConfigurationError, match=message):
+        trainer.fit()
+
+
+def test_a_dataloader_that_does_not_know_its_length_is_trained_on() -> None:
+    class Unmeasured(list[Any]):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    with gold_trainer(train_dataloader=Unmeasured([gold_data("train", 6)] * 3), max_duration="2ep") as trainer:
+        trainer.fit()
+    assert trainer.state.dataloader_len is None
+    assert int(trainer.state.timestamp.batch) == 6
+
+
+def test_the_only_batch_of_an_epoch_may_be_shorter_than_a_microbatch() -> None:
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*gold_data("train", 4)), batch_size=6)
+    with gold_trainer(train_dataloader=data, device_train_microbatch_size=6) as trainer:
+        trainer.fit()
+    assert int(trainer.state.timestamp.sample) == 8
+
+
+def test_batches_are_transformed_once_they_are_on_the_device_wherever_they_are_used() -> None:
+    inputs, targets = gold_data("train", 6)
+    seen: list[torch.Tensor] = []
+    act = Act(lambda event, state, logger: seen.append(state.batch[0]), *USED)
+    spec = DataSpec([(inputs, targets)], device_transforms=lambda batch: (batch[0] * 2, batch[1]))
+    with gold_trainer(
+        train_dataloader=spec, eval_dataloader=Evaluator("eval", spec), max_duration="1ep", algorithms=act
+    ) as trainer:
+        trainer.fit()
+        trainer.predict(spec)
+    assert len(seen) == 3
+    assert all(torch.equal(one, inputs * 2) for one in seen)
+
+
+class Nested(torch.nn.Module):
+    """Takes nested batches apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 4)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        scores: torch.Tensor = self.layer(batch["inputs"]["left"] + batch["inputs"]["right"][0])
+        return scores
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> dict[str, torch.Tensor]:
+        loss = torch.nn.functional.cross_entropy(outputs, batch["target"])
+        return {"fit": loss, "weight": 0.01 * self.layer.weight.square().sum()}
+
+
+@pytest.mark.parametrize("microbatch", [None, 2])
+def test_nested_batches_and_losses_in_parts_are_trained_on(microbatch: int | None) -> None:
+    inputs, targets = gold_data("train", 6)
+    data = [{"inputs": {"left": inputs, "right": [inputs / 2]}, "target": targets}] * 3
+    model = Nested()
+    losses = []
+    note = Act(lambda event, state, logger: losses.append(float(state.total_loss)), Event.BATCH_END)
+    with gold_trainer(
+        model=model, train_dataloader=data, device_train_microbatch_size=microbatch, algorithms=note
+    ) as trainer:
+        before = sum(model.loss(model(data[0]), data[0]).values()).item()
+        trainer.fit()
+    assert losses[0] == pytest.approx(before)
+    assert losses == sorted(losses, reverse=True)
+
+
+PARTS: list[tuple[Any, Any]] = [
+    ((1, 2), 1),
+    ([1, 2], 1),
+    (Pair(1, 2), 1),
+    ({"x": 1, "y": 2}, "y"),
+    ({"pair": (1, [0, 2])}, ["pair", 1, 1]),
+    ({"y": 2}, (lambda batch: batch["y"], lambda batch, value: {"y": value})),
+]
+
+
+@pytest.mark.parametrize(("batch", "key"), PARTS)
+def test_parts_of_a_batch_are_read_and_replaced_in_a_copy(batch: Any, key: Any) -> None:
+    before = copy.deepcopy(batch)
+    assert batch_get(batch, key) == 2
+    changed = batch_set(batch, key, 5)
+    assert batch_get(changed, key) == 5
+    assert type(changed) is type(batch)
+    assert batch == before
+
+
+@pytest.mark.parametrize(("batch", "key"), [((1, 2), 2), ({"x": 1}, "y"), (3, 0), ((1, 2), "x")])
+def test_parts_that_are_not_there_are_named(batch: Any, key: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"the batch has no part {key!r}"):
+        batch_get(batch, key)
+    with pytest.raises(ConfigurationError, match=f"the batch has no part {key!r}"):
+        batch_set(batch, key, 1)

@@ -1,0 +1,153 @@
+"""Numbers from a GPU, with a stand-in for the GPU: nothing waits until something is drained."""
+
+import pytest
+import torch
+from fake_gpu import FakeGpu, reads
+from gold import GoldMLP, gold_optimizer
+from torchmetrics import MeanMetric
+from training import FakeStream
+
+from bus.errors import ConfigurationError
+from bus.types.deferred import Deferred
+from bus.types.event import Event
+from trainer import Logger, State
+from trainer.device.device import CpuDevice, DeferredMap, get_device
+from trainer.loop.progress import ProgressLines
+from trainer.stream.publishing import StatePublisher
+
+
+def test_a_deferred_number_is_ready_when_the_gpu_has_come_that_far() -> None:
+    gpu = FakeGpu()
+    first, second = gpu.read_later(torch.tensor(1.5)), gpu.read_later(torch.tensor(2.5))
+    assert isinstance(first, Deferred)
+    assert (first.ready(), second.ready()) == (False, False)
+    gpu.run(1)
+    assert (first.ready(), second.ready()) == (True, False)
+    assert first.value() == 1.5
+    assert gpu.waits == 0
+
+
+def test_only_draining_waits() -> None:
+    gpu = FakeGpu()
+    number = gpu.read_later(torch.tensor(1.5))
+    assert number.value() == 1.5
+    assert gpu.waits == 1
+    assert number.value() == 1.5
+    assert gpu.waits == 1
+
+
+def test_slots_are_used_again_without_losing_numbers_that_nobody_asked_for() -> None:
+    gpu = FakeGpu(size=4)
+    numbers = []
+    for value in range(40):
+        numbers.append(gpu.read_later(torch.tensor(float(value))))
+        gpu.run()
+    assert [number.value() for number in numbers] == [float(value) for value in range(40)]
+    assert (gpu.waits, gpu.allocations) == (0, 1)
+
+
+def test_a_gpu_that_lags_behind_makes_the_ring_grow_instead_of_anybody_wait() -> None:
+    gpu = FakeGpu(size=4)
+    numbers = [gpu.read_later(torch.tensor(float(value))) for value in range(10)]
+    assert gpu.waits == 0
+    assert not any(number.ready() for number in numbers)
+    gpu.run()
+    numbers += [gpu.read_later(torch.tensor(float(value))) for value in range(10, 14)]
+    gpu.run()
+    assert [number.value() for number in numbers] == [float(value) for value in range(14)]
+    assert (gpu.waits, gpu.allocations) == (0, 3)
+
+
+def test_several_numbers_are_there_when_the_last_one_is() -> None:
+    gpu = FakeGpu()
+    numbers = DeferredMap({"a": gpu.read_later(torch.tensor(1.0)), "b": 2.0, "c": gpu.read_later(torch.tensor(3.0))})
+    gpu.run(1)
+    assert not numbers.ready()
+    gpu.run()
+    assert numbers.ready()
+    assert numbers.value() == {"a": 1.0, "b": 2.0, "c": 3.0}
+
+
+def test_many_numbers_cross_in_one_copy_and_arrive_together() -> None:
+    gpu = FakeGpu()
+    with reads() as found:
+        first = gpu.read_many_later(torch.arange(3.0))
+        second = gpu.read_many_later(torch.arange(1000.0))
+    assert (found, gpu.issued) == ([], 2)
+    gpu.run(1)
+    assert isinstance(first, Deferred)
+    assert (first.ready(), second.ready()) == (True, False)
+    assert first.value() == [0.0, 1.0, 2.0]
+    gpu.run()
+    assert second.value() == [float(number) for number in range(1000)]
+    assert gpu.waits == 0
+
+
+def test_vectors_of_about_one_length_share_their_memory() -> None:
+    gpu = FakeGpu(size=4)
+    allocations = gpu.allocations
+    numbers = []
+    for length in (5, 8, 6, 7, 5, 8, 600, 1000):
+        numbers.append(gpu.read_many_later(torch.full((length,), float(length))))
+        gpu.run()
+    assert [one.value() for one in numbers] == [[float(size)] * size for size in (5, 8, 6, 7, 5, 8, 600, 1000)]
+    assert gpu.allocations - allocations == 2
+
+
+def test_publishing_from_a_gpu_never_waits_and_keeps_what_each_event_held() -> None:
+    gpu = FakeGpu()
+    model = GoldMLP()
+    optimizer = gold_optimizer(model)
+    state = State(model=model, device=gpu, seed=1, run_name="r", optimizers=[optimizer])
+    state.train_metrics = {"mean": MeanMetric()}
+    stream = FakeStream()
+    publisher = StatePublisher(state, Logger(state), stream)
+    for batch in range(3):
+        state.batch_loss = torch.tensor(float(batch))
+        state.train_metrics["mean"].reset()
+        state.train_metrics["mean"].update(10.0 * batch)
+        optimizer.param_groups[0]["lr"] = 0.5**batch
+        publisher.publish(Event.BATCH_END)
+    assert gpu.waits == 0
+    gpu.run()
+    sent = [fields for _, fields, _ in stream.sent]
+    assert [fields["loss"].value() for fields in sent] == [0.0, 1.0, 2.0]
+    assert [fields["train_metrics"].value() for fields in sent] == [{"mean": 0.0}, {"mean": 10.0}, {"mean": 20.0}]
+    assert [fields["lr"] for fields in sent] == [{"SGD": [1.0]}, {"SGD": [0.5]}, {"SGD": [0.25]}]
+    assert gpu.waits == 0
+
+
+def test_progress_shows_the_last_loss_that_has_arrived() -> None:
+    class Lines:
+        written: list[str] = []  # noqa: RUF012
+
+        def write(self, text: str) -> None:
+            self.written.append(text)
+
+        def flush(self) -> None:
+            """Nothing is kept back."""
+
+    gpu = FakeGpu()
+    state = State(model=GoldMLP(), device=gpu, seed=1, run_name="r")
+    progress = ProgressLines(state, lambda: 0, Lines())  # type: ignore[arg-type]
+    for loss in (1.0, 2.0, 3.0):
+        state.batch_loss = torch.tensor(loss)
+        progress.draw()
+        gpu.run()
+    assert ["loss" in line for line in Lines.written] == [False, True, True]
+    assert "loss 1" in Lines.written[1]
+    assert "loss 2" in Lines.written[2]
+    assert gpu.waits == 0
+
+
+def test_devices_go_by_name() -> None:
+    assert isinstance(get_device("cpu"), CpuDevice)
+    with pytest.raises(ConfigurationError, match="device 'tpu' is unknown: use auto, cpu or gpu"):
+        get_device("tpu")
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert get_device("auto").name == "cpu"
+    with pytest.raises(ConfigurationError, match="torch finds no CUDA device; use 'cpu' or 'auto'"):
+        get_device("gpu")

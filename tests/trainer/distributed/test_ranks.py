@@ -1,0 +1,342 @@
+"""Training on several ranks, in processes that torchrun starts."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gold import gold_data
+from helpers import wait_for
+from hypothesis import given
+from hypothesis import strategies as st
+from paths import SUPPORT
+from ranks_jobs import BATCHES_BEFORE_THE_END, same_result, train_on
+from torch.utils.data import DataLoader, TensorDataset
+from training import Act, gold_trainer
+
+from bus.errors import ConfigurationError
+from bus.recording.recording import Recording
+from bus.runs.directory import find_run
+from bus.types.demand import BASE_EVENTS
+from bus.types.event import Event
+from trainer import RankBatchSampler, Trainer
+from trainer.tasks import find_task
+
+JOBS = SUPPORT / "ranks_jobs.py"
+PATIENCE = 150
+"""Seconds after which a start counts as hanging."""
+
+
+def torchrun(*command: str | Path) -> "subprocess.CompletedProcess[str]":
+    """Starts two ranks and waits for them."""
+    # The processes of this one are told their place, not that of a rank in which the tests might run.
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=environment,
+    )
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def close_to(expected: Any) -> Any:
+    """Compares with whatever is nested in lists and maps, within the error of float32 sums in another order."""
+    if isinstance(expected, dict):
+        return {name: close_to(value) for name, value in expected.items()}
+    if isinstance(expected, list) and expected and isinstance(expected[0], list | dict):
+        return [close_to(value) for value in expected]
+    return pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+# -- the same training, whatever the number of ranks ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def agreed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks says of the job ``agreement``."""
+    folder = tmp_path_factory.mktemp("agreement")
+    done = torchrun(JOBS, "agreement", folder)
+    assert done.returncode == 0, done.stderr
+    return results(folder)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """What one process says of the same trainings."""
+    return same_result()
+
+
+@pytest.mark.parametrize("kind", ["plain", "parts", "microbatches", "optimizers", "clipping"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_training_comes_to_the_same_as_on_one_rank(
+    agreed: list[dict[str, Any]], alone: dict[str, Any], kind: str, rank: int
+) -> None:
+    found, expected = agreed[rank]["same"][kind], alone[kind]
+    assert expected["counts"] == [3, 15, 81, 0]
+    assert len(expected["losses"]) == len(expected["train_metrics"]) == 15
+    assert set(expected["eval_metrics"]["eval_a"]) == {"MulticlassAccuracy", "CrossEntropy"}
+    assert set(expected["parts"][-1]) == ({"classes", "outputs"} if kind == "parts" else set())
+    assert found == close_to(expected)
+
+
+def test_algorithms_see_the_gradients_of_the_whole_batch(agreed: list[dict[str, Any]], alone: dict[str, Any]) -> None:
+    for found in agreed:
+        assert found["same"]["plain"]["gradient_norms"] == close_to(alone["plain"]["gradient_norms"])
+    assert alone["clipping"]["weights"] != alone["plain"]["weights"]
+
+
+def test_the_first_rank_s_weights_are_the_ones_that_are_trained(agreed: list[dict[str, Any]]) -> None:
+    assert agreed[0]["different weights"] == agreed[1]["different weights"]
+
+
+def test_time_is_the_first_rank_s(agreed: list[dict[str, Any]]) -> None:
+    for found in agreed:
+        assert found["three seconds"]["counts"] == [2, 12, 66, 12]
+
+
+def test_one_rank_can_stop_the_training(agreed: list[dict[str, Any]]) -> None:
+    for found in agreed:
+        assert found["stop in a batch"]["counts"][1] == 7
+        assert found["stop after a batch"]["counts"][1] == 7
+        assert found["stop after evaluation"]["counts"] == [1, 5, 27, 0]
+        assert found["stop after evaluation"]["stopped"]
+
+
+def test_a_distributed_sampler_is_told_the_epoch(agreed: list[dict[str, Any]]) -> None:
+    epochs = [[*first, *second] for first, second in zip(*(found["orders"] for found in agreed), strict=True)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(8))] * 3
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("plain loader", "train_dataloader gives each of the 2 ranks all of the data: .*RankBatchSampler"),
+        ("plain evaluation", "evaluator 'eval' gives each of the 2 ranks all of the data"),
+        ("other ranks", "divides the data among 3 ranks, and there are 2"),
+        ("lengths", "gives the ranks 4, 5 batches: give all of them the same number"),
+        ("seeds", "have the seeds 0, 1 on the ranks"),
+        ("parts", "take the parts 1, 1 of the data"),
+        ("stream", "1 of 2 ranks came to the end of their data, the others have a further batch"),
+    ],
+)
+def test_data_that_is_not_divided_among_the_ranks_is_refused(
+    agreed: list[dict[str, Any]], case: str, words: str
+) -> None:
+    for found in agreed:
+        with pytest.raises(AssertionError, match=words):
+            raise AssertionError(found[case])
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_two_ranks_go_on_as_if_they_had_not_been_interrupted(runs_dir: Path, tmp_path: Path) -> None:
+    alone = train_on(tmp_path / "one")
+    done = torchrun(JOBS, "checkpoints", tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = results(tmp_path)
+    for name in ("whole", "from batch 3", "from batch 5", "from batch 7"):
+        # Bitwise: JSON gives back the very float that was written.
+        assert first[name] == second[name] == first["whole"], name
+    assert first["whole"] != alone, "each rank draws noise of its own"
+    assert first["random"] != second["random"]
+    assert first["from the folder"] == second["from the folder"] != first["whole"]
+
+    # With another number of ranks the noise is another one, and the training goes on all the same.
+    assert first["from one rank"] == second["from one rank"] != alone
+    assert train_on(None, tmp_path / "whole" / "ep0-ba3-rank0.safetensors") != alone
+
+    saved = [f"ep{(batch > 5) * 1}-ba{batch}-rank0.safetensors" for batch in range(1, 11)]
+    assert {path.name for path in (tmp_path / "whole").iterdir()} == {*saved, "latest-rank0.safetensors"}
+
+    # A signal to the second rank has ended both after the batch at hand, with one checkpoint.
+    assert first["interrupted"]
+    assert second["interrupted"]
+    assert {path.name for path in (tmp_path / "stopped").iterdir()} == {*saved[:4], "latest-rank0.safetensors"}
+    assert find_run("r").status == "stopped"
+
+
+# -- the stream -------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_publish_into_one_recording_and_callbacks_see_the_first(runs_dir: Path, tmp_path: Path) -> None:
+    done = torchrun(JOBS, "published", tmp_path)
+    first, second = results(tmp_path)
+    good = find_run("good")
+    assert good.status == "finished"
+    assert [path.name for path in good.path.glob("*.mcap")] == ["recording-1.mcap"]
+    snapshots = list(Recording(good.recording))
+    counts = [Counter(one.event for one in snapshots if one.rank == rank) for rank in (0, 1)]
+    assert counts[0] == counts[1]
+    assert set(counts[0]) <= BASE_EVENTS
+    assert counts[0][Event.BATCH_END] == 15
+    for rank, found in enumerate((first, second)):
+        ends = [one for one in snapshots if one.rank == rank and one.event is Event.BATCH_END]
+        assert [one.loss for one in ends] == found["losses"] == first["losses"]
+        assert [one.train_metrics for one in ends] == found["train_metrics"] == first["train_metrics"]
+        assert ends[-1].timestamp.sample == 81
+    logged = [json.loads(line) for line in (good.path / "metrics.jsonl").read_text().splitlines()]
+    speeds = [one["step"] for one in logged if "time/train" in one]
+    assert speeds == list(range(1, 16))
+
+    # The second run ended with an error on the second rank: each says its part, and the record tells the cause.
+    assert done.returncode == 1
+    assert "ValueError: the second rank has had enough" in done.stderr
+    assert "in fail" in done.stderr
+    *_, last, _rule = done.stderr.splitlines()
+    assert last.strip() == "ValueError: the second rank has had enough"
+    assert "RankError: rank 1 ended with ValueError: the second rank has had enough, so rank 0 can" in done.stderr
+    assert "terminate called" not in done.stderr
+    bad = find_run("bad")
+    assert bad.status == "failed"
+    assert "ValueError: the second rank has had enough" in str(bad.last.error)
+    assert "callbacks' process" not in done.stderr
+
+
+def test_commands_take_effect_on_all_ranks_at_the_same_batch(runs_dir: Path, tmp_path: Path) -> None:
+    done = torchrun(JOBS, "commanded", tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = results(tmp_path)
+    told = {name: (batch, error) for name, batch, error in json.loads((tmp_path / "outcomes.json").read_text())}
+    assert [error for _, error in told.values()] == [None] * 4
+    set_at, paused_at, resumed_at, stopped_at = (batch for batch, _ in told.values())
+    assert set_at < stopped_at
+    assert paused_at == resumed_at
+    assert first["counts"] == second["counts"]
+    assert first["counts"][1] == stopped_at
+    assert first["weights"] == second["weights"]
+    for one in (first, second):
+        rates = one["lr_by_batch"]
+        assert all(rate == (0.1 if int(batch) <= set_at else 0.025) for batch, rate in rates.items())
+
+
+def test_ranks_that_wait_for_a_consumer_stop_at_the_batch_that_it_decides(runs_dir: Path, tmp_path: Path) -> None:
+    done = torchrun(JOBS, "judged", tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = results(tmp_path)
+    assert first["counts"] == second["counts"]
+    assert first["counts"][1] == 7
+    assert first["weights"] == second["weights"]
+
+
+def test_when_a_rank_is_killed_the_other_one_ends(runs_dir: Path, tmp_path: Path) -> None:
+    done = torchrun(JOBS, "killed", tmp_path)
+    assert done.returncode == 1
+    assert "RankError: another rank has ended (" in done.stderr
+    assert "so rank 0 cannot go on" in done.stderr
+    wait_for(lambda: not find_run("r").live, "the end of the run")
+    run = find_run("r")
+    assert run.status == "lost"
+    snapshots = list(Recording(run.recording))
+    ends = Counter(one.rank for one in snapshots if one.event is Event.BATCH_END)
+    assert ends[0] == BATCHES_BEFORE_THE_END
+
+
+def test_the_command_trains_on_ranks_as_on_one(runs_dir: Path) -> None:
+    done = torchrun("-m", "trainer", "digits", "--seed", "3", "-d", "12ba", "--run-name", "r", "--no-progress")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("watch it with") == 1
+    snapshots = list(Recording(find_run("r").recording))
+    torch.manual_seed(3)
+    task = find_task("digits")
+    settings = {"max_duration": "12ba", "seed": 3, "publish": False, "progress_bar": False, "device": "cpu"}
+    losses: list[float] = []
+    note = Act(lambda _event, state, _logger: losses.append(float(state.total_loss or 0)), Event.BATCH_END)
+    with Trainer(**(task.arguments() | settings), algorithms=note) as trainer:
+        trainer.fit()
+    for rank in (0, 1):
+        ends = [one for one in snapshots if one.rank == rank and one.event is Event.BATCH_END]
+        assert [one.loss for one in ends] == pytest.approx(losses, rel=1e-5)
+        assert snapshots[-1].eval_metrics["eval"] == pytest.approx(trainer.state.eval_metric_values["eval"], rel=1e-5)
+
+
+def test_one_process_has_no_process_group() -> None:
+    with gold_trainer() as trainer:
+        trainer.fit()
+    assert trainer.state.world_size == 1
+    assert not torch.distributed.is_initialized()
+
+
+# -- who trains on what -----------------------------------------------------------------------------------------------
+
+
+def parts(samples: int, batch_size: int, ranks: int, epoch: int = 0, **options: Any) -> list[list[list[int]]]:
+    """The batches of an epoch, of each the ranks' parts."""
+    samplers = [
+        RankBatchSampler(range(samples), batch_size, rank=rank, num_replicas=ranks, **options) for rank in range(ranks)
+    ]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+        assert len(list(sampler)) == len(sampler)
+    return [list(batch) for batch in zip(*samplers, strict=True)]
+
+
+@given(
+    samples=st.integers(0, 60),
+    ranks=st.integers(1, 5),
+    more=st.integers(0, 8),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+    epoch=st.integers(0, 1000),
+)
+def test_the_ranks_parts_make_up_the_batches_of_one(
+    samples: int, ranks: int, more: int, shuffle: bool, drop_last: bool, seed: int, epoch: int
+) -> None:
+    options = {"shuffle": shuffle, "drop_last": drop_last, "seed": seed}
+    size = ranks + more
+    whole = [batch for (batch,) in parts(samples, size, 1, epoch, **options)]
+    divided = parts(samples, size, ranks, epoch, **options)
+    if len(whole) > len(divided):
+        # Every rank gets at least one sample of each batch.
+        assert len(whole.pop()) < ranks
+    assert [sorted(chain(*batch)) for batch in divided] == [sorted(batch) for batch in whole]
+    assert all(max(map(len, batch)) - min(map(len, batch)) <= 1 and min(map(len, batch)) > 0 for batch in divided)
+    assert all(len(batch) == size for batch in (whole if drop_last else whole[:-1]))
+    seen = list(chain(*whole))
+    assert len(set(seen)) == len(seen)
+    assert len(seen) >= (samples // size * size if drop_last else samples - ranks + 1)
+    if not shuffle:
+        assert seen == list(range(len(seen)))
+
+
+def test_each_epoch_has_an_order_of_its_own_that_comes_again_with_the_seed() -> None:
+    orders = [parts(40, 8, 2, epoch, shuffle=True, seed=seed) for seed in (3, 4) for epoch in (0, 1, 2)]
+    assert all(one != other for index, one in enumerate(orders) for other in orders[:index])
+    assert orders == [parts(40, 8, 2, epoch, shuffle=True, seed=seed) for seed in (3, 4) for epoch in (0, 1, 2)]
+
+
+def test_without_a_seed_the_order_follows_from_the_trainer_s() -> None:
+    def order(seed: int) -> list[int]:
+        dataset = TensorDataset(*gold_data("train", 24))
+        sampler = RankBatchSampler(dataset, 6, shuffle=True)
+        with gold_trainer(train_dataloader=DataLoader(dataset, batch_sampler=sampler), seed=seed) as trainer:
+            trainer.fit()
+        return list(chain(*sampler))
+
+    assert order(1) == order(1) != order(2)
+
+
+def test_a_batch_has_to_be_enough_for_all_ranks() -> None:
+    with pytest.raises(ConfigurationError, match=r"batch_size 3 is not allowed: .* all 4 ranks, so use 4 or more"):
+        RankBatchSampler(range(10), 3, rank=0, num_replicas=4)
+
+
+@pytest.mark.parametrize(("rank", "size"), [("one", "2"), ("2", "2"), ("-1", "2"), ("0", "0")])
+def test_an_environment_that_makes_no_sense_is_named(rank: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(ConfigurationError, match=f"RANK is '{rank}' and WORLD_SIZE '{size}'"):
+        gold_trainer()

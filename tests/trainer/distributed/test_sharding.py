@@ -1,0 +1,262 @@
+"""Training with weights that are spread over ranks, and the checkpoints of such trainings."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from paths import SUPPORT
+from safetensors import safe_open
+from sharding_jobs import comparable, fitted, weights
+from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+from training import gold_trainer
+
+from bus.errors import CheckpointError, ConfigurationError
+from trainer.checkpoints.checkpoints import folder_name
+from trainer.checkpoints.folder import CheckpointFolder
+from trainer.checkpoints.sharded import check_sharded, read_sharded
+from trainer.distributed.sharding import check_fsdp_config
+
+JOBS = SUPPORT / "sharding_jobs.py"
+PATIENCE = 150
+"""Seconds after which a start counts as hanging."""
+
+Found = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two ranks have left what they found out, and checkpoints."""
+    folder = tmp_path_factory.mktemp("sharding")
+    # The processes of this one are told their place, not that of a rank in which the tests might run.
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOBS), str(folder)]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=PATIENCE, env=environment)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Found:
+    """What each of the two ranks found out."""
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """The weights that one process ends with."""
+    return weights(fitted(comparable()))
+
+
+@pytest.fixture
+def saved(folder: Path, tmp_path: Path) -> Path:
+    """A sharded checkpoint of one's own, of the end of the training."""
+    path = tmp_path / "ep3-ba15"
+    subprocess.run(["cp", "-r", str(folder / "saved" / "ep3-ba15"), str(path)], check=True)
+    return path
+
+
+def assert_close(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-5) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        torch.testing.assert_close(torch.tensor(found[name]), torch.tensor(values), rtol=0, atol=tolerance)
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["one unit for each layer", "one unit for all", "units by class", "microbatches", "a function for optimizers"],
+)
+def test_sharded_weights_come_to_the_same_as_on_one_rank(found: Found, alone: dict[str, Any], kind: str) -> None:
+    for rank in found:
+        assert_close(rank["same"][kind], alone)
+
+
+def test_each_rank_keeps_its_part_of_weights_and_of_the_optimizer_s_averages(found: Found) -> None:
+    for kind in ("weights", "averages"):
+        parts = [rank["sizes"][kind] for rank in found]
+        assert sum(parts) == found[0]["sizes"]["all"]
+        assert max(parts) < 0.6 * sum(parts)
+
+
+def test_buffers_are_the_first_rank_s_as_with_ddp(found: Found) -> None:
+    whole, sharded = found[0]["buffers"]
+    assert any(name.endswith("running_mean") for name in whole)
+    assert_close(sharded, whole)
+
+
+def test_a_weight_in_two_places_stays_one(found: Found) -> None:
+    assert found[0]["tied"]["is one"]
+    whole, sharded = found[0]["tied"]["weights"]
+    assert_close(sharded, whole)
+
+
+def test_ranks_with_unequal_numbers_of_batches_are_evaluated_together(found: Found) -> None:
+    assert [rank["evaluated"]["predicted"] for rank in found] == [4, 2]
+    for rank in found:
+        assert rank["evaluated"]["sharded"] == pytest.approx(rank["evaluated"]["whole"])
+
+
+def test_after_an_evaluation_a_change_of_the_weights_is_seen(found: Found) -> None:
+    assert [rank["evaluated"]["after a change"] for rank in found] == [[0.0] * 4, [0.0] * 2]
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["sharded from sharded", "sharded from whole", "whole from sharded"])
+def test_a_training_goes_on_from_either_kind_of_checkpoint_as_if_not_interrupted(found: Found, how: str) -> None:
+    for rank in found:
+        assert rank["resumed"][how] == rank["resumed"][how.split()[-1]]
+
+
+@pytest.mark.parametrize("argument", ["load_path", "autoresume"])
+def test_the_latest_checkpoint_in_a_folder_is_found(found: Found, argument: str) -> None:
+    assert [rank["resumed"]["latest"][argument] for rank in found] == [9, 9]
+
+
+def test_a_checkpoint_is_a_folder_of_safetensors_files_without_pickle(folder: Path) -> None:
+    path = folder / "saved" / "ep3-ba15"
+    files = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+    assert files == [f"shards/shard-0000{rank}-model-00001-of-00001.safetensors" for rank in (1, 2)] + [
+        "training.safetensors"
+    ]
+    names = set()
+    for file in files:
+        with pytest.raises((pickle.UnpicklingError, ValueError, EOFError, LookupError, ImportError, AttributeError)):
+            pickle.loads((path / file).read_bytes())
+        with safe_open(path / file, framework="pt") as content:
+            if file.startswith("shards"):
+                names.update(content.keys())
+                assert {content.get_tensor(name).dtype for name in content.keys()} == {torch.float32}  # noqa: SIM118
+    weight_names = {f"model.net.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")}
+    averages = {f"optimizers.AdamW.state.{number}.{kind}" for number in range(4) for kind in ("exp_avg", "exp_avg_sq")}
+    assert names == weight_names | averages
+
+
+def test_the_folder_keeps_so_many_checkpoints_and_a_link_to_the_latest(folder: Path) -> None:
+    assert sorted(path.name for path in (folder / "sharded").iterdir()) == ["ep2-ba8", "ep3-ba9", "latest"]
+    assert os.readlink(folder / "sharded" / "latest") == "ep3-ba9"
+
+
+def test_one_process_takes_the_weights_of_several(folder: Path, alone: dict[str, Any]) -> None:
+    trainer = gold_trainer(load_path=folder / "saved" / "ep3-ba15", load_weights_only=True)
+    assert trainer.state.timestamp.batch == 0
+    assert_close(weights(trainer), alone)
+
+
+def test_one_process_goes_on_where_several_were(folder: Path, alone: dict[str, Any]) -> None:
+    trainer = comparable(load_path=folder / "saved" / "ep1-ba5")
+    assert trainer.state.timestamp.batch == 5
+    trainer.fit()
+    assert_close(weights(trainer), alone)
+
+
+def test_a_checkpoint_takes_the_place_of_one_of_that_name(found: Found, folder: Path) -> None:
+    assert found[0]["saved again"]["found"] == found[0]["saved again"]["expected"]
+    assert list(folder.glob(".*")) == []
+
+
+def test_a_damaged_shard_is_noticed_and_the_older_checkpoint_is_the_latest(
+    folder: Path, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    subprocess.run(["cp", "-r", str(folder / "saved" / "ep2-ba10"), str(saved.parent)], check=True)
+    checkpoints = CheckpointFolder(saved.parent, "ep{epoch}-ba{batch}", "latest")
+    assert checkpoints.latest() == saved
+    shard = next((saved / "shards").iterdir())
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"damaged: the checksum of shards/{shard.name} is wrong"):
+        read_sharded(saved)
+    assert checkpoints.latest() == saved.with_name("ep2-ba10")
+    assert "is damaged" in caplog.text
+
+
+def test_a_missing_shard_is_noticed(saved: Path) -> None:
+    shard = next((saved / "shards").iterdir())
+    shard.unlink()
+    for read in (read_sharded, check_sharded):
+        with pytest.raises(CheckpointError, match=f"incomplete: it has no shards/{shard.name}"):
+            read(saved)
+
+
+@pytest.mark.parametrize("size", [0, 100, -1])
+def test_a_training_file_that_was_cut_short_is_noticed(saved: Path, size: int) -> None:
+    file = saved / "training.safetensors"
+    os.truncate(file, size if size >= 0 else file.stat().st_size - 1)
+    with pytest.raises(CheckpointError, match=r"training\.safetensors"):
+        gold_trainer(load_path=saved)
+
+
+def test_a_folder_without_its_training_file_is_no_checkpoint(saved: Path) -> None:
+    (saved / "training.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="there is no checkpoint in"):
+        gold_trainer(load_path=saved)
+
+
+@pytest.mark.parametrize(
+    ("filename", "expected"),
+    [
+        ("ep{epoch}-ba{batch}-rank{rank}.safetensors", "ep{epoch}-ba{batch}"),
+        ("latest-rank{rank}.safetensors", "latest"),
+        ("ba{batch:06d}_{rank:02d}", "ba{batch:06d}"),
+        ("{run_name}/ba{batch}", "{run_name}/ba{batch}"),
+    ],
+)
+def test_a_folder_is_named_as_a_file_but_for_the_rank(filename: str, expected: str) -> None:
+    assert folder_name(filename) == expected
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("unknown class", "ConfigurationError: shard in fsdp_config names Block, and the model has no module"),
+        ("number as a weight", "ConfigurationError: model GoldMLP cannot be sharded: "),
+        ("not writable", "CheckpointError: cannot write "),
+        ("damaged", "CheckpointError: checkpoint "),
+        ("another model", "CheckpointError: checkpoint "),
+    ],
+)
+def test_every_rank_is_told_what_is_wrong(found: Found, what: str, message: str) -> None:
+    assert found[0]["refused"][what] == found[1]["refused"][what]
+    assert found[0]["refused"][what].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "fsdp_config is for several ranks, and this is one process"),
+        ("FULL_SHARD", "fsdp_config is a str: give a dict"),
+        ({"sharding_strategy": "FULL_SHARD"}, "unknown 'sharding_strategy': use shard, reshard_after_forward"),
+        ({"shard": "Block"}, "shard in fsdp_config is 'Block': use a list of classes"),
+        ({"shard": [torch.nn.Linear(1, 1)]}, r"shard in fsdp_config is \[Linear"),
+        ({"reshard_after_forward": "yes"}, "reshard_after_forward in fsdp_config is 'yes': use True, False"),
+        ({"mp_policy": "bf16"}, "mp_policy in fsdp_config is a str: use torch.distributed.fsdp.MixedPrecisionPolicy"),
+        ({"offload_policy": True}, "offload_policy in fsdp_config is a bool: use torch.distributed.fsdp.OffloadPolicy"),
+    ],
+)
+def test_a_wrong_fsdp_config_is_refused(config: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        gold_trainer(fsdp_config=config)
+
+
+def test_torch_s_policies_are_let_through() -> None:
+    config = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16), "offload_policy": OffloadPolicy(), "shard": None}
+    assert check_fsdp_config(config, world_size=2) == config
+
+
+def test_a_trainer_without_sharding_does_not_load_what_it_takes() -> None:
+    program = "import sys, trainer; trainer.Trainer; print('torch.distributed.fsdp' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

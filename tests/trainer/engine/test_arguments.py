@@ -1,0 +1,279 @@
+"""What a trainer refuses, before anything is started; and how it ends."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gold import GoldMLP, gold_loader
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from training import Act, gold_trainer
+
+from bus.errors import ClosedError, ConfigurationError, OffloopError
+from bus.recording.recording import Recording
+from bus.runs.directory import list_runs, read_run
+from bus.types.event import Event
+from trainer import Classifier, State, Trainer
+from trainer.schedulers import StepScheduler
+
+OTHER = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+LBFGS = torch.optim.LBFGS([torch.nn.Parameter(torch.zeros(1))])
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model": torch.nn.Linear(8, 4)}, r"Linear has no loss: wrap a plain module in trainer.Classifier"),
+    ({"max_duration": "5"}, r"invalid duration '5'"),
+    ({"max_duration": "0.5dur"}, r"max_duration '0.5dur' is not allowed"),
+    ({"max_duration": "1iter"}, r"max_duration '1iter' is not allowed"),
+    ({"max_duration": -1}, r"max_duration '-1ep' is not allowed"),
+    ({"eval_interval": "-1ep"}, r"interval '-1ep' is not allowed"),
+    ({"optimizers": "adam"}, r"optimizers has a str: give one Optimizer or a list of them"),
+    ({"schedulers": [object()]}, r"schedulers has a object"),
+    ({"algorithms": [print]}, r"algorithms has a builtin_function_or_method: give one Algorithm"),
+    ({"device": "tpu"}, r"device 'tpu' is unknown: use auto, cpu or gpu"),
+    ({"seed": -1}, r"seed -1 is not allowed"),
+    ({"seed": "x"}, r"seed 'x' is not allowed"),
+    ({"device_train_microbatch_size": "all"}, r"device_train_microbatch_size 'all' is not allowed: use a number"),
+    ({"device_train_microbatch_size": 0}, r"device_train_microbatch_size 0 is not allowed"),
+    ({"record": ["batch_strat"]}, r"'batch_strat' is no event: did you mean"),
+    ({"record": 5}, r"record 5 is not allowed: use 'all' or a list of events"),
+    ({"train_dataloader": 5}, r"train_dataloader is a int"),
+    ({"run_name": "a/b", "publish": True}, r"'a/b' cannot be a run name"),
+    ({"run_name": "../x", "publish": False}, r"'../x' cannot be a run name"),
+    ({"run_name": 5, "publish": False}, r"5 cannot be a run name"),
+    ({"device": None}, r"device None is unknown: use auto, cpu or gpu"),
+    ({"device": 5}, r"device 5 is unknown"),
+    ({"device": torch.device("meta")}, r"device 'meta' is unknown"),
+    ({"seed": True}, r"seed True is not allowed: use a whole number"),
+    ({"max_duration": True}, r"max_duration True is not allowed: use a time such as 2ep"),
+    ({"eval_interval": True}, r"interval True is not allowed"),
+    ({"scale_schedule_ratio": True}, r"scale_schedule_ratio is True: use a number above 0"),
+    ({"step_schedulers_every_batch": "no"}, r"step_schedulers_every_batch is 'no': use True or False"),
+    ({"save_overwrite": "yes"}, r"save_overwrite is 'yes': use True or False"),
+    ({"publish": 1}, r"publish is 1: use True or False"),
+    ({"compile_config": 5}, r"compile_config is 5: give a dict of arguments of torch.compile"),
+    ({"compile_config": "x"}, r"compile_config is 'x': give a dict"),
+    ({"compile_config": {"bogus": 1}}, r"compile_config has an unknown 'bogus': use fullgraph, dynamic, backend, mode"),
+    ({"compile_config": {"model": None}}, r"compile_config has an unknown 'model'"),
+    ({"compile_config": {"mode": "foo"}}, r"compile_config {'mode': 'foo'} is not allowed: .*max-autotune"),
+    ({"compile_config": {"backend": "foo"}}, r"compile_config {'backend': 'foo'} is not allowed: Invalid backend"),
+    ({"compile_config": {"options": {"foo": 1}}}, r"compile_config {.*} is not allowed: Unexpected .* option foo"),
+    ({"save_folder": 5}, r"save_folder is 5: give a path, as a text or a pathlib.Path"),
+    ({"save_folder": b"x"}, r"save_folder is b'x': give a path"),
+    ({"save_filename": None}, r"save_filename is None: give a text"),
+    ({"save_filename": 5, "save_folder": "x"}, r"save_filename is 5: give a text"),
+    ({"save_latest_filename": 5, "save_folder": "x"}, r"save_latest_filename is 5: give a text"),
+    ({"load_path": 5}, r"load_path is 5: give a path"),
+    ({"load_path": []}, r"load_path is \[\]: give a path"),
+    ({"runs_dir": 5}, r"runs_dir is 5: give a path"),
+    ({"clock": 5}, r"clock is 5: give a function that is called with \(\)"),
+    ({"max_delay": "x"}, r"max_delay is 'x'; it is in seconds: use 0 to 1"),
+    ({"max_delay": -1, "publish": False}, r"max_delay is -1; it is in seconds"),
+    ({"config": 5}, r"config is 5: give a dict of names and values"),
+    ({"optimizers": torch.optim.SGD}, r"optimizers has the class SGD: give one Optimizer"),
+    ({"optimizers": LBFGS}, r"optimizers has a LBFGS, whose step needs a closure that computes the loss"),
+    ({"optimizers": [OTHER, OTHER]}, r"optimizers has the same SGD twice"),
+    ({"schedulers": StepLR(OTHER, 1)}, r"schedulers has a StepLR of a SGD that is not in optimizers"),
+    ({"schedulers": [StepScheduler("1ep"), StepScheduler("2ep")]}, r"2 schedulers, of which one follows"),
+    ({"schedulers": [StepScheduler("1ep"), StepLR(OTHER, 1)], "optimizers": OTHER}, r"2 schedulers, of which one"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[f"{next(iter(a))}={m[:12]}" for a, m in REFUSED])
+def test_bad_arguments_are_refused_before_a_run_is_started(
+    arguments: dict[str, Any], message: str, runs_dir: Path
+) -> None:
+    if "model" in arguments:
+        arguments = {**arguments, "optimizers": None}
+    with pytest.raises(OffloopError, match=message) as caught:
+        gold_trainer(**{"publish": True, **arguments})
+    assert "\n" not in str(caught.value)
+    assert list_runs(runs_dir) == []
+
+
+def test_a_scheduler_may_be_of_an_optimizer_that_a_function_gives_later() -> None:
+    model = GoldMLP()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gold_trainer(
+        model=model, optimizers=lambda model: optimizer, schedulers=StepLR(optimizer, 1, gamma=0.5)
+    ) as trainer:
+        trainer.fit()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 4)
+    with pytest.raises(ConfigurationError, match="schedulers has a StepLR of a SGD that is not in optimizers"):
+        gold_trainer(
+            optimizers=lambda model: torch.optim.SGD(model.parameters(), lr=0.1), schedulers=StepLR(optimizer, 1)
+        )
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_optimizers_are_of_the_model_as_algorithms_leave_it(later: bool) -> None:
+    model = GoldMLP()
+    both = [*model.parameters(), torch.nn.Parameter(torch.zeros(1))]
+    optimizer = torch.optim.SGD(both, lr=0.1)
+    with pytest.raises(ConfigurationError, match="a SGD of 5 parameters, of which 1 are not those of model GoldMLP"):
+        gold_trainer(model=model, optimizers=(lambda model: optimizer) if later else optimizer)
+
+    def take_in(event: Event, state: State, logger: object) -> None:
+        state.model.added = both[-1]
+
+    with gold_trainer(model=model, optimizers=optimizer, algorithms=Act(take_in, Event.INIT)) as trainer:
+        trainer.fit()
+
+
+@pytest.mark.parametrize("given", [torch.device("cpu"), "cpu"])
+def test_devices_are_those_of_torch_too(given: Any) -> None:
+    assert gold_trainer(device=given).state.device.name == "cpu"
+
+
+def test_numpy_has_seeds_too() -> None:
+    seed = gold_trainer(seed=np.int64(3)).state.seed
+    assert (type(seed), seed) == (int, 3)
+
+
+@pytest.mark.parametrize("path", [5, "", b"x", None])
+def test_a_checkpoint_needs_a_path(path: Any, tmp_path: Path) -> None:
+    with gold_trainer() as trainer:
+        with pytest.raises(ConfigurationError, match=f"path is {path!r}: give a path"):
+            trainer.save_checkpoint(path)
+        trainer.save_checkpoint(tmp_path / "a.safetensors")
+
+
+def test_predictions_are_handed_to_a_function_only() -> None:
+    data = gold_loader("predict", 6, 3)
+    with gold_trainer() as trainer:
+        with pytest.raises(ConfigurationError, match=r"on_outputs is 5: give a function .* with \(batch, outputs\)"):
+            trainer.predict(data, on_outputs=5)  # type: ignore[arg-type]
+        assert len(trainer.predict(data)) == 2
+
+
+def test_a_plateau_scheduler_is_refused() -> None:
+    model = GoldMLP()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau, which needs a metric"):
+        gold_trainer(model=model, optimizers=optimizer, schedulers=ReduceLROnPlateau(optimizer))
+
+
+def test_a_model_that_cannot_be_evaluated_is_refused_only_with_an_evaluator() -> None:
+    class TrainOnly(torch.nn.Module):
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            return outputs
+
+    with gold_trainer(model=TrainOnly(), optimizers=None):
+        pass
+    with pytest.raises(ConfigurationError, match="TrainOnly has no eval_forward, get_metrics, update_metric"):
+        gold_trainer(model=TrainOnly(), optimizers=None, eval_dataloader=gold_loader("eval_a", 12, 5))
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("train_dataloader", "fit\\(\\) needs a train_dataloader"),
+        ("optimizers", "fit\\(\\) needs optimizers"),
+        ("max_duration", "fit\\(\\) needs to know how long to train"),
+    ],
+)
+def test_fit_says_what_it_needs(missing: str, message: str) -> None:
+    with gold_trainer(**{missing: None}) as trainer, pytest.raises(ConfigurationError, match=message):
+        trainer.fit()
+
+
+def test_the_seed_is_recorded_also_when_none_is_given(runs_dir: Path) -> None:
+    with gold_trainer(publish=True, run_name="seeded", seed=None, config={"colour": "blue"}) as trainer:
+        trainer.fit()
+    info = read_run(runs_dir / "seeded").last.info
+    assert info["seed"] == trainer.state.seed
+    assert info["max_duration"] == "2ep"
+    assert info["config"] == {"colour": "blue"}
+    assert gold_trainer(seed=None).state.seed != gold_trainer(seed=None).state.seed
+
+
+def test_a_run_finishes(runs_dir: Path) -> None:
+    with gold_trainer(publish=True, run_name="whole") as trainer:
+        trainer.fit()
+        assert trainer.run_dir == runs_dir / "whole"
+    assert ending_of(runs_dir / "whole") == ("finished", None)
+    assert trainer.recording == read_run(runs_dir / "whole").recording
+    trainer.close()
+    with pytest.raises(ClosedError, match="trainer of run 'whole' is closed"):
+        trainer.fit()
+
+
+def test_a_failing_loop_ends_the_run_as_failed_and_its_exception_arrives_unchanged(runs_dir: Path) -> None:
+    boom = ValueError("boom in forward")
+
+    def fail(event: Event, state: State, logger: object) -> None:
+        raise boom
+
+    act = Act(lambda event, state, logger: state.timestamp.batch == 2 and fail(event, state, logger))
+    trainer = gold_trainer(publish=True, run_name="broken", algorithms=act)
+    with pytest.raises(ValueError, match="boom in forward") as caught:
+        trainer.fit()
+    assert caught.value is boom
+    assert ending_of(runs_dir / "broken") == ("failed", "ValueError: boom in forward")
+    trainer.close()
+    assert read_run(runs_dir / "broken").status == "failed"
+
+
+def test_a_trainer_that_cannot_be_made_ends_its_run_as_failed(runs_dir: Path) -> None:
+    def fail(event: Event, state: State, logger: object) -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        gold_trainer(publish=True, run_name="unmade", algorithms=Act(fail, Event.INIT))
+    assert ending_of(runs_dir / "unmade") == ("failed", "RuntimeError: no")
+
+
+def test_an_exception_around_fit_ends_the_run_as_failed(runs_dir: Path) -> None:
+    with pytest.raises(KeyError), gold_trainer(publish=True, run_name="around"):
+        raise KeyError("x")
+    assert ending_of(runs_dir / "around") == ("failed", "KeyError: 'x'")
+
+
+def test_stopping_and_interrupting_end_the_run_as_stopped(runs_dir: Path) -> None:
+    act = Act(lambda event, state, logger: state.stop_training(), Event.AFTER_LOSS)
+    with gold_trainer(publish=True, run_name="stopped", algorithms=act) as trainer:
+        trainer.fit()
+    assert trainer.state.timestamp.batch == 1
+    assert ending_of(runs_dir / "stopped") == ("stopped", None)
+
+    def interrupt(event: Event, state: State, logger: object) -> None:
+        raise KeyboardInterrupt
+
+    trainer = gold_trainer(publish=True, run_name="interrupted", algorithms=Act(interrupt, Event.AFTER_LOSS))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    assert ending_of(runs_dir / "interrupted") == ("stopped", None)
+
+
+def test_a_trainer_that_is_dropped_ends_its_stream(runs_dir: Path) -> None:
+    trainer = gold_trainer(publish=True, run_name="dropped")
+    trainer.fit()
+    assert read_run(runs_dir / "dropped").live
+    del trainer
+    assert ending_of(runs_dir / "dropped") == ("finished", None)
+
+
+def ending_of(run: Path) -> tuple[str, str | None]:
+    recording = Recording(run)
+    list(recording)
+    assert recording.ending is not None
+    return recording.ending.status, recording.ending.error
+
+
+def test_the_names_of_arguments_are_those_people_know() -> None:
+    import inspect
+
+    names = list(inspect.signature(Trainer).parameters)
+    assert names[:8] == [
+        *("model", "train_dataloader", "eval_dataloader", "optimizers", "schedulers", "max_duration"),
+        *("eval_interval", "algorithms"),
+    ]
+    assert {"callbacks", "loggers", "run_name", "seed", "device", "step_schedulers_every_batch"} <= set(names)
+
+
+def test_a_classifier_needs_nothing_but_a_module() -> None:
+    model = Classifier(GoldMLP().net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gold_trainer(model=model, optimizers=optimizer, eval_dataloader=gold_loader("eval_a", 12, 5)) as trainer:
+        trainer.fit()
+    assert set(trainer.state.eval_metric_values["eval"]) == {"MulticlassAccuracy", "CrossEntropy"}

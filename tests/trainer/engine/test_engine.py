@@ -1,0 +1,228 @@
+"""Who is called at an event, in which order, and what is published."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from gold import GoldMLP, gold_optimizer
+from helpers import REFERENCE
+from training import Act, FakeStream, gold_trainer
+
+from bus.errors import ConfigurationError
+from bus.publisher.publisher import Publisher
+from bus.types.event import Event
+from trainer import Algorithm, Engine, Logger, State
+from trainer.device.device import CpuDevice
+from trainer.stream.publishing import StatePublisher, optimizer_names
+
+ORDERS = json.loads((REFERENCE / "engine_order.json").read_text())["per_event"]
+
+
+def make_state(**arguments: Any) -> State:
+    model = arguments.pop("model", None) or GoldMLP()
+    settings = {"model": model, "device": CpuDevice(), "seed": 1, "run_name": "r"}
+    return State(**(settings | arguments))
+
+
+class Noting(Algorithm):
+    def __init__(self, name: str, calls: list[str], matches: bool = True) -> None:
+        self._name, self._calls, self._matches = name, calls, matches
+
+    def match(self, event: Event, state: State) -> bool:
+        self._calls.append(f"match:{self._name}")
+        return self._matches
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        self._calls.append(f"apply:{self._name}")
+
+
+@pytest.mark.parametrize("case", ORDERS, ids=[case["event"] for case in ORDERS])
+def test_algorithms_are_asked_in_order_and_applied_as_the_reference_does(case: dict[str, Any]) -> None:
+    calls: list[str] = []
+    state = make_state(algorithms=[Noting("alg_A", calls), Noting("alg_B", calls)])
+    if case["event"] in Event.__members__:
+        Engine(state, Logger(state)).run_event(Event(case["event"]))
+    assert calls == [call for call in case["order"] if call.startswith(("match", "apply"))]
+
+
+def test_what_does_not_match_is_not_applied() -> None:
+    calls: list[str] = []
+    state = make_state(algorithms=[Noting("a", calls, matches=False), Noting("b", calls)])
+    Engine(state, Logger(state)).run_event(Event.BATCH_END)
+    assert calls == ["match:a", "match:b", "apply:b"]
+
+
+def test_an_event_is_published_after_the_algorithms_and_only_while_it_is_wanted() -> None:
+    calls: list[str] = []
+    wanted = {Event.BATCH_END}
+    state = make_state(algorithms=[Noting("a", calls)])
+    engine = Engine(state, Logger(state), wanted, lambda event: calls.append(f"publish:{event.value}"))
+    engine.run_event(Event.BATCH_START)
+    engine.run_event(Event.BATCH_END)
+    wanted.add(Event.BATCH_START)
+    wanted.discard(Event.BATCH_END)
+    engine.run_event(Event.BATCH_START)
+    engine.run_event(Event.BATCH_END)
+    published = [call for call in calls if call.startswith("publish")]
+    assert published == ["publish:batch_end", "publish:batch_start"]
+    assert calls.index("publish:batch_end") > calls.index("apply:a")
+
+
+def test_an_algorithm_added_while_training_is_run() -> None:
+    state = make_state()
+    calls: list[str] = []
+    engine = Engine(state, Logger(state))
+    state.algorithms.append(Noting("late", calls))
+    engine.run_event(Event.BATCH_END)
+    assert calls == ["match:late", "apply:late"]
+
+
+def publisher_of(state: State, logger: Logger | None = None) -> tuple[StatePublisher, FakeStream]:
+    stream = FakeStream()
+    return StatePublisher(state, logger or Logger(state), stream), stream
+
+
+def test_what_algorithms_log_travels_with_the_next_published_event() -> None:
+    state = make_state()
+    logger = Logger(state)
+    publisher, stream = publisher_of(state, logger)
+    logger.log_metrics({"norm": torch.tensor(2.5), "count": 3})
+    state.timestamp = state.timestamp.advance_batch(6, 0, 10)
+    logger.log_metrics({"rate": 0.5})
+    logger.log_metrics({"rate": 0.25}, step=7)
+    publisher.publish(Event.BATCH_END)
+    publisher.publish(Event.BATCH_END)
+    first, second = (fields for _, fields, _ in stream.sent)
+    assert first["logged"] == [[0, {"norm": 2.5, "count": 3}], [1, {"rate": 0.5}], [7, {"rate": 0.25}]]
+    assert "logged" not in second
+
+
+def test_what_cannot_be_sent_is_refused_where_it_is_logged() -> None:
+    with pytest.raises(ConfigurationError, match="a set cannot be logged"):
+        Logger(make_state()).log_metrics({"x": {1, 2}})
+
+
+class CountingDevice(CpuDevice):
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def read_later(self, scalar: torch.Tensor) -> float:
+        self.reads += 1
+        return super().read_later(scalar)
+
+
+def test_the_loss_is_read_once_a_batch_and_only_for_an_event_that_is_published() -> None:
+    device = CountingDevice()
+    state = make_state(device=device)
+    publisher, stream = publisher_of(state)
+    state.batch_loss = torch.tensor(0.5)
+    assert device.reads == 0
+    for event in (Event.BATCH_END, Event.EPOCH_END, Event.FIT_END):
+        publisher.publish(event)
+    state.batch_loss = torch.tensor(0.25)
+    publisher.publish(Event.BATCH_END)
+    assert [fields["loss"] for _, fields, _ in stream.sent] == [0.5, 0.5, 0.5, 0.25]
+    assert device.reads == 2
+
+
+def test_the_context_is_packed_again_only_when_something_in_it_changed() -> None:
+    state = make_state()
+    publisher, stream = publisher_of(state)
+    publisher.publish(Event.BATCH_END)
+    state.timestamp = state.timestamp.advance_batch(6, 0, 10)
+    publisher.publish(Event.BATCH_END)
+    state.max_duration = "3ep"
+    state.eval_timestamp = state.timestamp
+    publisher.publish(Event.BATCH_END)
+    first, second, third = (context for _, _, context in stream.sent)
+    assert first is second
+    assert third == Publisher.pack_context(
+        {
+            "max_duration": "3ep",
+            "dataloader_label": None,
+            "dataloader_len": None,
+            "eval_timestamp": list(state.timestamp.values),
+            "predict_timestamp": None,
+            "world_size": 1,
+            "device_name": "cpu",
+            "precision": "fp32",
+        }
+    )
+
+
+def test_learning_rates_go_by_the_names_of_their_optimizers() -> None:
+    first, second = GoldMLP(), GoldMLP()
+    groups = [{"params": first.net[0].parameters()}, {"params": first.net[2].parameters(), "lr": torch.tensor(0.25)}]
+    state = make_state(optimizers=[torch.optim.SGD(groups, lr=0.5), gold_optimizer(second)])
+    publisher, stream = publisher_of(state)
+    publisher.publish(Event.BATCH_END)
+    state.optimizers.append(torch.optim.Adam(second.parameters(), lr=1.0))
+    publisher.publish(Event.BATCH_END)
+    assert stream.sent[0][1]["lr"] == {"SGD": [0.5, 0.25], "SGD-1": [0.1]}
+    assert stream.sent[1][1]["lr"] == {"SGD": [0.5, 0.25], "SGD-1": [0.1], "Adam": [1.0]}
+    assert optimizer_names([state.optimizers[0]] * 3) == ["SGD", "SGD-1", "SGD-2"]
+
+
+@pytest.mark.parametrize("flops", [100.0, lambda batch: 10 * len(batch)])
+def test_flops_are_published_at_batch_end_when_the_model_says_them(flops: Any) -> None:
+    model = GoldMLP()
+    model.flops_per_batch = flops
+    state = make_state(model=model)
+    state.batch = [0] * 10
+    publisher, stream = publisher_of(state)
+    publisher.publish(Event.BATCH_END)
+    publisher.publish(Event.EPOCH_END)
+    assert stream.sent[0][1]["flops_per_batch"] == 100.0
+    assert "flops_per_batch" not in stream.sent[1][1]
+
+
+def test_metrics_are_published_where_they_are_new_and_at_every_pause_after_it() -> None:
+    state = make_state()
+    publisher, stream = publisher_of(state)
+    state.eval_metric_values = {"eval": {"accuracy": 0.5}}
+    for event in (Event.BATCH_END, Event.EVAL_END, Event.EPOCH_END, Event.FIT_END):
+        publisher.publish(event)
+    assert [fields.get("eval_metrics") for _, fields, _ in stream.sent] == [None, *[{"eval": {"accuracy": 0.5}}] * 3]
+
+
+def test_an_event_run_by_hand_reaches_algorithms_and_stream() -> None:
+    seen = []
+    act = Act(lambda event, state, logger: seen.append(event), Event.EPOCH_START)
+    with gold_trainer(algorithms=act) as trainer:
+        trainer.engine.run_event(Event.EPOCH_START)
+    assert seen == [Event.EPOCH_START]
+
+
+def test_an_algorithm_without_its_methods_cannot_be_made() -> None:
+    class Half(Algorithm):
+        def match(self, event: Event, state: State) -> bool:
+            return True
+
+    with pytest.raises(TypeError, match=r"abstract class Half .*apply"):
+        Half()  # type: ignore[abstract]
+
+
+def test_a_pass_of_ones_own_reorders_and_leaves_out_algorithms() -> None:
+    events = (Event.EPOCH_START, Event.AFTER_LOSS, Event.EPOCH_END)
+    seen: list[str] = []
+
+    def named(name: str) -> Act:
+        return Act(lambda event, state, logger: seen.append(f"{name} {event.value}"), *events)
+
+    first, second = named("first"), named("second")
+    with gold_trainer(algorithms=[first, second]) as trainer:
+        trainer.engine.run_event(Event.AFTER_LOSS)
+        trainer.engine.register_pass(lambda algorithms, event: algorithms[::-1])
+        trainer.engine.register_pass(
+            lambda algorithms, event: algorithms if event is not Event.EPOCH_END else [first], index=0
+        )
+        for event in events:
+            trainer.engine.run_event(event)
+    assert seen == [
+        *("second after_loss", "first after_loss"),
+        *("second epoch_start", "first epoch_start"),
+        # Reversed twice.
+        *("first after_loss", "second after_loss"),
+        "first epoch_end",
+    ]

@@ -1,0 +1,60 @@
+"""In which order algorithms are applied, whatever the order in which they are given."""
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import pytest
+
+from bus.errors import ConfigurationError
+from bus.types.event import Event
+from trainer import Algorithm
+from trainer.algorithms.cutmix import CutMix
+from trainer.algorithms.cutout import CutOut
+from trainer.algorithms.gradient_clipping import GradientClipping
+from trainer.algorithms.mixup import MixUp
+from trainer.algorithms.progressive_resizing import ProgressiveResizing
+from trainer.algorithms.sam import SAM
+from trainer.algorithms.selective_backprop import SelectiveBackprop
+from trainer.engine.engine import check_loss_interpolation, default_passes
+
+CLIPPING, SELECTION = GradientClipping("norm", 1.0), SelectiveBackprop()
+OTHERS = [SAM(), CutOut(), ProgressiveResizing()]
+
+
+def order(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
+    """The order in which an engine applies them."""
+    for one in default_passes:
+        algorithms = one(algorithms, event)
+    return algorithms
+
+
+@pytest.mark.parametrize("event", list(Event))
+def test_what_comes_first_before_comes_last_after_and_the_order_is_kept_elsewhere(event: Event) -> None:
+    expected = OTHERS[::-1] if event.name.startswith("AFTER_") else OTHERS
+    assert list(order(OTHERS, event)) == expected
+
+
+def test_gradients_are_clipped_last() -> None:
+    for given in permutations([CLIPPING, *OTHERS]):
+        applied = list(order(given, Event.AFTER_TRAIN_BATCH))
+        rest = [one for one in given if one is not CLIPPING]
+        assert applied == [*reversed(rest), CLIPPING]
+
+
+def test_rows_are_selected_first() -> None:
+    for given in permutations([SELECTION, *OTHERS]):
+        applied = list(order(given, Event.AFTER_DATALOADER))
+        rest = [one for one in given if one is not SELECTION]
+        assert applied == [SELECTION, *reversed(rest)]
+
+
+def test_elsewhere_these_are_algorithms_as_any_other() -> None:
+    given = [SELECTION, *OTHERS, CLIPPING]
+    assert list(order(given, Event.BATCH_END)) == given
+    assert list(order(given, Event.AFTER_LOSS)) == given[::-1]
+
+
+def test_two_mixtures_of_losses_are_refused() -> None:
+    check_loss_interpolation([MixUp(interpolate_loss=True), CutMix(), SAM()])
+    with pytest.raises(ConfigurationError, match="MixUp and CutMix cannot both interpolate the loss"):
+        check_loss_interpolation([MixUp(interpolate_loss=True), SAM(), CutMix(interpolate_loss=True)])

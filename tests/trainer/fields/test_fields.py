@@ -1,0 +1,360 @@
+"""Fields on demand: computed when somebody asks, as often as that, and never in the way of the training."""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from fake_gpu import FakeGpu, reads
+from field_stream import Stream, asking, train
+from gold import GoldMLP, gold_loader
+from training import gold_trainer
+
+from bus.errors import ConfigurationError
+from bus.types.demand import BASE_EVENTS, Demand, Want
+from bus.types.event import Event
+from trainer import Logger, State
+from trainer.algorithms.gradient_clipping import GradientClipping
+from trainer.device.device import CpuDevice, Device
+from trainer.fields.registry import BUILT_IN, check_fields
+from trainer.stream.publishing import StatePublisher
+
+BATCH_END, AFTER_TRAIN_BATCH = Event.BATCH_END, Event.AFTER_TRAIN_BATCH
+
+
+class Counting:
+    """A field that counts how often it was computed, and when."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def __call__(self, state: State) -> int:
+        self.calls.append(int(state.timestamp.batch))
+        return len(self.calls)
+
+
+@pytest.mark.parametrize(
+    ("demands", "expected"),
+    [
+        ([], []),
+        ([Demand.of(Event)], []),
+        ([asking(10)], list(range(10, 95, 10))),
+        ([asking(10), asking(15)], [10, 15, 20, 30, 40, 45, 50, 60, 70, 75, 80, 90]),
+        ([asking(1, field="gradient_norm"), asking(50)], [50]),
+        ([asking(10, Event.EPOCH_END)], list(range(5, 96, 5))),
+    ],
+    ids=["nobody", "only events", "every 10", "10 and 15", "with another", "not of a batch"],
+)
+def test_a_field_is_computed_when_somebody_asks_for_it_and_only_then(
+    monkeypatch: pytest.MonkeyPatch, demands: list[Demand], expected: list[int]
+) -> None:
+    count, stream = Counting(), Stream(Demand.merge(demands))
+    train(monkeypatch, stream, fields={"count": count})
+    assert count.calls == expected
+    sent = [(batch, fields["count"]) for _, batch, fields in stream.sent if "count" in fields]
+    assert sent == [(batch, number) for number, batch in enumerate(expected, 1)]
+
+
+def test_an_inner_event_is_published_as_often_as_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    demand = Demand({AFTER_TRAIN_BATCH: Want(4), Event.BATCH_START: Want(), Event.EVAL_BATCH_END: Want(3)})
+    stream = Stream(demand)
+    train(monkeypatch, stream, 10, eval_dataloader=gold_loader("eval_a", 24, 4), eval_interval="5ba")
+    numbers = {event: [batch + 1 for one, batch, _ in stream.sent if one is event] for event in demand.events}
+    assert numbers[AFTER_TRAIN_BATCH] == [4, 8]
+    assert numbers[Event.BATCH_START] == list(range(1, 11))
+    # Each of two evaluations has six batches, numbered anew.
+    assert len(numbers[Event.EVAL_BATCH_END]) == 2 * 2
+
+
+def test_what_is_recorded_in_any_case_comes_at_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(Demand({AFTER_TRAIN_BATCH: Want(4, {"count": 8})}), always=BASE_EVENTS | {AFTER_TRAIN_BATCH})
+    train(monkeypatch, stream, 16, fields={"count": Counting()}, record=["after_train_batch"])
+    assert [batch for one, batch, _ in stream.sent if one is AFTER_TRAIN_BATCH] == list(range(16))
+    assert stream.batches_with("count", AFTER_TRAIN_BATCH) == [8, 16]
+
+
+# -- when a demand changes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", range(5, 26))
+def test_a_demand_takes_effect_with_the_next_batch_and_never_within_one(
+    monkeypatch: pytest.MonkeyPatch, sent: int
+) -> None:
+    events = (Event.BATCH_START, AFTER_TRAIN_BATCH, BATCH_END, Event.BATCH_CHECKPOINT)
+    stream = Stream(Demand({AFTER_TRAIN_BATCH: Want()}))
+    stream.after_sending = {sent: asking(1, *events)}
+    train(monkeypatch, stream, 20, fields={"count": Counting()})
+    with_count = {event: stream.batches_with("count", event) for event in events}
+    # BATCH_CHECKPOINT comes when its batch is counted already.
+    with_count[Event.BATCH_CHECKPOINT] = [number - 1 for number in with_count[Event.BATCH_CHECKPOINT]]
+    first = with_count[BATCH_END][0]
+    event, batch, _ = stream.sent[sent - 1]
+    within = {AFTER_TRAIN_BATCH: batch + 1, BATCH_END: batch}
+    assert first == within.get(event, batch) + 1
+    assert all(numbers == list(range(first, 21)) for numbers in with_count.values())
+    [(before, _)] = stream.in_effect
+    assert not any("count" in fields for _, _, fields in stream.sent[:before])
+    assert all("count" in fields for event, _, fields in stream.sent[before:] if event in events)
+
+
+def test_when_the_demand_goes_so_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    count, stream = Counting(), Stream(asking(1, AFTER_TRAIN_BATCH))
+    stream.after_sending = {24: Demand()}
+    train(monkeypatch, stream, 20, fields={"count": count})
+    _, batch, _ = stream.sent[23]
+    assert 5 < batch < 15
+    assert max(count.calls) in (batch - 1, batch)
+    assert not any(event is AFTER_TRAIN_BATCH for event, _, _ in stream.sent[24:])
+    assert len(stream.in_effect) == 1
+
+
+# -- what is built in -------------------------------------------------------------------------------------------------
+
+
+def norm_by_hand(tensors: Iterable[torch.Tensor]) -> float:
+    return float(torch.cat([one.detach().flatten().double() for one in tensors]).norm())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"device_train_microbatch_size": 4},
+        {"algorithms": GradientClipping("norm", 0.05)},
+        {"precision": "amp_bf16"},
+    ],
+    ids=["plain", "microbatches", "clipped", "bf16"],
+)
+def test_norms_are_of_what_the_optimizers_use(monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any]) -> None:
+    both = {"gradient_norm": 1, "parameter_norm": 1}
+    stream = Stream(
+        Demand({AFTER_TRAIN_BATCH: Want(1, both), BATCH_END: Want(1, both), Event.EPOCH_END: Want(1, both)})
+    )
+    model = GoldMLP()
+    gradients: list[float] = []
+    weights: list[float] = []
+
+    class NotingSGD(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            gradients.append(norm_by_hand(one.grad for one in model.parameters() if one.grad is not None))
+            weights.append(norm_by_hand(model.parameters()))
+            super().step(closure)
+
+    optimizer = NotingSGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    train(monkeypatch, stream, 10, model=model, optimizers=optimizer, **arguments)
+    sent = {event: [fields for one, _, fields in stream.sent if one is event] for event in Event}
+    for event in (AFTER_TRAIN_BATCH, BATCH_END):
+        assert [fields["gradient_norm"] for fields in sent[event]] == pytest.approx(gradients)
+    assert [fields["parameter_norm"] for fields in sent[AFTER_TRAIN_BATCH]] == pytest.approx(weights)
+    weights.append(norm_by_hand(model.parameters()))
+    assert [fields["parameter_norm"] for fields in sent[BATCH_END]] == pytest.approx(weights[1:])
+    # There are no gradients of an epoch, so nobody gets any, and nobody is told of trouble.
+    assert [fields["on_demand"] for fields in sent[Event.EPOCH_END]] == [["parameter_norm"]] * 2
+    assert not any("not_sent" in fields for _, _, fields in stream.sent)
+
+
+def test_without_gradients_their_norm_is_zero() -> None:
+    state = State(model=GoldMLP(), device=CpuDevice(), seed=1, run_name="r")
+    assert float(BUILT_IN["gradient_norm"].compute(state)) == 0.0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+def test_computing_them_changes_nothing(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    def outcome(demand: Demand) -> tuple[list[torch.Tensor], list[float], torch.Tensor]:
+        stream = Stream(demand)
+        trainer = train(monkeypatch, stream, 20, precision=precision)
+        parameters = list(trainer.state.model.parameters())
+        tensors = [*parameters, *(one.grad for one in parameters if one.grad is not None)]
+        losses = [fields["loss"] for event, _, fields in stream.sent if event is BATCH_END]
+        return tensors, losses, torch.get_rng_state()
+
+    plain, asked = (
+        outcome(demand) for demand in (Demand(), Demand(dict.fromkeys(Event, Want(1, dict.fromkeys(BUILT_IN, 1)))))
+    )
+    assert all(torch.equal(one, other) for one, other in zip(plain[0], asked[0], strict=True))
+    assert plain[1] == asked[1]
+    assert torch.equal(plain[2], asked[2])
+
+
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if "norm" in name])
+def test_norms_of_sharded_weights_are_refused_instead_of_waiting_for_other_ranks(
+    caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.init_device_mesh("cpu", (1,))
+        model = GoldMLP()
+        for module in model.modules():
+            for own, parameter in list(module.named_parameters(recurse=False)):
+                setattr(module, own, torch.nn.Parameter(distribute_tensor(parameter.detach(), mesh)))
+        for parameter in model.parameters():
+            assert isinstance(parameter, DTensor)
+            parameter.grad = parameter.detach().clone()
+        stream = Stream(asking(1, BATCH_END, field=name))
+        state = State(model=model, device=CpuDevice(), seed=1, run_name="r")
+        state.optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)]
+        publisher = StatePublisher(state, Logger(state), stream)
+        state.optimizers[0].step()
+        publisher.publish(BATCH_END)
+    finally:
+        dist.destroy_process_group()
+    [(_, _, fields)] = stream.sent
+    assert name not in fields
+    assert "with fsdp_config each rank has a part of the weights" in fields["not_sent"]
+    assert caplog.text.count("log it from an algorithm") == 1
+
+
+# -- the user's own ---------------------------------------------------------------------------------------------------
+
+
+def test_a_field_that_raises_is_left_out_and_the_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(state: State) -> float:
+        raise ZeroDivisionError("no queue")
+
+    stream = Stream(Demand.merge([asking(5, field="broken"), asking(5, field="gradient_norm")]))
+    with caplog.at_level(logging.WARNING, "offloop"):
+        train(monkeypatch, stream, 20, fields={"broken": broken})
+    sent = [fields for event, _, fields in stream.sent if event is BATCH_END]
+    assert len(sent) == 20
+    assert stream.batches_with("gradient_norm") == stream.batches_with("not_sent") == [5, 10, 15, 20]
+    assert sent[4]["not_sent"] == "broken: ZeroDivisionError('no queue')"
+    assert sent[4]["on_demand"] == ["gradient_norm"]
+    [record] = caplog.records
+    assert record.message.endswith("asks for is left out, broken: ZeroDivisionError('no queue')")
+
+
+def test_a_field_that_nobody_knows_is_named_once_with_those_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = Stream(asking(1, field="gradent_norm"))
+    with caplog.at_level(logging.WARNING, "offloop"):
+        train(monkeypatch, stream, 5, fields={"queue": Counting()})
+    [record] = caplog.records
+    assert "field 'gradent_norm', which this training does not have: did you mean gradient_norm" in record.message
+    assert record.message.endswith(f"it has {', '.join(BUILT_IN)}, queue")
+    assert stream.batches_with("on_demand") == []
+
+
+def published(value: Callable[[], Any], device: Device) -> dict[str, Any]:
+    state = State(model=GoldMLP(), device=device, seed=1, run_name="r")
+    stream = Stream(asking(1, Event.FIT_END, field="own"))
+    fields = check_fields({"own": lambda _: value()})
+    StatePublisher(state, Logger(state), stream, fields=fields).publish(Event.FIT_END)
+    [(_, _, sent)] = stream.sent
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (3, 3),
+        (None, None),
+        ("text", "text"),
+        (torch.tensor([[2.5]], requires_grad=True), 2.5),
+        (torch.arange(3), [0, 1, 2]),
+        (np.float32(0.5), 0.5),
+        (np.arange(2), [0, 1]),
+        ({"a": torch.tensor(1.5), "b": [1, (2, 3)]}, {"a": 1.5, "b": [1, [2, 3]]}),
+    ],
+    ids=str,
+)
+def test_numbers_text_tensors_lists_and_maps_can_be_sent(value: Any, expected: Any) -> None:
+    sent = published(lambda: value, CpuDevice())
+    assert sent["own"] == expected
+    assert sent["on_demand"] == ["own"]
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 0
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({1, 2}, "a set cannot be"),
+        (object(), "a object cannot be"),
+        (2**70, "OverflowError"),
+        ("\ud800", "UnicodeEncodeError"),
+        (nested(20), "nested too deeply"),
+        (bytes(1024 * 1024), "bytes, at most 1,048,576 are allowed"),
+        (torch.ones(3, device="meta"), "a tensor on meta, which is neither the host nor where this training runs"),
+        ({"a": [torch.ones(3, device="meta")]}, "a tensor on meta"),
+    ],
+    ids=lambda value: str(type(value).__name__),
+)
+def test_what_cannot_be_sent_is_left_out(value: Any, message: str) -> None:
+    sent = published(lambda: value, CpuDevice())
+    assert "own" not in sent
+    assert message in sent["not_sent"]
+
+
+def test_numbers_on_a_gpu_are_read_later_all_in_one_copy() -> None:
+    gpu = FakeGpu()
+    one = published(lambda: torch.tensor([2.5]), gpu)["own"]
+    value = {
+        "a": torch.tensor(1.5),
+        "b": 2,
+        "c": [torch.arange(4).reshape(2, 2), "text", None],
+        "big": torch.tensor(2**40 + 1),
+        "is": torch.tensor([True, False]),
+        "empty": torch.zeros(0),
+        "half": torch.tensor(0.5, dtype=torch.float16, requires_grad=True),
+    }
+    with reads() as found:
+        many = published(lambda: value, gpu)["own"]
+    assert (found, gpu.issued, gpu.waits) == ([], 2, 0)
+    assert not many.ready()
+    gpu.run()
+    assert (one.value(), gpu.waits) == (2.5, 0)
+    assert many.value() == {
+        "a": 1.5,
+        "b": 2,
+        "c": [[[0, 1], [2, 3]], "text", None],
+        "big": 2**40 + 1,
+        "is": [True, False],
+        "empty": [],
+        "half": 0.5,
+    }
+    assert isinstance(many.value()["b"], int)
+
+
+def test_a_number_that_is_none_travels_as_it_is() -> None:
+    odd = [float("nan"), float("inf"), -float("inf")]
+    gpu = FakeGpu()
+    deferred = published(lambda: [torch.tensor(one) for one in odd], gpu)["own"]
+    gpu.run()
+    for sent in (deferred.value(), published(lambda: torch.tensor(odd), CpuDevice())["own"]):
+        assert str(sent) == "[nan, inf, -inf]"
+
+
+def test_it_is_computed_without_a_graph() -> None:
+    assert published(torch.is_grad_enabled, CpuDevice())["own"] is False
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ([len], "fields is a list: give a dict of names to functions"),
+        ({"own": 3}, "the field 'own' is 3: give a function that is called with"),
+        ({"my field": len}, "fields has the name 'my field': use an identifier"),
+        ({"_own": len}, "fields has the name '_own'"),
+        ({3: len}, "fields has the name 3"),
+        ({"x" * 101: len}, "at most 100 characters"),
+        ({"loss": len}, "'loss', which every snapshot or training has already"),
+        ({"logged": len}, "'logged', which every snapshot"),
+        ({"get_elapsed_duration": len}, "'get_elapsed_duration', which every snapshot"),
+        ({"gradient_norm": len}, "'gradient_norm', which every snapshot or training has already"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_field_that_cannot_be_is_refused_before_anything_is_started(fields: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as error:
+        gold_trainer(fields=fields)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,318 @@
+"""The field `phases`: where the time of a batch goes."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fake_gpu import FakeGpu
+from field_stream import Stream, asking, train
+from gold import gold_loader
+
+from bus.types.demand import BASE_EVENTS, Demand, Want
+from bus.types.event import Event
+from trainer.fields.phases import MAX_SPANS, PhaseWatch
+
+BATCH_END = Event.BATCH_END
+PHASES = ["data", "forward", "loss", "backward", "optimizer", "publishing"]
+
+
+def phases_of(stream: Stream) -> dict[int, dict[str, Any]]:
+    return {batch: fields["phases"] for _, batch, fields in stream.sent if "phases" in fields}
+
+
+def names(phases: dict[str, Any]) -> list[str]:
+    return [phase for phase, _, _ in phases["spans"]]
+
+
+def seconds(phases: dict[str, Any], name: str) -> float:
+    return float(sum(duration for phase, _, duration in phases["spans"] if phase == name)) / 1e9
+
+
+class Slow:
+    """A dataloader that takes its time for every batch."""
+
+    def __init__(self, loader: Any, seconds: float) -> None:
+        self._loader = loader
+        self._seconds = seconds
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            time.sleep(self._seconds)
+            yield batch
+
+
+def test_every_phase_is_told_in_order_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(3, field="phases"))
+    train(monkeypatch, stream, batches=12)
+    found = phases_of(stream)
+    assert list(found) == [3, 6, 9, 12]
+    for phases in found.values():
+        assert names(phases) == PHASES
+        assert phases["device"] is False
+        trained = phases["spans"][:-1]
+        for (_, start, duration), (_, following, _) in itertools.pairwise(trained):
+            assert start >= 0
+            assert duration >= 0
+            assert start + duration <= following
+
+
+def test_nobody_who_does_not_ask_is_sent_the_events_that_phases_are_told_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(2, field="phases"))
+    train(monkeypatch, stream, batches=10)
+    assert {event for event, _, _ in stream.sent} <= BASE_EVENTS
+    unasked = Stream()
+    train(monkeypatch, unasked, batches=10)
+    assert unasked.wanted <= BASE_EVENTS
+    assert [event for event, _, _ in stream.sent] == [event for event, _, _ in unasked.sent]
+
+
+def test_batches_that_nobody_asks_about_cost_no_further_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[bool, Event]] = []
+    before = PhaseWatch.before
+
+    def hear(self: PhaseWatch, event: Event) -> None:
+        if event not in BASE_EVENTS:
+            heard.append((self.is_timing, event))
+        before(self, event)
+
+    monkeypatch.setattr(PhaseWatch, "before", hear)
+    stream = Stream(asking(5, field="phases"))
+    train(monkeypatch, stream, batches=23)
+    assert len(heard) == 4 * 9
+    assert all(is_timing for is_timing, _ in heard)
+
+
+def test_what_publishing_costs_is_told_of_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(5, field="phases"))
+    slow, send = [3, 5, 9], stream.send
+
+    def send_slowly(event: Event, timestamp: Any, *rest: Any) -> None:
+        end = time.thread_time() + (0.03 if event is BATCH_END and timestamp[2] in slow else 0.0)
+        while time.thread_time() < end:
+            """Works."""
+        send(event, timestamp, *rest)
+
+    monkeypatch.setattr(stream, "send", send_slowly)
+    train(monkeypatch, stream, batches=10)
+    (first, batches), (second, more) = (phases["publishing"] for phases in phases_of(stream).values())
+    # A batch's own end is published after it was told: it counts with the next ones.
+    assert (batches, more) == (5, 5)
+    assert 0.03e9 <= first < 0.06e9 <= second
+
+
+def test_each_microbatch_has_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(1, field="phases"))
+    train(monkeypatch, stream, batches=2, device_train_microbatch_size=2)
+    for phases in phases_of(stream).values():
+        assert names(phases) == ["data", *["forward", "loss", "backward"] * 3, "optimizer", "publishing"]
+
+
+def test_waiting_for_data_is_told_as_that_also_in_the_first_batch_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(1, field="phases"))
+    loader = Slow(gold_loader("train", 30, 6), 0.02)
+    train(monkeypatch, stream, batches=7, train_dataloader=loader)
+    found = phases_of(stream)
+    assert len(found) == 7
+    assert min(seconds(phases, "data") for phases in found.values()) >= 0.02
+    # It is in no other phase: the quickest batch takes less for all of them, however busy the machine is.
+    assert min(sum(seconds(phases, name) for name in PHASES[1:]) for phases in found.values()) < 0.02
+
+
+def test_what_is_done_at_the_end_of_an_epoch_is_no_waiting_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(1, field="phases"))
+    send = stream.send
+
+    def send_slowly(event: Event, *rest: Any) -> None:
+        if event is Event.EPOCH_CHECKPOINT:
+            time.sleep(0.2)
+        send(event, *rest)
+
+    monkeypatch.setattr(stream, "send", send_slowly)
+    train(monkeypatch, stream, batches=12)
+    found = phases_of(stream)
+    assert len(found) == 12
+    # Of the first batches of epochs; the quicker one, for the machine may be busy.
+    assert min(seconds(found[batch], "data") for batch in (6, 11)) < 0.2
+
+
+def test_an_evaluation_is_in_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(1, field="phases"))
+    loader = Slow(gold_loader("eval_a", 12, 6), 0.1)
+    train(monkeypatch, stream, batches=6, eval_dataloader=loader, eval_interval="2ba")
+    found = phases_of(stream)
+    # Two batches of evaluation lie between the ends of batches 2 and 3, and of 4 and 5.
+    assert found[3]["began"] - found[2]["began"] >= 0.2e9
+    ends = [found[batch]["spans"][-2] for batch in (3, 5)]
+    assert [name for name, _, _ in ends] == ["optimizer", "optimizer"]
+    # The quicker one, for the machine may be busy.
+    assert min(start + duration for _, start, duration in ends) < 0.2e9
+
+
+def test_another_demand_in_between_costs_a_batch_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = asking(1, field="phases")
+    stream = Stream(wanted)
+    stream.after_sending[9] = Demand.merge([wanted, Demand({Event.BEFORE_LOSS: Want(2)})])
+    stream.after_sending[20] = Demand()
+    stream.after_sending[30] = wanted
+    train(monkeypatch, stream, batches=60)
+    batches = list(phases_of(stream))
+    without = [batch for batch in range(1, 61) if batch not in batches]
+    # From the third demand to the fourth nobody asks.
+    asked_for_nothing = range(without[0] if len(without) < 2 else without[1], without[-1] + 1)
+    assert len(without) <= len(asked_for_nothing) + 2
+    assert batches[-1] == 60
+
+
+def test_who_asks_in_the_middle_of_a_batch_gets_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(Demand({Event.AFTER_LOSS: Want(1)}))
+    # In the middle of the fifth batch: FIT_START, EPOCH_START, and two events of each batch come before.
+    stream.after_sending[13] = Demand.merge([Demand({Event.AFTER_LOSS: Want(1)}), asking(1, field="phases")])
+    train(monkeypatch, stream, batches=9)
+    assert list(phases_of(stream))[-4:] == [6, 7, 8, 9]
+    reasons = [fields["not_sent"] for _, _, fields in stream.sent if "not_sent" in fields]
+    assert all("phases: " in reason for reason in reasons)
+
+
+class Asks:
+    """A dataloader while whose batches are fetched somebody asks for something else, by number of the batch."""
+
+    def __init__(self, loader: Any, asks: dict[int, Callable[[], None]]) -> None:
+        self._loader = loader
+        self._asks = asks
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            self._count += 1
+            self._asks.get(self._count, lambda: None)()
+            yield batch
+
+
+def test_a_batch_within_which_another_demand_comes_is_not_told_in_part(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = asking(1, field="phases")
+    stream = Stream(wanted)
+    more = Demand.merge([wanted, Demand({Event.AFTER_LOSS: Want(1)})])
+    # As in a pause, in which the publisher listens although nothing is published.
+    loader = Asks(gold_loader("train", 30, 6), {4: lambda: stream.want(more), 8: lambda: stream.want(wanted)})
+    train(monkeypatch, stream, batches=12, train_dataloader=loader)
+    found = phases_of(stream)
+    assert len(found) >= 8
+    assert all(names(phases) == PHASES for phases in found.values())
+    assert list(found)[-1] == 12
+    (reason, *_) = (fields["not_sent"] for _, _, fields in stream.sent if "not_sent" in fields)
+    assert reason == "phases: this batch began before anybody asked, or what is asked for changed within it"
+    # Nothing is wrong with that.
+    assert caplog.messages == []
+
+
+def test_a_stream_that_has_closed_is_not_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(5, field="phases"))
+    send = stream.send
+
+    def lose_broker(event: Event, timestamp: Any, *rest: Any) -> None:
+        send(event, timestamp, *rest)
+        if timestamp[2] == 4 and event is BATCH_END:
+            # As a publisher does when no broker takes the run any more.
+            stream.wanted.clear()
+
+    monkeypatch.setattr(stream, "send", lose_broker)
+    train(monkeypatch, stream, batches=12)
+    assert stream.wanted == set()
+    assert max(batch for _, batch, _ in stream.sent) == 4
+
+
+class Gpu(FakeGpu):
+    """Has a clock of its own, in milliseconds, that moves by one at every mark that it passes."""
+
+    def timing_event(self) -> "Mark":
+        return Mark(self)
+
+    passed = 0
+
+
+class Mark:
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._at: int | None = None
+
+    def record(self) -> None:
+        self._gpu.copy(self._pass)
+        self._gpu.issued += 1
+
+    def _pass(self) -> None:
+        self._gpu.passed += 1
+        self._at = self._gpu.passed
+
+    def query(self) -> bool:
+        return self._at is not None
+
+    def synchronize(self) -> None:
+        self._gpu.waits += 1
+        while self._at is None:
+            self._gpu.run(1)
+
+    def elapsed_time(self, end_event: "Mark") -> float:
+        assert self._at is not None
+        assert end_event._at is not None
+        return float(end_event._at - self._at)
+
+
+def test_on_a_gpu_its_own_clock_counts_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu()
+    stream = Stream(asking(2, field="phases"))
+    train(monkeypatch, stream, batches=4, device=gpu)
+    promised = phases_of(stream)
+    assert gpu.waits == 0
+    assert [promise.ready() for promise in promised.values()] == [False, False]
+    gpu.run()
+    assert [promise.ready() for promise in promised.values()] == [True, True]
+    for promise in promised.values():
+        phases = promise.value()
+        assert phases["device"] is True
+        # Ten marks follow the one at the beginning: each phase lies between two of them.
+        assert phases["spans"][:5] == [[name, 1_000_000 * (2 * n + 1), 1_000_000] for n, name in enumerate(PHASES[:5])]
+    assert gpu.waits == 0
+
+
+def test_when_a_stream_is_drained_the_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu()
+    stream = Stream(asking(1, field="phases"))
+    train(monkeypatch, stream, batches=1, device=gpu)
+    (promise,) = phases_of(stream).values()
+    assert names(promise.value()) == PHASES
+    assert gpu.waits == 1
+
+
+def test_a_batch_of_very_many_microbatches_is_told_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(1, field="phases"))
+    train(monkeypatch, stream, batches=1, n_train=400, batch_size=400, device_train_microbatch_size=1)
+    (phases,) = phases_of(stream).values()
+    assert len(phases["spans"]) == MAX_SPANS + 2
+    assert names(phases)[-2:] == ["optimizer", "publishing"]
+
+
+def test_it_is_dropped_when_nobody_asks_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Event] = []
+    before = PhaseWatch.before
+    monkeypatch.setattr(PhaseWatch, "before", lambda self, event: (calls.append(event), before(self, event))[1])
+    stream = Stream(asking(1, field="phases"))
+    stream.after_sending[5] = Demand()
+    train(monkeypatch, stream, batches=20)
+    assert 0 < len(calls) < 60
+    assert stream.wanted <= BASE_EVENTS
+
+
+def test_a_batch_begins_by_the_clock_that_events_are_timed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(asking(1, field="phases"))
+    train(monkeypatch, stream, batches=2, clock=lambda: 1_234_567_890)
+    assert [phases["began"] for phases in phases_of(stream).values()] == [1_234_567_890] * 2

@@ -1,0 +1,93 @@
+"""The registry of fields: what a training can be asked for, and how more is added."""
+
+from typing import Any
+
+import pytest
+from field_stream import Stream, asking, train
+from training import Act
+
+from bus.errors import ConfigurationError
+from bus.types.event import Event
+from trainer import State
+from trainer.fields.registry import BUILT_IN, FieldRegistry, check_fields
+
+
+def queue_length(state: State) -> int:
+    """Requests that wait.
+
+    More of it."""
+    return 7
+
+
+def test_the_registry_has_what_is_built_in_and_what_is_added() -> None:
+    registry = FieldRegistry()
+    assert dict(registry) == BUILT_IN
+    registry.register(
+        "queue", queue_length, events=["batch_end", Event.EPOCH_END], unit="requests", shape="number", on_device=False
+    )
+    assert list(registry) == [*BUILT_IN, "queue"]
+    assert len(registry) == len(BUILT_IN) + 1
+    field = registry["queue"]
+    assert (field.events, field.unit, field.shape) == ({Event.BATCH_END, Event.EPOCH_END}, "requests", "number")
+    assert field.description == "Requests that wait."
+    assert "queue" not in FieldRegistry()
+
+
+def test_every_field_says_what_it_is_and_where_it_exists() -> None:
+    registry = check_fields({"queue": queue_length})
+    registry.register("at_end", lambda state: 1, events=["fit_end"], unit="apples", description="what is left")
+    lines = {line.split()[0]: line for line in registry.listing()}
+    assert list(lines) == list(registry)
+    assert lines["at_end"].split() == ["at_end", "what", "is", "left", "(apples)", "[fit_end]"]
+    assert lines["queue"].split() == ["queue", "Requests", "that", "wait."]
+    assert lines["gradient_norm"].endswith("(number, L2 norm) [after_train_batch, batch_end]")
+    assert all(field.description and field.shape for field in BUILT_IN.values())
+    assert max(map(len, lines.values())) <= 200
+
+
+def test_a_field_that_is_registered_while_the_training_runs_is_there_at_the_next_event(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = FieldRegistry()
+    monkeypatch.setattr("trainer.stream.options.check_fields", lambda given: registry)
+
+    def register(event: Event, state: State, logger: object) -> None:
+        if state.timestamp.batch == 3:
+            registry.register("late", lambda state: int(state.timestamp.batch))
+
+    stream = Stream(asking(1, field="late"))
+    train(monkeypatch, stream, 6, algorithms=[Act(register, Event.AFTER_TRAIN_BATCH)])
+    assert [fields["late"] for _, _, fields in stream.sent if "late" in fields] == [4, 5, 6]
+    assert stream.batches_with("late") == [4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "my field"}, "fields has the name 'my field': use an identifier"),
+        ({"name": "_own"}, "fields has the name '_own'"),
+        ({"name": "loss"}, "'loss', which every snapshot or training has already"),
+        ({"name": "weights"}, "'weights', which every snapshot or training has already"),
+        ({"compute": 3}, "the field 'own' is 3: give a function that is called with"),
+        ({"events": "batch_end"}, r"events of the field 'own' is 'batch_end': give a list of events"),
+        ({"events": []}, r"events of the field 'own' is \[\]: give a list"),
+        ({"events": ["batch_ende"]}, "'batch_ende' is no event: .*batch_end"),
+        ({"unit": 3}, "unit of the field 'own' is 3: give a text of at most 200 characters"),
+        ({"description": "x" * 201}, "description of the field 'own' is 'xxx"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_registered_is_refused_in_one_line(arguments: dict[str, Any], message: str) -> None:
+    registry = FieldRegistry()
+    given = {"name": "own", "compute": queue_length, **arguments}
+    with pytest.raises(ConfigurationError, match=message) as error:
+        registry.register(given.pop("name"), given.pop("compute"), **given)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
+    assert dict(registry) == BUILT_IN
+
+
+def test_a_field_cannot_be_registered_twice() -> None:
+    registry = check_fields({"own": queue_length})
+    with pytest.raises(ConfigurationError, match="'own', which every snapshot or training has already"):
+        registry.register("own", queue_length)

@@ -1,0 +1,299 @@
+"""Batches, outputs, weights: what is sent of them, and what when there is no memory for it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from gold import GoldMLP, gold_data, gold_loader
+from tensor_stream import TensorStream, Wide
+from training import gold_trainer
+
+from bus.errors import ConfigurationError, FieldNotAvailableError
+from bus.protocol.snapshot import Snapshot
+from bus.tensors.segments import Segment, SegmentPool
+from bus.tensors.view import Tensors, open_tensors
+from bus.types.demand import Demand, Want
+from bus.types.event import Event
+from consumers.api.callback import Callback
+from consumers.api.logger import Logger
+from trainer import Trainer
+from trainer.engine.state import State
+from trainer.fields.tensors import TENSOR_FIELDS, TensorsOut
+from trainer.stream.run_stream import RunStream
+from trainer.stream.tensor_sharing import TensorSharing
+
+LARGE = 400_000
+
+
+class Taker(Callback):
+    """Takes tensors at an event, every so often, and keeps copies."""
+
+    def __init__(self, event: Event, *names: str, every: int | str = 1) -> None:
+        self._event = event
+        self._names = names
+        self._every = every
+        self.taken: list[tuple[int, dict[str, Any]]] = []
+
+    def demand(self) -> Demand:
+        return Demand({self._event: Want(self._every, dict.fromkeys(self._names, self._every))})
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        copies = {
+            name: {key: torch.from_numpy(view.numpy().copy()) for key, view in getattr(state, name).items()}
+            for name in self._names
+            if name in state.on_demand
+        }
+        self.taken.append((state.timestamp.values[2], copies))
+
+
+def train(monkeypatch: pytest.MonkeyPatch, *callbacks: Callback, **arguments: Any) -> TensorStream:
+    stream = TensorStream(*callbacks)
+    monkeypatch.setattr(RunStream, "_start_publisher", lambda *_: stream)
+    with gold_trainer(publish=True, run_name="r", **arguments) as trainer:
+        trainer.fit()
+    return stream
+
+
+def test_batch_and_outputs_are_those_that_the_model_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    taker = Taker(Event.BEFORE_BACKWARD, "inputs", "targets", "outputs", every="3ba")
+    train(monkeypatch, taker, device_train_microbatch_size=2)
+    inputs, targets = gold_data("train", 24)
+    assert [batch for batch, _ in taker.taken] == [0, 3, 6]
+    for batch, taken in taker.taken:
+        rows = slice(batch * 6 % 24, batch * 6 % 24 + 2)
+        assert torch.equal(taken["inputs"]["0"], inputs[rows])
+        assert torch.equal(taken["targets"]["1"], targets[rows])
+        assert taken["outputs"]["outputs"].shape == (2, 4)
+    assert torch.equal(taker.taken[0][1]["outputs"]["outputs"], GoldMLP().net(inputs[:2]).detach())
+
+
+def test_weights_are_those_at_the_event_and_stay_so_while_the_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taker = Taker(Event.FIT_START, "weights")
+    train(monkeypatch, taker, model=Wide())
+    [(_, taken)] = taker.taken
+    for name, value in Wide().state_dict().items():
+        assert torch.equal(taken["weights"][name], value)
+
+
+def test_observing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with gold_trainer(model=Wide()) as alone:
+        alone.fit()
+    everything = [Taker(event, *TENSOR_FIELDS) for event in (Event.BATCH_END, Event.EPOCH_CHECKPOINT, Event.FIT_END)]
+    stream = TensorStream(*everything)
+    monkeypatch.setattr(RunStream, "_start_publisher", lambda *_: stream)
+    with gold_trainer(model=Wide(), publish=True) as watched:
+        watched.fit()
+    assert sum(len(taken) for taker in everything for _, taken in taker.taken) > 30
+    for name, value in alone.state.model.state_dict().items():
+        assert torch.equal(value, watched.state.model.state_dict()[name])
+
+
+@pytest.mark.parametrize(
+    ("batch", "inputs", "targets"),
+    [
+        ((torch.ones(1), torch.zeros(1)), {"0": 1.0}, {"1": 0.0}),
+        ([torch.ones(1), torch.zeros(1), torch.full((1,), 2.0)], {"0": 1.0, "2": 2.0}, {"1": 0.0}),
+        ({"a": {"b": torch.ones(1)}, "n": 3, "Labels": torch.zeros(1)}, {"a.b": 1.0}, {"Labels": 0.0}),
+        (({"a": torch.ones(1)}, [torch.zeros(1)]), {"0.a": 1.0}, {"1.0": 0.0}),
+        (torch.ones(1), {"inputs": 1.0}, None),
+        ({"a": torch.ones(1)}, {"a": 1.0}, None),
+        ((1, 2), None, None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_parts_are_named_by_their_paths(
+    batch: Any, inputs: Mapping[str, float] | None, targets: Mapping[str, float] | None
+) -> None:
+    state = State.__new__(State)
+    state.batch = batch
+    for name, expected in (("inputs", inputs), ("targets", targets)):
+        if expected is None:
+            with pytest.raises(ConfigurationError, match=f"no {name} are found|without a tensor"):
+                TENSOR_FIELDS[name].compute(state)
+        else:
+            out = TENSOR_FIELDS[name].compute(state)
+            assert {key: value.item() for key, value in out.tensors.items()} == expected
+
+
+# -- where there is no memory -----------------------------------------------------------------------------------------
+
+
+class Batches(torch.utils.data.Dataset[Any]):
+    """Two samples too large for an event."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((LARGE,), float(index)), index % 4
+
+
+class Narrow(GoldMLP):
+    def forward(self, batch: Any) -> torch.Tensor:
+        outputs: torch.Tensor = self.net(batch[0][:, :8])
+        return outputs
+
+
+def test_what_is_to_be_skipped_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    taker = Taker(Event.BATCH_START, "inputs")
+    monkeypatch.setattr(TensorStream, "is_handled", lambda *_: False)
+    monkeypatch.setattr(TensorSharing, "drain", lambda *_: None)
+    data = torch.utils.data.DataLoader(Batches(), batch_size=1)
+    stream = train(monkeypatch, taker, model=Narrow(), train_dataloader=data, max_duration="8ba")
+    # Four segments, which nobody says to have handled.
+    assert [batch for batch, taken in taker.taken if taken] == [0, 1, 2, 3]
+    told = [
+        fields["not_sent"] for event, _, fields in stream.sent if event is Event.BATCH_START and "not_sent" in fields
+    ]
+    assert [text[text.index("here") :] for text in told] == [f"here, {count} times so far" for count in range(1, 5)]
+
+
+def test_the_end_of_the_training_waits_until_what_was_lent_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(TensorStream):
+        def wait(self) -> None:
+            self.waits += 1
+            self.is_all_handled = self.waits == 3
+
+    stream = Slow(Taker(Event.FIT_END, "weights"))
+    stream.is_all_handled = False
+    monkeypatch.setattr(RunStream, "_start_publisher", lambda *_: stream)
+    with gold_trainer(model=Wide(), publish=True) as trainer:
+        trainer.fit()
+        assert stream.waits == 0
+    assert stream.waits == 3
+
+
+@pytest.mark.parametrize("every", ["6ba", "2ep"])
+def test_memory_for_what_is_large_is_got_before_it_is_due(monkeypatch: pytest.MonkeyPatch, every: str) -> None:
+    pools: list[SegmentPool] = []
+    steps: list[tuple[str, int, int]] = []
+
+    class Pool(SegmentPool):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            pools.append(self)
+
+        def prepare(self, nbytes: int) -> None:
+            steps.append(("prepare", nbytes, batch()))
+            super().prepare(nbytes)
+
+        def reserve(self, nbytes: int, field: str) -> Segment | None:
+            steps.append((field, nbytes, batch()))
+            return super().reserve(nbytes, field)
+
+    def batch() -> int:
+        return taker.trainer.state.timestamp.values[2]
+
+    class Moments(Taker):
+        trainer: Trainer
+
+    monkeypatch.setattr("trainer.stream.tensor_sharing.SegmentPool", Pool)
+    taker = Moments(Event.EPOCH_CHECKPOINT if every == "2ep" else Event.BATCH_CHECKPOINT, "checkpoint", every=every)
+    stream = TensorStream(taker)
+    monkeypatch.setattr(RunStream, "_start_publisher", lambda *_: stream)
+    model = Wide()
+    with gold_trainer(
+        model=model, optimizers=torch.optim.Adam(model.parameters()), publish=True, run_name="r"
+    ) as trainer:
+        taker.trainer = trainer
+        trainer.fit()
+    first_due = 8 if every == "2ep" else 6
+    (prepared, size, at), *saved = steps
+    assert (prepared, at) == ("prepare", 1)
+    assert {step for step, _, _ in saved} == {"checkpoint"}
+    # Adam's moments are counted in.
+    assert size - 300_000 < saved[0][1] <= size
+    assert saved[0][2] == first_due
+
+
+def test_a_reader_that_comes_too_late_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = SegmentPool(1, is_handled=lambda seq, field: True)
+    sharing = TensorSharing(pool, TensorStream())
+    first, second = (sharing.share("weights", TensorsOut({"w": torch.full((LARGE,), value)})) for value in (1.0, 2.0))
+    with pytest.raises(FieldNotAvailableError, match="came too late"):
+        open_tensors(first)
+    with open_tensors(second) as tensors:
+        assert tensors["w"].numpy()[-1] == 2.0
+    sharing.close()
+
+
+# -- a GPU ------------------------------------------------------------------------------------------------------------
+
+
+class OnGpu(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    is_cuda = True
+
+
+class Copies:
+    """Stands for the copies that a GPU has been given."""
+
+    done = False
+    waits = 0
+
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
+def test_from_a_gpu_it_comes_when_the_copy_is_done_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Copies()
+    monkeypatch.setattr("trainer.stream.tensor_sharing._copied", lambda: copies)
+    sharing = TensorSharing(SegmentPool(is_handled=lambda seq, field: True), TensorStream())
+    tensors = {"w": torch.arange(LARGE, dtype=torch.float32).as_subclass(OnGpu)}
+    later: Any = sharing.share("weights", TensorsOut(tensors))
+    assert not later.ready()
+    copies.done = True
+    assert later.ready()
+    value = later.value()
+    assert copies.waits == 0
+    with open_tensors(value) as opened:
+        assert opened["w"].numpy()[-1] == LARGE - 1
+    sharing.close()
+
+
+def test_an_image_is_a_file_of_safetensors() -> None:
+    from safetensors.torch import load
+
+    tensors = {
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "transposed": torch.arange(6.0).reshape(2, 3).T,
+        "none": torch.empty(0, 4),
+        "number": torch.tensor(7),
+    }
+    value: Any = TensorSharing(SegmentPool(), TensorStream()).share("own", TensorsOut(tensors, {"kind": "x"}))
+    loaded = load(value["image"])
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    assert Tensors.from_image(value["image"]).metadata == {"kind": "x"}
+
+
+def test_evaluations_have_batches_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    taker = Taker(Event.EVAL_BATCH_END, "inputs", "outputs", every="1ep")
+    train(monkeypatch, taker, eval_dataloader=gold_loader("eval_a", 12, 5))
+    inputs, _ = gold_data("eval_a", 12)
+    assert [batch for batch, _ in taker.taken] == [4, 8]
+    assert all(torch.equal(taken["inputs"]["0"], inputs[:5]) for _, taken in taker.taken)
+
+
+def test_when_the_training_is_over_memory_is_waited_for() -> None:
+    stream, is_over = TensorStream(), False
+    stream.is_all_handled = False
+    pool = SegmentPool(slots=1, is_handled=stream.is_handled)
+    sharing = TensorSharing(pool, stream, lambda: is_over)
+    out = TensorsOut({"x": torch.zeros(LARGE)}, policy="wait")
+    sharing.share("weights", out)
+    with pytest.raises(ConfigurationError, match="comes with the next event"):
+        sharing.share("weights", out)
+    is_over = True
+    # The stream lets consumers be through with everything once it is waited for.
+    stream.seq = 10
+    assert "segment" in sharing.share("weights", out)
+    assert stream.waits == 1
+    sharing.close()

@@ -1,0 +1,315 @@
+"""What the training loop computes: weights, losses, times, and how it ends."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gold import GoldMLP, gold_data, gold_loader, gold_optimizer
+from helpers import REFERENCE
+from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
+from torch.utils.data import DataLoader, TensorDataset
+from training import Act, FakeClock, gold_evaluators, gold_trainer
+
+from bus.errors import ConfigurationError
+from bus.types.event import Event
+from trainer import Classifier, DataSpec, State
+from trainer.data.models import read_metrics
+from trainer.schedulers import LinearScheduler
+
+OPTIMIZED = json.loads((REFERENCE / "cb_optimizer_monitor.json").read_text())["runs"]
+RATES = json.loads((REFERENCE / "cb_lr_monitor.json").read_text())["runs"]
+SPEED = json.loads((REFERENCE / "cb_speed_monitor.json").read_text())["runs"]["window3_seconds_tokens_eval"]
+LOGGED = json.loads((REFERENCE / "trainer_log_microbatch4_2ep.json").read_text())["calls"]
+
+
+@pytest.mark.parametrize(("name", "microbatch"), [("SGD(lr=0.1)", None), ("SGD(lr=0.1), microbatch 4", 4)])
+def test_losses_and_weights_are_those_of_the_reference(name: str, microbatch: int | None) -> None:
+    model = GoldMLP()
+    losses = []
+    act = Act(lambda event, state, logger: losses.append(state.total_loss.item()), Event.BATCH_END)
+    with gold_trainer(model=model, device_train_microbatch_size=microbatch, algorithms=act) as trainer:
+        trainer.fit()
+    expected = OPTIMIZED[name]
+    assert losses == pytest.approx([loss for _, loss in expected["loss_per_batch"]], abs=1e-6)
+    for parameter, values in expected["final_weights"].items():
+        assert torch.allclose(model.state_dict()[parameter], torch.tensor(values), atol=1e-6, rtol=0)
+
+
+def test_gradients_are_still_there_at_batch_end() -> None:
+    norms = []
+
+    def note(event: Event, state: State, logger: object) -> None:
+        norms.append(torch.cat([one.grad.flatten() for one in state.model.parameters()]).norm().item())
+
+    with gold_trainer(algorithms=Act(note, Event.BATCH_END)) as trainer:
+        trainer.fit()
+    logged = OPTIMIZED["SGD(lr=0.1)"]["logged"]
+    assert norms == pytest.approx([metrics["l2_norm/grad/global"] for _, _, metrics in logged], abs=1e-5)
+
+
+def test_training_metrics_and_losses_are_those_of_each_batch() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def note(event: Event, state: State, logger: object) -> None:
+        assert state.total_loss is not None
+        seen.append({"loss/train/total": state.total_loss.item()})
+        seen.append({f"metrics/train/{name}": value for name, value in read_metrics(state.train_metrics).items()})
+
+    act = Act(note, Event.BATCH_END)
+    with gold_trainer(20, device_train_microbatch_size=4, algorithms=act) as trainer:
+        trainer.fit()
+    expected = [call["data"] for call in LOGGED if call["last_event_before"] == "AFTER_TRAIN_BATCH"]
+    expected = [data for data in expected if not any("microbatch" in name for name in data)]
+    assert len(seen) == len(expected) == 16
+    for ours, theirs in zip(seen, expected, strict=True):
+        assert ours == {name: pytest.approx(value, abs=1e-6) for name, value in theirs.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "every_batch"),
+    [
+        ("torch:StepLR(step_size=1,gamma=0.5) default=per epoch", None),
+        ("torch:CosineAnnealingLR(T_max=12) every batch", True),
+    ],
+)
+def test_schedulers_step_before_batch_end_and_epoch_end(name: str, every_batch: bool | None) -> None:
+    model = GoldMLP()
+    optimizer = gold_optimizer(model)
+    scheduler = CosineAnnealingLR(optimizer, T_max=12) if every_batch else StepLR(optimizer, step_size=1, gamma=0.5)
+    used, shown = [], []
+
+    def note(event: Event, state: State, logger: object) -> None:
+        (used if event is Event.BEFORE_TRAIN_BATCH else shown).append(optimizer.param_groups[0]["lr"])
+
+    trainer = gold_trainer(
+        model=model,
+        optimizers=optimizer,
+        schedulers=scheduler,
+        step_schedulers_every_batch=every_batch,
+        max_duration="3ep",
+        algorithms=Act(note, Event.BEFORE_TRAIN_BATCH, Event.BATCH_END),
+    )
+    with trainer:
+        trainer.fit()
+    assert used == pytest.approx([rates[0] for rates in RATES[name]["lr_used"]])
+    assert shown == pytest.approx([logged["lr-SGD/group0"] for _, logged, _ in RATES[name]["logged"]])
+
+
+def test_wall_clock_times_leave_out_evaluation() -> None:
+    clock = FakeClock(1000.0)
+    rows = []
+
+    def tick(event: Event, state: State, logger: object) -> None:
+        batch, eval_batch = int(state.timestamp.batch), int(state.eval_timestamp.batch)
+        clock.seconds += {
+            Event.AFTER_DATALOADER: 0.125,
+            Event.BEFORE_FORWARD: 0.25 * (1 + batch % 3),
+            Event.EVAL_BEFORE_FORWARD: 0.5 * (1 + eval_batch),
+            Event.BATCH_CHECKPOINT: 0.0625,
+            Event.EPOCH_END: 1.0,
+            Event.EVAL_START: 0.25,
+            Event.EVAL_END: 2.0,
+        }.get(event, 0)
+        if event in (Event.BATCH_START, Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END, Event.FIT_END):
+            rows.append(clock_row(event, state, clock.seconds))
+
+    trainer = gold_trainer(
+        train_dataloader=DataSpec(gold_loader("train", 20, 6), get_num_tokens_in_batch=lambda batch: 7 * len(batch[0])),
+        eval_dataloader=gold_evaluators({"eval_b": {"n": 8, "batch_size": 4}}),
+        algorithms=Act(tick),
+        clock=clock,
+    )
+    with trainer:
+        trainer.fit()
+    assert rows == SPEED["inputs"]
+
+
+def clock_row(event: Event, state: State, now: float) -> list[Any]:
+    """The columns of the reference's table."""
+    timestamp, elapsed = state.timestamp, state.get_elapsed_duration()
+    durations = (timestamp.total_wct, timestamp.epoch_wct, timestamp.batch_wct, state.eval_timestamp.total_wct)
+    counts = (timestamp.epoch, timestamp.batch, timestamp.batch_in_epoch, timestamp.sample, timestamp.token)
+    return [
+        *(event.name, now, *(duration.total_seconds() for duration in durations)),
+        *(*map(int, counts), elapsed and elapsed.value),
+        *(state.dataloader_label, state.dataloader_len, str(state.max_duration)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("max_duration", "batches"),
+    [("3ba", 3), ("2ep", 8), (1, 4), ("20sp", 4), ("25tok", 3), ("5sec", 5), ("0h0m5s", 5)],
+)
+def test_training_ends_in_any_unit(max_duration: Any, batches: int) -> None:
+    clock = FakeClock(0)
+
+    def tick(event: Event, state: State, logger: object) -> None:
+        clock.seconds += 1
+
+    data = DataSpec(gold_loader("train", 24, 6), get_num_tokens_in_batch=lambda batch: 10)
+    act = Act(tick, Event.BATCH_START)
+    with gold_trainer(train_dataloader=data, max_duration=max_duration, algorithms=act, clock=clock) as trainer:
+        trainer.fit()
+    assert trainer.state.timestamp.batch == batches
+
+
+@pytest.mark.parametrize(
+    ("max_duration", "stopped_at"),
+    [("12sp", "6sp"), ("2ep", "1ba"), ("8ba", "1ba"), ("90tok", "10tok"), ("8sec", "1sec"), ("2iter", "0iter")],
+)
+@pytest.mark.parametrize("event", [Event.AFTER_LOSS, Event.BATCH_END])
+def test_a_training_that_is_stopped_keeps_the_unit_of_its_duration_unless_it_is_epochs(
+    max_duration: str, stopped_at: str, event: Event
+) -> None:
+    clock = FakeClock(0)
+    batch = 1 if event is Event.AFTER_LOSS else 0
+    elapsed: list[float] = []
+
+    def tick(_: Event, state: State, logger: object) -> None:
+        clock.seconds += 1
+
+    def stop(_: Event, state: State, logger: object) -> None:
+        if int(state.timestamp.batch) == 1:
+            state.stop_training()
+            elapsed.append(float(state.get_elapsed_duration() or 0))
+
+    data = DataSpec(gold_loader("train", 24, 6), get_num_tokens_in_batch=lambda batch: 10)
+    with gold_trainer(
+        train_dataloader=data,
+        max_duration=max_duration,
+        iteration_length="1ep",
+        algorithms=[Act(tick, Event.BATCH_START), Act(stop, event)],
+        schedulers=LinearScheduler(),
+        progress_bar=True,
+        clock=clock,
+    ) as trainer:
+        trainer.fit()
+    assert str(trainer.state.max_duration) == stopped_at
+    assert trainer.state.timestamp.batch == 1 + batch
+    assert elapsed == [1.0]
+
+
+def test_a_training_in_tokens_that_has_none_can_be_stopped() -> None:
+    data = DataSpec(gold_loader("train", 24, 6), get_num_tokens_in_batch=lambda batch: 0)
+    stop = Act(lambda event, state, logger: state.stop_training(), Event.EPOCH_START)
+    with gold_trainer(train_dataloader=data, max_duration="10tok", algorithms=stop) as trainer:
+        trainer.fit()
+    assert str(trainer.state.max_duration) == "0tok"
+    assert trainer.state.timestamp.batch == 1
+
+
+def test_a_dataloader_without_a_length_is_trained_on_to_its_end() -> None:
+    class Stream:
+        def __iter__(self) -> Any:
+            return iter(gold_loader("train", 12, 6))
+
+    with gold_trainer(train_dataloader=Stream(), max_duration="2ep") as trainer:
+        trainer.fit()
+    assert trainer.state.timestamp.values[1:4] == (2, 4, 24)
+    assert trainer.state.dataloader_len is None
+
+
+def test_an_empty_dataloader_does_not_train_forever() -> None:
+    with (
+        gold_trainer(train_dataloader=[], max_duration="1ep") as trainer,
+        pytest.raises(ConfigurationError, match="train_dataloader gave no batch"),
+    ):
+        trainer.fit()
+
+
+def test_algorithms_may_replace_batch_outputs_and_loss() -> None:
+    seen = []
+
+    def change(event: Event, state: State, logger: object) -> None:
+        if event is Event.BATCH_START:
+            state.batch = [part[:2] for part in state.batch]
+        elif event is Event.AFTER_FORWARD:
+            state.outputs = state.outputs * 0
+        elif event is Event.AFTER_LOSS:
+            seen.append((len(state.outputs), state.loss.item()))
+            state.loss = state.loss * 0 + 5
+        else:
+            seen.append(state.total_loss.item())
+
+    act = Act(change, Event.BATCH_START, Event.AFTER_FORWARD, Event.AFTER_LOSS, Event.BATCH_END)
+    with gold_trainer(max_duration="1ba", algorithms=act) as trainer:
+        trainer.fit()
+    assert seen == [(2, pytest.approx(1.3862944)), 5.0]
+
+
+@pytest.mark.parametrize(
+    ("loss", "total"), [((1.0, 2.0), 3.0), ({"a": 1.0, "b": 2.5}, 3.5), ({"a": 1.0, "total": 7.0}, 7.0)]
+)
+def test_a_model_may_have_several_losses(loss: Any, total: float) -> None:
+    class Several(GoldMLP):
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            zero = outputs.sum() * 0
+            return {k: v + zero for k, v in loss.items()} if isinstance(loss, dict) else [v + zero for v in loss]
+
+    with gold_trainer(model=Several(), max_duration="1ba") as trainer:
+        trainer.fit()
+    assert trainer.state.total_loss is not None
+    assert trainer.state.total_loss.item() == pytest.approx(total)
+
+
+def test_the_same_seed_gives_the_same_weights() -> None:
+    def train(seed: int) -> torch.Tensor:
+        model = Classifier(torch.nn.Sequential(torch.nn.Dropout(0.5), GoldMLP().net))
+        data = DataLoader(TensorDataset(*gold_data("train", 24)), batch_size=6, shuffle=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with gold_trainer(model=model, train_dataloader=data, optimizers=optimizer, seed=seed) as trainer:
+            trainer.fit()
+        return torch.cat([parameter.flatten() for parameter in model.parameters()])
+
+    assert torch.equal(train(1), train(1))
+    assert not torch.equal(train(1), train(2))
+
+
+def test_a_finished_duration_can_be_extended() -> None:
+    with gold_trainer(max_duration="1ep") as trainer:
+        trainer.fit()
+        with pytest.raises(ConfigurationError, match="'1ep' is over already"):
+            trainer.fit()
+        trainer.fit(duration="1ep")
+    assert trainer.state.timestamp.epoch == 2
+    assert str(trainer.state.max_duration) == "2ep"
+
+
+def test_intervals_in_tokens_that_are_never_due_are_said_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    intervals = {"eval_interval": "5tok", "save_interval": "7tok", "save_folder": tmp_path}
+    with gold_trainer(eval_dataloader=gold_loader("eval_a", 12, 5), max_duration="3ep", **intervals) as trainer:
+        trainer.fit()
+    [line] = caplog.messages
+    assert "no tokens in 4 batches, so eval_interval '5tok' of evaluator 'eval' and save_interval '7tok' will" in line
+    assert "get_num_tokens_in_batch" in line
+
+
+def test_intervals_in_tokens_are_looked_at_where_a_training_ends_within_its_first_epoch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = {"eval_dataloader": gold_loader("eval_a", 12, 5), "max_duration": "2ba"}
+    with gold_trainer(eval_interval="5tok", **settings) as trainer:
+        trainer.fit()
+    assert len(caplog.messages) == 1
+    counted = DataSpec(gold_loader("train", 24, 6), get_num_tokens_in_batch=len)
+    with gold_trainer(eval_interval="5tok", train_dataloader=counted, **settings) as trainer:
+        trainer.fit()
+    with gold_trainer(eval_interval="1ep", **settings) as trainer:
+        trainer.fit()
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("seconds", [0.5, 0.75])
+def test_a_further_training_takes_all_of_the_seconds_that_it_was_given(seconds: float) -> None:
+    clock = FakeClock(1000.0)
+
+    def take_time(event: Event, state: State, logger: object) -> None:
+        clock.seconds += seconds
+
+    with gold_trainer(clock=clock, max_duration="2ba", algorithms=Act(take_time, Event.AFTER_TRAIN_BATCH)) as trainer:
+        trainer.fit()
+        trainer.fit(duration="1sec")
+    # From 1 s to 2 s, and from 1.5 s to 3 s.
+    assert trainer.state.timestamp.batch == 4

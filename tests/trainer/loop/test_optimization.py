@@ -1,0 +1,458 @@
+"""How the weights are found: optimizers, schedulers, precision, microbatches that fit, compiling."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gold import GoldMLP, gold_data
+from helpers import REFERENCE
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader, TensorDataset
+from training import Act, FakeClock, gold_trainer
+
+from bus.errors import ConfigurationError
+from bus.types.event import Event
+from trainer import Classifier, DataSpec, RankBatchSampler, State, Trainer
+from trainer.loop.microbatches import check_microbatch_size
+from trainer.schedulers import (
+    ConstantScheduler,
+    CosineAnnealingScheduler,
+    ExponentialScheduler,
+    LinearScheduler,
+    LinearWithWarmupScheduler,
+    MultiStepWithWarmupScheduler,
+    PolynomialScheduler,
+    StepScheduler,
+)
+
+OPTIMIZED = json.loads((REFERENCE / "cb_optimizer_monitor.json").read_text())["runs"]
+RATES = json.loads((REFERENCE / "cb_lr_monitor.json").read_text())["runs"]
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "SGD(lr=0.1)": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    "SGD(lr=0.1), microbatch 4": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    "Adam(lr=0.01)": lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
+    "SGD(lr=0.1), net.0.bias frozen": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    # Its weight decay is not multiplied by the rate, which torch's is.
+    "DecoupledAdamW(lr=0.01)": lambda model: torch.optim.AdamW(
+        model.parameters(), lr=0.01, betas=(0.9, 0.95), weight_decay=1e-5 / 0.01
+    ),
+    "SGD(lr=0.1), default batch_log_interval=10, 24ba": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZED)
+def test_losses_and_weights_are_those_of_the_reference(name: str) -> None:
+    expected, model, losses = OPTIMIZED[name], GoldMLP(), []
+    model.net[0].bias.requires_grad_("frozen" not in name)
+
+    def note(event: Event, state: State, logger: object) -> None:
+        assert state.total_loss is not None
+        losses.append([int(state.timestamp.batch) - 1, state.total_loss.item()])
+
+    trainer = gold_trainer(
+        model=model,
+        max_duration="24ba" if "24ba" in name else "2ep",
+        optimizers=OPTIMIZERS[name],
+        device_train_microbatch_size=4 if "microbatch" in name else None,
+        algorithms=Act(note, Event.BATCH_END),
+    )
+    with trainer:
+        trainer.fit()
+    assert losses == [[batch, pytest.approx(loss, abs=1e-6)] for batch, loss in expected["loss_per_batch"]]
+    for parameter, values in expected["final_weights"].items():
+        assert torch.allclose(model.state_dict()[parameter], torch.tensor(values), atol=1e-6, rtol=0)
+
+
+SCHEDULERS: dict[str, Any] = {
+    "ConstantScheduler(alpha=0.5, t_max='5ba')": ConstantScheduler(alpha=0.5, t_max="5ba"),
+    "StepScheduler('1ep', 0.5)": StepScheduler("1ep", 0.5),
+    "LinearScheduler(1.0, 0.0)": LinearScheduler(1.0, 0.0),
+    "ExponentialScheduler(0.9, '1ba')": ExponentialScheduler(0.9, "1ba"),
+    "CosineAnnealingScheduler(alpha_f=0.1)": CosineAnnealingScheduler(alpha_f=0.1),
+    "PolynomialScheduler(2.0)": PolynomialScheduler(2.0),
+    "LinearWithWarmupScheduler('3ba')": LinearWithWarmupScheduler("3ba"),
+    "MultiStepWithWarmupScheduler('2ba', ['6ba'], 0.5)": MultiStepWithWarmupScheduler("2ba", ["6ba"], 0.5),
+    "two param groups, Adam lr 0.01/0.001, LinearScheduler": LinearScheduler(),
+    "LinearScheduler with max_duration 10ba": LinearScheduler(),
+}
+
+
+def rates_of(**arguments: Any) -> tuple[list[list[float]], list[list[float]]]:
+    """The rates of all parameter groups when each batch is trained on, and when it ends."""
+    used: list[list[float]] = []
+    shown: list[list[float]] = []
+
+    def note(event: Event, state: State, logger: object) -> None:
+        rates = [group["lr"] for one in state.optimizers for group in one.param_groups]
+        (used if event is Event.BEFORE_TRAIN_BATCH else shown).append(rates)
+
+    with gold_trainer(algorithms=Act(note, Event.BEFORE_TRAIN_BATCH, Event.BATCH_END), **arguments) as trainer:
+        trainer.fit()
+    return used, shown
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_time_aware_schedulers_give_the_rates_of_the_reference(name: str) -> None:
+    arguments: dict[str, Any] = {"max_duration": "10ba" if "10ba" in name else "3ep"}
+    if "two param groups" in name:
+        arguments["optimizers"] = lambda model: torch.optim.Adam(
+            [{"params": model.net[0].parameters(), "lr": 0.01}, {"params": model.net[2].parameters(), "lr": 0.001}]
+        )
+    used, shown = rates_of(schedulers=SCHEDULERS[name], **arguments)
+    assert used == [pytest.approx(rates) for rates in RATES[name]["lr_used"]]
+    logged = iter(RATES[name]["logged"])
+    expected = [[next(iter(next(logged)[1].values())) for _ in rates] for rates in shown]
+    assert shown == [pytest.approx(rates) for rates in expected]
+
+
+def test_every_scheduler_of_the_reference_is_tried() -> None:
+    assert set(SCHEDULERS) == {name for name in RATES if name != "none" and not name.startswith("torch:")}
+
+
+def test_a_function_is_a_scheduler_and_works_on_every_optimizer() -> None:
+    def halved(state: State, ssr: float) -> float:
+        return float(0.5 ** int(state.timestamp.batch))
+
+    def optimizers(model: GoldMLP) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD(model.net[0].parameters(), lr=0.4), torch.optim.Adam(model.net[2].parameters(), lr=0.2)]
+
+    used, _ = rates_of(optimizers=optimizers, schedulers=halved, max_duration="4ba")
+    assert used == [[0.4, 0.2], [0.4, 0.2], [0.2, 0.1], [0.1, 0.05]]
+
+
+def test_a_schedule_steps_after_each_epoch_when_that_is_asked_for() -> None:
+    used, shown = rates_of(schedulers=LinearScheduler(), step_schedulers_every_batch=False, max_duration="3ep")
+    rates = [0.1, 0.1 * 2 / 3, 0.1 / 3]
+    expected = [pytest.approx([rate]) for rate in rates for _ in range(4)]
+    assert used == expected
+    assert shown == expected
+
+
+def test_a_scheduler_learns_the_length_from_fit() -> None:
+    model = GoldMLP()
+    with gold_trainer(model=model, max_duration=None, schedulers=LinearScheduler()) as trainer:
+        trainer.fit(duration="4ba")
+    assert trainer.state.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.25)
+
+
+def test_two_schedulers_of_one_rate_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="2 schedulers, of which one follows the training time"):
+        gold_trainer(schedulers=[LinearScheduler(), LinearScheduler()])
+
+
+@pytest.mark.parametrize("bad", ["StepLR", StepLR, 3])
+def test_what_is_no_scheduler_is_refused(bad: Any) -> None:
+    with pytest.raises(ConfigurationError, match="schedulers has"):
+        gold_trainer(schedulers=bad)
+
+
+def test_scale_schedule_ratio_stretches_the_training_and_its_schedule() -> None:
+    used, _ = rates_of(schedulers=LinearScheduler(), max_duration="4ba", scale_schedule_ratio=2.0)
+    assert [rates[0] for rates in used] == pytest.approx([0.1] + [0.1 * (1 - batch / 8) for batch in range(7)])
+    with pytest.raises(ConfigurationError, match="scale_schedule_ratio is 0"):
+        gold_trainer(scale_schedule_ratio=0)
+
+
+def test_optimizers_are_made_after_the_model_was_changed() -> None:
+    def widen(event: Event, state: State, logger: object) -> None:
+        assert state.optimizers == []
+        state.model.net[2] = nn.Linear(16, 4, bias=False)
+
+    made_from: list[int] = []
+
+    def optimizers(model: GoldMLP) -> torch.optim.Optimizer:
+        made_from.append(len(list(model.parameters())))
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with gold_trainer(optimizers=optimizers, algorithms=Act(widen, Event.INIT)) as trainer:
+        before = trainer.state.model.net[2].weight.clone()
+        trainer.fit()
+    assert made_from == [3]
+    assert not torch.equal(trainer.state.model.net[2].weight, before)
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("amp_bf16", torch.bfloat16), ("amp_fp16", torch.float16)])
+def test_with_mixed_precision_layers_compute_in_16_bits_and_weights_stay_in_32(
+    precision: str, kind: torch.dtype
+) -> None:
+    kinds: set[torch.dtype] = set()
+    gradients: list[float] = []
+
+    def note(event: Event, state: State, logger: object) -> None:
+        if event is Event.AFTER_TRAIN_BATCH:
+            # Unscaled already, whatever the loss was multiplied by.
+            gradients.append(max(float(one.grad.abs().max()) for one in state.model.parameters()))
+        else:
+            kinds.add(state.outputs.dtype)
+
+    act = Act(note, Event.AFTER_FORWARD, Event.EVAL_AFTER_FORWARD, Event.AFTER_TRAIN_BATCH)
+    model = GoldMLP()
+    data = [gold_data("eval_a", 5)]
+    with gold_trainer(model=model, precision=precision, algorithms=act, eval_dataloader=data) as trainer:
+        trainer.fit()
+        (outputs,) = trainer.predict(data)
+    assert kinds == {kind}
+    assert outputs.dtype is kind
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert max(gradients) < 10
+    expected = OPTIMIZED["SGD(lr=0.1)"]["final_weights"]
+    for name, values in expected.items():
+        assert torch.allclose(model.state_dict()[name], torch.tensor(values), atol=0.02)
+
+
+def test_a_step_with_an_overflow_is_left_out_and_the_scale_falls() -> None:
+    class Exploding(GoldMLP):
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            return super().loss(outputs, batch) * float("inf")
+
+    model = Exploding()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with gold_trainer(model=model, precision="amp_fp16", max_duration="1ba") as trainer:
+        trainer.fit()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert trainer.state.scaler is not None
+    assert trainer.state.scaler.get_scale() == 2.0**15
+
+
+def test_unknown_precision_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="precision 'fp8' is not allowed: use fp32, amp_bf16, amp_fp16"):
+        gold_trainer(precision="fp8")
+
+
+class Greedy(GoldMLP):
+    """Runs out of memory with more than so many rows."""
+
+    def __init__(self, rows: int, where: str = "forward") -> None:
+        super().__init__()
+        self.rows = rows
+        self.where = where
+        self.sizes: list[int] = []
+
+    def forward(self, batch: Any) -> Any:
+        self.sizes.append(len(batch[0]))
+        outputs = super().forward(batch)
+        if self.training and len(batch[0]) > self.rows:
+            if self.where == "forward":
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+            outputs.register_hook(self._fail)
+        return outputs
+
+    def _fail(self, gradient: Any) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried ...")
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_automatic_microbatches_halve_until_they_fit_and_lose_no_batch(
+    where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Greedy(2, where)
+    with gold_trainer(model=model, device_train_microbatch_size="auto") as trainer:
+        trainer.fit()
+    # 6 does not fit, nor do 3; from then on 1 for good.
+    assert model.sizes == [6, 3] + [1] * 6 * 8
+    assert trainer.state.device_train_microbatch_size == 1
+    assert int(trainer.state.timestamp.batch) == 8
+    for name, values in OPTIMIZED["SGD(lr=0.1)"]["final_weights"].items():
+        assert torch.allclose(model.state_dict()[name], torch.tensor(values), atol=1e-6, rtol=0)
+    assert capsys.readouterr().err.splitlines() == [
+        "out of memory in batch 0: microbatches of 3 samples from now on",
+        "out of memory in batch 0: microbatches of 1 samples from now on",
+    ]
+
+
+def test_what_never_fits_and_other_errors_are_raised_as_they_are() -> None:
+    with (
+        pytest.raises(torch.OutOfMemoryError),
+        gold_trainer(model=Greedy(0), device_train_microbatch_size="auto") as trainer,
+    ):
+        trainer.fit()
+
+    class Broken(GoldMLP):
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            raise RuntimeError("something else")
+
+    with (
+        pytest.raises(RuntimeError, match="something else"),
+        gold_trainer(model=Broken(), device_train_microbatch_size="auto") as trainer,
+    ):
+        trainer.fit()
+
+
+def test_a_microbatch_larger_than_the_batch_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"size 7 is larger than the batch of 6 samples: use 6 or less"):
+        gold_trainer(device_train_microbatch_size=7)
+    batches = [gold_data("train", 6)] * 3
+    with (
+        pytest.raises(ConfigurationError, match=r"size 7 is larger than the batch of 6 samples"),
+        gold_trainer(train_dataloader=batches, device_train_microbatch_size=7) as trainer,
+    ):
+        trainer.fit()
+
+
+@pytest.mark.parametrize(("ranks", "most"), [(1, 7), (2, 4)])
+def test_a_microbatch_is_held_against_what_a_sampler_gives_this_rank(ranks: int, most: int) -> None:
+    data = TensorDataset(*gold_data("train", 20))
+    sampler = RankBatchSampler(data, 7, rank=0, num_replicas=ranks)
+    spec = DataSpec(DataLoader(data, batch_sampler=sampler))
+    assert max(map(len, sampler)) == most
+    assert check_microbatch_size(most, spec) == most
+    with pytest.raises(ConfigurationError, match=f"size {most + 1} is larger than the batch of {most} samples"):
+        check_microbatch_size(most + 1, spec)
+
+
+def test_recomputed_gradients_are_those_at_the_weights_as_they_are() -> None:
+    checked = []
+
+    def check(event: Event, state: State, logger: object) -> None:
+        parameters = list(state.model.parameters())
+        first, batch = [one.grad.clone() for one in parameters], state.batch
+        loss = state.recompute_gradients()
+        assert all(torch.allclose(one.grad, old) for one, old in zip(parameters, first, strict=True))
+        assert torch.allclose(loss, state.total_loss)
+        with torch.no_grad():
+            for one in parameters:
+                one.add_(0.1)
+        assert not torch.allclose(state.recompute_gradients(), loss)
+        assert not torch.allclose(parameters[0].grad, first[0])
+        assert state.batch is batch
+        checked.append(event)
+
+    with gold_trainer(algorithms=Act(check, Event.AFTER_TRAIN_BATCH), device_train_microbatch_size=4) as trainer:
+        trainer.fit()
+    assert len(checked) == 8
+    assert not hasattr(trainer.state, "recompute_gradients")
+
+
+def test_a_compiled_model_trains_to_the_same_weights() -> None:
+    model = GoldMLP()
+    with gold_trainer(model=model, compile_config={"backend": "aot_eager"}) as trainer:
+        trainer.fit()
+    assert trainer.state.model is model
+    for name, values in OPTIMIZED["SGD(lr=0.1)"]["final_weights"].items():
+        assert torch.allclose(model.state_dict()[name], torch.tensor(values), atol=1e-6, rtol=0)
+
+
+DETERMINISTIC = """
+import torch
+from trainer import Classifier, Trainer
+net = torch.nn.Sequential(torch.nn.Linear(4, 2))
+data = [(torch.randn(4, 4), torch.tensor([0, 1, 0, 1]))]
+options = {"publish": False, "progress_bar": False, "max_duration": "1ba"}
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+Trainer(Classifier(net), data, optimizers=optimizer, deterministic_mode=True, **options).fit()
+print(torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
+"""
+
+
+def test_deterministic_mode_lets_torch_use_nothing_else() -> None:
+    done = subprocess.run([sys.executable, "-c", DETERMINISTIC], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True", "False"]
+
+
+def test_subsets_of_batches_make_an_epoch_and_an_evaluation() -> None:
+    rows: list[tuple[str, int, int, int | None]] = []
+
+    def note(event: Event, state: State, logger: object) -> None:
+        rows.append((event.value, int(state.timestamp.epoch), int(state.timestamp.batch), state.dataloader_len))
+
+    data = DataLoader(TensorDataset(*gold_data("eval_a", 12)), batch_size=3)
+    trainer = gold_trainer(
+        train_subset_num_batches=2,
+        eval_subset_num_batches=3,
+        eval_dataloader=data,
+        algorithms=Act(note, Event.EPOCH_END, Event.EVAL_END),
+    )
+    with trainer:
+        trainer.fit()
+        assert int(trainer.state.eval_timestamp.batch) == 3
+        trainer.eval(subset_num_batches=1)
+        assert int(trainer.state.eval_timestamp.batch) == 1
+    assert rows[:4] == [
+        ("epoch_end", 1, 2, 2),
+        ("eval_end", 1, 2, 3),
+        ("epoch_end", 2, 4, 2),
+        ("eval_end", 2, 4, 3),
+    ]
+    for bad in ({"train_subset_num_batches": 0}, {"eval_subset_num_batches": -2}):
+        with pytest.raises(ConfigurationError, match="use a number of batches from 1, or -1"):
+            gold_trainer(**bad)
+
+
+class Endless:
+    """Batches without a length or an end."""
+
+    def __iter__(self) -> Any:
+        while True:
+            yield gold_data("train", 6)
+
+
+def test_dataloaders_without_a_length_train_for_batches_or_subsets() -> None:
+    with gold_trainer(train_dataloader=Endless(), max_duration="5ba") as trainer:
+        trainer.fit()
+    assert trainer.state.timestamp.values[:3] == (0, 0, 5)
+    with gold_trainer(train_dataloader=Endless(), max_duration="2ep", train_subset_num_batches=3) as trainer:
+        trainer.fit()
+    assert trainer.state.timestamp.values[:3] == (0, 2, 6)
+
+
+def test_iterations_of_tokens_end_within_an_epoch() -> None:
+    rows: list[tuple[str, int, int]] = []
+
+    def note(event: Event, state: State, logger: object) -> None:
+        rows.append((event.value, int(state.timestamp.iteration), int(state.timestamp.batch)))
+
+    data = DataSpec([gold_data("train", 6)] * 4, get_num_tokens_in_batch=lambda batch: 10)
+    events = (Event.ITERATION_START, Event.ITERATION_END, Event.ITERATION_CHECKPOINT)
+    trainer = gold_trainer(
+        train_dataloader=data, iteration_length="30tok", max_duration="2iter", algorithms=Act(note, *events)
+    )
+    with trainer:
+        trainer.fit()
+    assert rows == [
+        ("iteration_start", 0, 0),
+        ("iteration_end", 1, 3),
+        ("iteration_checkpoint", 1, 3),
+        ("iteration_start", 1, 3),
+        ("iteration_end", 2, 6),
+        ("iteration_checkpoint", 2, 6),
+    ]
+    assert int(trainer.state.timestamp.batch) == 6
+    for bad in ("0ep", "3ba"):
+        with pytest.raises(ConfigurationError, match=f"iteration_length '{bad}' is not allowed: use epochs or tokens"):
+            gold_trainer(iteration_length=bad)
+
+
+def test_training_for_some_seconds_ends_when_they_are_over() -> None:
+    clock = FakeClock(5.0)
+
+    def pass_time(event: Event, state: State, logger: object) -> None:
+        clock.seconds += 0.4
+
+    trainer = gold_trainer(
+        train_dataloader=Endless(), max_duration="2sec", clock=clock, algorithms=Act(pass_time, Event.BATCH_START)
+    )
+    with trainer:
+        trainer.fit()
+    assert int(trainer.state.timestamp.batch) == 5
+
+
+def test_a_trainer_of_evaluation_alone_needs_nothing_else() -> None:
+    net = nn.Sequential(nn.Linear(8, 4))
+    data = [gold_data("eval_a", 6)]
+    with Trainer(Classifier(net), eval_dataloader=data, publish=False, progress_bar=False) as trainer:
+        values = trainer.eval()
+        with pytest.raises(ConfigurationError, match="needs a train_dataloader"):
+            trainer.fit()
+    share = (net(data[0][0]).argmax(dim=1) == data[0][1]).float().mean().item()
+    assert values["eval"]["MulticlassAccuracy"] == pytest.approx(share)
+    with (
+        Trainer(Classifier(net), publish=False, progress_bar=False) as trainer,
+        pytest.raises(ConfigurationError, match=r"eval\(\) needs something to evaluate on"),
+    ):
+        trainer.eval()

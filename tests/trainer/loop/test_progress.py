@@ -1,0 +1,134 @@
+"""What a training shows of itself on standard error."""
+
+import io
+import re
+
+import pytest
+import torch
+from gold import GoldMLP, gold_loader
+from training import Act, FakeClock, gold_evaluators, gold_trainer
+
+from bus.types.event import Event
+from trainer import Evaluator, State
+from trainer.device.device import CpuDevice
+from trainer.loop.progress import Progress, ProgressBar, ProgressLines, make_progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def make_state() -> State:
+    state = State(model=GoldMLP(), device=CpuDevice(), seed=1, run_name="r")
+    state.max_duration = "4ba"
+    state.batch_loss = torch.tensor(1.25)
+    return state
+
+
+def test_a_run_prints_a_line_for_each_epoch_and_one_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with gold_trainer(progress_bar=True, eval_dataloader=gold_loader("eval_a", 12, 5)) as trainer:
+        trainer.fit()
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == ""
+    assert len(lines) == 3
+    assert re.fullmatch(r"epoch   0  loss 1\.39\d* +MulticlassAccuracy [\d.]+  CrossEntropy [\d.]+", lines[0])
+    assert re.match(r"done: 2 ep, 8 ba, 48 sp in [\d.]+ s  loss 1\.38\d* +Multi", lines[2])
+
+
+def test_without_a_bar_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with gold_trainer(progress_bar=False) as trainer:
+        trainer.fit()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_long_epochs_get_a_line_every_five_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = FakeClock(0)
+
+    def tick(event: Event, state: State, logger: object) -> None:
+        clock.seconds += 1
+
+    act = Act(tick, Event.BATCH_START)
+    with gold_trainer(72, clock=clock, algorithms=act, max_duration="1ep", progress_bar=True) as trainer:
+        trainer.fit()
+    batches = re.findall(r"^ *(\d+)%  epoch 0  batch (\d+)  \d+s left  loss ", capsys.readouterr().err, re.MULTILINE)
+    assert batches == [("42", "5"), ("83", "10")]
+
+
+def test_a_terminal_gets_a_bar_that_is_redrawn_in_place_and_wiped() -> None:
+    clock, terminal = FakeClock(0), Terminal()
+    state = make_state()
+    progress = make_progress(True, state, clock, terminal)
+    assert isinstance(progress, ProgressBar)
+    assert progress.next_draw == 100_000_000
+    state.timestamp = state.timestamp.advance_batch(6, 0, 10)
+    progress.draw()
+    assert terminal.getvalue() == "[=====...............]   25%  epoch 0  batch 1  0s left  loss 1.25"
+    clock.seconds = 2
+    progress.draw()
+    assert progress.next_draw == 2_100_000_000
+    progress.close()
+    progress.close()
+    assert terminal.getvalue().endswith("loss 1.25\r\x1b[J")
+    assert "\n" not in terminal.getvalue()
+
+
+def test_the_bar_makes_room_for_the_line_of_an_epoch() -> None:
+    terminal = Terminal()
+    progress = make_progress(True, make_state(), FakeClock(0), terminal)
+    progress.draw()
+    progress.epoch_end()
+    assert terminal.getvalue().endswith(
+        "\r\x1b[Jepoch   0  loss 1.25\n[....................]    0%  epoch 0  batch 0  loss 1.25"
+    )
+
+
+def test_what_does_not_fit_on_the_terminal_is_left_out_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {}
+    for columns in (10, 30, 40, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        terminal = Terminal()
+        make_progress(True, make_state(), FakeClock(0), terminal).draw()
+        shown[columns] = terminal.getvalue()
+        assert len(shown[columns]) < columns
+    assert shown[30] == "[....................]    0%"
+    assert shown[40] == "[....................]    0%  epoch 0"
+    assert shown[80] == "[....................]    0%  epoch 0  batch 0  loss 1.25"
+
+
+def test_elsewhere_there_are_lines_and_on_demand_nothing() -> None:
+    state = make_state()
+    assert type(make_progress(True, state, FakeClock(0), io.StringIO())) is ProgressLines
+    assert type(make_progress(False, state, FakeClock(0), Terminal())) is Progress
+
+
+def test_an_evaluation_is_told_of_once_and_a_stop_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    def stop(event: Event, state: State, logger: object) -> None:
+        if int(state.timestamp.batch) == 14:
+            state.stop_training()
+
+    with gold_trainer(
+        max_duration="9ep",
+        eval_dataloader=gold_evaluators({"eval_b": {"n": 8, "batch_size": 4}}),
+        eval_interval="2ep",
+        algorithms=Act(stop, Event.BATCH_START),
+        progress_bar=True,
+    ) as trainer:
+        trainer.fit()
+    *epochs, last = capsys.readouterr().err.splitlines()
+    assert ["MulticlassAccuracy" in line for line in epochs] == [False, True, False]
+    assert last.startswith("stopped: 3 ep, 15 ba, 90 sp of 9ep in ")
+    assert "MulticlassAccuracy" in last
+
+
+def test_the_first_evaluation_of_several_is_named_as_later_ones_are(capsys: pytest.CaptureFixture[str]) -> None:
+    evaluators = [
+        Evaluator("often", gold_loader("eval_a", 12, 5), ["MulticlassAccuracy"], eval_interval="1ep"),
+        Evaluator("seldom", gold_loader("eval_a", 12, 5), ["MulticlassAccuracy"], eval_interval="2ep"),
+    ]
+    with gold_trainer(max_duration="2ep", eval_dataloader=evaluators, progress_bar=True) as trainer:
+        trainer.fit()
+    first, second, _ = capsys.readouterr().err.splitlines()
+    assert re.findall(r"(\w+ )?MulticlassAccuracy", first) == ["often "]
+    assert re.findall(r"(\w+ )?MulticlassAccuracy", second) == ["often ", "seldom "]

@@ -1,0 +1,148 @@
+"""Callbacks and loggers given to a trainer: they run in a process of their own."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import free_address, start_broker
+from gold import gold_loader
+from training import gold_trainer
+
+from bus.errors import ConfigurationError
+from bus.recording.recording import Recording
+from bus.runs.directory import list_runs
+from bus.types.event import Event
+from consumers import Callback, JsonlLogger, LRMonitor
+from trainer.stream.attached import AttachedConsumers, demand_of
+
+READ_ORDER = """
+import json, pathlib, pickle, sys
+order = json.loads(sys.stdin.buffer.readline())
+sys.path[:] = order["sys_path"]
+payload = pickle.load(sys.stdin.buffer)
+pathlib.Path(order["run"], "order").write_text(repr(sorted(payload)) + repr([c() for c in payload["callbacks"]]))
+"""
+
+
+def process(code: str, run: Path, callbacks: list[Any] | None = None) -> AttachedConsumers:
+    return AttachedConsumers(callbacks or [], [], {"run": str(run)}, [sys.executable, "-c", code])
+
+
+def test_callbacks_and_loggers_run_in_a_process_that_the_trainer_waits_for(
+    runs_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Mine(Callback):
+        """Defined in a function of a test: nobody could import it."""
+
+        def eval_end(self, state: Any, logger: Any) -> None:
+            logger.log_metrics({"mine": state.eval_metrics["eval"]["CrossEntropy"], "pid": os.getpid()})
+
+        def batch_start(self, state: Any, logger: Any) -> None:
+            logger.log_metrics({"starting": state.timestamp.batch.value})
+
+    trainer = gold_trainer(
+        publish=True,
+        run_name="attached",
+        max_duration="1ep",
+        eval_dataloader=gold_loader("eval_a", 12, 5),
+        callbacks=[Mine(), LRMonitor()],
+        loggers=[JsonlLogger(tmp_path / "log.jsonl")],
+    )
+    with trainer:
+        trainer.fit()
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    [mine] = [row for row in rows if "mine" in row]
+    assert mine["mine"] == trainer.state.eval_metric_values["eval"]["CrossEntropy"]
+    assert mine["pid"] != os.getpid()
+    assert [row["starting"] for row in rows if "starting" in row] == [0, 1, 2, 3]
+    assert sum("lr-SGD/group0" in row for row in rows) == 4
+    # What its callbacks want is recorded from the first event on, as if it had been in the base set.
+    recorded = Recording(runs_dir / "attached").snapshots([Event.BATCH_START])
+    assert len(list(recorded)) == 4
+    assert capfd.readouterr().err == ""
+
+
+def test_the_process_is_told_what_to_run_in_json_and_then_a_pickle(tmp_path: Path) -> None:
+    attached = process(READ_ORDER, tmp_path, [lambda: "hello"])
+    attached.wait()
+    assert (tmp_path / "order").read_text() == "['callbacks', 'loggers']['hello']"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import sys; sys.exit(3)", r"failed with exit code 3: its logs may be incomplete"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", r"was killed by signal 9"),
+    ],
+)
+def test_a_process_that_fails_is_reported_in_one_line(
+    code: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # More than fits into a pipe: also a process that never reads must not break the trainer.
+    attached = process(code, tmp_path, ["x" * 1_000_000])
+    attached.wait()
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.search(r"the callbacks' process \d+ " + message, line)
+
+
+def test_a_process_that_takes_too_long_goes_on_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    release = tmp_path / "release"
+    code = f"import pathlib, time\nwhile not pathlib.Path({str(release)!r}).exists(): time.sleep(0.01)"
+    attached = process(code, tmp_path)
+    attached.wait(patience=0.1)
+    release.touch()
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"the callbacks' process \d+ goes on by itself: not through after 0.1 s", line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"callbacks": [object()]}, "callbacks has a object: give objects whose class extends consumers.Callback"),
+        ({"callbacks": LRMonitor}, "callbacks has the class LRMonitor: give objects"),
+        ({"callbacks": [LRMonitor()], "publish": False}, "fed by the stream: leave out publish=False, or them"),
+    ],
+)
+def test_what_is_no_callback_is_refused(arguments: dict[str, Any], message: str, runs_dir: Path) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        gold_trainer(**{"publish": True, **arguments})
+    assert list_runs(runs_dir) == []
+
+
+@pytest.mark.parametrize("argument", ["callbacks", "loggers"])
+def test_what_cannot_be_pickled_is_named(argument: str, tmp_path: Path) -> None:
+    class HoldsAFile(Callback):
+        def __init__(self) -> None:
+            self.file = (tmp_path / "open").open("w")
+
+    held = HoldsAFile()
+    with (
+        held.file,
+        pytest.raises(ConfigurationError, match=f"{argument} has a HoldsAFile that cannot be sent") as error,
+    ):
+        gold_trainer(publish=True, **{argument: [held]})
+    assert "\n" not in str(error.value)
+
+
+def test_the_events_of_callbacks_are_published_from_the_start() -> None:
+    class Wants:
+        def wanted_events(self) -> set[str]:
+            return {"batch_start", "AFTER_LOSS"}
+
+    assert demand_of([Wants(), LRMonitor()]).events >= {Event.BATCH_START, Event.AFTER_LOSS, Event.BATCH_END}
+
+
+def test_at_a_standing_broker_of_this_machine_loggers_write_into_the_runs_directory(runs_dir: Path) -> None:
+    address = free_address()
+    broker = start_broker(address)
+    try:
+        with gold_trainer(publish=True, run_name="r", broker=address, loggers=[JsonlLogger()]) as trainer:
+            trainer.fit()
+    finally:
+        broker.terminate()
+        broker.communicate(timeout=100)
+    assert "loss/train/total" in (runs_dir / "r" / "metrics.jsonl").read_text()

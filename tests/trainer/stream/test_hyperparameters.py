@@ -1,0 +1,413 @@
+"""What describes a training as a whole: collected by the trainer, logged everywhere without being asked, shown."""
+
+import json
+import subprocess
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from consumers_stream import batch_end
+from gold import GoldMLP, gold_loader
+from recorded_runs import Entry, write_recording
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+from training import Act, gold_trainer
+
+from bus import Event, Recording, Snapshot, find_run
+from bus.cli.describe import describe_recording
+from bus.publisher.connection import describe_process
+from bus.publisher.redaction import redact, redact_command, redact_text
+from bus.tools.diff import diff
+from bus.types.hyperparameters import hyperparameters_in
+from consumers import Callback, JsonlLogger, Logger, LoggerDestination, Runner
+from consumers.dashboard.web.panels import hyperparameter_rows
+from consumers.runner.session import run_session
+from consumers.runner.state_file import StateFile
+from trainer import Trainer
+from trainer.algorithms.label_smoothing import LabelSmoothing
+from trainer.schedulers import LinearWithWarmupScheduler
+from trainer.stream.hyperparameters import describe_hyperparameters
+
+SYSTEM = {"host": "trainer", "cpu_cores": 2, "python": "3.12.1", "torch": "2.13"}
+INFO = {
+    "command": ["train.py", "--lr", "0.1", "--api-key", "s3cret"],
+    "git_commit": "abc",
+    "git_dirty": True,
+    "versions": {"torch": "2.13+cpu", "numpy": "2.4"},
+    "config": {"task": "gold", "wandb_token": "s3cret", "sizes": {"hidden": [8, 16]}},
+}
+
+
+def described(trainer: Trainer, info: dict[str, Any] | None = None) -> dict[str, Any]:
+    with trainer:
+        trainer.fit()
+        return describe_hyperparameters(trainer.state, SYSTEM, info or {})
+
+
+# -- what is collected ------------------------------------------------------------------------------------------------
+
+
+def test_a_trainer_says_what_it_trains_on_what_and_how() -> None:
+    model = GoldMLP()
+    groups = [{"params": [*model.parameters()][:1]}, {"params": [*model.parameters()][1:], "weight_decay": 0.0}]
+    trainer = gold_trainer(
+        model=model,
+        optimizers=torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1),
+        schedulers=LinearWithWarmupScheduler("2ba", alpha_f=0.5),
+        algorithms=[LabelSmoothing(0.2), Act(print, Event.INIT)],
+        eval_dataloader=gold_loader("eval_a", 8, 4),
+        device_train_microbatch_size=3,
+        max_duration="1ep",
+    )
+    found = described(trainer, INFO)
+    assert found["model/name"] == "GoldMLP"
+    assert (
+        found["model/parameters"] == found["model/trainable_parameters"] == sum(p.numel() for p in model.parameters())
+    )
+    assert found == found | {
+        "optimizer/name": "AdamW",
+        # What was given, and not where the schedule has taken it.
+        "optimizer/lr": 0.01,
+        "optimizer/betas": [0.9, 0.999],
+        "optimizer/weight_decay": 0.1,
+        "optimizer/groups": 2,
+        "optimizer/group1/weight_decay": 0.0,
+    }
+    assert "optimizer/group1/lr" not in found
+    assert found["scheduler/name"] == "LinearWithWarmupScheduler"
+    assert (found["scheduler/t_warmup"], found["scheduler/alpha_f"], found["scheduler/t_max"]) == ("2ba", 0.5, "1.0dur")
+    assert found["algorithms"] == ["LabelSmoothing", "Act"]
+    assert found["algorithm/LabelSmoothing/smoothing"] == 0.2
+    sizes = (
+        "global_train_batch_size",
+        "device_train_microbatch_size",
+        "train_samples",
+        "train_batches",
+        "eval_samples",
+    )
+    assert [found[name] for name in sizes] == [6, 3, 24, 4, 8]
+    assert (found["seed"], found["precision"], found["max_duration"], found["device"]) == (17, "fp32", "1ep", "cpu")
+    assert found["command"] == "train.py --lr 0.1 --api-key '***'"
+    assert (found["git/commit"], found["git/dirty"]) == ("abc", True)
+    assert (found["version/torch"], found["version/numpy"], found["version/python"]) == ("2.13", "2.4", "3.12.1")
+    assert (found["machine/host"], found["machine/cpu_cores"]) == ("trainer", 2)
+    assert (found["config/task"], found["config/wandb_token"], found["config/sizes/hidden"]) == (
+        *("gold", "***", [8, 16]),
+    )
+    assert "s3cret" not in json.dumps(found)
+
+
+class Colour(Enum):
+    RED = 1
+
+
+class Odd(Act):
+    """An algorithm whose arguments and attributes are of every kind."""
+
+    def __init__(self, do: Any, **arguments: Any) -> None:
+        super().__init__(do, Event.INIT)
+        self.arguments = arguments
+        self._share, self.colour, self.data, self.values = 0.5, Colour.RED, torch.zeros(10**4), [*range(100)]
+        self.number, self.big, self.function, self.path = np.float32(0.5), 10**30, partial(print, 1), Path("x")
+
+    @property
+    def share(self) -> float:
+        raise RuntimeError("asked")
+
+
+class OddArguments(Odd):
+    def __init__(
+        self, do: Any, share: Any, colour: Any, data: Any, values: Any, number: Any, big: Any, function: Any, path: Any
+    ) -> None:
+        super().__init__(do)
+
+
+class Hidden(nn.Module):
+    def __init__(self, inner: nn.Module, width: int = 7) -> None:
+        super().__init__()
+        self.inner, self.width = inner, width
+        self.loss, self.forward = inner.loss, inner.forward
+
+
+class OwnOptimizer(torch.optim.SGD):
+    pass
+
+
+def test_optimizers_schedules_and_algorithms_of_ones_own_are_told_as_far_as_they_can_be() -> None:
+    inner = GoldMLP()
+    model = Hidden(inner)
+    first, *rest = inner.parameters()
+    optimizers = [OwnOptimizer([first], lr=torch.tensor(0.25)), OwnOptimizer(rest, lr=0.5)]
+    algorithm = OddArguments(lambda *_: None, *[None] * 8)
+    trainer = gold_trainer(
+        model=model,
+        optimizers=optimizers,
+        schedulers=StepLR(optimizers[0], step_size=2, gamma=0.3),
+        algorithms=[algorithm],
+        max_duration="2ba",
+    )
+    found = described(trainer)
+    assert (found["model/name"], found["model/inner"], found["model/width"]) == ("Hidden", "GoldMLP", 7)
+    assert (found["optimizer/OwnOptimizer/lr"], found["optimizer/OwnOptimizer-1/lr"]) == (0.25, 0.5)
+    assert (found["scheduler/step_size"], found["scheduler/gamma"]) == (2, 0.3)
+    told = {name.rpartition("/")[2]: value for name, value in found.items() if name.startswith("algorithm/")}
+    assert told.pop("do").endswith("lambda")
+    assert told.pop("values").startswith("0, 1, 2, ")
+    expected = {"share": 0.5, "colour": "RED", "number": 0.5, "big": hex(10**30), "function": "print", "path": "x"}
+    assert told == expected
+    assert not {name for name in found if name.startswith(("git/", "command"))}
+    json.dumps(found, allow_nan=False)
+    own = described(gold_trainer(schedulers=lambda state, ssr: 1.0, max_duration="1ba"))
+    assert own["scheduler/name"].endswith("lambda")
+
+
+def test_git_says_which_commit_and_whether_it_was_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=n", "-c", "user.email=e")
+        return subprocess.run(["git", *who, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+    assert (describe_process()["git_commit"], describe_process()["git_dirty"]) == (None, None)
+    git("init", "-q")
+    (tmp_path / "train.py").write_text("1")
+    git("add", "train.py")
+    git("commit", "-qm", "one")
+    (tmp_path / "untracked").touch()
+    commit = git("rev-parse", "HEAD")
+    assert (describe_process()["git_commit"], describe_process()["git_dirty"]) == (commit, False)
+    (tmp_path / "train.py").write_text("2")
+    assert (describe_process()["git_commit"], describe_process()["git_dirty"]) == (commit, True)
+    monkeypatch.setenv("PATH", "")
+    assert (describe_process()["git_commit"], describe_process()["git_dirty"]) == (None, None)
+
+
+def test_a_command_line_that_is_not_utf_8_or_holds_secrets_can_be_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py", "--name", "\udcff", "--password", "s3cret"])
+    assert describe_process()["command"] == ["train.py", "--name", "\\xff", "--password", "***"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("--wandb.token=abc def", "--wandb.token=***"),
+        ("HF_TOKEN=abc", "HF_TOKEN=***"),
+        ("apiKey: abc", "apiKey: ***"),
+        ('{"lr": 0.1, "password": "a,b", "n": 1}', '{"lr": 0.1, "password": ***, "n": 1}'),
+        ("-o x=https://me:pw@host:5000/?token=abc&x=1", "-o x=https://me:***@host:5000/?token=***&x=1"),
+        ("Authorization: Bearer abc", "Authorization: ***"),
+        *[(kept, kept) for kept in ("--max-tokens=100", "http://127.0.0.1:5000", "key_size=5", "a:b", "C:\\x", "")],
+    ],
+)
+def test_secrets_are_known_by_their_names(given: str, expected: str) -> None:
+    assert redact_text(given) == expected
+
+
+def test_a_word_after_the_name_of_a_secret_is_one_and_texts_in_maps_by_their_names() -> None:
+    words = ["t.py", "--token", "abc", "--secret", "--verbose", "--max-tokens", "5", "-key", "abc"]
+    assert redact_command(words) == [
+        "t.py",
+        "--token",
+        "***",
+        "--secret",
+        "--verbose",
+        "--max-tokens",
+        "5",
+        "-key",
+        "***",
+    ]
+    assert redact({"a": {"api_key": "x", "n": 1}, "l": ["token=x"]}) == {
+        "a": {"api_key": "***", "n": 1},
+        "l": ["token=***"],
+    }
+
+
+# -- what is published ------------------------------------------------------------------------------------------------
+
+
+def hyperparameters_of(run: str, attempt: int | None = None) -> list[tuple[str, dict[str, Any]]]:
+    recording = Recording(find_run(run).path, attempt)
+    found = [(one.event.value, hyperparameters_in(one.fields)) for one in recording]
+    return [one for one in found if one[1]]
+
+
+def test_they_are_published_once_and_again_where_they_have_changed(runs_dir: Path) -> None:
+    with gold_trainer(publish=True, run_name="r", max_duration="1ba") as trainer:
+        trainer.fit()
+        trainer.fit("1ba")
+        trainer.fit("1ba", reset_time=True)
+    (first, all_of_them), *later = hyperparameters_of("r")
+    assert first == "fit_start"
+    assert {"model/name", "optimizer/lr", "machine/host", "version/torch", "command"} <= all_of_them.keys()
+    assert later == [("fit_start", {"max_duration": "2ba"}), ("fit_start", {"max_duration": "1ba"})]
+
+
+def test_a_trainer_that_only_evaluates_says_them_too(runs_dir: Path) -> None:
+    with gold_trainer(publish=True, run_name="r", eval_dataloader=gold_loader("eval_a", 8, 4)) as trainer:
+        trainer.eval()
+    ((event, found),) = hyperparameters_of("r")
+    assert (event, found["eval_samples"]) == ("eval_standalone_start", 8)
+
+
+def test_what_cannot_be_read_ends_no_training(runs_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Bad(dict[str, Any]):
+        def items(self) -> Any:
+            raise RuntimeError("not today")
+
+    trainer = gold_trainer(publish=True, run_name="r", max_duration="1ba")
+    trainer.state.optimizers[0].param_groups[0] = Bad(trainer.state.optimizers[0].param_groups[0])
+    trainer.state.algorithms.append(_Hostile(print))
+    with trainer:
+        trainer.fit()
+    assert hyperparameters_of("r") == []
+    assert "the hyperparameters of run r are not published: reading them raised RuntimeError" in caplog.text
+    assert find_run("r").status == "finished"
+
+
+class _Hostile(Act):
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("not today")
+
+
+# -- what consumers do with them --------------------------------------------------------------------------------------
+
+
+class Calls(LoggerDestination):
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def log_hyperparameters(self, hyperparameters: Any, state: Snapshot) -> None:
+        self.calls.append(dict(hyperparameters))
+
+
+class Own(Callback):
+    """Logs hyperparameters of its own, at the beginning."""
+
+    def init(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_hyperparameters({"seed": "mine", "depth": 3})
+
+
+class OwnCursor(Callback):
+    own_cursor = True
+
+    def fit_start(self, state: Snapshot, logger: Logger) -> None:
+        """Looks."""
+
+
+TOLD = [
+    Entry("init"),
+    Entry("fit_start", fields={"hyperparameters": {"seed": 17, "optimizer": {"lr": 0.1}}}),
+    Entry("fit_start", rank=1, fields={"hyperparameters": {"rank": 1}}),
+    Entry(batch=1),
+    Entry("$end", batch=1, fields={"status": "finished"}),
+    Entry("$end", rank=1, batch=1, fields={"status": "finished"}),
+]
+
+
+def test_they_are_logged_once_without_being_asked_for_and_a_callbacks_own_win(tmp_path: Path) -> None:
+    path = tmp_path / "r.mcap"
+    write_recording(path, TOLD)
+    for callbacks, expected in (
+        ([], [{"seed": 17, "optimizer/lr": 0.1}]),
+        ([OwnCursor(), OwnCursor()], [{"seed": 17, "optimizer/lr": 0.1}]),
+        ([Own()], [{"seed": "mine", "depth": 3}, {"optimizer/lr": 0.1}]),
+    ):
+        calls = Calls()
+        run_session(lambda callbacks, after: Recording(path), callbacks, [calls])
+        assert calls.calls == expected
+
+
+def test_a_consumer_that_goes_on_knows_which_names_a_callback_has_logged(tmp_path: Path) -> None:
+    path = tmp_path / "r.mcap"
+    write_recording(path, TOLD)
+    stream = Recording(path)
+    first, rest = Calls(), Calls()
+
+    class Interrupted(Own):
+        def init(self, state: Snapshot, logger: Logger) -> None:
+            super().init(state, logger)
+            runner.leave()
+
+    Interrupted.__name__ = "Own"
+    with StateFile(tmp_path, "mine", "r", 1) as progress:
+        runner = Runner(stream, [Interrupted()], [first], progress=progress)
+        runner.run()
+    with StateFile(tmp_path, "mine", "r", 1) as progress:
+        Runner(Recording(path), [Own()], [rest], progress=progress).run()
+    assert first.calls == [{"seed": "mine", "depth": 3}]
+    assert rest.calls == [{"optimizer/lr": 0.1}]
+
+
+class Anything(Callback):
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        odd = {"path": Path("x"), "np": np.float32(0.5), "int": np.int64(3), "big": 10**400, "bad": "\udc80"}
+        logger.log_hyperparameters({**odd, "map": {(1, 2): {1}}, "type": int, 5: None, "list": (1, [Path("y")])})
+
+
+def test_a_hyperparameter_of_any_type_breaks_no_file(tmp_path: Path) -> None:
+    logger = JsonlLogger(str(tmp_path / "x.jsonl"))
+    assert Runner([batch_end(1)], [Anything()], [logger]).run().problems == []
+    logged = json.loads((tmp_path / "x.jsonl").read_text())["hyperparameters"]
+    assert logged == {"path": "x", "np": 0.5, "int": 3, "big": hex(10**400), "bad": "\\udc80"} | {
+        "map": {"(1, 2)": "{1}"},
+        "type": "<class 'int'>",
+        "5": None,
+        "list": [1, ["y"]],
+    }
+
+
+@pytest.mark.parametrize("told", [7, "x", [1], {1: 2, "m": {"n": b"x"}}, {str(n): n for n in range(2000)}])
+def test_what_a_peer_says_is_read_within_bounds(told: Any) -> None:
+    found = hyperparameters_in({"hyperparameters": told})
+    assert len(found) <= 1000
+    assert all(isinstance(name, str) and not isinstance(value, bytes | dict) for name, value in found.items())
+
+
+# -- where they are shown ---------------------------------------------------------------------------------------------
+
+
+def test_info_of_a_recording_has_them_as_they_were_last(tmp_path: Path) -> None:
+    path = tmp_path / "r.mcap"
+    write_recording(path, [*TOLD[:4], Entry("fit_start", batch=1, fields={"hyperparameters": {"seed": 18}})])
+    assert describe_recording(path)["hyperparameters"] == {"seed": 18, "optimizer/lr": 0.1}
+
+
+def compared(folder: Path, a: dict[str, Any], b: dict[str, Any] | None) -> Any:
+    for name, told in (("a", a), ("b", b)):
+        fields = {} if told is None else {"hyperparameters": told}
+        (folder / f"{name}.mcap").unlink(missing_ok=True)
+        write_recording(folder / f"{name}.mcap", [Entry("fit_start", fields=fields), Entry(batch=1)])
+    return diff(folder / "a.mcap", folder / "b.mcap")
+
+
+def test_diff_names_those_that_differ_and_how_runs_were_started_makes_no_difference(tmp_path: Path) -> None:
+    found = compared(
+        tmp_path,
+        {"optimizer": {"lr": 0.1}, "seed": 1, "only": 1, "machine": {"host": "x"}},
+        {"optimizer": {"lr": 0.2}, "seed": 1, "machine": {"host": "y"}},
+    )
+    assert not found.same
+    assert found.first is None
+    assert [(one.name, one.a, one.b, one.only, one.of_the_training) for one in found.hyperparameters] == [
+        ("optimizer/lr", 0.1, 0.2, None, True),
+        ("only", 1, None, "A", True),
+        ("machine/host", "x", "y", None, False),
+    ]
+    started = compared(tmp_path, {"command": "a", "version": {"torch": "1"}}, {"command": "b", "git": {"dirty": True}})
+    assert started.same
+    assert len(started.hyperparameters) == 3
+    alone = compared(tmp_path, {"seed": 1}, None)
+    assert (alone.same, alone.hyperparameters, alone.notes) == (True, (), ("A alone says its hyperparameters",))
+
+
+def test_the_page_shows_those_first_that_differ() -> None:
+    rows = hyperparameter_rows([{"a": 1, "lr": 0.1, "only": True}, {"a": 1, "lr": 0.2, "<b>": "<i>"}])
+    assert [(row["name"], row["differs"], row["0"], row["1"]) for row in rows] == [
+        *[("lr", "≠", "0.1", "0.2"), ("only", "≠", "true", ""), ("<b>", "≠", "", "<i>"), ("a", "", "1", "1")],
+    ]
+    assert hyperparameter_rows([{"lr": 0.1}]) == [{"name": "lr", "differs": "", "0": "0.1"}]

@@ -1,0 +1,199 @@
+"""What several algorithms need: checks of their arguments, times in the training, targets, images, parts of a model."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from bus.errors import ConfigurationError
+from bus.types.event import Event
+from bus.types.timestamp import Time, TimeInput, TimeUnit
+from trainer.device.batch import BatchKey
+from trainer.engine.state import State
+
+__all__ = [
+    "change_behavior",
+    "check_count",
+    "check_images",
+    "check_key",
+    "check_number",
+    "check_point",
+    "check_share",
+    "check_update_interval",
+    "has_reached",
+    "random_span",
+    "share_of_way",
+    "soft_targets",
+    "update_event",
+]
+
+_combined: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
+
+
+_UPDATE_EVENTS = {TimeUnit.BATCH: Event.BATCH_END, TimeUnit.EPOCH: Event.EPOCH_END}
+
+
+def check_number(name: str, value: Any) -> float:
+    """A number of zero or more, and finite.
+
+    Raises :class:`bus.errors.ConfigurationError`."""
+    if _is_number(value) and 0 <= value < math.inf:
+        return float(value)
+    raise ConfigurationError(f"{name} {value!r} is not allowed: use a number of 0 or more")
+
+
+def check_share(name: str, value: Any, *, zero: bool = True) -> float:
+    """A share of something, from 0 to 1; ``zero`` says whether none of it is allowed.
+
+    Raises :class:`bus.errors.ConfigurationError`."""
+    if _is_number(value) and 0 <= value <= 1 and (zero or value > 0):
+        return float(value)
+    allowed = "from 0 to 1" if zero else "above 0 and up to 1"
+    raise ConfigurationError(f"{name} {value!r} is not allowed: use a number {allowed}")
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """A whole number of at least ``least``.
+
+    Raises :class:`bus.errors.ConfigurationError`."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        return value
+    raise ConfigurationError(f"{name} {value!r} is not allowed: use a whole number of {least} or more")
+
+
+def check_key(name: str, key: Any) -> BatchKey:
+    """What can name a part of a batch, see :mod:`trainer.device.batch`.
+
+    Raises :class:`bus.errors.ConfigurationError`."""
+    path = key if isinstance(key, list) else [key]
+    is_path = bool(path) and all(isinstance(step, int | str) and not isinstance(step, bool) for step in path)
+    is_pair = isinstance(key, tuple) and len(key) == 2 and all(map(callable, key))
+    if is_path or is_pair:
+        return key  # type: ignore[no-any-return]
+    raise ConfigurationError(
+        f"{name} {key!r} names no part of a batch: use an index, a name, a list of these, "
+        "or a pair of functions (get, set)"
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_point(name: str, point: TimeInput) -> Time:
+    """Reads a point in the training: a share of it such as ``0.7dur``, or a count from its start such as ``3ep``.
+
+    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for a point that lies outside
+    of the training."""
+    time = Time.from_input(point)
+    if time.value >= 0 and (time.unit is not TimeUnit.DURATION or time.value <= 1):
+        return time
+    raise ConfigurationError(f"{name} {str(time)!r} is not allowed: use 0dur to 1dur, or a count such as 3ep or 100ba")
+
+
+def check_update_interval(name: str, interval: TimeInput) -> Time:
+    """Reads an interval in whole batches or epochs.
+
+    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for another unit and for an
+    interval of no length."""
+    time = Time.from_input(interval)
+    if time.unit in _UPDATE_EVENTS and time.value > 0:
+        return time
+    raise ConfigurationError(f"{name} {str(time)!r} is not allowed: use batches or epochs, such as 10ba or 1ep")
+
+
+def update_event(interval: Time) -> Event:
+    """Where an interval from :func:`check_update_interval` is looked at."""
+    return _UPDATE_EVENTS[interval.unit]
+
+
+def has_reached(state: State, point: Time) -> bool:
+    """Whether the training has come to a point from :func:`check_point`."""
+    return _elapsed(state, point.unit) >= point
+
+
+def share_of_way(state: State, point: Time) -> float:
+    """How much of the way to a point from :func:`check_point` is behind the training, from 0 to 1."""
+    return 1.0 if has_reached(state, point) else _elapsed(state, point.unit).value / point.value
+
+
+def _elapsed(state: State, unit: TimeUnit) -> Time:
+    if unit is TimeUnit.DURATION:
+        return state.get_elapsed_duration() or Time(0, unit)
+    return state.timestamp.get(unit)
+
+
+def soft_targets(targets: Any, outputs: Any) -> torch.Tensor:
+    """The targets as probabilities of the classes that the outputs score.
+
+    Args:
+        targets: class numbers, integers of shape (...), or probabilities, floats of shape (..., classes), which are
+            returned as they are. A negative class number stands for "no target" and becomes a row of zeros.
+        outputs: the scores that the model gave, of shape (..., classes).
+
+    Returns:
+        Probabilities of the outputs' shape, in single precision or the outputs', whichever is higher: shares of targets
+        would be rounded visibly in half precision, and ``torch.nn.functional.cross_entropy`` takes both.
+
+    Raises :class:`bus.errors.ConfigurationError` when the two do not go together.
+    """
+    if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+        raise ConfigurationError(
+            f"outputs of type {type(outputs).__name__} and targets of type {type(targets).__name__} do not go "
+            "together: soft targets need one tensor of each; let the model return its scores as a tensor, and name the "
+            "targets by target_key"
+        )
+    expected = outputs.shape if targets.is_floating_point() else outputs.shape[:-1]
+    if targets.shape != expected:
+        raise ConfigurationError(
+            f"{targets.dtype} targets of shape {tuple(targets.shape)} do not go with outputs of shape "
+            f"{tuple(outputs.shape)}: use class numbers of shape {tuple(outputs.shape[:-1])}, or probabilities of the "
+            "outputs' shape; classes are the last dimension"
+        )
+    if targets.is_floating_point():
+        return targets
+    dtype = torch.promote_types(outputs.dtype, torch.float32)
+    classes = targets.long().unsqueeze(-1)
+    # Not one_hot(): it refuses negative numbers.
+    probabilities = torch.zeros(outputs.shape, dtype=dtype, device=targets.device)
+    return probabilities.scatter_(-1, classes.clamp(min=0), (classes >= 0).to(dtype))
+
+
+def check_images(images: Any, algorithm: str) -> torch.Tensor:
+    """The images, a tensor of shape (rows, channels, height, width).
+
+    Raises :class:`bus.errors.ConfigurationError` for anything else."""
+    if isinstance(images, torch.Tensor) and images.ndim == 4:
+        return images
+    what = f"shape {tuple(images.shape)}" if isinstance(images, torch.Tensor) else f"type {type(images).__name__}"
+    raise ConfigurationError(
+        f"{algorithm} cannot use inputs of {what}: it needs images of shape (rows, channels, height, width); "
+        "name them by input_key"
+    )
+
+
+def random_span(size: int, length: int, uniform: bool) -> slice:
+    """One side of a box of ``length`` pixels in an image side of ``size`` pixels, cut off where it sticks out.
+
+    With ``uniform`` every pixel is in the box with the same probability; otherwise the middle of the box is drawn from
+    all pixels, as in the papers, and pixels near the border are in it less often. The random number comes from torch's
+    generator on the host."""
+    lowest, offset = (1 - max(length, 1), 0) if uniform else (0, length // 2)
+    start = int(torch.randint(lowest, size, ())) - offset
+    return slice(max(start, 0), min(start + length, size))
+
+
+def change_behavior(module: nn.Module, mixin: type[nn.Module]) -> None:
+    """Makes a module behave as ``mixin`` says, before its own class is asked: the mixin's methods call those of the
+    class by ``super()``.
+
+    The module stays the same object, with its parameters, hooks and its place in the model, so that optimizers,
+    checkpoints and names go on working. It is an instance of its own class and of the mixin. As with
+    ``torch.nn.utils.parametrize``, which works in this way too, the whole module cannot be pickled any more; its
+    ``state_dict()`` can."""
+    bases = (mixin, type(module))
+    if not isinstance(module, mixin):
+        if bases not in _combined:
+            _combined[bases] = type(f"{mixin.__name__}{bases[1].__name__}", bases, {})
+        module.__class__ = _combined[bases]

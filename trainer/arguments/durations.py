@@ -1,0 +1,138 @@
+"""Durations and intervals as users give them, and when something is due that happens every so often. No torch here."""
+
+import datetime
+
+from bus.errors import ConfigurationError
+from bus.types.event import Event
+from bus.types.intervals import counter_of, part_of, passes
+from bus.types.timestamp import Time, TimeInput, Timestamp, TimeUnit
+
+__all__ = [
+    "Interval",
+    "check_countable",
+    "check_interval",
+    "check_iteration_length",
+    "check_max_duration",
+    "counter_of",
+    "end_after",
+    "scaled_max_duration",
+]
+
+
+def check_max_duration(duration: TimeInput) -> Time:
+    """Reads a duration of training; a plain number counts epochs.
+
+    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for one that is no length of
+    time."""
+    time = _read(duration, "max_duration", "2ep")
+    if time.unit is TimeUnit.DURATION or time.value < 0:
+        raise ConfigurationError(
+            f"max_duration {str(time)!r} is not allowed: "
+            "use epochs, batches, samples, tokens, iterations or a clock time, such as 2ep, 500ba, 10000sp, 1h30m"
+        )
+    return time
+
+
+def scaled_max_duration(duration: TimeInput | None, ratio: float) -> Time | None:
+    """A duration of training, stretched by ``scale_schedule_ratio``; ``None`` for none.
+
+    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for a duration or a ratio
+    that is not allowed."""
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < float("inf"):
+        raise ConfigurationError(f"scale_schedule_ratio is {ratio!r}: use a number above 0, such as 0.5")
+    if duration is None:
+        return None
+    time = check_max_duration(duration)
+    return time if ratio == 1 else check_max_duration(time * ratio)
+
+
+def end_after(timestamp: Timestamp, length: Time) -> Time:
+    """Where a training ends that begins at a time and takes so long; in seconds at the first whole one after that."""
+    begin = timestamp.get(length.unit)
+    if length.unit is TimeUnit.SECOND and timestamp.total_wct > datetime.timedelta(seconds=begin.value):
+        begin += 1
+    return begin + length
+
+
+def check_countable(max_duration: Time | None, iteration_length: Time | None) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` for a duration in iterations where these have no length."""
+    if max_duration is not None and max_duration.unit is TimeUnit.ITERATION and iteration_length is None:
+        raise ConfigurationError(
+            f"max_duration {str(max_duration)!r} is not allowed where iterations have no length: "
+            "pass iteration_length='1ep' or the like, or use another unit"
+        )
+
+
+def check_iteration_length(length: TimeInput | None) -> Time | None:
+    """Reads the length of an iteration, in epochs or tokens.
+
+    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for another unit."""
+    if length is None:
+        return None
+    time = _read(length, "iteration_length", "1ep")
+    if time.unit not in (TimeUnit.EPOCH, TimeUnit.TOKEN) or time.value <= 0:
+        raise ConfigurationError(
+            f"iteration_length {str(time)!r} is not allowed: use epochs or tokens, such as 1ep or 1000000tok"
+        )
+    return time
+
+
+def check_interval(interval: TimeInput) -> Time:
+    """Reads an interval; a plain number counts epochs, and the number zero means never.
+
+    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for one that is negative, of
+    no length, or longer than the training."""
+    time = _read(interval, "interval", "100ba, or 0 for never")
+    is_never = isinstance(interval, int) and interval == 0
+    if not (time.value > 0 or is_never) or (time.unit is TimeUnit.DURATION and time.value > 1):
+        raise ConfigurationError(
+            f"interval {str(time)!r} is not allowed: use 0 for never, or 1ep, 100ba, 0.25dur and the like"
+        )
+    return time
+
+
+class Interval:
+    """Every so many epochs, batches, samples, ...: due at the event at which the count passes the next multiple.
+
+    ``events`` are those at which epochs, iterations and batches are looked at.
+
+    Epochs and iterations are looked at when they end, everything else after each batch. A share of the training
+    (``0.25dur``) is rounded up to whole units of ``max_duration``, and for one in epochs to whole batches, when their
+    number is known. Reference: ``composer/utils/misc.py``, ``create_interval_scheduler``.
+    """
+
+    def __init__(
+        self,
+        interval: Time,
+        max_duration: Time,
+        batches_per_epoch: int | None,
+        events: tuple[Event, Event, Event] = (Event.EPOCH_END, Event.ITERATION_END, Event.BATCH_END),
+    ) -> None:
+        if interval.unit is TimeUnit.DURATION:
+            interval = part_of(max_duration, interval.value, batches_per_epoch)
+        at_epoch, at_iteration, at_batch = events
+        self.event = {TimeUnit.EPOCH: at_epoch, TimeUnit.ITERATION: at_iteration}.get(interval.unit, at_batch)
+        self._interval = interval
+
+    def is_due(self, event: Event, timestamp: Timestamp, previous: Timestamp | None) -> bool:
+        """Whether it is due at this event, ``previous`` being the timestamp before it."""
+        if event is not self.event or self.is_never:
+            return False
+        return passes(self._interval, timestamp.values, None if previous is None else previous.values)
+
+    @property
+    def length(self) -> Time:
+        """How far the times are apart at which it is due."""
+        return self._interval
+
+    @property
+    def is_never(self) -> bool:
+        """Whether it is an interval of zero, which is never due."""
+        return not self._interval.value
+
+
+def _read(given: TimeInput, argument: str, example: str) -> Time:
+    # True is a number for Python, and would be one epoch.
+    if isinstance(given, bool):
+        raise ConfigurationError(f"{argument} {given!r} is not allowed: use a time such as {example}")
+    return Time.from_input(given, TimeUnit.EPOCH)

@@ -1,0 +1,331 @@
+"""Checkpoints of a trainer: where they are written, and what a training goes on from."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from bus.errors import CheckpointError, ConfigurationError
+from bus.types.timestamp import Time, Timestamp
+from trainer.arguments.values import optimizer_names
+from trainer.checkpoints.file import (
+    import_torch,
+    is_torch_file,
+    read_checkpoint,
+    read_part,
+    read_weights,
+    write_checkpoint,
+)
+from trainer.checkpoints.folder import CheckpointFolder
+from trainer.checkpoints.saver import Announce, CheckpointSaver, NoSaver
+from trainer.checkpoints.sharded import is_sharded, read_sharded, training_file, write_sharded
+from trainer.checkpoints.training_state import load_model, load_schedulers, load_training, training_tree, weights_tree
+from trainer.data.epoch_order import EpochOrder
+from trainer.data.spec import DataSpec
+from trainer.distributed.ranks import Ranks
+from trainer.distributed.sampling import own_sampler
+from trainer.engine.state import State
+from trainer.evaluation.evaluation import Evaluation
+
+if TYPE_CHECKING:
+    from trainer.distributed.sharding import FullySharded
+
+__all__ = ["Checkpoints", "folder_name"]
+
+
+class Checkpoints:
+    """Loads the checkpoint that a trainer goes on from, and makes what writes new ones; the arguments are those of
+    :class:`trainer.Trainer`.
+
+    With ``sharded`` those that are written are folders, see :mod:`trainer.checkpoints.sharded`. Their names are those
+    of files without the suffix and the rank."""
+
+    def __init__(
+        self,
+        state: State,
+        order: EpochOrder,
+        *,
+        save_folder: str | os.PathLike[str] | None,
+        save_filename: str,
+        save_latest_filename: str | None,
+        save_interval: Time,
+        keep: int,
+        overwrite: bool,
+        weights_only: bool,
+        load_path: str | os.PathLike[str] | None,
+        load_weights_only: bool,
+        strict: bool,
+        autoresume: bool,
+        has_run_name: bool,
+        ranks: Ranks | None,
+        sharded: bool = False,
+    ) -> None:
+        if autoresume and (save_folder is None or not has_run_name):
+            missing = "save_folder" if save_folder is None else "run_name"
+            raise ConfigurationError(f"autoresume needs a {missing}, to find the run's latest checkpoint: give one")
+        if autoresume and weights_only:
+            raise ConfigurationError("autoresume cannot go on from weights alone: leave out save_weights_only")
+        self._state = state
+        self._order = order
+        self._ranks = ranks
+        self._sharded = sharded
+        self._interval = save_interval
+        self._weights_only = weights_only
+        self._load_path = None if load_path is None else Path(load_path)
+        self._load_weights_only = load_weights_only
+        self._strict = strict
+        self._overwrite = overwrite
+        self._filenames = (save_filename, save_latest_filename)
+        self._schedulers: tuple[Any, Path] | None = None
+        self._saver: CheckpointSaver | None = None
+        self._folder: CheckpointFolder | None = None
+        self.announce: Announce = _tell_nobody
+        """Told, on the first rank, where a checkpoint is saved and where one was loaded."""
+        self.resumed = False
+        """Whether the training goes on from a checkpoint of the same run."""
+        self.sampler_seed: int | None = None
+        """The seed of the sampler in the checkpoint that the training goes on from."""
+        self.microbatch_size: int | None = None
+        """The size of microbatches in it."""
+        latest = save_latest_filename
+        if save_folder is not None:
+            self._folder = CheckpointFolder(
+                save_folder,
+                filename=folder_name(save_filename) if sharded else save_filename,
+                latest_filename=folder_name(latest) if sharded and latest else latest,
+                keep=keep,
+                overwrite=overwrite,
+                names=_names(state),
+                write=partial(_write, sharded=sharded, ranks=ranks),
+            )
+            if autoresume:
+                self._resume_latest(self._folder)
+
+    def _resume_latest(self, folder: CheckpointFolder) -> None:
+        latest = self._latest(folder)
+        if latest is not None:
+            self._load_path, self._load_weights_only, self.resumed = latest, False, True
+
+    def _latest(self, folder: CheckpointFolder) -> Path | None:
+        """The newest checkpoint in a folder, for which the first rank looks."""
+        found = folder.latest() if self._state.rank == 0 else None
+        if self._ranks is not None:
+            shared = self._ranks.share(None if found is None else str(found))
+            found = None if shared is None else Path(shared)
+        return found
+
+    def check(self) -> None:
+        """Looks, before anything is started, whether the checkpoint to go on from can be read and new ones be written.
+
+        Raises:
+            CheckpointError: one of them cannot be; damage within the tensors is found only by :meth:`load`.
+            ConfigurationError: older checkpoints are in the way.
+        """
+        timestamp = Timestamp()
+        if self._load_path is not None:
+            self._load_path = path = self._find(self._load_path)
+            if is_torch_file(path) and not self._load_weights_only:
+                raise CheckpointError(
+                    f"{path} is a torch file, of which only the model's weights can be taken: "
+                    "set load_weights_only=True"
+                )
+            if self._load_weights_only:
+                if not path.exists():
+                    raise CheckpointError(f"there is no checkpoint {path}: give the path of a file that was saved")
+            else:
+                timestamp = Timestamp.from_values(read_part(training_file(path), "timestamp"))
+        if self._folder is not None and self._state.rank == 0:
+            _make_writable(self._folder.folder)
+        self.check_conflicts(timestamp)
+
+    def load(self, evaluation: Evaluation, sharding: "FullySharded | None" = None) -> None:
+        """Puts the training to where the checkpoint left it, if there is one to load, but for its schedulers;
+        ``sharding`` is how the model is spread over the ranks.
+
+        Raises :class:`bus.errors.CheckpointError` when it cannot be read or does not fit."""
+        path, state = self._load_path, self._state
+        if path is None:
+            return
+        if self._load_weights_only:
+            load_model(state, self._read_weights(path, sharding), path, self._strict)
+            return
+        tree = self._read(path, sharding)
+        load_model(state, tree.get("model", {}), path, self._strict)
+        load_training(state, evaluation, tree, path)
+        self._schedulers = (tree["schedulers"], path)
+        self.sampler_seed, self.microbatch_size = tree.get("sampler_seed"), tree["microbatch_size"]
+        orders = tree.get("dataloader")
+        # A rank that was not there before has nothing to go on from, and draws numbers of its own.
+        if orders and state.rank < len(orders):
+            self._order.load(orders[state.rank])
+        if self._folder is not None and self.resumed:
+            self._folder.load_state_dict(tree.get("checkpoints") or {})
+            self._folder.adopt(path)
+        if state.rank == 0:
+            self.announce("load", state.timestamp.values, tree.get("run", {}).get("name"))
+
+    @property
+    def interval(self) -> Time | None:
+        """How often checkpoints are written; ``None`` when none are."""
+        return None if self._folder is None else self._interval
+
+    @property
+    def folder(self) -> Path | None:
+        """Where checkpoints are written; ``None`` when none are."""
+        return None if self._folder is None else self._folder.folder
+
+    @property
+    def resumed_from(self) -> Path | None:
+        """The checkpoint of the same run that the training goes on from."""
+        return self._load_path if self.resumed else None
+
+    def plan(self, evaluation: Evaluation, data: DataSpec, max_duration: Time) -> "CheckpointSaver | NoSaver":
+        """What writes checkpoints in a training of that length.
+
+        Raises :class:`bus.errors.ConfigurationError` when older checkpoints are in the way."""
+        if self._folder is None:
+            return NoSaver()
+        if self._saver is None:
+            if self._state.rank == 0:
+                self._folder.check_conflicts(self._state.timestamp)
+                self._folder.clean()
+            join = partial(_write, None, sharded=self._sharded, ranks=self._ranks)
+            # A training does not resume from weights alone.
+            announce = _tell_nobody if self._weights_only else self.announce
+            self._saver = CheckpointSaver(self._state, self._folder, self._interval, join, self._weights_only, announce)
+        # Nothing that holds this object: a trainer that is dropped is to be gone at once.
+        gather = partial(
+            _gather, self._state, self._order, self._ranks, self._weights_only, self._folder, evaluation, data
+        )
+        self._saver.plan(max_duration, gather)
+        return self._saver
+
+    def gatherer(self, evaluation: Evaluation, data: DataSpec) -> Callable[[], dict[str, Any]]:
+        """What gathers a whole checkpoint of the training, whatever is saved here."""
+        return partial(_gather, self._state, self._order, self._ranks, False, self._folder, evaluation, data)
+
+    def load_schedulers(self) -> None:
+        """Puts the schedulers to where the checkpoint left them, once they are there; does nothing without one.
+
+        Raises :class:`bus.errors.CheckpointError` when they are others."""
+        if self._schedulers is not None:
+            saved, path = self._schedulers
+            self._schedulers = None
+            load_schedulers(self._state, saved, path)
+
+    def check_conflicts(self, timestamp: Timestamp) -> None:
+        """Raises :class:`bus.errors.ConfigurationError` when checkpoints are in the way of a training at that time."""
+        if self._folder is not None and self._state.rank == 0:
+            self._folder.check_conflicts(timestamp)
+
+    def forget(self) -> None:
+        """Forgets where the training was, because it begins anew."""
+        self._saver = None
+        self.resumed = False
+
+    def write(self, path: Path, evaluation: Evaluation, data: DataSpec | None) -> Path:
+        """Writes a checkpoint of its own; all ranks have to call this."""
+        tree = _gather(self._state, self._order, self._ranks, self._weights_only, self._folder, evaluation, data)
+        if self._state.rank == 0 and not self._weights_only:
+            self.announce("save", self._state.timestamp.values)
+        _write(path if self._state.rank == 0 else None, tree, sharded=self._sharded, ranks=self._ranks)
+        return path
+
+    def _read(self, path: Path, sharding: "FullySharded | None") -> dict[str, Any]:
+        if is_sharded(path):
+            return read_sharded(path, None if sharding is None else sharding.mesh, self._ranks)
+        tree = read_checkpoint(path)
+        return tree if sharding is None else sharding.shard_tree(tree, self._optimizers())
+
+    def _read_weights(self, path: Path, sharding: "FullySharded | None") -> Any:
+        if is_sharded(path):
+            return read_sharded(path, None if sharding is None else sharding.mesh, self._ranks, part="model")["model"]
+        weights = import_torch(path) if is_torch_file(path) else read_weights(path)
+        return weights if sharding is None else sharding.shard_tree({"model": weights}, {})["model"]
+
+    def _optimizers(self) -> dict[str, Any]:
+        return dict(zip(optimizer_names(self._state.optimizers), self._state.optimizers, strict=True))
+
+    def _find(self, path: Path) -> Path:
+        if not path.is_dir() or is_sharded(path):
+            return path
+        names, (filename, latest_filename) = _names(self._state), self._filenames
+        kinds = [(filename, latest_filename), (folder_name(filename), latest_filename and folder_name(latest_filename))]
+        folders = [CheckpointFolder(path, *kind, overwrite=self._overwrite, names=names) for kind in kinds]
+        latest = next((found for folder in folders if (found := self._latest(folder)) is not None), None)
+        if latest is None:
+            raise CheckpointError(
+                f"there is no checkpoint in {path}: name a file, or the folder that they were saved in"
+            )
+        return latest
+
+
+def _tell_nobody(action: str, timestamp: tuple[int, ...], run: str | None = None) -> None:
+    """Of a training without a stream."""
+
+
+def _write(path: Path | None, tree: Mapping[str, Any], *, sharded: bool, ranks: Ranks | None) -> None:
+    """Writes a tree to where the first rank says, which is the only one that does."""
+    if sharded and ranks is not None:
+        write_sharded(path, tree, ranks)
+    elif path is not None:
+        write_checkpoint(path, tree)
+
+
+def _gather(
+    state: State,
+    order: EpochOrder,
+    ranks: Ranks | None,
+    weights_only: bool,
+    folder: CheckpointFolder | None,
+    evaluation: Evaluation,
+    data: DataSpec | None,
+) -> dict[str, Any]:
+    """What a checkpoint of the training as it is now holds; all ranks have to call this."""
+    if weights_only:
+        return weights_tree(state)
+    sampler = None if data is None else own_sampler(data.dataloader)
+    return {
+        **training_tree(state, evaluation),
+        "dataloader": None if data is None else _orders(state, order, ranks, data),
+        "sampler_seed": None if sampler is None else sampler.seed,
+        "checkpoints": None if folder is None else folder.state_dict(),
+    }
+
+
+def _orders(state: State, order: EpochOrder, ranks: Ranks | None, data: DataSpec) -> list[Any]:
+    """Where each rank is in its data."""
+    own = order.tree(data.dataloader, state.timestamp.values[7] > 0)
+    if ranks is None:
+        return [own]
+    return [msgpack.unpackb(one, strict_map_key=False) for one in ranks.collect(msgpack.packb(own))]
+
+
+def folder_name(filename: str) -> str:
+    """The name of a checkpoint that is one folder for all ranks, from that of one that is a file of a rank."""
+    return re.sub(r"[-_.]?(rank)?{rank[^}]*}|\.safetensors$", "", filename)
+
+
+def _make_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_writable = os.access(folder, os.W_OK)
+    except OSError as error:
+        raise CheckpointError(f"save_folder {folder} cannot be made: {error.strerror}; choose another one") from None
+    if not is_writable:
+        raise CheckpointError(f"save_folder {folder} cannot be written to: choose another one, or change its mode")
+
+
+def _names(state: State) -> dict[str, Any]:
+    return {
+        "run_name": state.run_name,
+        "rank": state.rank,
+        "world_size": state.world_size,
+        "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
+        "local_world_size": int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+        "node_rank": int(os.environ.get("GROUP_RANK", 0)),
+    }

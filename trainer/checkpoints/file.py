@@ -1,0 +1,429 @@
+"""The file that a training is saved in: one safetensors file, written whole or not at all.
+
+The format is in ``docs/checkpoints.md``. Nothing in it is executed: no pickle is written, and none is read but through
+the restricted reader of torch.
+"""
+
+import base64
+import contextlib
+import datetime
+import functools
+import json
+import math
+import os
+import pickle
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from bus.checkpoints.image import CRC_KEY, DRAFT_KEY, TEXT_KEY, VERSION, crc_of, metadata_of, text_of
+from bus.errors import CheckpointError, ConfigurationError
+from bus.files import replacing
+from bus.tensors.view import image_layout
+
+__all__ = [
+    "CheckpointDraft",
+    "draft_checkpoint",
+    "import_torch",
+    "is_torch_file",
+    "read_checkpoint",
+    "read_part",
+    "read_weights",
+    "tensor_spec",
+    "write_checkpoint",
+]
+
+PathLike = str | os.PathLike[str]
+
+
+# Beyond this, what reads JSON in other languages rounds integers.
+_EXACT_INT = 2**53
+
+# What torch.load raises, depending on where a file is damaged.
+_TORCH_DAMAGE = (
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+
+_TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
+
+
+class CheckpointDraft(NamedTuple):
+    """A checkpoint that is complete but for its checksums."""
+
+    tensors: dict[str, Tensor]
+    """By the names that they get in the file, detached; views of what the tree holds."""
+    contents: dict[str, Any]
+    """The tree without its tensors, and what stands in front of each one's bytes where its checksum is made."""
+
+    def metadata(self) -> dict[str, str]:
+        """As it travels to a process that completes it, see :func:`bus.checkpoints.image.write_draft`.
+
+        Raises :class:`bus.errors.CheckpointError` for a tree that is too large."""
+        return {DRAFT_KEY: text_of(self.contents)}
+
+
+def draft_checkpoint(tree: Mapping[str, Any], what: object) -> CheckpointDraft:
+    """Takes apart a tree as :func:`write_checkpoint` does, without reading a tensor.
+
+    Raises :class:`bus.errors.CheckpointError`, which says that ``what`` cannot be written."""
+    for key in tree:
+        if not isinstance(key, str) or key.startswith("$"):
+            raise CheckpointError(f"cannot write {what}: {key!r} is no key for a part: use a str without $ in front")
+    table = _TensorTable()
+    try:
+        # The model comes first, so that what it shares with other parts is stored under its own names.
+        packed = {key: _pack(tree[key], key, table) for key in sorted(tree, key=lambda key: key != "model")}
+    except RecursionError:
+        raise CheckpointError(f"cannot write {what}: something in it holds itself, or is nested too deeply") from None
+    kinds = {name: _kind_of(tensor) for name, tensor in table.stored.items()}
+    return CheckpointDraft(table.stored, {"version": VERSION, "tree": packed, "tensors": kinds})
+
+
+def write_checkpoint(path: PathLike, tree: Mapping[str, Any]) -> None:
+    """Writes a tree to a file, making its folder if there is none.
+
+    The tree is a dict of parts by name. A part is made of dicts, lists and tuples of ``None``, bools, ints, floats,
+    strings, bytes and dense tensors of any device and of every dtype that safetensors has; what is derived from one of
+    these (an ``OrderedDict``, a named tuple, a parameter) comes back as the plain kind. Tensors that are the same one
+    in memory are stored once. Tensors are neither copied nor moved unless they are on a device or not contiguous.
+
+    The file appears under its name when it is complete and on the disk; until then the one before it stays.
+
+    Raises :class:`bus.errors.CheckpointError` for anything else in the tree, and when the file cannot be written."""
+    path = Path(path)
+    draft = draft_checkpoint(tree, path)
+    stored = {name: _on_host(tensor) for name, tensor in draft.tensors.items()}
+    kinds = draft.contents["tensors"]
+    checksums = {name: crc_of(kinds[name], _bytes_of(tensor)) for name, tensor in stored.items()}
+    try:
+        metadata = metadata_of({**draft.contents, "tensors": checksums})
+        layout = image_layout({name: tensor_spec(tensor) for name, tensor in stored.items()}, metadata)
+    except (CheckpointError, ConfigurationError) as error:
+        raise CheckpointError(f"cannot write {path}: {error}") from None
+    with replacing(path) as place, open(place, "wb") as file:
+        file.write(layout.header)
+        for name in layout.offsets:
+            file.write(_bytes_of(stored[name]))
+
+
+def read_checkpoint(path: PathLike, device: str | torch.device = "cpu") -> dict[str, Any]:
+    """The tree that was written, its tensors on a device. Every byte of the file is checked.
+
+    Tensors that were one in memory are one again. On the CPU they are pages of the file, loaded as they are used. With
+    ``device="meta"`` the file is checked just the same, and the tensors have a shape and a dtype but no values.
+
+    Raises :class:`bus.errors.CheckpointError` for a file that is missing, damaged, not a checkpoint, or written by a
+    newer version."""
+    with _opened(path) as file:
+        contents = _contents_of_checkpoint(file, path)
+        tree: dict[str, Any] = _unpack(contents["tree"], _loader(file, contents, path, device))
+        return tree
+
+
+def read_part(path: PathLike, key: str) -> Any:
+    """What a checkpoint holds under one key of the tree, on the CPU; other tensors are neither read nor checked.
+
+    Raises :class:`bus.errors.CheckpointError` as :func:`read_checkpoint` does, and when there is no such key."""
+    with _opened(path) as file:
+        contents = _contents_of_checkpoint(file, path)
+        if key not in contents["tree"]:
+            raise CheckpointError(
+                f"checkpoint {path} holds no {key!r}, only {', '.join(contents['tree']) or 'nothing'}"
+            )
+        return _unpack(contents["tree"][key], _loader(file, contents, path, "cpu"))
+
+
+def read_weights(path: PathLike) -> dict[str, Any]:
+    """The state dict of the model in a checkpoint, or all tensors of any other safetensors file, on the CPU.
+
+    Raises :class:`bus.errors.CheckpointError` as :func:`read_checkpoint` does, and for a checkpoint without a model."""
+    with _opened(path) as file:
+        if _contents(file, path) is None:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+    weights: dict[str, Any] = read_part(path, "model")
+    return weights
+
+
+def is_torch_file(path: PathLike) -> bool:
+    """Whether a file was written by ``torch.save``, whatever it is called. ``False`` if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) in _TORCH_MAGIC
+    except OSError:
+        return False
+
+
+def import_torch(path: PathLike) -> dict[str, Any]:
+    """The state dict of the model in a file of ``torch.save``, on the CPU.
+
+    The file is a state dict, or holds one under ``model``, ``state_dict`` or, as Composer's checkpoints do,
+    ``state`` and ``model``. Where all names begin with ``module.``, as under DistributedDataParallel, that is left out.
+
+    Raises :class:`bus.errors.CheckpointError` when the file is missing, damaged, has no model in it, or holds pickled
+    objects that could run code when loaded: only tensors, plain values, numpy arrays and time spans are let in."""
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {path}: give the path of a file of torch.save")
+    try:
+        with torch.serialization.safe_globals(_harmless_globals()):
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        if found is None:
+            raise CheckpointError(f"{path} is damaged or no file of torch.save: {_first_line(error)}") from error
+        raise CheckpointError(
+            f"{path} holds a pickled {found[1]}, which could run code: if you trust the file, load it yourself with "
+            "torch.load(path, weights_only=False) and save the model's state dict with safetensors.torch.save_file"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    except _TORCH_DAMAGE as error:
+        raise CheckpointError(f"{path} is damaged or no file of torch.save: {_first_line(error)}") from error
+    weights = _find_weights(saved)
+    if weights is None:
+        keys = ", ".join(map(str, saved)) if isinstance(saved, Mapping) else f"a {type(saved).__name__}"
+        raise CheckpointError(
+            f"{path} has no weights of a model where they are looked for, it holds {keys or 'nothing'}: "
+            "save the model's state dict alone"
+        )
+    if all(name.startswith("module.") for name in weights):
+        return {name.removeprefix("module."): value for name, value in weights.items()}
+    return dict(weights)
+
+
+class _TensorTable:
+    """The tensors of a tree by the names that they get in the file."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, Tensor] = {}
+        self._known: dict[Any, str] = {}
+
+    def add(self, tensor: Tensor, path: str) -> str:
+        """The name that a tensor is stored under."""
+        tensor = tensor.detach()
+        if tensor.layout is not torch.strided or tensor.is_meta or _dtype_name(tensor.dtype) is None:
+            raise CheckpointError(
+                f"the tensor at {path!r} is {tensor.layout}, {tensor.dtype} on {tensor.device}, which safetensors has "
+                "no place for: make it a dense tensor of another dtype"
+            )
+        view = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        identity = (*view, tensor.is_conj(), tensor.is_neg())
+        if tensor.numel() and identity in self._known:
+            return self._known[identity]
+        self._known[identity] = name = self._free_name(path)
+        self.stored[name] = tensor
+        return name
+
+    def _free_name(self, path: str) -> str:
+        # A file name that is no Unicode is a valid string in Python, but not in a header.
+        path = path.encode(errors="backslashreplace").decode()
+        name, number = path, 1
+        while name in self.stored or name == "__metadata__":
+            number += 1
+            name = f"{path}~{number}"
+        return name
+
+
+def tensor_spec(tensor: Tensor) -> tuple[str, list[int]]:
+    """The dtype and shape of a tensor as safetensors writes them.
+
+    Raises :class:`bus.errors.ConfigurationError` for a tensor that it has no place for."""
+    name = _dtype_name(tensor.dtype) if tensor.layout is torch.strided else None
+    if name is None:
+        raise ConfigurationError(f"safetensors has no place for a tensor of {tensor.dtype}, {tensor.layout}")
+    shape = list(tensor.shape)
+    if name == "F4":
+        # Torch counts pairs of such numbers.
+        shape[-1] *= 2
+    return name, shape
+
+
+@functools.cache
+def _dtype_name(dtype: torch.dtype) -> str | None:
+    """The name of a dtype in the format, as its library has it; ``None`` for one that it has no place for."""
+    try:
+        image = save({"": torch.empty(0, dtype=dtype)})
+    except (KeyError, RuntimeError):
+        return None
+    (size,) = struct.unpack("<Q", image[:8])
+    name: str = json.loads(image[8 : 8 + size])[""]["dtype"]
+    return name
+
+
+def _pack(value: Any, path: str, tensors: _TensorTable) -> Any:
+    """The value as JSON has it, its tensors in the table."""
+    if isinstance(value, Tensor):
+        return {"$tensor": tensors.add(value, path)}
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return int(value) if abs(value) < _EXACT_INT else {"$int": hex(value)}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, list | tuple):
+        items = [_pack(item, f"{path}.{index}", tensors) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str | int):
+                raise CheckpointError(f"a key of the dict at {path!r} is a {_kind(key)}: use str or int")
+        return _pack_keys({key: _pack(item, f"{path}.{key}", tensors) for key, item in value.items()})
+    raise CheckpointError(
+        f"the value at {path!r} is a {_kind(value)}, which a checkpoint cannot hold: use dicts, lists, tuples, None, "
+        "bool, int, float, str, bytes and tensors"
+    )
+
+
+def _pack_keys(packed: dict[Any, Any]) -> dict[str, Any]:
+    if all(isinstance(key, str) and not key.startswith("$") for key in packed):
+        return packed
+    return {"$dict": [[_pack(key, "", _TensorTable()), item] for key, item in packed.items()]}
+
+
+def _unpack(value: Any, load: Callable[[str], Tensor]) -> Any:
+    match value:
+        case list():
+            return [_unpack(item, load) for item in value]
+        case {"$tensor": name}:
+            return load(name)
+        case {"$tuple": items}:
+            return tuple(_unpack(item, load) for item in items)
+        case {"$dict": items}:
+            return {_unpack(key, load): _unpack(item, load) for key, item in items}
+        case {"$int": digits}:
+            return int(digits, 16)
+        case {"$float": bits}:
+            return struct.unpack(">d", bytes.fromhex(bits))[0]
+        case {"$bytes": encoded}:
+            return base64.b64decode(encoded, validate=True)
+        case dict():
+            return {key: _unpack(item, load) for key, item in value.items()}
+    return value
+
+
+@contextlib.contextmanager
+def _opened(path: PathLike) -> Iterator[Any]:
+    """The open safetensors file; everything that goes wrong with it in the block is a CheckpointError."""
+    if not Path(path).is_file():
+        raise CheckpointError(f"there is no checkpoint {path}: give the path of a file that was saved")
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except OSError as error:
+        raise CheckpointError(f"cannot read checkpoint {path}: {error}") from error
+    except SafetensorError as error:
+        if is_torch_file(path):
+            raise CheckpointError(
+                f"{path} is a file of torch.save and no checkpoint: only its weights can be had"
+            ) from None
+        raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}") from error
+    except (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError) as error:
+        raise CheckpointError(f"checkpoint {path} is damaged: {_first_line(error)} does not belong there") from error
+
+
+def _contents(file: Any, path: PathLike) -> dict[str, Any] | None:
+    """What the header of a checkpoint says besides where the tensors are; ``None`` for somebody else's file."""
+    metadata = file.metadata() or {}
+    if TEXT_KEY not in metadata and CRC_KEY not in metadata:
+        return None
+    text = metadata.get(TEXT_KEY, "")
+    if metadata.get(CRC_KEY) != crc_of(text):
+        raise CheckpointError(f"checkpoint {path} is damaged: the checksum of its header is wrong; use another one")
+    contents: dict[str, Any] = json.loads(text)
+    if contents["version"] > VERSION:
+        raise CheckpointError(
+            f"checkpoint {path} is of format {contents['version']}, this version of offloop reads up to {VERSION}: "
+            "use a newer offloop"
+        )
+    if set(contents["tensors"]) != set(file.keys()):
+        raise CheckpointError(f"checkpoint {path} is damaged: it has other tensors than it should; use another one")
+    return contents
+
+
+def _contents_of_checkpoint(file: Any, path: PathLike) -> dict[str, Any]:
+    contents = _contents(file, path)
+    if contents is None:
+        raise CheckpointError(
+            f"{path} is not a checkpoint but a safetensors file of something else: load it as weights"
+        )
+    return contents
+
+
+def _loader(file: Any, contents: dict[str, Any], path: PathLike, device: str | torch.device) -> Callable[[str], Tensor]:
+    @functools.cache
+    def load(name: str) -> Tensor:
+        tensor: Tensor = file.get_tensor(name)
+        if _checksum(tensor) != contents["tensors"][name]:
+            raise CheckpointError(f"checkpoint {path} is damaged: the checksum of {name!r} is wrong; use another one")
+        return tensor.to(device)
+
+    return load
+
+
+def _checksum(tensor: Tensor) -> str:
+    return crc_of(_kind_of(tensor), _bytes_of(tensor))
+
+
+def _kind_of(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return tensor.resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def _harmless_globals() -> list[Any]:
+    """What Composer's checkpoints hold besides tensors and plain values. Making one runs no code of the file."""
+    allowed: list[Any] = [datetime.timedelta]
+    try:
+        import numpy as np
+    except ModuleNotFoundError:
+        return allowed
+    reconstruct = np.empty(0).__reduce__()[0]
+    # numpy 2 has moved the function; files name it by either place.
+    places = [(reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+    kinds = {type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}
+    return [*allowed, *places, np.ndarray, np.dtype, *kinds]
+
+
+def _find_weights(saved: Any) -> Mapping[str, Any] | None:
+    if not isinstance(saved, Mapping):
+        return None
+    state = saved.get("state")
+    if isinstance(state, Mapping) and isinstance(state.get("model"), Mapping):
+        return _find_weights(state["model"])
+    for key in ("model", "state_dict"):
+        if isinstance(saved.get(key), Mapping):
+            return _find_weights(saved[key])
+    is_state_dict = all(isinstance(key, str) for key in saved) and any(
+        isinstance(item, Tensor) for item in saved.values()
+    )
+    return saved if is_state_dict else None
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,114 @@
+"""The folder that a training keeps its checkpoints in."""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bus.checkpoints.names import CheckpointNames
+from bus.errors import CheckpointError
+from bus.types.timestamp import Timestamp
+from trainer.checkpoints.file import read_checkpoint, read_part, write_checkpoint
+from trainer.checkpoints.sharded import check_sharded, is_sharded, training_file
+
+__all__ = ["CheckpointFolder"]
+
+_log = logging.getLogger("offloop")
+
+
+class CheckpointFolder(CheckpointNames):
+    """Saves checkpoints in a folder, and finds the newest one that is whole.
+
+    The arguments are those of :class:`bus.checkpoints.names.CheckpointNames`; ``write`` writes a tree to a path, where
+    it may also make a folder of :mod:`trainer.checkpoints.sharded`. Raises the same.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        filename: str = "ep{epoch}-ba{batch}-rank{rank}.safetensors",
+        latest_filename: str | None = "latest-rank{rank}.safetensors",
+        keep: int = -1,
+        overwrite: bool = False,
+        names: Mapping[str, str | int] | None = None,
+        write: Callable[[Path, Mapping[str, Any]], None] = write_checkpoint,
+    ) -> None:
+        super().__init__(folder, filename, latest_filename, keep, overwrite, names)
+        self._write = write
+        self._damaged: set[Path] = set()
+        self._last: Timestamp | None = None
+
+    def save(self, timestamp: Timestamp, tree: Mapping[str, Any]) -> Path:
+        """Writes a checkpoint, makes it the latest one, and removes what is not to be kept.
+
+        The tree gets the time as ``timestamp``. A checkpoint that cannot be removed is logged and tried again with the
+        next one.
+
+        Raises :class:`bus.errors.CheckpointError` when it cannot be written; what was there then stays."""
+        return self._save(timestamp, {**tree, "timestamp": list(timestamp.values)})
+
+    def replace_last(self, tree: Mapping[str, Any]) -> Path | None:
+        """Saves a tree in the place of the last one, with the ``timestamp`` that is in the tree, which may be a later
+        one; does nothing where none was saved."""
+        if self._last is None:
+            return None
+        return self._save(self._last, {"timestamp": list(self._last.values), **tree})
+
+    def _save(self, named: Timestamp, tree: Mapping[str, Any]) -> Path:
+        def write(path: Path) -> None:
+            self._write(path, tree)
+            self._last = named
+
+        path = self.place(named, write)
+        self.remove_surplus()
+        return path
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint in the folder that is whole, each byte of it checked; ``None`` if there is none.
+
+        With ``overwrite``, what the link leads to comes first: files of a later time may be older ones. Without it a
+        later file was written just before the process was killed. What is damaged is logged and passed over."""
+        linked = self._linked()
+        times = {}
+        for path in {*self._files(), *([linked] if linked else [])}:
+            try:
+                times[path] = _time_of(path)
+            except CheckpointError as error:
+                self._pass_over(path, error)
+        is_first = linked if self._overwrite else None
+        for path in sorted(times, key=lambda path: (path == is_first, times[path], path), reverse=True):
+            try:
+                if is_sharded(path):
+                    check_sharded(path)
+                else:
+                    read_checkpoint(path, device="meta")
+            except CheckpointError as error:
+                self._pass_over(path, error)
+            else:
+                return path
+        return None
+
+    def _pass_over(self, path: Path, error: CheckpointError) -> None:
+        self._damaged.add(path)
+        _log.warning("going on without it: %s", error)
+
+    def _is_checkpoint(self, path: Path) -> bool:
+        return training_file(path).is_file()
+
+    def _is_in_the_way(self, path: Path) -> bool:
+        # One that was found damaged is in nobody's.
+        return path not in self._damaged
+
+    def _time_of(self, path: Path) -> tuple[int, ...] | None:
+        try:
+            return _time_of(path)
+        except CheckpointError:
+            return None
+
+
+def _time_of(path: Path) -> tuple[int, ...]:
+    values = read_part(training_file(path), "timestamp")
+    if not (isinstance(values, list) and all(isinstance(value, int) for value in values)):
+        raise CheckpointError(f"checkpoint {path} does not say what time it is of")
+    return tuple(values)

@@ -1,0 +1,229 @@
+"""The folder that a training is saved in when its weights are spread over the ranks.
+
+Torch's distributed checkpoint lets each rank write the parts that it has, as safetensors files in the folder
+``shards``. Beside it is ``training.safetensors``, a file of :mod:`trainer.checkpoints.file` with everything else: what
+all ranks have, which tensor stands where in the tree, and the checksums of the files. No pickle is in it. The format is
+in ``docs/checkpoints.md``.
+"""
+
+import contextlib
+import json
+import warnings
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bus.errors import CheckpointError
+from bus.files import replacing
+from trainer.checkpoints.file import read_checkpoint, read_part, write_checkpoint
+from trainer.distributed.ranks import Ranks
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["check_sharded", "is_sharded", "read_sharded", "training_file", "write_sharded"]
+
+_TRAINING = "training.safetensors"
+_SHARDS = "shards"
+_CHUNK = 1 << 20
+
+
+def training_file(path: Path) -> Path:
+    """The file with the small parts of a checkpoint, which for one that is a file is the file itself."""
+    return path / _TRAINING if path.is_dir() else path
+
+
+def is_sharded(path: Path) -> bool:
+    """Whether there is such a folder, rather than a file or another folder."""
+    return (path / _TRAINING).is_file()
+
+
+def write_sharded(path: Path | None, tree: Mapping[str, Any], ranks: Ranks) -> None:
+    """Writes a tree as :func:`trainer.checkpoints.file.write_checkpoint` does, to a folder. All ranks have to call
+    this, the first one with a path that all can write to, the others with ``None``.
+
+    Each rank writes its part of the tensors in the tree that are ``DTensor``; all else is taken from the first rank's.
+    The folder appears under its name when it is complete and on the disk, and takes the place of one that is there.
+
+    Raises :class:`bus.errors.CheckpointError` on every rank when any of them cannot write; what was there then
+    stays."""
+    rest, sharded = _take_apart(tree)
+    with contextlib.ExitStack() as stack:
+        # Only the first rank makes and moves folders.
+        draft = Path(_on_first(ranks, lambda: str(stack.enter_context(replacing(_given(path))))))
+        _save(draft / _SHARDS, {_name(place): tensor for place, tensor in sharded})
+        checksums = _on_all(ranks, lambda: _checksums(draft, _files(draft)[ranks.rank :: ranks.world_size]))
+        contents = {
+            "files": {name: checksum for one in checksums for name, checksum in one.items()},
+            "tensors": {
+                _name(place): [place, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+                for place, tensor in sharded
+            },
+        }
+        _on_first(ranks, lambda: write_checkpoint(draft / _TRAINING, {**rest, "shards": contents}))
+        _on_first(ranks, stack.close)
+
+
+def read_sharded(
+    path: Path, mesh: "DeviceMesh | None" = None, ranks: Ranks | None = None, part: str | None = None
+) -> dict[str, Any]:
+    """The tree that was written, on the CPU, or what is in it under one key. Every byte of the folder is checked.
+
+    With a mesh of the ranks all of them have to call this, of any number, and each gets its part of the tensors that
+    were sharded, by rows, on the mesh's device. Without one the tensors are whole.
+
+    Raises :class:`bus.errors.CheckpointError` when anything is missing or damaged, with a mesh on every rank."""
+    tree = read_checkpoint(path / _TRAINING)
+    contents = tree.pop("shards", None)
+    try:
+        files, entries = contents["files"], [(name, *entry) for name, entry in contents["tensors"].items()]
+        wanted = [entry for entry in entries if part in (None, entry[1][0])]
+        tensors = {name: _empty(shape, getattr(torch, dtype), mesh) for name, _, shape, dtype in wanted}
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"checkpoint {path} does not say what is in its shards: use another one") from error
+    if mesh is None or ranks is None:
+        _check_files(path, files)
+    else:
+        own = dict(sorted(files.items())[ranks.rank :: ranks.world_size])
+        _on_all(ranks, lambda: _check_files(path, own))
+    _load(path / _SHARDS, tensors, alone=mesh is None)
+    for name, place, _, _ in wanted:
+        _put(tree, place, tensors[name])
+    return tree if part is None else {part: tree.get(part)}
+
+
+def check_sharded(path: Path) -> None:
+    """Raises :class:`bus.errors.CheckpointError` unless each byte in the folder is as it was written."""
+    read_checkpoint(path / _TRAINING, device="meta")
+    contents = read_part(path / _TRAINING, "shards")
+    _check_files(path, contents["files"])
+
+
+def _take_apart(tree: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[list[str | int], Any]]]:
+    """A copy of the tree with ``None`` in place of sharded tensors, and these with their places."""
+    from torch.distributed.tensor import DTensor
+
+    sharded: list[tuple[list[str | int], Any]] = []
+
+    def walk(value: Any, place: list[str | int]) -> Any:
+        if isinstance(value, DTensor):
+            sharded.append((place, value.detach()))
+            return None
+        if isinstance(value, Mapping):
+            return {key: walk(item, [*place, key]) for key, item in value.items()}
+        if isinstance(value, list):
+            return [walk(item, [*place, index]) for index, item in enumerate(value)]
+        return value
+
+    return walk(tree, []), sharded
+
+
+def _put(tree: Any, place: Sequence[str | int], tensor: Tensor) -> None:
+    for key in place[:-1]:
+        tree = tree[key]
+    tree[place[-1]] = tensor
+
+
+def _name(place: Sequence[str | int]) -> str:
+    return ".".join(map(str, place))
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype, mesh: "DeviceMesh | None") -> Tensor:
+    if mesh is None:
+        return torch.empty(shape, dtype=dtype)
+    from torch.distributed.tensor import Shard, empty
+
+    return empty(*shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
+
+
+def _save(folder: Path, tensors: dict[str, Any]) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    try:
+        save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except CheckpointException as error:
+        raise CheckpointError(f"cannot write {folder}: {_reason(error)}") from error
+
+
+def _load(folder: Path, tensors: dict[str, Any], alone: bool) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    try:
+        with warnings.catch_warnings():
+            # That is what is wanted.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
+    except CheckpointException as error:
+        raise CheckpointError(f"checkpoint {folder.parent} cannot be read: {_reason(error)}") from error
+
+
+def _reason(error: Any) -> str:
+    """What was wrong on the first rank that something was wrong on."""
+    rank, (first, _) = min(error.failures.items(), key=lambda failure: failure[0])
+    return f"{type(first).__name__} on rank {rank}: {str(first).splitlines()[0] if str(first) else ''}"
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted((path / _SHARDS).iterdir())
+
+
+def _checksums(path: Path, files: Sequence[Path]) -> dict[str, str]:
+    """The CRC-32 of some files in the folder, by the name that they have there."""
+    found = {}
+    for file in files:
+        checksum = 0
+        try:
+            with open(file, "rb") as content:
+                while chunk := content.read(_CHUNK):
+                    checksum = zlib.crc32(chunk, checksum)
+        except OSError as error:
+            raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
+        found[file.relative_to(path).as_posix()] = f"{checksum:08x}"
+    return found
+
+
+def _check_files(path: Path, files: Mapping[str, str]) -> None:
+    for name, checksum in files.items():
+        if not (path / name).is_file():
+            raise CheckpointError(f"checkpoint {path} is incomplete: it has no {name}; use another one")
+        if _checksums(path, [path / name])[name] != checksum:
+            raise CheckpointError(f"checkpoint {path} is damaged: the checksum of {name} is wrong; use another one")
+
+
+def _given(path: Path | None) -> Path:
+    assert path is not None  # the first rank has one
+    return path
+
+
+def _on_first(ranks: Ranks, do: Callable[[], Any]) -> Any:
+    """What came of something that the first rank does, on every rank: text or nothing, or the error."""
+    answer = _tried(do) if ranks.rank == 0 else None
+    return _result_of([ranks.share(answer)])[0]
+
+
+def _on_all(ranks: Ranks, do: Callable[[], Any]) -> list[Any]:
+    """What came of something that each rank does, on every rank: text and maps of it, or the first error."""
+    answers = ranks.collect(json.dumps(_tried(do)).encode())
+    return _result_of([json.loads(answer) for answer in answers])
+
+
+def _tried(do: Callable[[], Any]) -> list[Any]:
+    try:
+        return [do(), None]
+    except (CheckpointError, OSError) as error:
+        return [None, str(error)]
+
+
+def _result_of(answers: Sequence[Any]) -> list[Any]:
+    for _, failure in answers:
+        if failure is not None:
+            raise CheckpointError(failure)
+    return [result for result, _ in answers]

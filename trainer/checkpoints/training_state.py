@@ -1,0 +1,181 @@
+"""What a checkpoint holds: everything of a training that decides how it goes on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from bus.errors import CheckpointError
+from bus.types.timestamp import Timestamp
+from trainer.arguments.values import optimizer_names
+from trainer.data.epoch_order import generators_of
+from trainer.engine.state import State
+from trainer.evaluation.evaluation import Evaluation
+
+__all__ = ["load_model", "load_schedulers", "load_training", "training_tree", "weights_tree"]
+
+_PARTS = ("algorithms", "optimizers", "schedulers", "scaler", "metrics", "microbatch_size", "timestamp", "evaluation")
+
+
+def weights_tree(state: State) -> dict[str, Any]:
+    """The model alone."""
+    return {"model": state.model.state_dict(), "timestamp": list(state.timestamp.values), "run": _run(state)}
+
+
+def training_tree(state: State, evaluation: Evaluation) -> dict[str, Any]:
+    """The whole training but its place in the data, as nested maps and lists of tensors, numbers and text."""
+    names = optimizer_names(state.optimizers)
+    return {
+        **weights_tree(state),
+        "optimizers": {name: one.state_dict() for name, one in zip(names, state.optimizers, strict=True)},
+        "schedulers": [[type(one).__name__, _plain_scheduler(one)] for one in state.schedulers],
+        "scaler": None if state.scaler is None else state.scaler.state_dict(),
+        "microbatch_size": state.device_train_microbatch_size,
+        "algorithms": [[type(one).__name__, one.state_dict()] for one in state.algorithms],
+        "metrics": {name: dict(metric.metric_state) for name, metric in state.train_metrics.items()},
+        "evaluation": {
+            "values": state.eval_metric_values,
+            "total_wct": state.total_eval_wct,
+            "last_batches": evaluation.last_batches,
+            "generators": {
+                one.label: [own.get_state().numpy().tobytes() for own in generators_of(one.dataloader)]
+                for one in state.evaluators
+            },
+        },
+    }
+
+
+def load_model(state: State, weights: Mapping[str, Any], path: Any, strict: bool = True) -> None:
+    """Puts weights into the model.
+
+    Raises :class:`bus.errors.CheckpointError` when they are those of another model."""
+    own = state.model.state_dict()
+    wrong = [
+        f"{name} is {_shape(weights[name])} there and {_shape(own[name])} here"
+        for name in own
+        if name in weights and _shape(weights[name]) != _shape(own[name])
+    ]
+    missing, unknown = [name for name in own if name not in weights], [name for name in weights if name not in own]
+    if strict:
+        wrong += [f"it lacks {_some(missing)}"] if missing else []
+        wrong += [f"it has {_some(unknown)}, which the model has not"] if unknown else []
+    if wrong:
+        raise CheckpointError(
+            f"checkpoint {path} is one of another model than {type(state.model).__name__}: {'; '.join(wrong[:4])}; "
+            "make the model as it was, or load what fits with load_strict_model_weights=False (--load-what-fits)"
+        )
+    try:
+        state.model.load_state_dict(dict(weights), strict=strict)
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights in checkpoint {path} do not fit: {error}") from None
+
+
+def load_training(state: State, evaluation: Evaluation, tree: Mapping[str, Any], path: Any) -> None:
+    """Puts everything but the model and the schedulers back to what :func:`training_tree` wrote down.
+
+    Raises :class:`bus.errors.CheckpointError` when it does not fit the trainer's optimizers or algorithms."""
+    for key in _PARTS:
+        if key not in tree:
+            raise CheckpointError(
+                f"checkpoint {path} holds no {key!r}: it is not one of a whole training; "
+                "take its weights with load_weights_only=True"
+            )
+    # Before the optimizers: an algorithm may have changed what they hold.
+    _load_algorithms(state, tree["algorithms"], path)
+    _load_optimizers(state, tree["optimizers"], path)
+    if state.scaler is not None and tree["scaler"]:
+        state.scaler.load_state_dict(tree["scaler"])
+    for name, values in tree["metrics"].items():
+        if name in state.train_metrics:
+            for key, value in values.items():
+                setattr(state.train_metrics[name], key, value)
+    state.timestamp = Timestamp.from_values(tree["timestamp"])
+    seen = tree["evaluation"]
+    state.eval_metric_values = seen["values"]
+    state.total_eval_wct = seen.get("total_wct", 0)
+    evaluation.last_batches = seen["last_batches"]
+    for evaluator in state.evaluators:
+        own = generators_of(evaluator.dataloader)
+        for generator, position in zip(own, seen["generators"].get(evaluator.label, ()), strict=False):
+            generator.set_state(torch.frombuffer(bytearray(position), dtype=torch.uint8))
+
+
+def _run(state: State) -> dict[str, Any]:
+    return {
+        "name": state.run_name,
+        "seed": state.seed,
+        "world_size": state.world_size,
+        "precision": state.precision,
+        "model": type(state.model).__name__,
+        "torch": torch.__version__,
+    }
+
+
+def _load_optimizers(state: State, saved: Mapping[str, Any], path: Any) -> None:
+    names = optimizer_names(state.optimizers)
+    if sorted(names) != sorted(saved):
+        raise CheckpointError(
+            f"checkpoint {path} was made with the optimizers {_some(list(saved))}, "
+            f"the trainer has {_some(names)}: use the same ones, or load_weights_only=True"
+        )
+    for name, optimizer in zip(names, state.optimizers, strict=True):
+        try:
+            optimizer.load_state_dict(saved[name])
+        except (ValueError, RuntimeError) as error:
+            raise CheckpointError(f"the state of optimizer {name} in checkpoint {path} does not fit: {error}") from None
+
+
+def load_schedulers(state: State, saved: Sequence[Any], path: Any) -> None:
+    """Puts the schedulers back to what :func:`training_tree` wrote down of them.
+
+    Raises :class:`bus.errors.CheckpointError` when they are others."""
+    names = [type(scheduler).__name__ for scheduler in state.schedulers]
+    if names != [name for name, _ in saved]:
+        raise CheckpointError(
+            f"checkpoint {path} was made with the schedulers {_some([name for name, _ in saved])}, "
+            f"the trainer has {_some(names)}: use the same ones, or load_weights_only=True"
+        )
+    for scheduler, (_, values) in zip(state.schedulers, saved, strict=True):
+        kinds = vars(scheduler)
+        # MultiStepLR keeps a Counter, which is a plain map in a file.
+        values = {
+            name: type(kinds[name])(value) if isinstance(value, dict) and isinstance(kinds.get(name), dict) else value
+            for name, value in values.items()
+        }
+        scheduler.load_state_dict(values)
+
+
+def _load_algorithms(state: State, saved: Sequence[Any], path: Any) -> None:
+    rest = list(saved)
+    for algorithm in state.algorithms:
+        name = type(algorithm).__name__
+        found = next((one for one in rest if one[0] == name), None)
+        if found is None:
+            if algorithm.state_dict():
+                raise CheckpointError(
+                    f"checkpoint {path} was made without the algorithm {name}, which has something to go on from: "
+                    "leave it out, or start anew with load_weights_only=True"
+                )
+            continue
+        rest.remove(found)
+        algorithm.load_state_dict(found[1])
+    lost = [name for name, values in rest if values]
+    if lost:
+        raise CheckpointError(
+            f"checkpoint {path} was made with the algorithms {_some(lost)}, which the trainer has not: "
+            "add them, or take the weights with load_weights_only=True"
+        )
+
+
+def _plain_scheduler(scheduler: Any) -> dict[str, Any]:
+    values: dict[str, Any] = scheduler.state_dict()
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
+
+
+def _shape(tensor: Any) -> tuple[int, ...] | str:
+    return tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3]) or "none"
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown

@@ -1,0 +1,4 @@
+"""The command ``trainer``.
+
+May import everything in ``trainer``. Begin with ``main``.
+"""

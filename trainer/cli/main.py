@@ -1,0 +1,412 @@
+"""The command ``trainer``. It starts without torch, to be able to say that torch is missing."""
+
+import contextlib
+import inspect
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bus import printing
+from bus.errors import CheckpointError, ConfigurationError, InvalidRunNameError, InvalidTimeError, OffloopError
+from bus.runs.announcement import announced
+from bus.runs.directory import new_run_name
+from bus.terminal import run_command
+from trainer.algorithms import ALGORITHMS
+from trainer.arguments.extras import missing_extra
+from trainer.cli.options import COMMON_OPTIONS, OPTION_NAMES, check_together, trainer_arguments
+from trainer.distributed.launcher import report_failure
+from trainer.tasks import BUILT_IN, Task, TaskOption, find_task
+
+if TYPE_CHECKING:
+    from trainer.distributed.ranks import Ranks
+    from trainer.trainer import Trainer
+
+__all__ = ["main", "trainer"]
+
+_MISTAKES = (ConfigurationError, InvalidTimeError, InvalidRunNameError, CheckpointError)
+_PATIENCE = 10.0
+
+
+class _Refused(click.ClickException):
+    """Ends the command with one line, and exit code 2 for a mistake in what was given."""
+
+    exit_code = 2
+
+
+class _NotStarted(click.ClickException):
+    """Ends the command with one line, and exit code 1 because there is no place for the run or nobody to serve it."""
+
+    exit_code = 1
+
+
+@contextlib.contextmanager
+def _refusing(kind: type[OffloopError] = OffloopError) -> Iterator[None]:
+    try:
+        yield
+    except kind as error:
+        raise (_Refused if isinstance(error, _MISTAKES) else _NotStarted)(str(error)) from error
+
+
+_WHERE = click.Command(
+    "where",
+    params=[
+        click.Option(["--runs-dir"]),
+        click.Option(["--broker"]),
+        click.Option(["--no-publish"], is_flag=True),
+        click.Option(["-h", "--help"], is_flag=True),
+    ],
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    add_help_option=False,
+)
+"""Those of a task's options that say where its run will be, to be read before all of its options are known."""
+
+
+class _Beginning:
+    """A training whose run has not begun: until then whoever waits for a run is told of it."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._announced = contextlib.ExitStack()
+
+    def announce(self, task: str, arguments: Sequence[str]) -> None:
+        """Announces the training of that task, unless its arguments say that nobody on this machine will find it."""
+        given = _WHERE.make_context("where", list(arguments), resilient_parsing=True).params
+        if _is_first_rank() and not (given["broker"] or given["no_publish"] or given["help"]):
+            self._announced.enter_context(announced(task, given["runs_dir"]))
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """While this is open, Ctrl-C and SIGTERM end the process at once: what is raised while torch and numpy load is
+        caught by them, and leaves them half loaded."""
+
+        def leave(*_: object) -> None:
+            self.end()
+            _say_interrupted()
+            os._exit(130)
+
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        taken = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+        for number in taken:
+            signal.signal(number, leave)
+        try:
+            yield
+        finally:
+            for number, handler in taken.items():
+                signal.signal(number, handler)
+
+    def end(self) -> None:
+        """The run has begun, or never will."""
+        self.over = True
+        self._announced.close()
+
+
+class _Tasks(click.Group):
+    """A command for each task; which options it has is known once the task's function is imported."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        ctx.obj = beginning = _Beginning()
+        with _terminated_like_interrupted():
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:
+                if beginning.over:
+                    raise
+                _say_interrupted()
+                sys.exit(130)
+            finally:
+                beginning.end()
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # As early as this: a user's own task loads torch when it is imported.
+        ctx.obj.announce(args[0], args[1:])
+        with ctx.obj.loading():
+            return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(BUILT_IN)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command:
+        with _refusing():
+            return _task_command(find_task(name))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Tasks"):
+            formatter.write_dl([*((name, text) for name, (_, text) in sorted(BUILT_IN.items())), _OWN_TASK])
+
+    def main(self, *arguments: Any, **settings: Any) -> Any:
+        try:
+            return super().main(*arguments, **settings)
+        except click.ClickException as error:
+            if not _is_first_rank():
+                _leave_it_to_the_first_rank()
+            report_failure(f"error: {error.format_message()}")
+            raise
+        except (OffloopError, OSError) as error:
+            report_failure(f"error: {error}")
+            raise
+        except click.Abort:
+            if not _is_first_rank():
+                sys.exit(130)
+            raise
+
+
+def _say_interrupted() -> None:
+    if _is_first_rank():
+        printing.say("interrupted before the training began", err=True)
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _leave_it_to_the_first_rank() -> None:
+    """Waits to be ended by ``torchrun``, as all ranks are when one of them has ended: as a rule, the first one refuses
+    the same and says so. Returns if it goes on, which means that this rank alone has something to say."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(_PATIENCE)
+
+
+class _TaskCommand(click.Command):
+    """Shows its options under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        common = [option for options in COMMON_OPTIONS.values() for option in options]
+        # Those of the task, and the one for help.
+        own = [parameter for parameter in self.get_params(ctx) if parameter not in common]
+        sections: list[tuple[str, Sequence[click.Parameter]]] = [("Options", own), *COMMON_OPTIONS.items()]
+        for heading, options in sections:
+            with formatter.section(heading):
+                formatter.write_dl([record for one in options if (record := one.get_help_record(ctx))])
+
+
+_OWN_TASK = (
+    "module:function",
+    "Your own function that returns arguments for Trainer; also path/to/file.py:function.",
+)
+
+
+@click.group(
+    cls=_Tasks,
+    invoke_without_command=True,
+    subcommand_metavar="TASK [OPTIONS]",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option("--list", "show_list", is_flag=True, help="Show the tasks, and exit.")
+@click.option("--list-algorithms", is_flag=True, help="Show the algorithms with their options, and exit.")
+@click.option("--list-fields", is_flag=True, help="Show what consumers can ask a training for, and exit.")
+@click.version_option(package_name="offloop", prog_name="trainer")
+@click.pass_context
+def trainer(ctx: click.Context, show_list: bool, list_algorithms: bool, list_fields: bool) -> None:
+    """Train a model and publish what happens, for consumers to watch.
+
+    'trainer TASK --help' shows what a task does and its options.
+
+    Exit code: 0 when the training came to its end, 1 when it failed, 2 for a mistake in what was given, 130 after
+    Ctrl-C.
+    """
+    if show_list:
+        width = max(len(name) for name in BUILT_IN)
+        for name, (_, text) in sorted(BUILT_IN.items()):
+            click.echo(f"{name:<{width}}  {text}")
+        click.echo("\n'trainer TASK --help' shows a task's options; your own is named module:function")
+        ctx.exit()
+    if list_algorithms:
+        _print_algorithms()
+        ctx.exit()
+    if list_fields:
+        _print_fields()
+        ctx.exit()
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main() -> None:
+    """Entry point."""
+    run_command(trainer)
+
+
+def _print_algorithms() -> None:
+    with _refusing(), _explaining_what_is_missing():
+        import torch  # noqa: F401 - what all of them need is named once, and not for each one
+
+        click.echo("Algorithms (--algorithms NAME,NAME, or package.module:Class, or file.py:Class)")
+        click.echo("\n".join(ALGORITHMS.listing()))
+
+
+def _print_fields() -> None:
+    with _refusing(), _explaining_what_is_missing():
+        from trainer.fields.registry import FieldRegistry
+
+        click.echo("Fields (a callback's fields = (NAME, ...); your own with Trainer(fields={NAME: function}))")
+        click.echo("\n".join(FieldRegistry().listing()))
+
+
+@contextlib.contextmanager
+def _explaining_what_is_missing() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(missing_extra(error.name or "torch")) from None
+
+
+def _task_command(task: Task) -> click.Command:
+    @click.pass_obj
+    def run(beginning: _Beginning, /, **values: Any) -> None:
+        _run_task(task, values, beginning)
+
+    own = [_click_option(option) for option in task.options if option.name not in OPTION_NAMES]
+    common = [option for options in COMMON_OPTIONS.values() for option in options]
+    return _TaskCommand(task.name, params=[*own, *common], callback=run, help=task.help, short_help=task.help)
+
+
+def _click_option(option: TaskOption) -> click.Option:
+    dashed = option.name.replace("_", "-")
+    declaration = f"--{dashed}/--no-{dashed}" if option.kind is bool else f"--{dashed}"
+    # A default of None would count as given, and the option as not required any more.
+    default = {"required": True} if option.required else {"default": option.default, "show_default": True}
+    return click.Option([declaration, option.name], type=option.kind, help=option.help or None, **default)
+
+
+def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> None:
+    """Trains a task with the values of its own and of the common options by name.
+
+    Raises :class:`click.ClickException` when the task or one of its values will not do, and what the training
+    raises."""
+    with _refusing():
+        with beginning.loading(), _explaining_what_is_missing():
+            from trainer.device.device import is_gpu
+            from trainer.distributed.ranks import join_ranks
+            from trainer.stream.introduction import short_path
+            from trainer.trainer import Trainer
+        ranks = join_ranks(on_gpu=is_gpu(values["device"] or "auto"))
+        arguments = _arguments(task, values, ranks)
+        _check_arguments(task, arguments, inspect.signature(Trainer).parameters)
+    # One rank speaks for all of them.
+    say = printing.say if ranks is None or ranks.rank == 0 else _say_nothing
+    with _refusing():
+        made = Trainer(**arguments)
+    beginning.end()
+    try:
+        with _refusing(ConfigurationError), made:
+            say(made.introduce())
+            made.fit()
+    finally:
+        if made.recording is not None:
+            # Where it is by now: the broker may be another one than at the start.
+            say(f"recording: {short_path(made.recording)}{_what_is_missing(made)}")
+        if made.save_folder is not None:
+            _say_how_to_go_on(made, made.save_folder, arguments, values, say)
+
+
+def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> dict[str, Any]:
+    """Everything for the trainer: what the task says, and in its place what was given."""
+    from trainer.device.seeding import seed_all
+
+    seed = _choose_seed(values)
+    if ranks is not None:
+        seed = ranks.share(seed)
+    seed_all(seed)
+    known = {**values, "seed": seed, "device": values["device"] or "auto"}
+    settings = trainer_arguments(values)
+    config: dict[str, Any] = {"task": task.name}
+    if values["algorithms"] or values["algorithm_options"]:
+        settings["algorithms"] = ALGORITHMS.create_all(values["algorithms"] or (), values["algorithm_options"] or ())
+        config |= {name: values[name] for name in ("algorithms", "algorithm_options") if values[name]}
+    options = {option.name: known[option.name] for option in task.options if known[option.name] is not None}
+    _check_options(task, options)
+    arguments = {"seed": seed, **task.arguments(**options), **settings, "config": {**config, **options}}
+    check_together(values, arguments)
+    if arguments.get("run_name") is None:
+        prefix = re.sub(r"[^A-Za-z0-9._-]", "-", task.name.rpartition(":")[2]).lstrip("._-") or "run"
+        arguments["run_name"] = new_run_name(prefix, arguments.get("runs_dir"))
+    return arguments
+
+
+def _choose_seed(values: Mapping[str, Any]) -> int:
+    """A training that goes on draws what it drew at first, so its seed has to follow from what is given again."""
+    from trainer.device.seeding import new_seed
+
+    if values["seed"] is not None:
+        seed: int = values["seed"]
+        return seed
+    return zlib.crc32(values["run_name"].encode()) if values["autoresume"] and values["run_name"] else new_seed()
+
+
+def _check_options(task: Task, options: Mapping[str, Any]) -> None:
+    for option in task.options:
+        if option.required and option.name not in options:
+            raise ConfigurationError(f"task {task.name!r} needs --{option.name.replace('_', '-')}: give it")
+
+
+def _say_nothing(_line: str) -> None:
+    """For the ranks that do not speak."""
+
+
+def _what_is_missing(trainer: "Trainer") -> str:
+    return "" if trainer.recorded_all else ", INCOMPLETE: not all that was published could be recorded"
+
+
+def _say_how_to_go_on(
+    made: "Trainer",
+    folder: Path,
+    arguments: Mapping[str, Any],
+    values: Mapping[str, Any],
+    say: Callable[[str], object],
+) -> None:
+    state = made.state
+    if int(state.timestamp.batch) == 0:
+        return
+    if arguments.get("save_weights_only"):
+        say(f"checkpoints: {folder}")
+        return
+    further = [] if values["run_name"] else [f"--run-name {shlex.quote(state.run_name)}"]
+    if not arguments.get("autoresume"):
+        further += [*([] if values["seed"] is not None else [f"--seed {state.seed}"]), "--autoresume"]
+    if state.max_duration is not None and state.timestamp >= state.max_duration and not state.stopped:
+        further.append("and a longer --max-duration" if further else "a longer --max-duration")
+    same = f"the same command {'with ' + ' '.join(further) if further else 'again'}"
+    say(f"checkpoints: {folder}; to go on, run {same}")
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM ends the training as Ctrl-C does: stopped, with a whole record, and every consumer told."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt("signal SIGTERM")
+
+    before = signal.getsignal(signal.SIGTERM)
+    if before is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _check_arguments(task: Task, arguments: Mapping[str, Any], allowed: Mapping[str, Any]) -> None:
+    for name in arguments:
+        if name not in allowed:
+            close = get_close_matches(name, allowed, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(allowed)}"
+            raise ConfigurationError(f"task {task.name!r} returned {name!r}, which Trainer does not take: {hint}")
+    if "model" not in arguments:
+        raise ConfigurationError(f"task {task.name!r} returned no model: return a dict of arguments for Trainer")
+    if arguments.get("max_duration") is None:
+        raise ConfigurationError(
+            f"task {task.name!r} does not say how long to train: add --max-duration 5ep or the like"
+        )

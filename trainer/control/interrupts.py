@@ -1,0 +1,93 @@
+"""Ctrl-C and SIGTERM while training."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from bus.printing import say
+from trainer.engine.state import State
+
+__all__ = ["Interruption", "finishing_the_batch"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_Handlers = dict[int, Any]
+
+
+class Interruption:
+    """Whether somebody has asked the training to end."""
+
+    def __init__(self) -> None:
+        self.came = False
+        self.reason = "a signal to another rank"
+
+    def explains(self, error: RuntimeError) -> bool:
+        """Whether an error is how torch says that worker processes of a dataloader are gone, after a signal to end:
+        a terminal, and some schedulers of jobs, send it to them as well."""
+        return self.came and str(error).startswith("DataLoader worker (pid")
+
+
+@contextlib.contextmanager
+def finishing_the_batch(state: State, with_checkpoint: bool = True) -> Iterator[Interruption]:
+    """While this is open, the first Ctrl-C or SIGTERM ends the training after the batch at hand, and says so; the
+    second one does what it did before: by default it ends the program at once.
+
+    Processes that are forked meanwhile, such as a dataloader's workers, pass over their first Ctrl-C, because the
+    training needs them for the batch at hand; SIGTERM does to them what it did before. A signal that was ignored before
+    stays ignored. Signals reach the main thread only; in another thread nothing is changed.
+    """
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+    owner = os.getpid()
+    found = {number: signal.getsignal(number) for number in _SIGNALS}
+    before: _Handlers = {number: handler for number, handler in found.items() if handler is not signal.SIG_IGN}
+    before_children: _Handlers = {}
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:
+            # This one only: torch has set the other in its workers, in a way that Python does not know of.
+            _restore({number: before[number]}, ask)  # noqa: F821 - it is deleted at the very end only
+            if number == signal.SIGTERM:
+                os.kill(os.getpid(), number)
+            return
+        is_second, interruption.came = interruption.came, True
+        name = signal.Signals(number).name
+        interruption.reason = f"signal {name}"
+        _restore(before, ask)  # noqa: F821
+        if is_second:
+            os.kill(os.getpid(), number)
+            return
+        # torch raises, wherever the program is, when a worker has died: but the batch at hand has to be finished.
+        before_children[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _do_nothing)
+        # Not stop_training(): the batch at hand has to end as if the training went on.
+        state.request_stop(interruption.reason)
+        if state.rank > 0:
+            return  # the first rank speaks for all
+        stopping = f"stopping after this batch{', with a checkpoint' if with_checkpoint else ''}"
+        say(f"{name}: {stopping}; again to stop at once", err=True)
+
+    try:
+        for number in before:
+            signal.signal(number, ask)
+        yield interruption
+    finally:
+        _restore(before, ask)
+        _restore(before_children, _do_nothing)
+        # It names itself, and would keep the state until the next garbage collection.
+        del ask
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """A handler of Python's: one of the system's in its place would be reported for a signal that is under way."""
+
+
+def _restore(handlers: _Handlers, ours: Any) -> None:
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is ours:
+            # A handler that was not set from Python cannot be named; the default one is what is left then.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -1,0 +1,186 @@
+"""Commands from outside, applied where the training loop is between two batches.
+
+publisher -> waiting -> a boundary of the loop -> applied, on every rank -> answered by the first one
+"""
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from bus.errors import ConfigurationError, OffloopError
+from bus.publisher.publisher import Publisher
+from bus.types.commands import Command, Outcome
+from bus.types.event import Event
+from trainer.control.settings import Settings
+from trainer.distributed.ranks import Ranks
+from trainer.engine.state import State
+
+__all__ = ["RemoteControl"]
+
+IDLE_SECONDS = 0.02
+IDLE_SECONDS_OF_RANKS = 0.25
+MAX_WAITING = 100
+
+# Where in the course of a batch a command can be applied.
+_PLACES = {"batch_end": 0, "eval_end": 0, "batch_checkpoint": 1}
+_LAST_PLACE = 2
+
+
+class RemoteControl:
+    """Takes the commands of a training, and applies them when the loop says that it is at a boundary.
+
+    With several ranks the first one hears them, and all apply the same ones at the same boundary. A command that fails
+    changes nothing and ends no training: its sender is told.
+
+    Args:
+        state: of the training.
+        settings: what ``set`` can set.
+        ranks: the others, if there are any.
+        script: commands of an earlier training, to be applied where they were then.
+        say: shows a line to whoever watches the training's output.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        settings: Settings,
+        ranks: Ranks | None = None,
+        script: Iterable[Outcome] = (),
+        say: Callable[[str], object] = str,
+    ) -> None:
+        self.waiting: list[Command] = []
+        """Commands that have not been applied; the loop looks here after each batch."""
+        self.checkpoint: Callable[[], object] | None = None
+        """What ``checkpoint`` calls, while there is a training."""
+        self._publisher: weakref.ref[Publisher] | None = None
+        self._state = state
+        self._settings = settings
+        self._ranks = ranks
+        self._say = say
+        self._paused = False
+        self._script = [one for one in script if one.error is None and one.command.name not in ("pause", "resume")]
+        self._scripted = {id(one.command): one for one in self._script}
+        self._taken: deque[str] = deque(maxlen=10 * MAX_WAITING)
+        self.waiting += [one.command for one in self._script]
+
+    def answer_through(self, publisher: Publisher | None) -> None:
+        """Says who tells senders, and the stream, what became of their commands."""
+        # The publisher holds what takes its commands: a trainer that is dropped is to be gone at once.
+        self._publisher = None if publisher is None else weakref.ref(publisher)
+
+    def take(self, command: Command) -> None:
+        """Takes a command in, at whatever event it comes."""
+        # One that was sent again, because a broker died, may have come before.
+        if self._state.rank > 0 or (command.id and command.id in self._taken):
+            return
+        if len(self.waiting) - len(self._script) >= MAX_WAITING:
+            self._answer(command, Event.BATCH_END, f"{MAX_WAITING} commands wait already: send it later")
+            return
+        self._taken.append(command.id)
+        self.waiting.append(command)
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether somebody has asked for the training to end: a signal, or a command that waits."""
+        return self._state.stop_requested or any(
+            one.name == "stop" and id(one) not in self._scripted for one in self.waiting
+        )
+
+    def obey(self, event: Event) -> None:
+        """Applies what waits. With several ranks all have to call this at the same event."""
+        while True:
+            for command in self._take_due(event):
+                self._apply(command, event)
+            if not self._paused:
+                return
+            self._idle()
+
+    def refuse_rest(self) -> None:
+        """Answers what came too late."""
+        rest = [one for one in self.waiting if id(one) not in self._scripted]
+        self.waiting[:] = [one for one in self.waiting if id(one) in self._scripted]
+        for command in rest:
+            # A training that has come to its end has stopped, too.
+            error = None if command.name == "stop" else "the training has come to its end"
+            self._answer(command, Event.FIT_END, error)
+
+    def obey_stops(self, event: Event) -> None:
+        """Applies the stops that wait, in the middle of a batch or an evaluation; everything else has to wait on. With
+        several ranks all have to call this at the same event."""
+        if self.waiting or self._ranks is not None:
+            for command in self._take_due(event, stops_only=True):
+                self._apply(command, event)
+
+    def _take_due(self, event: Event, stops_only: bool = False) -> list[Command]:
+        commands = [
+            one
+            for one in self.waiting
+            if not self._is_scripted_for_later(one, event) and (one.name == "stop" or not stops_only)
+        ]
+        taken = set(map(id, commands))
+        self.waiting[:] = [one for one in self.waiting if id(one) not in taken]
+        if self._ranks is not None:
+            commands = [Command.from_wire(one) for one in self._ranks.share([one.to_wire() for one in commands])]
+        return commands
+
+    def _is_scripted_for_later(self, command: Command, event: Event) -> bool:
+        then = self._scripted.get(id(command))
+        if then is None or then.batch is None:
+            return False
+        batch = self._state.timestamp.values[2]
+        place, place_then = (_PLACES.get(one, _LAST_PLACE) for one in (event.value, then.event or ""))
+        return batch < then.batch or (batch == then.batch and place < place_then)
+
+    def _apply(self, command: Command, event: Event) -> None:
+        error = None
+        try:
+            self._do(command)
+        except OffloopError as trouble:
+            error = str(trouble)
+        # A user's setting may raise anything, and the training is worth more than the command.
+        except Exception as trouble:  # noqa: BLE001
+            error = f"{type(trouble).__name__}: {trouble}"
+        self._answer(command, event, error)
+
+    def _answer(self, command: Command, event: Event, error: str | None) -> None:
+        self._say(Outcome(command, event.value, self._state.timestamp.values[2], error).with_reason)
+        publisher = None if self._publisher is None else self._publisher()
+        if publisher is not None and self._state.rank == 0:
+            publisher.answer(command, event, self._state.timestamp.values, error)
+
+    def _do(self, command: Command) -> None:
+        if command.name == "stop":
+            if not self._state.fitting:
+                raise ConfigurationError("the training has come to its end")
+            self._paused = False
+            self._state.stop_now(command.reason or "command 'stop'")
+        elif command.name == "pause":
+            if self._paused:
+                raise ConfigurationError("the training stands still already")
+            self._paused = True
+        elif command.name == "resume":
+            if not self._paused:
+                raise ConfigurationError("the training does not stand still: 'pause' makes it")
+            self._paused = False
+        elif command.name == "checkpoint":
+            if self.checkpoint is None:
+                raise ConfigurationError("there is no training at work")
+            self.checkpoint()
+        elif command.name == "set":
+            self._settings.apply(self._state, *command.arguments)
+        else:
+            raise ConfigurationError(f"command {command.name!r} is unknown to this training: update its offloop")
+
+    def _idle(self) -> None:
+        """A moment of standing still. Signals, and what other ranks ask for, end it."""
+        stop = self._state.stop_requested
+        if self._ranks is not None:
+            stop = self._ranks.agree(0, stop)[1]
+        if stop:
+            self._paused = False
+            return
+        time.sleep(IDLE_SECONDS if self._ranks is None else IDLE_SECONDS_OF_RANKS)
+        publisher = None if self._publisher is None else self._publisher()
+        if publisher is not None:
+            publisher.poll()

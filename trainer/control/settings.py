@@ -1,0 +1,153 @@
+"""Values that can be set from outside while a training goes on."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from bus.errors import ConfigurationError, close_matches
+from trainer.arguments.checks import check_function
+from trainer.engine.state import State
+
+__all__ = [
+    "Setting",
+    "SettingFunction",
+    "Settings",
+    "check_settings",
+    "evaluate",
+    "make_settings",
+    "set_learning_rate",
+    "set_log_interval",
+]
+
+SettingFunction: TypeAlias = Callable[[State, Any], object]
+"""What puts a value into effect, between two batches. It raises for one that is not allowed: that is what the sender is
+told."""
+
+
+class Setting(NamedTuple):
+    """A value that can be set."""
+
+    apply: SettingFunction
+    description: str = ""
+    """What it is, and which values it takes, in one line."""
+
+
+class Settings(Mapping[str, Setting]):
+    """The values of a training that ``bus send RUN set NAME VALUE`` and ``state.send_command("set", NAME, VALUE)`` can
+    set: ``lr``, ``log_interval``, ``eval``, and what is registered."""
+
+    def __init__(self, settings: Mapping[str, Setting]) -> None:
+        self._settings = dict(settings)
+
+    def register(self, name: str, function: SettingFunction, description: str = "") -> None:
+        """Declares a value: ``function(state, value)`` puts it into effect. It runs in the training loop, between two
+        batches, and with several ranks in each of them.
+
+        Raises :class:`bus.errors.ConfigurationError` for a name that is taken or no identifier."""
+        if name in self._settings:
+            raise ConfigurationError(f"there is a setting {name!r} already: choose another name")
+        self._settings[name] = _checked(name, function, description)
+
+    def apply(self, state: State, name: Any, value: Any) -> None:
+        """Puts a value into effect.
+
+        Raises :class:`bus.errors.ConfigurationError` for one that does not exist, or a value that is not allowed."""
+        setting = self._settings.get(name)
+        if setting is None:
+            raise ConfigurationError(
+                f"there is no setting {name!r}: {close_matches(str(name), list(self._settings))}"
+                f"there are {', '.join(self._settings)}"
+            )
+        setting.apply(state, value)
+
+    def __getitem__(self, name: str) -> Setting:
+        return self._settings[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._settings)
+
+    def __len__(self) -> int:
+        return len(self._settings)
+
+
+def make_settings(progress: Any, own: Mapping[str, Setting]) -> Settings:
+    """The settings of a training: those that each has, of which one is for its progress, and the user's own.
+
+    Raises :class:`bus.errors.ConfigurationError` for one that has a name of the others."""
+    # Nothing that holds the trainer: one that is dropped is to be gone at once.
+    settings = Settings(
+        {
+            "lr": Setting(set_learning_rate, "the learning rate of every parameter group"),
+            "log_interval": Setting(
+                lambda _, value: set_log_interval(progress, value), "seconds between two lines of progress"
+            ),
+            "eval": Setting(evaluate, "'now' evaluates at once, whatever the interval"),
+        }
+    )
+    for name, setting in own.items():
+        settings.register(name, *setting)
+    return settings
+
+
+def check_settings(given: Any) -> dict[str, Setting]:
+    """The settings that the user gave, by name.
+
+    Raises :class:`bus.errors.ConfigurationError` for what is no function, or has a name that is not allowed."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"settings is a {type(given).__name__}: give a dict of names to functions of the state and the value"
+        )
+    return {name: _checked(name, function, "") for name, function in given.items()}
+
+
+def _checked(name: Any, function: Any, description: str) -> Setting:
+    if not isinstance(name, str) or not name.isidentifier() or len(name) > 100:
+        raise ConfigurationError(f"a setting cannot be called {name!r}: use an identifier, such as 'temperature'")
+    check_function(function, f"the setting {name!r}", "(state, value)")
+    return Setting(function, description)
+
+
+def set_learning_rate(state: State, value: Any) -> None:
+    """Sets the rate of every parameter group. What a schedule multiplies is changed with it: from here on the schedule
+    goes on from that rate."""
+    rate = _number("lr", value)
+    if rate < 0:
+        raise ConfigurationError(f"lr is {value!r}: use a number of at least 0, such as 0.01")
+    for optimizer in state.optimizers:
+        for group in optimizer.param_groups:
+            now = float(group["lr"])
+            base = float(group.get("initial_lr", now))
+            group["initial_lr"] = base * rate / now if now else rate
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+    for scheduler in state.schedulers:
+        if hasattr(scheduler, "base_lrs"):
+            # Torch's own multiply these.
+            scheduler.base_lrs = [float(group["initial_lr"]) for group in scheduler.optimizer.param_groups]
+
+
+def evaluate(state: State, value: Any) -> None:
+    """Evaluates between two batches."""
+    if value != "now":
+        raise ConfigurationError(f"eval is {value!r}: 'now' is what it can be set to")
+    state.evaluate_now()
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigurationError(f"{name} is {value!r}: use a number")
+    return float(value)
+
+
+def set_log_interval(progress: Any, value: Any) -> None:
+    """Sets how many seconds go by between two lines of progress, or two drawings of its bar."""
+    seconds = _number("log_interval", value)
+    if seconds <= 0:
+        raise ConfigurationError(f"log_interval is {value!r}: use a number of seconds above 0")
+    progress.set_interval(seconds)

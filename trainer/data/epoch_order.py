@@ -1,0 +1,116 @@
+"""Resuming an epoch that was left in its middle: the same batches in the same order."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from bus.errors import CheckpointError
+from trainer.device.seeding import RandomStates
+
+__all__ = ["EpochOrder", "generators_of"]
+
+
+class EpochOrder:
+    """What decides the order of an epoch's batches, kept so that the epoch can be entered again.
+
+    A dataloader shuffles, and augments, with random numbers. So the generators are put back to where they stood when
+    the epoch began, the batches that were trained on are fetched again and passed over, and the generators are put to
+    where they stood when the training was left. A dataloader with ``state_dict`` and ``load_state_dict``, such as
+    torchdata's ``StatefulDataLoader``, is told its place instead, and nothing is fetched twice.
+
+    It does not find back what a dataloader draws from generators that are not put back, such as those of worker
+    processes that live on from epoch to epoch, or while it is iterated over from the generators that the model draws
+    from as well.
+    """
+
+    def __init__(self) -> None:
+        self._start: RandomStates | None = None
+        self._pending: RandomStates | None = None
+        self._loader_state: Any = None
+        self._of: Any = None
+
+    def enter_epoch(self, dataloader: Iterable[Any], epoch: int, done: int) -> int:
+        """Prepares an epoch of which so many batches are done; returns how many of them have to be passed over, after
+        which :meth:`go_on` is to be called."""
+        _set_epoch(dataloader, epoch)
+        if self._of is not None and self._of is not dataloader:
+            # What is known is of another dataloader: this one is entered at the same place, whatever its order.
+            self._start = self._loader_state = None
+        self._of = dataloader
+        if done and self._pending is None:
+            self._pending = RandomStates(generators_of(dataloader))
+        if self._loader_state is not None and _is_stateful(dataloader):
+            dataloader.load_state_dict(self._loader_state)  # type: ignore[attr-defined]
+            self._loader_state, skip = None, 0
+        else:
+            skip = done
+        if not done:
+            self._start = RandomStates(generators_of(dataloader))
+        elif skip and self._start is not None:
+            self._start.restore(generators_of(dataloader))
+        return skip
+
+    def leave_epoch(self, dataloader: Iterable[Any]) -> None:
+        """Notes the place in an epoch that is left in its middle."""
+        if _is_stateful(dataloader):
+            self._loader_state = dataloader.state_dict()  # type: ignore[attr-defined]
+
+    def leave_unused(self) -> None:
+        """Notes that an epoch is left before a batch of it was used: it is entered again as it was."""
+        self._pending, self._start, self._loader_state = self._start, None, None
+
+    def go_on(self, dataloader: Iterable[Any]) -> None:
+        """Puts the generators to where they stood when the training was left, if it is gone on with."""
+        if self._pending is not None:
+            self._pending.restore(generators_of(dataloader))
+            self._pending = None
+
+    def tree(self, dataloader: Iterable[Any], in_epoch: bool) -> dict[str, Any]:
+        """Everything for a checkpoint: the generators now and at the beginning of the epoch, the dataloader's place.
+
+        Before the training has gone on from a checkpoint, it is what was in that."""
+        loader = self._loader_state
+        if loader is None and _is_stateful(dataloader):
+            loader = dataloader.state_dict()  # type: ignore[attr-defined]
+        return {
+            "random": (self._pending or RandomStates(generators_of(dataloader))).tree(),
+            "epoch_start": self._start.tree() if self._start is not None and in_epoch else None,
+            "loader": loader,
+        }
+
+    def load(self, tree: Mapping[str, Any]) -> None:
+        """Takes over what :meth:`tree` wrote down; the generators are set once the training goes on."""
+        try:
+            self._pending = RandomStates.from_tree(tree["random"])
+            self._start = None if tree["epoch_start"] is None else RandomStates.from_tree(tree["epoch_start"])
+            self._loader_state = tree["loader"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint's random numbers cannot be read: {error!r}") from None
+
+
+def _set_epoch(dataloader: Any, epoch: int) -> None:
+    """Samplers that shuffle by the number of the epoch, such as ``DistributedSampler``, have to be told it."""
+    for one in (dataloader, *_samplers(dataloader)):
+        if callable(set_epoch := getattr(one, "set_epoch", None)):
+            set_epoch(epoch)
+
+
+def _samplers(dataloader: Any) -> list[Any]:
+    batch_sampler = getattr(dataloader, "batch_sampler", None)
+    found = [getattr(dataloader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+    return [one for index, one in enumerate(found) if one is not None and one not in found[:index]]
+
+
+def generators_of(dataloader: Any) -> list[torch.Generator]:
+    """The generators that the dataloader and its samplers have for themselves, each once."""
+    found: list[torch.Generator] = []
+    for one in (dataloader, *_samplers(dataloader)):
+        generator = getattr(one, "generator", None)
+        if isinstance(generator, torch.Generator) and all(generator is not other for other in found):
+            found.append(generator)
+    return found
+
+
+def _is_stateful(dataloader: Any) -> bool:
+    return callable(getattr(dataloader, "state_dict", None)) and callable(getattr(dataloader, "load_state_dict", None))

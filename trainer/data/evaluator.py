@@ -1,0 +1,105 @@
+"""What a model is evaluated on."""
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from bus.errors import ConfigurationError
+from bus.types.timestamp import TimeInput
+from trainer.arguments.durations import check_interval
+from trainer.data.models import metrics_of
+from trainer.data.spec import DataSpec, as_data_spec, check_subset
+
+__all__ = ["Evaluator", "as_evaluators"]
+
+# Consumers tell by its label what a batch is of.
+_OTHER_LABELS = ("", "train", "predict")
+
+
+class Evaluator:
+    """A dataloader to evaluate on, under a label of its own, by the model's metrics or by those named.
+
+    ``eval_interval`` and ``subset_num_batches`` (how many batches to evaluate, -1 for all) are this evaluator's own,
+    instead of the trainer's.
+
+    Raises :class:`bus.errors.ConfigurationError` for a label that is no text, or one of the trainer's own (``train``,
+    ``predict``), for what is no dataloader, and for names that are no list of texts. Reference:
+    ``composer/core/evaluator.py``.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        dataloader: DataSpec | Iterable[Any],
+        metric_names: str | Sequence[str] | None = None,
+        eval_interval: TimeInput | None = None,
+        *,
+        subset_num_batches: int = -1,
+    ) -> None:
+        if not isinstance(label, str) or label in _OTHER_LABELS:
+            raise ConfigurationError(
+                f"the label of an evaluator is {label!r}: use a text that names what is evaluated on, such as 'eval', "
+                "and not train or predict"
+            )
+        self.label = label
+        self.spec = as_data_spec(dataloader, f"the dataloader of evaluator {label!r}")
+        self.metric_names = _check_names(metric_names, label)
+        self.eval_interval = None if eval_interval is None else check_interval(eval_interval)
+        self.subset_num_batches = check_subset(subset_num_batches, f"subset_num_batches of evaluator {label!r}")
+
+    @property
+    def dataloader(self) -> Iterable[Any]:
+        """The dataloader."""
+        return self.spec.dataloader
+
+    def choose_metrics(self, model: Any) -> dict[str, Any]:
+        """Copies of the model's metrics that this evaluator uses, by name.
+
+        Raises :class:`bus.errors.ConfigurationError` for a name that the model has no metric of, and for a model that
+        gives something else than metrics."""
+        available = metrics_of(model, is_train=False)
+        names = available if self.metric_names is None else self.metric_names
+        for name in names:
+            if name not in available:
+                raise ConfigurationError(
+                    f"evaluator {self.label!r} names the metric {name!r}, which the model has not: "
+                    f"it has {', '.join(available) or 'none'}"
+                )
+        return {name: copy.deepcopy(available[name]) for name in names}
+
+
+def as_evaluators(eval_dataloader: Any) -> list[Evaluator]:
+    """The evaluators in what was given as ``eval_dataloader``: none, a dataloader (labelled ``eval``), one evaluator or
+    several.
+
+    Raises :class:`bus.errors.ConfigurationError` for two with one label."""
+    listed = isinstance(eval_dataloader, list | tuple)
+    if eval_dataloader is None or (listed and not eval_dataloader):
+        return []
+    several = listed and any(isinstance(one, _LOADERS) for one in eval_dataloader)
+    given = eval_dataloader if several else [eval_dataloader]
+    evaluators = [one if isinstance(one, Evaluator) else Evaluator("eval", one) for one in given]
+    labels = [evaluator.label for evaluator in evaluators]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigurationError(
+                f"two evaluators have the label {label!r}: give each its own with trainer.Evaluator(label, dataloader)"
+            )
+    return evaluators
+
+
+def _check_names(names: Any, label: str) -> list[str] | None:
+    if names is None:
+        return None
+    listed = [names] if isinstance(names, str) else names
+    if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
+        raise ConfigurationError(
+            f"metric_names of evaluator {label!r} is {names!r}: use a list of names, or None for all of the metrics"
+        )
+    return list(listed)
+
+
+# A list of anything else is a dataloader itself: a list of batches.
+_LOADERS = (Evaluator, DataSpec, DataLoader)

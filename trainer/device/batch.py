@@ -1,0 +1,80 @@
+"""Parts of a batch: how algorithms reach inputs and targets whatever the batch is made of."""
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any
+
+import torch
+
+from bus.errors import ConfigurationError
+
+__all__ = ["BatchKey", "batch_get", "batch_set", "map_tensors"]
+
+Getter = Callable[[Any], Any]
+Setter = Callable[[Any, Any], Any]
+BatchKey = int | str | list[int | str] | tuple[Getter, Setter]
+"""An index, a name, a path of these, or functions ``get(batch)`` and ``set(batch, value)``, which returns the batch."""
+
+
+def batch_get(batch: Any, key: BatchKey) -> Any:
+    """The part of the batch that the key names.
+
+    Raises :class:`bus.errors.ConfigurationError` when there is none."""
+    if isinstance(key, tuple):
+        return key[0](batch)
+    for step in key if isinstance(key, list) else [key]:
+        batch = _step(batch, step, key)
+    return batch
+
+
+def batch_set(batch: Any, key: BatchKey, value: Any) -> Any:
+    """A copy of the batch with a value in place of the part that the key names; its other parts are shared.
+
+    A copy because what was fetched may be needed again: a microbatch that did not fit into memory, or a second forward
+    pass. Raises :class:`bus.errors.ConfigurationError` when there is no such part."""
+    if isinstance(key, tuple):
+        return key[1](batch, value)
+    steps = key if isinstance(key, list) else [key]
+    part = _step(batch, steps[0], key)
+    if len(steps) > 1:
+        value = batch_set(part, steps[1:], value)
+    if isinstance(batch, tuple):
+        position = int(steps[0])
+        parts = [*batch]
+        parts[position] = value
+        return type(batch)._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
+    copied = copy(batch)
+    copied[steps[0]] = value
+    return copied
+
+
+def _step(batch: Any, step: int | str, key: BatchKey) -> Any:
+    if isinstance(batch, Mapping | list | tuple):
+        try:
+            return batch[step]  # type: ignore[index]
+        except (KeyError, IndexError, TypeError):
+            pass
+    has = (
+        f"the keys {list(batch)}"
+        if isinstance(batch, Mapping)
+        else f"{len(batch)} parts"
+        if isinstance(batch, list | tuple)
+        else "no parts"
+    )
+    raise ConfigurationError(
+        f"the batch has no part {key!r}: it is a {type(batch).__name__} with {has}; "
+        "name another key, or give a pair of functions (get, set)"
+    )
+
+
+def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """The batch with each tensor in it replaced by what ``function`` makes of it; what is no tensor stays as it is."""
+    if isinstance(batch, torch.Tensor):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        return {key: map_tensors(value, function) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(value, function) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map_tensors(value, function) for value in batch)
+    return batch

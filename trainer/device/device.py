@@ -1,0 +1,331 @@
+"""Where a model is trained, and how a number gets from there to the host without making anybody wait."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+import torch
+
+from bus.errors import ConfigurationError
+from trainer.device.batch import map_tensors
+
+__all__ = [
+    "PRECISIONS",
+    "CpuDevice",
+    "DeferredMap",
+    "DeferredScalar",
+    "DeferredVector",
+    "Device",
+    "GpuDevice",
+    "PinnedRing",
+    "PinnedRings",
+    "autocast_of",
+    "check_precision",
+    "get_device",
+    "is_gpu",
+    "make_scaler",
+]
+
+PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
+"""The precisions by name, with the type that torch's automatic mixed precision computes in where that is good enough.
+Weights, gradients of weights and the optimizers stay in 32 bits."""
+
+
+@runtime_checkable
+class Device(Protocol):
+    """The hardware of one process."""
+
+    name: str
+    """``cpu`` or ``gpu``."""
+    model_name: str
+    """What it is sold as, where that is known."""
+    torch_device: torch.device
+
+    def batch_to_device(self, batch: Any) -> Any:
+        """The batch with all of its tensors on this device."""
+
+    def read_later(self, scalar: torch.Tensor) -> "float | DeferredScalar":
+        """A scalar's value: at once where that costs nothing, otherwise a promise of it. Never waits for the device."""
+
+    def read_many_later(self, vector: torch.Tensor) -> "list[float] | DeferredVector":
+        """The same for all numbers of a tensor of one dimension, which cross in one copy."""
+
+
+class CpuDevice:
+    """Trains on the host: tensors are where they are needed, and reading one is no synchronisation."""
+
+    name = "cpu"
+    model_name = "cpu"
+    torch_device = torch.device("cpu")
+
+    def batch_to_device(self, batch: Any) -> Any:
+        """The batch itself: dataloaders give tensors on the host."""
+        return batch
+
+    def read_later(self, scalar: torch.Tensor) -> float:
+        """The value, at once."""
+        number: float = scalar.item()
+        return number
+
+    def read_many_later(self, vector: torch.Tensor) -> list[float]:
+        """The numbers, at once."""
+        numbers: list[float] = vector.tolist()
+        return numbers
+
+
+class GpuDevice:
+    """Trains on the current CUDA device; whatever crosses to the host is copied asynchronously."""
+
+    name = "gpu"
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self.model_name = torch.cuda.get_device_name(self.torch_device)
+        self._ring = PinnedRing(DeferredScalar, _pinned_scalars, torch.cuda.Event)
+        self._rings = PinnedRings(_pinned_vectors, torch.cuda.Event)
+
+    def batch_to_device(self, batch: Any) -> Any:
+        """A copy on the GPU; the host goes on while tensors in pinned memory (``pin_memory=True``) are copied."""
+        return map_tensors(batch, lambda tensor: tensor.to(self.torch_device, non_blocking=True))
+
+    def read_later(self, scalar: torch.Tensor) -> "DeferredScalar":
+        """A promise of the value, kept as soon as the GPU has come this far."""
+        return self._ring.copy(scalar)
+
+    def read_many_later(self, vector: torch.Tensor) -> "DeferredVector":
+        """A promise of the numbers, kept as soon as the GPU has come this far."""
+        return self._rings.copy(vector)
+
+    def timing_event(self) -> torch.cuda.Event:
+        """What tells when the GPU has come to where it is recorded, by the GPU's own clock."""
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+_Read = TypeVar("_Read")
+
+
+class _Deferred(Generic[_Read]):
+    """What is on its way from a GPU: :meth:`ready` says whether it has arrived, without waiting."""
+
+    __slots__ = ("_copied", "_read", "_slot")
+
+    def __init__(self, slot: torch.Tensor, copied: Any) -> None:
+        self._slot = slot
+        self._copied = copied
+        self._read: _Read | None = None
+
+    def ready(self) -> bool:
+        """Whether :meth:`value` would return at once."""
+        return self._read is not None or bool(self._copied.query())
+
+    def value(self) -> _Read:
+        """What has arrived. Waits for the GPU when it is not :meth:`ready`, so it is called then only where a stream is
+        drained."""
+        if self._read is None:
+            if not self._copied.query():
+                self._copied.synchronize()
+            self._read = self._take()
+        return self._read
+
+    def _take(self) -> _Read:
+        raise NotImplementedError
+
+
+class DeferredScalar(_Deferred[float]):
+    """A number on its way from a GPU."""
+
+    __slots__ = ()
+
+    def _take(self) -> float:
+        return float(self._slot.item())
+
+
+class DeferredVector(_Deferred[list[float]]):
+    """Several numbers on their way from a GPU, which arrive together."""
+
+    __slots__ = ()
+
+    def _take(self) -> list[float]:
+        numbers: list[float] = self._slot.tolist()
+        return numbers
+
+
+class DeferredMap:
+    """Several numbers by name, some of them on their way; there when all are."""
+
+    def __init__(self, numbers: "Mapping[str, float | DeferredScalar]") -> None:
+        self._numbers = numbers
+        self._pending = [number for number in numbers.values() if isinstance(number, DeferredScalar)]
+
+    def ready(self) -> bool:
+        """Whether :meth:`value` would return at once."""
+        return all(number.ready() for number in self._pending)
+
+    def value(self) -> dict[str, float]:
+        """The numbers. Waits for the GPU when they are not :meth:`ready`."""
+        return {
+            name: number.value() if isinstance(number, DeferredScalar) else number
+            for name, number in self._numbers.items()
+        }
+
+
+_Promise = TypeVar("_Promise", bound=_Deferred[Any])
+
+
+class PinnedRing(Generic[_Promise]):
+    """Slots of pinned host memory that tensors of one size are copied into, used in turn.
+
+    Pinned memory is slow to allocate, hence the slots are kept. A slot whose numbers were never asked for is read
+    before it is used again, so a promise stays good for as long as somebody holds it; while the numbers in it have not
+    arrived yet, the ring grows instead of waiting.
+
+    Args:
+        promise: makes the promise of a slot and of what tells that the copy into it is done.
+        allocate: makes so many slots.
+        make_event: makes what tells that a copy is done.
+        size: how many slots there are at first.
+    """
+
+    def __init__(
+        self,
+        promise: Callable[[torch.Tensor, Any], _Promise],
+        allocate: Callable[[int], torch.Tensor],
+        make_event: Callable[[], Any],
+        size: int = 64,
+    ) -> None:
+        self._promise = promise
+        self._allocate = allocate
+        self._make_event = make_event
+        self._size = size
+        self._slots: list[torch.Tensor] = []
+        self._promises: list[_Promise | None] = []
+        self._next = 0
+        self._grow()
+
+    def copy(self, tensor: torch.Tensor) -> _Promise:
+        """Starts copying a tensor from the device and returns the promise of it; one with a dimension may be shorter
+        than a slot."""
+        index = self._free_slot()
+        slot = self._slots[index]
+        if tensor.ndim:
+            slot = slot[: len(tensor)]
+        slot.copy_(tensor.detach(), non_blocking=True)
+        copied = self._make_event()
+        copied.record()
+        promise = self._promise(slot, copied)
+        self._promises[index] = promise
+        self._next = (index + 1) % len(self._slots)
+        return promise
+
+    def _free_slot(self) -> int:
+        oldest = self._promises[self._next]
+        if oldest is None:
+            return self._next
+        if oldest.ready():
+            oldest.value()
+            return self._next
+        return self._grow()
+
+    def _grow(self) -> int:
+        # New slots go in front of the oldest promise, which keeps the ring in the order of time.
+        at = self._next
+        self._slots[at:at] = list(self._allocate(self._size).unbind())
+        self._promises[at:at] = [None] * self._size
+        return at
+
+
+class PinnedRings:
+    """A :class:`PinnedRing` for each power of two that vectors are long, made when one of that length first comes.
+
+    Args:
+        allocate: makes so many slots of such a width.
+        make_event: makes what tells that a copy is done.
+        size: how many slots a ring begins with.
+    """
+
+    def __init__(
+        self, allocate: Callable[[int, int], torch.Tensor], make_event: Callable[[], Any], size: int = 4
+    ) -> None:
+        self._allocate = allocate
+        self._make_event = make_event
+        self._size = size
+        self._rings: dict[int, PinnedRing[DeferredVector]] = {}
+
+    def copy(self, vector: torch.Tensor) -> DeferredVector:
+        """Starts copying a vector from the device and returns the promise of it."""
+        width = 1 << (len(vector) - 1).bit_length()
+        if width not in self._rings:
+            allocate = partial(self._allocate, width)
+            self._rings[width] = PinnedRing(DeferredVector, allocate, self._make_event, self._size)
+        return self._rings[width].copy(vector)
+
+
+def is_gpu(device: str | torch.device | Device) -> bool:
+    """Whether :func:`get_device` would choose a GPU; it raises the same."""
+    known = _known(device)
+    if isinstance(known, str):
+        return known == "gpu" or (known == "auto" and torch.cuda.is_available())
+    return known.name == "gpu"
+
+
+def get_device(device: str | torch.device | Device) -> Device:
+    """The device of that name: ``cpu``, ``gpu``, or ``auto`` for a GPU where there is one; torch's devices ``cpu`` and
+    ``cuda`` are ``cpu`` and ``gpu``.
+
+    Raises :class:`bus.errors.ConfigurationError` for another name, and for ``gpu`` where torch finds none."""
+    name = _known(device)
+    if not isinstance(name, str):
+        return name
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return CpuDevice()
+    if not torch.cuda.is_available():
+        raise ConfigurationError(
+            "device 'gpu' is not there: torch finds no CUDA device; use 'cpu' or 'auto', or install torch with CUDA"
+        )
+    return GpuDevice()
+
+
+def _known(device: Any) -> str | Device:
+    """A name that is allowed, or a device."""
+    known: str | Device = device
+    if isinstance(device, torch.device):
+        # One with a number stays unknown: the current CUDA device is used, which each rank sets to its own.
+        known = {"cpu": "cpu", "cuda": "gpu"}.get(str(device), str(device))
+    if known in ("auto", "cpu", "gpu") or isinstance(known, Device):
+        return known
+    raise ConfigurationError(
+        f"device {known!r} is unknown: use auto, cpu or gpu, which is the current CUDA device (torch.cuda.set_device)"
+    )
+
+
+def _pinned_scalars(count: int) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.float32, pin_memory=True)
+
+
+def _pinned_vectors(width: int, count: int) -> torch.Tensor:
+    # Doubles, because whole numbers are read as well.
+    return torch.empty((count, width), dtype=torch.float64, pin_memory=True)
+
+
+def check_precision(precision: str | None) -> str:
+    """The precision's name, ``fp32`` by default; :class:`bus.errors.ConfigurationError` for an unknown one."""
+    name = "fp32" if precision is None else str(precision)
+    if name not in PRECISIONS:
+        raise ConfigurationError(f"precision {name!r} is not allowed: use {', '.join(PRECISIONS)}")
+    return name
+
+
+def autocast_of(precision: str, device: Device) -> Callable[[], contextlib.AbstractContextManager[object]] | None:
+    """Makes the context in which forward passes and losses are computed; ``None`` when they need none."""
+    kind = PRECISIONS[precision]
+    if kind is None:
+        return None
+    return lambda: torch.autocast(device.torch_device.type, dtype=kind)
+
+
+def make_scaler(precision: str, device: Device) -> "torch.amp.GradScaler | None":
+    """What keeps small gradients from vanishing in 16 bits: it multiplies the loss, and divides the gradients again."""
+    if precision != "amp_fp16":
+        return None
+    return torch.amp.GradScaler(device.torch_device.type)

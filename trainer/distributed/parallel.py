@@ -1,0 +1,108 @@
+"""How the ranks of a training share the work of a batch."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from bus.errors import ConfigurationError
+from trainer.data.spec import DataSpec
+from trainer.device.device import Device
+from trainer.distributed.ranks import Ranks
+
+__all__ = ["DataParallel", "Parallel", "check_parts", "check_shards"]
+
+
+class Parallel(Protocol):
+    """What the training step asks of a way to share the work."""
+
+    forward: Callable[[Any], Any]
+    """The forward pass."""
+
+    def accumulating(self) -> contextlib.AbstractContextManager[None]:
+        """Within this, gradients stay on their rank: for all microbatches but the last one."""
+
+    def close(self) -> None:
+        """Gives back what is held of the process group; nothing can be computed afterwards."""
+
+
+class DataParallel:
+    """Every rank has the whole model and trains on its part of each batch; torch's ``DistributedDataParallel`` averages
+    the gradients while the backward pass goes on."""
+
+    def __init__(self, model: nn.Module, device: Device, find_unused_parameters: bool = False) -> None:
+        ids = [device.torch_device.index] if device.name == "gpu" else None
+        self._model = DistributedDataParallel(model, device_ids=ids, find_unused_parameters=find_unused_parameters)
+        self.forward: Callable[[Any], Any] = self._model
+
+    def accumulating(self) -> contextlib.AbstractContextManager[None]:
+        """Within this, gradients stay on their rank: for all microbatches but the last one."""
+        return self._model.no_sync()
+
+    def close(self) -> None:
+        """Gives back what is held of the process group; nothing can be computed afterwards."""
+        # As long as anything refers to the group, its connections stay open, and the other ranks go on waiting.
+        for name in ("reducer", "logger", "process_group"):
+            vars(self._model).pop(name, None)
+
+
+def check_shards(data: DataSpec | Iterable[Any] | None, name: str, world_size: int) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` for a dataloader that gives every rank all of the data."""
+    dataloader = data.dataloader if isinstance(data, DataSpec) else data
+    if not isinstance(dataloader, DataLoader) or isinstance(dataloader.dataset, IterableDataset):
+        return  # whoever makes batches by other means has to see to it
+    sharding = _sharding_sampler(dataloader)
+    by_torch_alone = type(dataloader.batch_sampler) in (BatchSampler, type(None)) and isinstance(
+        dataloader.sampler, RandomSampler | SequentialSampler
+    )
+    if sharding.num_replicas != world_size if sharding is not None else by_torch_alone:
+        gives = (
+            f"gives each of the {world_size} ranks all of the data"
+            if sharding is None
+            else f"divides the data among {sharding.num_replicas} ranks, and there are {world_size}"
+        )
+        raise ConfigurationError(
+            f"{name} {gives}: use DataLoader(dataset, "
+            "batch_sampler=trainer.RankBatchSampler(dataset, batch_size, shuffle=True)), or a DistributedSampler"
+        )
+
+
+def check_parts(data: DataSpec, num_batches: int | None, ranks: Ranks) -> None:
+    """Makes sure that what the ranks train on makes up one training; all of them have to call it.
+
+    Raises :class:`bus.errors.ConfigurationError` when their dataloaders differ in the number of batches, or their
+    samplers draw different orders or take the same part."""
+    sampler = _sharding_sampler(data.dataloader)
+    part = [num_batches, getattr(sampler, "seed", None), None if sampler is None else sampler.rank]
+    parts = [json.loads(one) for one in ranks.collect(json.dumps(part).encode())]
+    numbers, seeds, places = zip(*parts, strict=True)
+    if len(set(numbers)) > 1:
+        raise ConfigurationError(
+            f"train_dataloader gives the ranks {_listed(numbers)} batches: give all of them the same number, "
+            "for example with trainer.RankBatchSampler or train_subset_num_batches"
+        )
+    if len(set(seeds)) > 1:
+        raise ConfigurationError(
+            f"the samplers of train_dataloader have the seeds {_listed(seeds)} on the ranks, "
+            "which would draw different orders: pass all of them the same seed"
+        )
+    if None not in places and len(set(places)) < len(places):
+        raise ConfigurationError(
+            f"the samplers of train_dataloader take the parts {_listed(places)} of the data: "
+            "leave out their rank, or pass each one its own"
+        )
+
+
+def _sharding_sampler(dataloader: Any) -> Any:
+    """The sampler that gives each rank its part, if there is one."""
+    batch_sampler = getattr(dataloader, "batch_sampler", None)
+    samplers = (batch_sampler, getattr(batch_sampler, "sampler", None), getattr(dataloader, "sampler", None))
+    return next((one for one in samplers if hasattr(one, "num_replicas") and hasattr(one, "rank")), None)
+
+
+def _listed(values: Sequence[Any]) -> str:
+    return ", ".join(str(value) for value in values)

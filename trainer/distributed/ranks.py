@@ -1,0 +1,289 @@
+"""The processes of one training: what each is, and how they agree.
+
+Started by ``torchrun``, which tells every process its place in the environment. Tensors travel by torch's default
+process group (NCCL on GPUs, gloo on CPUs). What the hosts have to agree on (rows in a batch, whether to stop) travels
+by a gloo group of its own, so that no host ever waits for its GPU to agree.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from bus import errors
+from bus.errors import ConfigurationError, OffloopError, RankError
+from trainer.distributed.launcher import report_uncaught_errors
+
+__all__ = ["Ranks", "first_rank_first", "join_ranks", "naming_lost_ranks", "on_first_rank", "rank_and_world_size"]
+
+_REASON = "offloop/reason"
+_SIGNS_OF_LOSS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Connection refused")
+
+
+class _HasAddress(Protocol):
+    address: str
+
+
+_Started = TypeVar("_Started", bound=_HasAddress)
+
+
+class Ranks:
+    """The ranks of a training with more than one, seen from one of them."""
+
+    def __init__(self, owns_group: bool, store: Any = None) -> None:
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self._owns_group = owns_group
+        self._store = store
+        self._hosts: Any = dist.new_group(backend="gloo")
+        self._counts = torch.zeros(3, dtype=torch.int64)
+        self._vote = torch.zeros(3, dtype=torch.int64)
+        self._counting: Any = None
+        self._total = (0, 0)
+        self.closed = False
+        self.failed_at: float | None = None
+        """When this rank could not continue, in seconds since 1970."""
+
+    def begin_count(self, samples: int, tokens: int) -> None:
+        """Starts to add up what is in a batch over the ranks."""
+        self._begin_count(samples, tokens, 1)
+
+    def end_count(self) -> tuple[int, int]:
+        """Samples and tokens of the batch over all ranks; can be asked again until the next batch.
+
+        Raises :class:`bus.errors.ConfigurationError` when another rank has come to the end of its data."""
+        if self._counting is not None:
+            samples, tokens, have_batch = self._end_count()
+            if have_batch < self.world_size:
+                raise ConfigurationError(_unequal_data(self.world_size - have_batch, self.world_size))
+            self._total = (samples, tokens)
+        return self._total
+
+    def end_data(self) -> None:
+        """Says, in place of :meth:`begin_count`, that this rank's data is at its end.
+
+        Raises :class:`bus.errors.ConfigurationError` when another rank has a further batch."""
+        self._begin_count(0, 0, 0)
+        have_batch = self._end_count()[2]
+        if have_batch:
+            raise ConfigurationError(_unequal_data(self.world_size - have_batch, self.world_size))
+
+    def _begin_count(self, *counts: int) -> None:
+        for index, count in enumerate(counts):
+            self._counts[index] = count
+        with naming_lost_ranks(self.rank):
+            self._counting = dist.all_reduce(self._counts, group=self._hosts, async_op=True)
+
+    def _end_count(self) -> list[int]:
+        with naming_lost_ranks(self.rank):
+            self._counting.wait()
+        self._counting = None
+        counts: list[int] = self._counts.tolist()
+        return counts
+
+    def agree(self, microseconds: int, stop: bool, has_commands: bool = False) -> tuple[int, bool, bool]:
+        """The first rank's time, whether any rank wants to stop, and whether any has commands to apply: the same answer
+        on every rank."""
+        self._vote[0] = microseconds if self.rank == 0 else 0
+        self._vote[1] = stop
+        self._vote[2] = has_commands
+        with naming_lost_ranks(self.rank):
+            dist.all_reduce(self._vote, group=self._hosts)
+        agreed, stops, commands = self._vote.tolist()
+        return agreed, stops > 0, commands > 0
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks of a tensor on the device, which is changed in place; a GPU's host does not wait."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def share_weights(self, model: torch.nn.Module) -> None:
+        """Puts the first rank's weights and buffers into every rank's model."""
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), 0)
+
+    def share(self, value: Any) -> Any:
+        """The first rank's value on every rank: numbers, text, lists and maps."""
+        packed = json.dumps(value).encode() if self.rank == 0 else b""
+        length = torch.tensor([len(packed)])
+        with naming_lost_ranks(self.rank):
+            dist.broadcast(length, 0, group=self._hosts)
+            content = torch.zeros(int(length), dtype=torch.uint8)
+            if self.rank == 0:
+                content.copy_(torch.frombuffer(bytearray(packed), dtype=torch.uint8))
+            dist.broadcast(content, 0, group=self._hosts)
+        return json.loads(bytes(content.tolist()))
+
+    def collect(self, content: bytes) -> list[bytes]:
+        """What each rank gave, on every rank."""
+        length = torch.tensor([len(content)])
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        with naming_lost_ranks(self.rank):
+            dist.all_gather(lengths, length, group=self._hosts)
+            # All of them may have given nothing.
+            longest = max(1, *(int(one) for one in lengths))
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(content)] = torch.tensor([*content], dtype=torch.uint8)
+            parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
+            dist.all_gather(parts, padded, group=self._hosts)
+        return [bytes(part[: int(one)].tolist()) for part, one in zip(parts, lengths, strict=True)]
+
+    def wait_for_all(self) -> None:
+        """Returns when every rank has come here."""
+        with naming_lost_ranks(self.rank):
+            dist.barrier(group=self._hosts)
+
+    @property
+    def reason(self) -> str | None:
+        """Which rank could not go on first and why, if it has said so."""
+        # What keeps the store may be gone by now, with torchrun.
+        with contextlib.suppress(RuntimeError):
+            if self._store is not None and self._store.check([_REASON]):
+                return str(self._store.get(_REASON), "utf-8")
+        return None
+
+    def leave(self, why: str | None) -> None:
+        """Leaves the others to themselves, because this rank cannot go on: whoever waits for it is told at once, and
+        why, if it was the first.
+
+        From here on SIGTERM is ignored: ``torchrun`` sends it to every rank as soon as one has ended, and would cut off
+        what this one has to say about its end."""
+        if self.closed:
+            return
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.closed = True
+        self.failed_at = time.time()
+        with contextlib.suppress(RuntimeError):
+            if self._store is not None and why is not None:
+                self._store.compare_set(_REASON, "", f"rank {self.rank} ended with {why}")
+        hosts, self._hosts, self._counting = self._hosts, None, None
+        if not dist.is_initialized():
+            return
+        if self._owns_group and dist.get_backend() == "gloo":
+            dist.destroy_process_group()
+        else:
+            # Tensors on a GPU are on their way still; what their group is left with is up to the exit.
+            dist.destroy_process_group(hosts)
+
+    def close(self) -> None:
+        """Leaves the group, if it was joined here."""
+        if not self.closed:
+            self.closed = True
+            if self._owns_group and dist.is_initialized():
+                dist.destroy_process_group()
+
+
+_joined: Ranks | None = None
+
+
+def join_ranks(on_gpu: bool) -> Ranks | None:
+    """Joins the other processes that ``torchrun`` started; ``None`` for a process by itself.
+
+    Can be called again, and uses the process group that there is.
+
+    Raises :class:`bus.errors.RankError` when the others do not come."""
+    global _joined
+    if _joined is not None and not _joined.closed:
+        return _joined
+    if dist.is_available() and dist.is_initialized():
+        _joined = Ranks(owns_group=False) if dist.get_world_size() > 1 else None
+        if _joined is not None:
+            report_uncaught_errors(_failed_at)
+        return _joined
+    if rank_and_world_size()[1] <= 1:
+        return None
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    try:
+        store, rank, world_size = next(rendezvous("env://"))
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    except (ValueError, RuntimeError) as error:
+        raise RankError(f"the ranks did not come together: {error}") from None
+    _joined = Ranks(owns_group=True, store=store)
+    # A process that ends without leaving the group is aborted by it.
+    atexit.register(_joined.close)
+    report_uncaught_errors(_failed_at)
+    return _joined
+
+
+def _failed_at() -> float | None:
+    return None if _joined is None else _joined.failed_at
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Which process of how many this is, by torch's default process group if there is one and otherwise by what
+    ``torchrun`` says; (0, 1) for one by itself.
+
+    Raises :class:`bus.errors.ConfigurationError` when the environment makes no sense."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    try:
+        place = int(rank), int(size)
+    except ValueError:
+        place = (-1, 0)
+    if not 0 <= place[0] < place[1]:
+        raise ConfigurationError(
+            f"RANK is {rank!r} and WORLD_SIZE {size!r} in the environment: start ranks with torchrun, or unset both"
+        )
+    return place
+
+
+def on_first_rank() -> bool:
+    """Whether this process is the one that speaks for all."""
+    return rank_and_world_size()[0] == 0
+
+
+def first_rank_first(ranks: Ranks, start: Callable[[str | None], _Started], address: str | None) -> _Started:
+    """Starts something on every rank: on the first one at ``address``, or where it likes, and on the others at the
+    address where the first one has it. What goes wrong on the first rank is raised on all of them."""
+    started, failure = None, None
+    if ranks.rank == 0:
+        try:
+            started = start(address)
+            address = started.address
+        except OffloopError as error:
+            failure = error
+    address, told = ranks.share([address, failure and [type(failure).__name__, str(failure)]])
+    if failure is not None:
+        raise failure
+    if told is not None:
+        raise getattr(errors, told[0], OffloopError)(told[1])
+    return started if started is not None else start(address)
+
+
+@contextlib.contextmanager
+def naming_lost_ranks(rank: int) -> Iterator[None]:
+    """Turns the errors by which torch tells that another process is gone into one that says so."""
+    try:
+        yield
+    except (RuntimeError, ConnectionError) as error:
+        if isinstance(error, RankError) or not _tells_of_loss(error):
+            raise
+        reason = None if _joined is None else _joined.reason
+        if reason is None:
+            reason = f"another rank has ended ({str(error).splitlines()[0][:200]})"
+        raise RankError(f"{reason}, so rank {rank} cannot go on; the output of that rank says more") from error
+
+
+def _tells_of_loss(error: Exception) -> bool:
+    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in _SIGNS_OF_LOSS)
+
+
+def _unequal_data(without: int, world_size: int) -> str:
+    return (
+        "train_dataloader gives the ranks different numbers of batches: "
+        f"{without} of {world_size} ranks came to the end of their data, the others have a further batch; "
+        "give all ranks the same number, for example with trainer.RankBatchSampler or train_subset_num_batches"
+    )

@@ -1,0 +1,284 @@
+"""How the ranks of a training share one model: each keeps a part of every weight.
+
+Imported only by trainings that ask for it, because what it needs of torch takes a second to import.
+"""
+
+import atexit
+import contextlib
+import functools
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from bus.errors import ConfigurationError
+from trainer.device.device import Device
+
+__all__ = ["FullySharded", "check_fsdp_config"]
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+_POLICIES = {"mp_policy": MixedPrecisionPolicy, "offload_policy": OffloadPolicy}
+_KEYS = ("shard", "reshard_after_forward", *_POLICIES)
+
+
+def check_fsdp_config(config: Any, world_size: int) -> dict[str, Any]:
+    """The keyword arguments of :class:`FullySharded` in ``fsdp_config``.
+
+    Raises :class:`bus.errors.ConfigurationError` for what is not allowed in it, and for a training of one rank."""
+    if not isinstance(config, Mapping):
+        raise ConfigurationError(
+            f"fsdp_config is a {type(config).__name__}: give a dict, {{}} for torch's defaults, or None for DDP"
+        )
+    for key in config:
+        if key not in _KEYS:
+            raise ConfigurationError(f"fsdp_config has an unknown {key!r}: use {', '.join(_KEYS)}")
+    for key, kind in _POLICIES.items():
+        if not isinstance(config.get(key), kind | None):
+            raise ConfigurationError(
+                f"{key} in fsdp_config is a {type(config[key]).__name__}: use torch.distributed.fsdp.{kind.__name__}"
+            )
+    reshard = config.get("reshard_after_forward")
+    if not isinstance(reshard, int | None):
+        raise ConfigurationError(
+            f"reshard_after_forward in fsdp_config is {reshard!r}: use True, False, None, or a number of ranks"
+        )
+    shard = config.get("shard")
+    if shard is not None and not (
+        isinstance(shard, Sequence) and not isinstance(shard, str) and all(isinstance(one, str | type) for one in shard)
+    ):
+        raise ConfigurationError(
+            f"shard in fsdp_config is {shard!r}: use a list of classes of modules or of their names, such as ['Block']"
+        )
+    if world_size == 1:
+        raise ConfigurationError(
+            "fsdp_config is for several ranks, and this is one process by itself: "
+            "start them with torchrun --nproc-per-node, or leave fsdp_config out"
+        )
+    return dict(config)
+
+
+class FullySharded:
+    """Every rank keeps a part of each weight, of its gradient and of what the optimizer knows of it; torch's
+    ``fully_shard`` gathers the weights of a unit of the model when they are needed, and averages the gradients.
+
+    At first the model is the first rank's on all ranks, as with :class:`trainer.distributed.parallel.DataParallel`; so
+    are its buffers at the first forward pass of every batch.
+
+    Args:
+        model: the whole model, on the device. It is changed in place: its parameters become others, which are sharded
+            by rows (``DTensor``).
+        device: what it is on.
+        optimizers: those that were made for the whole parameters go on with the sharded ones, and with their part of
+            what they know of them. Parameters that are not the model's stay with them.
+        shard: classes, or their names, of the modules that are units. By default these are the outermost modules that
+            stand in an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict``. All other parameters are a last unit,
+            and so are those that are used in several units, such as tied weights.
+        reshard_after_forward, mp_policy, offload_policy: as torch has them; ``None`` is torch's default.
+
+    Raises :class:`bus.errors.ConfigurationError` for names that no module has, and for a model that cannot be sharded.
+    Reference: Zhao et al. 2023, arXiv:2304.11277; ``torch.distributed.fsdp.fully_shard``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: Device,
+        optimizers: Iterable[torch.optim.Optimizer] = (),
+        *,
+        shard: Sequence[str | type[nn.Module]] | None = None,
+        reshard_after_forward: bool | int | None = None,
+        mp_policy: MixedPrecisionPolicy | None = None,
+        offload_policy: OffloadPolicy | None = None,
+    ) -> None:
+        units = _without_shared_weights(model, _repeated(model) if shard is None else _of_classes(model, shard))
+        self.mesh: DeviceMesh = init_device_mesh(device.torch_device.type, (dist.get_world_size(),))
+        """The ranks, in one dimension."""
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        apply = functools.partial(
+            fully_shard,
+            mesh=self.mesh,
+            reshard_after_forward=reshard_after_forward,
+            mp_policy=mp_policy or MixedPrecisionPolicy(),
+            offload_policy=offload_policy or OffloadPolicy(),
+        )
+        try:
+            _make_equal([*model.parameters(), *model.buffers()])
+            for unit in [*units, model]:
+                apply(unit)
+        except (ValueError, NotImplementedError) as error:
+            raise ConfigurationError(f"model {type(model).__name__} cannot be sharded: {error}") from error
+        sharded = dict(model.named_parameters())
+        _replace_parameters(optimizers, {parameter: sharded[name] for parameter, name in names.items()})
+        self._model: Any = model
+        self._is_accumulating = False
+        self._begins_batch = True
+        self.forward: Callable[[Any], Any] = self._forward_with_equal_buffers if list(model.buffers()) else model
+        """The forward pass."""
+        if hasattr(model, "eval_forward"):
+            self._keep_sharded_between_evaluations()
+        atexit.register(_let_go, weakref.ref(model))
+
+    @contextlib.contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Within this, gradients stay on their rank, each of which has them whole: for all microbatches but the last
+        one."""
+        self._is_accumulating = True
+        self._model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self._model.set_requires_gradient_sync(True)
+            self._is_accumulating = False
+
+    def close(self) -> None:
+        """Does nothing: what is held of the process group is in torch's hands."""
+
+    def shard_tree(self, tree: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, Any]:
+        """The tree of a checkpoint whose tensors are whole, with this rank's part of the model's weights, of what the
+        optimizers, given by name, know of them, and of what algorithms keep under their names. Needs no other rank.
+
+        What fits to nothing stays as it is, to be refused by whoever loads it."""
+        own = self._model.state_dict()
+        weights = {name: _sharded_like(own.get(name), value) for name, value in tree.get("model", {}).items()}
+        states = {}
+        for name, saved in tree.get("optimizers", {}).items():
+            groups = optimizers[name].param_groups if name in optimizers else []
+            parameters = dict(enumerate(parameter for group in groups for parameter in group["params"]))
+            values = {
+                index: {key: _sharded_like(parameters.get(index), value) for key, value in one.items()}
+                for index, one in saved["state"].items()
+            }
+            states[name] = {**saved, "state": values}
+        algorithms = _shard_by_name(tree.get("algorithms", []), own)
+        return {**tree, "model": weights, "optimizers": states, "algorithms": algorithms}
+
+    def _forward_with_equal_buffers(self, batch: Any) -> Any:
+        if self._begins_batch:
+            _make_equal(self._model.buffers())
+        self._begins_batch = not self._is_accumulating
+        return self._model(batch)
+
+    def _keep_sharded_between_evaluations(self) -> None:
+        """Lets ``eval_forward`` gather weights as ``forward`` does, and let go of them again.
+
+        Torch keeps some gathered until the backward pass. After an evaluation there is none, and the next forward pass
+        would not see what was done to the weights meanwhile."""
+        register_fsdp_forward_method(self._model, "eval_forward")
+        model, eval_forward = self._model, self._model.eval_forward
+        units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+        @functools.wraps(eval_forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            outputs = eval_forward(*args, **kwargs)
+            if not model.training:
+                for unit in units:
+                    unit.reshard()
+            return outputs
+
+        model.eval_forward = forward
+
+
+@torch.no_grad()
+def _replace_parameters(optimizers: Iterable[torch.optim.Optimizer], sharded: Mapping[Any, Tensor]) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [sharded.get(parameter, parameter) for parameter in group["params"]]
+        for parameter in [one for one in optimizer.state if one in sharded]:
+            own, values = sharded[parameter], optimizer.state.pop(parameter)
+            optimizer.state[own] = {key: _sharded_like(own, value) for key, value in values.items()}
+
+
+def _sharded_like(own: Any, value: Any) -> Any:
+    """A rank's part of a whole tensor, if it has one of that shape sharded."""
+    if not isinstance(own, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor):
+        return value
+    if own.shape != value.shape:
+        return value
+    # Every rank has the whole tensor, so nothing has to be sent.
+    return distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
+
+
+def _shard_by_name(tree: Any, weights: Mapping[str, Any]) -> Any:
+    """A tree of lists and dicts with a rank's part of the tensors in it that go by the name of a weight."""
+    if isinstance(tree, Mapping):
+        return {
+            key: _sharded_like(weights.get(key), value) if isinstance(value, Tensor) else _shard_by_name(value, weights)
+            for key, value in tree.items()
+        }
+    return [_shard_by_name(value, weights) for value in tree] if isinstance(tree, list) else tree
+
+
+def _let_go(model: "weakref.ref[nn.Module]") -> None:
+    """Frees, at the end of the process, what a model holds of the process groups.
+
+    Their threads have to end before it does: with gloo, it is otherwise aborted now and then."""
+    living = model()
+    if living is not None:
+        for module in list(living.modules()):
+            vars(module).clear()
+        gc.collect()
+
+
+def _make_equal(tensors: Iterable[Tensor]) -> None:
+    """Puts the first rank's values into the tensors of all ranks."""
+    for work in [dist.broadcast(one.detach(), 0, async_op=True) for one in tensors]:
+        work.wait()
+
+
+def _repeated(module: nn.Module) -> list[nn.Module]:
+    """The outermost modules in containers."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict) and not isinstance(child, _CONTAINERS):
+            found.append(child)
+        else:
+            found += _repeated(child)
+    return found
+
+
+def _of_classes(model: nn.Module, classes: Sequence[str | type[nn.Module]]) -> list[nn.Module]:
+    """The modules below the model that are of some classes, the inner ones first."""
+    modules = [module for module in model.modules() if module is not model and not isinstance(module, _CONTAINERS)]
+    found: list[nn.Module] = []
+    for kind in classes:
+        of_kind = [
+            one for one in modules if (type(one).__name__ == kind if isinstance(kind, str) else type(one) is kind)
+        ]
+        if not of_kind:
+            name = kind if isinstance(kind, str) else kind.__name__
+            names = ", ".join(sorted({type(one).__name__ for one in modules}))
+            raise ConfigurationError(
+                f"shard in fsdp_config names {name}, and the model has no module of that class to shard: it has {names}"
+            )
+        found += of_kind
+    return [module for module in reversed(modules) if module in found]
+
+
+def _without_shared_weights(model: nn.Module, units: Iterable[nn.Module]) -> list[nn.Module]:
+    """The units, each once, that have weights, and none that is used outside of them: torch would make two of it."""
+    places = _places(model)
+    kept = []
+    for unit in dict.fromkeys(units):
+        own = _places(unit)
+        if own and all(places[parameter] == count for parameter, count in own.items()):
+            kept.append(unit)
+    return kept
+
+
+def _places(module: nn.Module) -> Counter[Any]:
+    """In how many places each parameter stands."""
+    return Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))

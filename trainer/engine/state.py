@@ -1,0 +1,266 @@
+"""What is going on in the training: everything that algorithms may read and change."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bus.types.timestamp import Time, TimeInput, Timestamp, TimeUnit
+from trainer.arguments.durations import check_max_duration, counter_of
+from trainer.device.batch import BatchKey, batch_get, batch_set
+
+if TYPE_CHECKING:
+    from trainer.data.evaluator import Evaluator
+    from trainer.data.spec import DataSpec
+    from trainer.device.device import Device
+    from trainer.engine.algorithm import Algorithm
+
+__all__ = ["State"]
+
+
+class State:
+    """The state of a training run, with the reference's names. Reference: ``composer/core/state.py``.
+
+    Attributes:
+        model: what is trained.
+        optimizers, schedulers, algorithms, evaluators: in the order given to the trainer.
+        train_dataloader: what is trained on.
+        timestamp: training time; it advances just before ``BATCH_END`` and ``EPOCH_END``.
+        previous_timestamp: training time before that; ``None`` before the first batch ended.
+        batch: the batch in use; during the forward and backward passes, the microbatch.
+        batch_size: samples in it.
+        outputs, loss: of the last microbatch, on the device.
+        batch_loss: of the last batch, on the device: the sum over microbatches of loss x (rows / batch rows).
+        batch_losses: what that loss is made of, where the model's loss is a map or a list: name to a number on the
+            device, summed up in the same way; empty otherwise. The total is ``batch_loss`` alone.
+        train_metrics: metric objects of the training by name.
+        train_metric_values: with several ranks, what they say of the last batch over all ranks; ``None`` otherwise.
+        eval_metrics: metric objects by evaluator label and name.
+        eval_metric_values: what they said at the end of the last evaluation, as plain numbers.
+        total_eval_wct: microseconds spent evaluating, those before a checkpoint that was loaded included.
+        device: where it all is.
+        precision: ``fp32``, ``amp_bf16`` or ``amp_fp16``.
+        scaler: what scales the loss for ``amp_fp16``; ``None`` for the others.
+        device_train_microbatch_size: samples in a microbatch; ``None`` while batches are whole. With ``auto`` it is
+            what has been found to fit into memory.
+        iteration_length: epochs or tokens of an iteration; ``None`` when the whole training is one.
+        rank, world_size: which process this is, and of how many.
+        recompute_gradients: within ``fit()``, for algorithms at ``AFTER_TRAIN_BATCH``: computes the gradients of the
+            batch anew, at the weights as they are now, in place of the old ones, and returns the batch's loss.
+            Algorithms see the events of the forward and backward passes a second time; they are not published.
+        gather_checkpoint: within ``fit()``: what a checkpoint of this moment holds; ``None`` outside.
+        evaluate_now: within ``fit()``, between two batches: evaluates, whatever the interval.
+        fitting: whether there is a training that can be stopped: from ``FIT_START`` on, before ``FIT_END``.
+        stopped: whether the training was ended by :meth:`stop_training`.
+        stop_reason: why it was ended, as far as somebody has said it; ``None`` otherwise.
+        stop_requested: whether the training is to be stopped when the batch at hand has been trained on.
+        requested_reason: why that is.
+    """
+
+    recompute_gradients: Callable[[], torch.Tensor]
+    evaluate_now: Callable[[], object]
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module,
+        device: "Device",
+        seed: int,
+        run_name: str,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        schedulers: Sequence[Any] = (),
+        algorithms: Iterable["Algorithm"] = (),
+        evaluators: Iterable["Evaluator"] = (),
+        precision: str = "fp32",
+        scaler: "torch.amp.GradScaler | None" = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        # The model is typed loosely: algorithms may put another one in its place, and the loop calls what a plain
+        # module has not, such as `loss`.
+        self.model: Any = model
+        self.device = device
+        self.precision = precision
+        self.scaler = scaler
+        self.device_train_microbatch_size: int | None = None
+        self.iteration_length: Time | None = None
+        self.seed = seed
+        self.run_name = run_name
+        self.optimizers = list(optimizers)
+        self.schedulers = list(schedulers)
+        self._algorithms = list(algorithms)
+        self.evaluators = list(evaluators)
+        self.rank = rank
+        self.world_size = world_size
+
+        self.train_dataloader: Any = None
+        self.timestamp = Timestamp()
+        self.previous_timestamp: Timestamp | None = None
+        self.batch: Any = None
+        self.batch_size: int | None = None
+        self.outputs: Any = None
+        self.loss: Any = None
+        self.batch_loss: torch.Tensor | None = None
+        self.batch_losses: dict[str, Any] = {}
+        self.train_metrics: dict[str, Any] = {}
+        self.train_metric_values: dict[str, Any] | None = None
+        self.eval_metrics: dict[str, dict[str, Any]] = {}
+        self.eval_metric_values: dict[str, dict[str, Any]] = {}
+        self.total_eval_wct = 0
+        self.gather_checkpoint: Callable[[], dict[str, Any]] | None = None
+        self.fitting = False
+        self.stopped = False
+        self.stop_reason: str | None = None
+        self.stop_requested = False
+        self.requested_reason: str | None = None
+
+        self.context_changed = True
+        self._data: DataSpec | None = None
+        self._dataloader_label: str | None = None
+        self._dataloader_len: int | None = None
+        self._subset_num_batches = -1
+        self._eval_timestamp = Timestamp()
+        self._predict_timestamp = Timestamp()
+        self._max_duration: Time | None = None
+        self._planned_duration: Time | None = None
+        self._limit = (0, 0)
+
+    @property
+    def algorithms(self) -> "list[Algorithm]":
+        """What is run at the events; the list can be changed, but not replaced."""
+        return self._algorithms
+
+    @property
+    def max_duration(self) -> Time | None:
+        """How long to train. Takes a :class:`Time`, a time string or a number of epochs."""
+        return self._max_duration
+
+    @max_duration.setter
+    def max_duration(self, duration: TimeInput | None) -> None:
+        self._planned_duration = None if duration is None else check_max_duration(duration)
+        self._end_at(self._planned_duration)
+
+    @property
+    def planned_duration(self) -> Time | None:
+        """How long the training was to go on before it was stopped; :attr:`max_duration` otherwise."""
+        return self._planned_duration
+
+    def _end_at(self, duration: Time | None) -> None:
+        self._max_duration = duration
+        self._limit = (0, 0) if duration is None else counter_of(duration)
+        self.context_changed = True
+
+    @property
+    def total_loss(self) -> torch.Tensor | None:
+        """The loss of the last batch, detached, on the device; ``None`` before the first."""
+        return None if self.batch_loss is None else self.batch_loss.detach()
+
+    @property
+    def dataloader(self) -> Any:
+        """The dataloader in use."""
+        return None if self._data is None else self._data.dataloader
+
+    @property
+    def dataloader_label(self) -> str | None:
+        """``train``, or the label of the evaluator at work."""
+        return self._dataloader_label
+
+    @property
+    def dataloader_len(self) -> int | None:
+        """Batches in the dataloader in use, when it has a length."""
+        return self._dataloader_len
+
+    def set_dataloader(self, spec: "DataSpec | None", label: str | None, subset_num_batches: int = -1) -> None:
+        """Names the dataloader that is used from now on, of which only so many batches count (-1 for all)."""
+        self._data = spec
+        self._dataloader_label = label
+        length = None if spec is None else spec.length
+        if spec is not None and subset_num_batches >= 0:
+            length = subset_num_batches if length is None else min(length, subset_num_batches)
+        self._dataloader_len = length
+        self._subset_num_batches = subset_num_batches
+        self.context_changed = True
+
+    @property
+    def dataloader_in_use(self) -> "tuple[DataSpec | None, str | None, int]":
+        """What :meth:`set_dataloader` was last told, to come back to it."""
+        return self._data, self._dataloader_label, self._subset_num_batches
+
+    @property
+    def eval_timestamp(self) -> Timestamp:
+        """Time within the current evaluation, or the last one."""
+        return self._eval_timestamp
+
+    @eval_timestamp.setter
+    def eval_timestamp(self, timestamp: Timestamp) -> None:
+        self._eval_timestamp = timestamp
+        self.context_changed = True
+
+    @property
+    def predict_timestamp(self) -> Timestamp:
+        """Time within the current prediction, or the last one."""
+        return self._predict_timestamp
+
+    @predict_timestamp.setter
+    def predict_timestamp(self, timestamp: Timestamp) -> None:
+        self._predict_timestamp = timestamp
+        self.context_changed = True
+
+    def batch_get_item(self, key: BatchKey) -> Any:
+        """A part of the batch: an index (0 for inputs and 1 for targets in a pair), a name in a mapping, a sequence of
+        these for a nested part, or a pair of functions ``(get, set)``.
+
+        Raises :class:`bus.errors.ConfigurationError` when the batch has no such part."""
+        return batch_get(self.batch, key)
+
+    def batch_set_item(self, key: BatchKey, value: Any) -> None:
+        """Puts a value in place of a part of the batch: :attr:`batch` is a copy afterwards, the old one unchanged."""
+        self.batch = batch_set(self.batch, key, value)
+
+    def reached_max_duration(self) -> bool:
+        """Whether the training is to end here."""
+        index, limit = self._limit
+        return self.timestamp.values[index] >= limit
+
+    def get_elapsed_duration(self) -> Time | None:
+        """Which part of ``max_duration`` is over, in the unit ``dur``; ``None`` without one."""
+        if self._max_duration is None:
+            return None
+        if not self._max_duration.value:
+            return Time(1.0, TimeUnit.DURATION)
+        elapsed: Time = self.timestamp.get(self._max_duration.unit) / self._max_duration
+        return elapsed
+
+    def stop_training(self, reason: str | None = None) -> None:
+        """Ends the training after the batch at hand; evaluations that are due still run. Does nothing from ``FIT_END``
+        on, when the training has come to its end. ``reason`` says why in a few words, such as ``loss above 100``: the
+        training's output, ``bus info`` and dashboards show it.
+
+        ``max_duration`` becomes the present training time, in its own unit, or in batches where it was in epochs.
+
+        With several ranks it is enough that one of them asks. They agree when a batch has been trained on, after an
+        evaluation and at the end of an epoch; what is asked for at ``BATCH_END`` takes effect after the next batch."""
+        if self.world_size > 1:
+            self.request_stop(reason)
+        else:
+            self.stop_now(reason)
+
+    def request_stop(self, reason: str | None = None) -> None:
+        """Ends the training when the batch at hand has been trained on: for requests from outside the loop."""
+        self.stop_requested = True
+        self.requested_reason = self.requested_reason or reason
+
+    def stop_now(self, reason: str | None = None) -> None:
+        """Ends the training after the batch at hand, on this rank: for the training loop."""
+        if self.fitting:
+            # The first who asked has ended it.
+            self.stop_reason = self.stop_reason or reason or self.requested_reason
+            unit = TimeUnit.EPOCH if self._max_duration is None else self._max_duration.unit
+            # Epochs end too late: the one that has begun would be finished first.
+            self._end_at(self.timestamp.get(TimeUnit.BATCH if unit is TimeUnit.EPOCH else unit))
+            self.stopped = True
+        self.withdraw_stop()
+
+    def withdraw_stop(self) -> None:
+        """Forgets that somebody has asked for the training to end."""
+        self.stop_requested, self.requested_reason = False, None

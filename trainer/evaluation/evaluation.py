@@ -1,0 +1,218 @@
+"""Evaluation, within a training and by itself."""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from bus.errors import ConfigurationError
+from bus.types.event import Event
+from bus.types.timestamp import Time, Timestamp
+from trainer.arguments.durations import Interval
+from trainer.data.evaluator import Evaluator
+from trainer.data.models import read_metrics
+from trainer.data.spec import DataSpec
+from trainer.device.device import autocast_of
+from trainer.distributed.ranks import Ranks
+from trainer.engine.engine import Engine
+from trainer.engine.state import State
+
+__all__ = ["Evaluation", "inference", "prepared_batches"]
+
+
+class Evaluation:
+    """Runs the evaluators of a training when they are due, or at once.
+
+    ``subset_num_batches`` is how many batches of each evaluator's dataloader are evaluated, -1 for all, unless the
+    evaluator has a number of its own. ``in_step`` are ranks whose forward passes need one another. Reference:
+    ``composer/trainer/trainer.py``, ``_run_evaluators`` and ``_eval_loop``.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        engine: Engine,
+        clock: Callable[[], int],
+        *,
+        subset_num_batches: int = -1,
+        in_step: Ranks | None = None,
+    ) -> None:
+        self._state = state
+        self._engine = engine
+        self._clock = clock
+        self._subset_num_batches = subset_num_batches
+        self._in_step = in_step
+        self._autocast = autocast_of(state.precision, state.device) or contextlib.nullcontext
+        self._intervals: list[tuple[Evaluator, Interval]] = []
+        self._last_batch: dict[str, int] = {}
+        self.watched: frozenset[Event] = frozenset()
+        """The events at which an evaluator may be due."""
+
+    def plan(self, default_interval: Time, max_duration: Time) -> None:
+        """Settles when each evaluator is due in a training of that length."""
+        batches = self._state.dataloader_len
+        self._intervals = [
+            (evaluator, Interval(evaluator.eval_interval or default_interval, max_duration, batches))
+            for evaluator in self._state.evaluators
+        ]
+        self.watched = frozenset(interval.event for _, interval in self._intervals)
+
+    @property
+    def intervals(self) -> list[tuple[str, Time]]:
+        """How often each evaluator is due, by label."""
+        return [(evaluator.label, interval.length) for evaluator, interval in self._intervals]
+
+    def run_if_due(self, event: Event) -> int:
+        """Evaluates what is due at this event; returns the nanoseconds that it took."""
+        state = self._state
+        due = [
+            evaluator
+            for evaluator, interval in self._intervals
+            if interval.is_due(event, state.timestamp, state.previous_timestamp)
+        ]
+        return self._run(due)
+
+    def run_last(self) -> int:
+        """Evaluates whatever has not been evaluated since the last batch, if there was one; returns the nanoseconds
+        that it took."""
+        batch = self._state.timestamp.values[2]
+        if not batch:
+            return 0
+        due = [
+            evaluator
+            for evaluator, interval in self._intervals
+            if not interval.is_never and self._last_batch.get(evaluator.label) != batch
+        ]
+        return self._run(due)
+
+    def run_now(self) -> int:
+        """Evaluates everything, whatever the interval; returns the nanoseconds that it took.
+
+        Raises :class:`bus.errors.ConfigurationError` when there is nothing to evaluate on."""
+        if not self._state.evaluators:
+            raise ConfigurationError("there is nothing to evaluate on: this training has no eval_dataloader")
+        return self._run(self._state.evaluators)
+
+    def run_standalone(self, evaluators: Sequence[Evaluator], subset_num_batches: int = -1) -> None:
+        """Evaluates whatever the time."""
+        self._engine.run_event(Event.EVAL_STANDALONE_START)
+        with self._evaluating():
+            for evaluator in evaluators:
+                self._evaluate(evaluator, subset_num_batches)
+        self._engine.run_event(Event.EVAL_STANDALONE_END)
+
+    @property
+    def last_batches(self) -> dict[str, int]:
+        """After how many training batches each evaluator ran last, by label."""
+        return dict(self._last_batch)
+
+    @last_batches.setter
+    def last_batches(self, batches: dict[str, int]) -> None:
+        self._last_batch = dict(batches)
+
+    def _run(self, evaluators: Sequence[Evaluator]) -> int:
+        if not evaluators:
+            return 0
+        began = self._clock()
+        self._engine.run_event(Event.EVAL_BEFORE_ALL)
+        with self._evaluating():
+            for evaluator in evaluators:
+                self._evaluate(evaluator)
+                self._last_batch[evaluator.label] = self._state.timestamp.values[2]
+        self._engine.run_event(Event.EVAL_AFTER_ALL)
+        return self._clock() - began
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode; afterwards the dataloader in use is again what it was."""
+        dataloader = self._state.dataloader_in_use
+        try:
+            with inference(self._state.model):
+                yield
+        finally:
+            self._state.set_dataloader(*dataloader)
+
+    def _evaluate(self, evaluator: Evaluator, subset_num_batches: int = -1) -> None:
+        state, fire, spec = self._state, self._engine.run_event, evaluator.spec
+        subset = next(
+            (
+                limit
+                for limit in (subset_num_batches, evaluator.subset_num_batches, self._subset_num_batches)
+                if limit >= 0
+            ),
+            -1,
+        )
+        state.set_dataloader(spec, evaluator.label, subset)
+        state.eval_timestamp = Timestamp()
+        metrics = state.eval_metrics[evaluator.label]
+        for metric in metrics.values():
+            metric.reset()
+        batch_began = self._clock() // 1000
+        fire(Event.EVAL_START)
+        for samples, tokens in prepared_batches(state, spec, subset, self._in_step):
+            fire(Event.EVAL_BATCH_START)
+            fire(Event.EVAL_BEFORE_FORWARD)
+            with self._autocast():
+                state.outputs = state.model.eval_forward(state.batch)
+            fire(Event.EVAL_AFTER_FORWARD)
+            for metric in metrics.values():
+                state.model.update_metric(state.batch, state.outputs, metric)
+            now = self._clock() // 1000
+            state.eval_timestamp = state.eval_timestamp.advance_batch(samples, tokens, now - batch_began)
+            batch_began = now
+            fire(Event.EVAL_BATCH_END)
+        if not state.eval_timestamp.values[2]:
+            raise ConfigurationError(f"the dataloader of evaluator {evaluator.label!r} gave no batch: it is empty")
+        state.eval_metric_values = {**state.eval_metric_values, evaluator.label: read_metrics(metrics)}
+        state.total_eval_wct += state.eval_timestamp.values[10]
+        fire(Event.EVAL_END)
+
+
+@contextlib.contextmanager
+def inference(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards each part of the model is again in the mode that it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def prepared_batches(
+    state: State, spec: DataSpec, subset_num_batches: int, in_step: Ranks | None = None
+) -> Iterator[tuple[int, int]]:
+    """Puts the batches of a dataloader, or so many of them, into the state one after the other; gives the samples and
+    tokens of each.
+
+    Ranks ``in_step`` run every forward pass together. One that has no batch left, while another has, runs the model on
+    its last one again, which counts for nothing.
+
+    Raises :class:`bus.errors.ConfigurationError` for a rank in step without any batch."""
+    batches: Iterable[Any] = spec.dataloader
+    if subset_num_batches >= 0:
+        batches = itertools.islice(batches, subset_num_batches)
+    for batch in batches if in_step is None else _in_step(batches, state, in_step):
+        state.batch = spec.prepare(batch, state.device)
+        state.batch_size = spec.get_num_samples_in_batch(state.batch)
+        yield state.batch_size, spec.get_num_tokens_in_batch(state.batch)
+
+
+def _in_step(batches: Iterable[Any], state: State, ranks: Ranks) -> Iterator[Any]:
+    autocast = autocast_of(state.precision, state.device) or contextlib.nullcontext
+    has_batch = False
+    for batch in batches:
+        has_batch = True
+        ranks.agree(0, True)
+        yield batch
+    if not has_batch:
+        raise ConfigurationError(
+            f"the dataloader {state.dataloader_label!r} gave rank {ranks.rank} no batch: give each rank at least one"
+        )
+    while ranks.agree(0, False)[1]:
+        with autocast():
+            state.model.eval_forward(state.batch)

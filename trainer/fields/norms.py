@@ -1,0 +1,248 @@
+"""Norms of gradients, weights, moments and updates: all tensors of a field in a few steps of the device."""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from bus.errors import ConfigurationError
+from bus.types.event import Event
+from trainer.engine.state import State
+from trainer.fields.field import BATCH_RESULTS, Field, WatchHook
+
+__all__ = ["NORM_FIELDS", "l2_norms"]
+
+_MOMENTS = ("exp_avg", "momentum_buffer")
+_GLOBAL = "l2_norm/grad/global"
+
+
+@torch.no_grad()
+def l2_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The L2 norm of each tensor, in the same order, as scalars on the tensors' devices.
+
+    Tensors of one kind are taken together. Norms of half precision are float32, as those of whole numbers are. Sparse
+    gradients count with the values that they have, which on a GPU the host waits for.
+
+    Raises :class:`bus.errors.ConfigurationError` for weights that several ranks share."""
+    tensors = list(tensors)
+    _refuse_sharded(tensors)
+    dense = [_dense(one) for one in tensors]
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, one in enumerate(dense):
+        groups.setdefault((one.device, one.dtype), []).append(index)
+    norms: dict[int, Tensor] = {}
+    for (_, dtype), indices in groups.items():
+        wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
+        found = torch._foreach_norm([dense[index] for index in indices], 2, dtype=wide)
+        norms.update(zip(indices, found, strict=True))
+    return [norms[index] for index in range(len(dense))]
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce().values()
+    return tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.float()
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "device_mesh")
+
+
+def _refuse_sharded(tensors: Iterable[Tensor]) -> None:
+    if any(map(_is_sharded, tensors)):
+        # The ranks learn at different times what is wanted, and one that computes alone would wait for the others.
+        raise ConfigurationError(
+            "with fsdp_config each rank has a part of the weights, and norms of all of them take all ranks at once: "
+            "log it from an algorithm"
+        )
+
+
+def _joint(norms: list[Tensor]) -> Tensor:
+    """The norm of tensors of these norms, taken as one; 0 for none."""
+    if not norms:
+        return torch.tensor(0.0)
+    # Never from a GPU to the host, which would wait.
+    device = next((one.device for one in norms if one.device.type != "cpu"), norms[0].device)
+    total: Tensor = torch.linalg.vector_norm(torch.stack([one.to(device, non_blocking=True) for one in norms]))
+    return total
+
+
+def _gradients(state: State) -> dict[str, Tensor]:
+    named = state.model.named_parameters()
+    gradients = {name: one.grad for name, one in named if one.requires_grad and one.grad is not None}
+    _refuse_sharded(gradients.values())
+    return gradients
+
+
+def _norms_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return dict(zip(tensors, l2_norms(tensors.values()), strict=True))
+
+
+def gradient_norm(state: State) -> Tensor:
+    """The L2 norm of all gradients of the model together, as the optimizers use them: of the whole batch, averaged over
+    ranks, unscaled with ``amp_fp16``, and clipped where an algorithm clips. 0 without any gradient.
+
+    With ``amp_fp16`` it is infinite or NaN for a batch whose step the scaler leaves out."""
+    return _joint(l2_norms(_gradients(state).values()))
+
+
+def gradient_norms(state: State) -> dict[str, Tensor]:
+    """The L2 norm of each parameter's gradient, in the same sense as :func:`gradient_norm`."""
+    return _norms_of(_gradients(state))
+
+
+def parameter_norm(state: State) -> Tensor:
+    """The L2 norm of all parameters of the model together, as they are at the event."""
+    return _joint(l2_norms(state.model.parameters()))
+
+
+def parameter_norms(state: State) -> dict[str, Tensor]:
+    """The L2 norm of each parameter of the model, as they are at the event."""
+    return _norms_of(dict(state.model.named_parameters()))
+
+
+def moment_norms(state: State) -> dict[str, Tensor]:
+    """The L2 norm of each parameter's first moment, which Adam and its relatives keep, or momentum, which SGD does.
+
+    Raises :class:`bus.errors.ConfigurationError` when no optimizer keeps any."""
+    moments = {}
+    for name, parameter in state.model.named_parameters():
+        for optimizer in state.optimizers:
+            kept = optimizer.state.get(parameter, {})
+            moment = next((kept[one] for one in _MOMENTS if isinstance(kept.get(one), Tensor)), None)
+            if moment is not None:
+                moments[name] = moment
+    if not moments:
+        kinds = ", ".join(type(one).__name__ for one in state.optimizers) or "none"
+        raise ConfigurationError(
+            f"no optimizer keeps moments ({kinds}): use one that does, such as SGD with momentum=0.9 or AdamW"
+        )
+    return _norms_of(moments)
+
+
+def optimizer_norms(state: State) -> dict[str, Any]:
+    """What an optimizer says of each parameter, the L2 norm of each gradient, and that of all gradients, under the
+    names of the reference's metrics.
+
+    An optimizer says it with a method ``report_per_parameter_metrics(parameter, name, metrics)``, which returns
+    ``metrics`` with its own added. What it makes tensors of is read without waiting; one that takes numbers from a GPU
+    waits by itself. Reference: ``composer/callbacks/optimizer_monitor.py``."""
+    gradients = _gradients(state)
+    parameters = dict(state.model.named_parameters())
+    reporters = {id(one): reporter for one, reporter in _reporters(state)}
+    metrics: dict[str, Any] = {}
+    missing: dict[str, Tensor] = {}
+    for name, gradient in gradients.items():
+        key = f"l2_norm/grad/{name}"
+        if (reporter := reporters.get(id(parameters[name]))) is not None:
+            metrics = reporter(parameters[name], name, metrics)
+        if key not in metrics:
+            # Holds the place of what is computed for all of them at once.
+            metrics[key] = None
+            missing[key] = gradient
+    metrics.update(_norms_of(missing))
+    norms = [metrics[f"l2_norm/grad/{name}"] for name in gradients]
+    return {**metrics, _GLOBAL: _joint([torch.as_tensor(one) for one in norms])}
+
+
+def _reporters(state: State) -> Iterator[tuple[Tensor, Callable[[Tensor, str, dict[str, Any]], dict[str, Any]]]]:
+    for optimizer in state.optimizers:
+        reporter = getattr(optimizer, "report_per_parameter_metrics", None)
+        if callable(reporter):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    yield parameter, reporter
+
+
+class UpdateWatch:
+    """Keeps the weights as they were before the optimizers stepped, in the batches that updates are asked of.
+
+    It costs a copy of the weights that are trained, made and held in these batches alone, and is exact for any
+    optimizer.
+    """
+
+    def __init__(self, state: State, is_due: Callable[[], bool]) -> None:
+        self._state = state
+        self._is_due = is_due
+        self._kept_at = -1
+        self._before: dict[str, tuple[Tensor, Tensor]] = {}
+        self._trouble: str | None = None
+        # A hook for all optimizers, because there may be none yet, or others by the time they step.
+        hook = register_optimizer_step_pre_hook(WatchHook(self._before_step))
+        weakref.finalize(self, hook.remove)
+
+    def norms(self) -> dict[str, Tensor]:
+        """The L2 norm of what the step of the batch added to each parameter.
+
+        Raises :class:`bus.errors.ConfigurationError` when there was none, and for weights that several ranks share."""
+        _refuse_sharded(self._state.model.parameters())
+        before, self._before = self._before, {}
+        if self._trouble is not None:
+            raise ConfigurationError(self._trouble)
+        if not before:
+            raise ConfigurationError("the optimizers have not stepped in this batch, or it began before anybody asked")
+        kept = [old for old, _ in before.values()]
+        torch._foreach_sub_(kept, [parameter.detach() for _, parameter in before.values()])
+        return dict(zip(before, l2_norms(kept), strict=True))
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        state = self._state
+        batch = state.timestamp.values[2]
+        if batch == self._kept_at or all(optimizer is not one for one in state.optimizers):
+            return
+        self._kept_at = batch
+        self._before, self._trouble = {}, None
+        parameters = {name: one for name, one in state.model.named_parameters() if one.requires_grad}
+        if self._is_due() and not any(map(_is_sharded, parameters.values())):
+            try:
+                kept = [torch.empty_like(one) for one in parameters.values()]
+                torch._foreach_copy_(kept, [one.detach() for one in parameters.values()], non_blocking=True)
+            # This runs within the optimizer's step: memory that is full for a copy must not end the training.
+            except RuntimeError as error:
+                self._trouble = f"{type(error).__name__}: {error}".splitlines()[0]
+                return
+            self._before = {name: (old, parameters[name]) for name, old in zip(parameters, kept, strict=True)}
+
+
+_NUMBER = "number"
+_PER_PARAMETER = "map of parameter to number"
+_AFTER_STEP = frozenset({Event.BATCH_END})
+
+NORM_FIELDS: dict[str, Field] = {
+    "gradient_norm": Field(
+        gradient_norm, BATCH_RESULTS, "L2 norm", _NUMBER, True, "norm of all gradients together, as used by the step"
+    ),
+    "gradient_norms": Field(
+        gradient_norms, BATCH_RESULTS, "L2 norm", _PER_PARAMETER, True, "norm of each parameter's gradient"
+    ),
+    "parameter_norm": Field(
+        parameter_norm, unit="L2 norm", shape=_NUMBER, on_device=True, description="norm of all parameters together"
+    ),
+    "parameter_norms": Field(
+        parameter_norms, unit="L2 norm", shape=_PER_PARAMETER, on_device=True, description="norm of each parameter"
+    ),
+    "moment_norms": Field(
+        moment_norms, _AFTER_STEP, "L2 norm", _PER_PARAMETER, True, "norm of each parameter's first moment or momentum"
+    ),
+    "update_norms": Field(
+        UpdateWatch.norms,
+        _AFTER_STEP,
+        "L2 norm",
+        _PER_PARAMETER,
+        True,
+        "norm of what the step added to each parameter; takes a copy of the weights",
+        UpdateWatch,
+    ),
+    "optimizer_norms": Field(
+        optimizer_norms,
+        _AFTER_STEP,
+        "L2 norm",
+        "map of metric to number",
+        True,
+        "norms of gradients and what optimizers report of each parameter, by the names of the optimizer's metrics",
+    ),
+}
+"""Norms that can be asked for."""

@@ -1,0 +1,207 @@
+"""Where the time of a batch goes: waiting for data, forward, loss, backward, optimizer, publishing."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from bus.types.event import Event
+from trainer.engine.state import State
+from trainer.fields.field import Field, NotYetError
+
+__all__ = ["MAX_SPANS", "PHASE_FIELDS", "PhaseWatch", "TimingEvent"]
+
+MAX_SPANS = 512
+"""How many spans one batch is told in; what a batch of more microbatches has beyond is left out."""
+
+_BEGINS = {
+    Event.EPOCH_START: "data",
+    Event.BEFORE_DATALOADER: "data",
+    Event.BEFORE_FORWARD: "forward",
+    Event.BEFORE_LOSS: "loss",
+    Event.BEFORE_BACKWARD: "backward",
+    Event.AFTER_TRAIN_BATCH: "optimizer",
+}
+_ENDS = {
+    Event.AFTER_DATALOADER: "data",
+    Event.AFTER_FORWARD: "forward",
+    Event.AFTER_LOSS: "loss",
+    Event.AFTER_BACKWARD: "backward",
+    Event.BATCH_END: "optimizer",
+}
+# After these a batch begins: what an evaluation takes belongs to none.
+_BETWEEN = {Event.FIT_START, Event.BATCH_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END}
+
+_MILLISECOND = 1_000_000
+
+
+class TimingEvent(Protocol):
+    """What tells when a device has come so far: :class:`torch.cuda.Event` with ``enable_timing``."""
+
+    def record(self) -> None:
+        """Puts it behind everything that the device has been given so far."""
+
+    def query(self) -> bool:
+        """Whether the device has come so far; does not wait."""
+
+    def synchronize(self) -> None:
+        """Waits until the device has come so far."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds from here to another one, both of which the device has passed."""
+
+
+class _HostTime:
+    """The same for a device that has finished whenever the host goes on."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def record(self) -> None:
+        self._at = time.perf_counter_ns()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing is on its way."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        milliseconds: float = (end_event._at - self._at) / _MILLISECOND
+        return milliseconds
+
+
+class PhaseWatch:
+    """Times the phases of the batches that somebody asks about, from the events between them.
+
+    On a GPU each of these events puts a timing event into the device's stream, so what is measured is when the device
+    came by: the host runs ahead of it, and a batch that is loaded meanwhile costs nothing. They are read when they have
+    been passed; nobody waits for them.
+    """
+
+    marks = frozenset({*_BEGINS, *_ENDS, *_BETWEEN})
+    """The events at which :meth:`before` and :meth:`after` are to be called."""
+
+    def __init__(self, state: State, is_due: Callable[[], bool]) -> None:
+        make: Callable[[], TimingEvent] | None = getattr(state.device, "timing_event", None)
+        self._on_device = make is not None
+        self._make = make or _HostTime
+        self._is_due = is_due
+        self.clock: Callable[[], int] = time.time_ns
+        """Nanoseconds since 1970: what events are timed by."""
+        self.is_timing = False
+        """Whether the batch at hand is one that somebody asks about."""
+        self._open: tuple[str, TimingEvent] | None = None
+        self._batch = _Batch(0, _HostTime(), self._on_device)
+        self._found: _Batch | None = None
+        self._began = 0
+        # Of every batch since the last one that was told.
+        self._published = self._published_batches = 0
+
+    def before(self, event: Event) -> None:
+        """To be called when an event comes, before anything is done for it."""
+        if event is Event.BATCH_END:
+            self._published_batches += 1
+        if not self.is_timing:
+            return
+        if event in _ENDS and self._open is not None and self._open[0] == _ENDS[event]:
+            phase, began = self._open
+            self._open = None
+            # The last phase of a batch has its place however many there are.
+            if len(self._batch.spans) < MAX_SPANS or phase == "optimizer":
+                self._batch.spans.append((phase, began, self._mark()))
+        if event is Event.BATCH_END:
+            self._batch.all_publishing = [self._published, self._published_batches]
+            self._published = self._published_batches = 0
+            self._found, self.is_timing = self._batch, False
+
+    def after(self, event: Event, published: int, own: int) -> None:
+        """To be called when everything was done for an event; ``published`` are the nanoseconds that it took to find
+        out what there was to publish, and to publish it, ``own`` those of them in which the thread was at work."""
+        self._published += own
+        if event in _BETWEEN:
+            self._begin_batch()
+        if not self.is_timing:
+            return
+        # What lies between the last batch of an epoch and the next epoch is no waiting for data.
+        if event in _BEGINS and (event is Event.EPOCH_START or self._open is None or self._open[0] != "data"):
+            self._open = (_BEGINS[event], self._mark())
+        if not self._batch.publishing:
+            self._batch.published_at = max(0, time.perf_counter_ns() - published - self._began)
+        self._batch.publishing += published
+
+    def drop(self) -> None:
+        """Gives up the batch at hand: some of the events that it is told from have not been heard."""
+        self._open, self.is_timing = None, False
+
+    def found(self) -> Any:
+        """The phases of the batch that has just ended: at once, or, on a GPU, as a promise.
+
+        Raises :class:`trainer.fields.field.NotYetError` for a batch that was not watched from its beginning to its
+        end."""
+        found, self._found = self._found, None
+        if found is None:
+            raise NotYetError("this batch began before anybody asked, or what is asked for changed within it")
+        return found.value() if found.ready() else found
+
+    def _begin_batch(self) -> None:
+        self._open, self._found = None, None
+        self.is_timing = self._is_due()
+        if self.is_timing:
+            self._batch = _Batch(self.clock(), self._mark(), self._on_device)
+            self._began = time.perf_counter_ns()
+
+    def _mark(self) -> TimingEvent:
+        made = self._make()
+        made.record()
+        return made
+
+
+class _Batch:
+    """The phases of one batch, whose times may still be on their way."""
+
+    def __init__(self, began: int, origin: TimingEvent, on_device: bool) -> None:
+        self._began = began
+        self._origin = origin
+        self._on_device = on_device
+        self.spans: list[tuple[str, TimingEvent, TimingEvent]] = []
+        self.published_at = 0
+        self.publishing = 0
+        self.all_publishing = [0, 0]
+
+    def ready(self) -> bool:
+        """Whether :meth:`value` would return at once."""
+        return not self.spans or self.spans[-1][2].query()
+
+    def value(self) -> dict[str, Any]:
+        """The spans: phase, beginning and length in nanoseconds from the beginning of the batch; and how many
+        nanoseconds of the thread's own time publishing took in how many batches, all since the one that was told
+        before. Waits for the GPU when they are not :meth:`ready`."""
+        if not self.ready():
+            self.spans[-1][2].synchronize()
+        spans = [[phase, start := self._since(begin), self._since(end) - start] for phase, begin, end in self.spans]
+        if self.publishing:
+            spans.append(["publishing", self.published_at, self.publishing])
+        return {
+            "began": self._began,
+            "spans": spans,
+            "device": self._on_device,
+            "publishing": self.all_publishing,
+        }
+
+    def _since(self, mark: TimingEvent) -> int:
+        return round(self._origin.elapsed_time(mark) * _MILLISECOND)
+
+
+PHASE_FIELDS: dict[str, Field] = {
+    "phases": Field(
+        PhaseWatch.found,
+        frozenset({Event.BATCH_END}),
+        unit="nanoseconds",
+        shape="map: began, spans of [phase, start, duration], device, publishing",
+        description="when each phase of the batch began and how long it took, on a GPU by its own clock",
+        watch=PhaseWatch,
+    )
+}
+"""What can be asked for of the time that a batch takes."""

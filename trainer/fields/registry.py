@@ -1,0 +1,306 @@
+"""Fields that are computed only when a consumer asks for them."""
+
+import inspect
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+
+from bus.errors import ConfigurationError, close_matches
+from bus.protocol.snapshot import Snapshot
+from bus.types.demand import MAX_FIELD_NAME, Demand, Moment
+from bus.types.event import Event
+from trainer.arguments.checks import check_function
+from trainer.engine.state import State
+from trainer.fields.activations import ACTIVATION_FIELDS
+from trainer.fields.field import Field, FieldFunction, NeverThereError, NotYetError
+from trainer.fields.model import MODEL_FIELDS
+from trainer.fields.norms import NORM_FIELDS
+from trainer.fields.phases import PHASE_FIELDS, PhaseWatch
+from trainer.fields.tensors import TENSOR_FIELDS, TensorsOut
+from trainer.fields.values import sendable
+
+__all__ = ["BUILT_IN", "Field", "FieldFunction", "FieldRegistry", "FieldsOnDemand", "check_fields"]
+
+_log = logging.getLogger("offloop")
+
+BUILT_IN: dict[str, Field] = NORM_FIELDS | MODEL_FIELDS | ACTIVATION_FIELDS | PHASE_FIELDS | TENSOR_FIELDS
+"""The fields that every training has."""
+
+_RESERVED = {*dir(Snapshot), "device_name", "flops_per_batch", "logged", "not_sent", "on_demand", "precision"}
+_MAX_TEXT = 200
+_MAX_LISTED = 3
+
+
+class FieldRegistry(Mapping[str, Field]):
+    """What consumers can ask a training for: field by name, those that are built in and the user's own.
+
+    :meth:`register` adds to it at any time; one that is added while the training runs is there from the next event on.
+    """
+
+    def __init__(self) -> None:
+        self._fields = dict(BUILT_IN)
+
+    def __getitem__(self, name: str) -> Field:
+        return self._fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def register(
+        self,
+        name: str,
+        compute: FieldFunction,
+        *,
+        events: Collection[Event | str] | None = None,
+        unit: str | None = None,
+        shape: str | None = None,
+        on_device: bool | None = None,
+        description: str | None = None,
+    ) -> None:
+        """Adds a field.
+
+        Args:
+            name: what consumers ask for, and the attribute of snapshots that it becomes.
+            compute: called with the state, which it must leave as it is; returns numbers, text, tensors, lists or maps.
+            events: the events that it exists at; all by default.
+            unit, shape, description: what its numbers count, what it looks like, and what it is, for people to read.
+                Without a description it is the first line of the function's docstring.
+            on_device: whether it is computed on the device that trains, for people to read.
+
+        Raises :class:`bus.errors.ConfigurationError` for a name, an event or a function that is not allowed."""
+        _check_name(name)
+        if name in self:
+            raise ConfigurationError(
+                f"fields has the name {name!r}, which every snapshot or training has already: use another one"
+            )
+        check_function(compute, f"the field {name!r}", "(state)")
+        for what, text in (("unit", unit), ("shape", shape), ("description", description)):
+            if text is not None and not (isinstance(text, str) and len(text) <= _MAX_TEXT):
+                raise ConfigurationError(
+                    f"{what} of the field {name!r} is {text!r:.60}: give a text of at most {_MAX_TEXT} characters"
+                )
+        first_line = (inspect.getdoc(compute) or "").partition("\n")[0] if inspect.isfunction(compute) else ""
+        self._fields[name] = Field(
+            compute,
+            frozenset(Event) if events is None else _checked_events(name, events),
+            unit,
+            shape,
+            bool(on_device),
+            first_line[:_MAX_TEXT] if description is None else description,
+        )
+
+    def listing(self) -> list[str]:
+        """A line for each field, for people to read: name, shape and unit, what it is, and where it exists."""
+        width = max(map(len, self)) + 3
+        return [f"  {name:<{width}}{_described(field)}" for name, field in self.items()]
+
+
+def _described(field: Field) -> str:
+    kind = ", ".join(part for part in (field.shape, field.unit) if part)
+    some = [event.value for event in Event if event in field.events]
+    events = (
+        "" if len(some) == len(Event) else f" [{', '.join(some[:_MAX_LISTED])}{', ...' * (len(some) > _MAX_LISTED)}]"
+    )
+    return f"{field.description}{f' ({kind})' if kind else ''}{events}".strip()
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not name.isidentifier() or name[0] == "_" or len(name) > MAX_FIELD_NAME:
+        raise ConfigurationError(
+            f"fields has the name {name!r}: use an identifier of at most {MAX_FIELD_NAME} characters that does not "
+            "begin with '_', such as 'queue_length'"
+        )
+    if name in _RESERVED:
+        raise ConfigurationError(
+            f"fields has the name {name!r}, which every snapshot or training has already: use another one"
+        )
+
+
+def _checked_events(name: str, events: Any) -> frozenset[Event]:
+    if isinstance(events, str) or not isinstance(events, Collection) or not events:
+        raise ConfigurationError(
+            f"events of the field {name!r} is {events!r:.60}: give a list of events, such as ['batch_end']"
+        )
+    return frozenset(Event(event) for event in events)
+
+
+def check_fields(given: Any) -> FieldRegistry:
+    """The fields of a training: those that are built in, and the functions that the user gave by name.
+
+    Raises :class:`bus.errors.ConfigurationError` for what is no function, or has a name that is not allowed."""
+    registry = FieldRegistry()
+    if given is None:
+        return registry
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"fields is a {type(given).__name__}: give a dict of names to functions of the state")
+    for name, function in given.items():
+        registry.register(name, function)
+    return registry
+
+
+MayCompute: TypeAlias = Callable[[Event, str, int, Moment], bool]
+"""Whether a field that is due at an event, of the batch with that number, is going to be computed."""
+
+
+class _Schedule:
+    """When one field is asked for."""
+
+    def __init__(
+        self, state: State, name: str, events: Collection[Event], demand: Demand, may_compute: MayCompute
+    ) -> None:
+        self._state = state
+        self._name = name
+        self._events = events
+        self._may_compute = may_compute
+        self.demand = demand
+
+    def is_due(self) -> bool:
+        """Whether the field is going to be asked for at one of its events in the batch that is being trained on."""
+        state = self._state
+        values = state.timestamp.values
+        number = values[2] + 1
+        for event in self._events:
+            after_batch = event is Event.BATCH_END
+            moment = Moment(
+                event,
+                _after_batch(values) if after_batch else values,
+                values if after_batch else None,
+                max_duration=state.max_duration,
+                dataloader_len=state.dataloader_len,
+            )
+            if self._name in self.demand.due_fields(event, number, moment):
+                return self._may_compute(event, self._name, number, moment)
+        return False
+
+
+class FieldsOnDemand:
+    """Computes what consumers ask for, each rank for itself.
+
+    A field that cannot be had ends no training: it is left out, with the reason in the event's field ``not_sent``, and
+    in the log the first time.
+
+    Args:
+        state: what they are computed from.
+        fields: what there is; a :class:`FieldRegistry` may grow while the training runs.
+        share: called with the name and the value of a field of tensors; returns what is sent for it.
+    """
+
+    def __init__(
+        self, state: State, fields: Mapping[str, Field], share: Callable[[str, TensorsOut], Any] | None = None
+    ) -> None:
+        self._state = state
+        self._fields = fields
+        self._share = share
+        self._watches: dict[str, tuple[object, _Schedule]] = {}
+        self._said: set[str] = set()
+        self.never: dict[str, str] = {}
+        """Fields that this training will never have, and why."""
+
+    def use(self, demand: Demand, may_compute: MayCompute = lambda *_: True) -> None:
+        """Says what is asked for from here on: begins to watch for fields that take it, and ends where nobody asks any
+        more. ``may_compute`` says of one that is due whether it will be computed."""
+        for name, field in self._fields.items():
+            if field.watch is None:
+                continue
+            is_wanted = any(demand.has_field(event, name) for event in field.events)
+            if not is_wanted and name in self._watches:
+                del self._watches[name]
+            elif is_wanted and name in self._watches:
+                self._watches[name][1].demand = demand
+            elif is_wanted:
+                schedule = _Schedule(self._state, name, field.events, demand, may_compute)
+                self._watches[name] = (field.watch(self._state, schedule.is_due), schedule)
+
+    def reserving(self, demand: Demand) -> set[str]:
+        """The fields asked for that memory is to be got for, before they are due."""
+        return {
+            name
+            for name, field in self._fields.items()
+            if field.reserves and any(demand.has_field(event, name) for event in field.events)
+        }
+
+    def tensors_of(self, names: Iterable[str]) -> Iterator[TensorsOut]:
+        """What would be sent now for fields of tensors, but for those that cannot be had now."""
+        for name in names:
+            try:
+                with torch.no_grad():
+                    tensors = self._fields[name].compute(self._state)
+            # What is wrong is told when the field is due.
+            except Exception:  # noqa: BLE001
+                continue
+            yield tensors
+
+    @property
+    def phases(self) -> PhaseWatch | None:
+        """What is to be told of the events that a batch's phases lie between; ``None`` while nobody asks for those."""
+        watch = self._watches.get("phases", (None,))[0]
+        return watch if isinstance(watch, PhaseWatch) else None
+
+    def compute(self, event: Event, names: Iterable[str]) -> dict[str, Any]:
+        """The fields of these names that exist at an event. ``on_demand`` lists them, so that a consumer can tell what
+        another one asked for."""
+        values: dict[str, Any] = {}
+        trouble: list[str] = []
+        for name in names:
+            if name in self.never:
+                trouble.append(self.never[name])
+                continue
+            field = self._fields.get(name)
+            if field is None:
+                self._say(
+                    name,
+                    f"a consumer asks for the field {name!r}, which this training does not have: "
+                    f"{close_matches(name, list(self._fields))}it has {', '.join(self._fields)}",
+                )
+            elif event in field.events:
+                try:
+                    with torch.no_grad():
+                        values[name] = self._sendable(name, self._computed(name, field))
+                # A user's function may raise anything, and the training is worth more than the field.
+                except Exception as error:  # noqa: BLE001
+                    reason = f"{name}: {error}" if isinstance(error, ConfigurationError) else f"{name}: {error!r}"
+                    trouble.append(reason)
+                    if isinstance(error, NeverThereError):
+                        self.never[name] = reason
+                    if not isinstance(error, NotYetError):
+                        self._say(name, f"a field that a consumer asks for is left out, {reason}")
+        if values:
+            values["on_demand"] = list(values)
+        if trouble:
+            values["not_sent"] = "; ".join(trouble)
+        return values
+
+    def _computed(self, name: str, field: Field) -> Any:
+        if field.watch is None:
+            return field.compute(self._state)
+        if name not in self._watches:
+            raise NotYetError("it has to be watched for, which begins with the next batch")
+        return field.compute(self._watches[name][0])
+
+    def _sendable(self, name: str, value: Any) -> Any:
+        if not isinstance(value, TensorsOut):
+            return sendable(value, self._state.device)
+        if self._share is None:
+            raise ConfigurationError(
+                "there is no place for tensors: publish with publish=True to give them to consumers"
+            )
+        return self._share(name, value)
+
+    def _say(self, name: str, text: str) -> None:
+        # What consumers ask for has no bound over time; what is remembered has one.
+        if name not in self._said and len(self._said) < 100:
+            self._said.add(name)
+            _log.warning("run %s: %s", self._state.run_name, text)
+
+
+def _after_batch(values: tuple[int, ...]) -> tuple[int, ...]:
+    """The training time when the batch is over. How many samples, tokens and seconds that is, nobody knows yet: enough
+    to be due, so that nothing that is asked for is missing."""
+    known = {2: 1, 7: 1}
+    unknown = {3, 4, 8, 9, 10}
+    return tuple(value + known.get(index, 2**60 if index in unknown else 0) for index, value in enumerate(values))

@@ -1,0 +1,189 @@
+"""The fields on demand that are tensors: what a batch is made of, the model's weights, a whole checkpoint."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from bus.errors import ConfigurationError
+from bus.types.event import Event
+from trainer.checkpoints.file import draft_checkpoint
+from trainer.checkpoints.training_state import weights_tree
+from trainer.engine.state import State
+from trainer.fields.field import Field
+
+__all__ = ["TENSOR_FIELDS", "Policy", "TensorsOut"]
+
+Policy: TypeAlias = Literal["skip", "wait"]
+"""What becomes of tensors for which no memory is free: they are left out, or come with a later event."""
+
+_TARGETS = ("labels", "label", "targets", "target", "y")
+
+_TRAIN_BATCH = {
+    Event.AFTER_DATALOADER,
+    Event.BATCH_START,
+    Event.BEFORE_TRAIN_BATCH,
+    Event.BEFORE_FORWARD,
+    Event.AFTER_FORWARD,
+    Event.BEFORE_LOSS,
+    Event.AFTER_LOSS,
+    Event.BEFORE_BACKWARD,
+    Event.AFTER_BACKWARD,
+    Event.AFTER_TRAIN_BATCH,
+    Event.BATCH_END,
+}
+_EVAL_BATCH = {Event.EVAL_BATCH_START, Event.EVAL_BEFORE_FORWARD, Event.EVAL_AFTER_FORWARD, Event.EVAL_BATCH_END}
+_PREDICT_BATCH = {
+    Event.PREDICT_BATCH_START,
+    Event.PREDICT_BEFORE_FORWARD,
+    Event.PREDICT_AFTER_FORWARD,
+    Event.PREDICT_BATCH_END,
+}
+_WITH_BATCH = frozenset(_TRAIN_BATCH | _EVAL_BATCH | _PREDICT_BATCH)
+_WITH_OUTPUTS = _WITH_BATCH - {
+    Event.AFTER_DATALOADER,
+    Event.BATCH_START,
+    Event.BEFORE_TRAIN_BATCH,
+    Event.BEFORE_FORWARD,
+    Event.EVAL_BATCH_START,
+    Event.EVAL_BEFORE_FORWARD,
+    Event.PREDICT_BATCH_START,
+    Event.PREDICT_BEFORE_FORWARD,
+}
+_WITH_MODEL = frozenset(Event) - {Event.INIT, Event.BEFORE_LOAD}
+_WITHIN_FIT = frozenset(
+    {
+        Event.FIT_START,
+        Event.BATCH_END,
+        Event.BATCH_CHECKPOINT,
+        Event.EPOCH_END,
+        Event.EPOCH_CHECKPOINT,
+        Event.ITERATION_END,
+        Event.ITERATION_CHECKPOINT,
+        Event.FIT_END,
+        Event.EVAL_AFTER_ALL,
+    }
+)
+
+
+class TensorsOut(NamedTuple):
+    """Tensors on their way out, as a field's function returns them."""
+
+    tensors: Mapping[str, Tensor]
+    """By name; on any device, contiguous or not. They are copied before the training goes on."""
+    metadata: Mapping[str, str] = {}
+    policy: Policy = "skip"
+
+
+def _inputs(state: State) -> TensorsOut:
+    return TensorsOut(_flat("inputs", _part(state.batch, is_target=False)))
+
+
+def _targets(state: State) -> TensorsOut:
+    return TensorsOut(_flat("targets", _part(state.batch, is_target=True)))
+
+
+def _outputs(state: State) -> TensorsOut:
+    return TensorsOut(_flat("outputs", state.outputs))
+
+
+def _part(batch: Any, *, is_target: bool) -> Any:
+    """The inputs or the targets: of a sequence the second part is the targets, of a mapping what its names say."""
+    if isinstance(batch, Mapping):
+        parts = {name: batch[name] for name in batch if (str(name).lower() in _TARGETS) is is_target}
+    elif isinstance(batch, list | tuple):
+        parts = {index: part for index, part in enumerate(batch) if (index == 1) is is_target}
+    elif is_target:
+        parts = {}
+    else:
+        return batch
+    if parts:
+        return parts
+    what = "targets" if is_target else "inputs"
+    raise ConfigurationError(
+        f"the batch is a {type(batch).__name__} in which no {what} are found: use pairs of inputs and targets, or a "
+        f"mapping with targets under one of the names {', '.join(_TARGETS)}"
+    )
+
+
+def _flat(field: str, value: Any) -> dict[str, Tensor]:
+    """The tensors in nested lists and maps by their paths, joined with dots; one that stands alone by the field's
+    name."""
+    found = {path or field: tensor.detach() for path, tensor in _walk("", value)}
+    if not found:
+        raise ConfigurationError(f"the {field} are a {type(value).__name__} without a tensor in it")
+    return found
+
+
+def _walk(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield path, value
+        return
+    # What models of transformers return is a mapping, too.
+    parts = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, part in parts:
+        yield from _walk(f"{path}.{key}" if path else str(key), part)
+
+
+def _weights(state: State) -> TensorsOut:
+    weights = {name: value.detach() for name, value in state.model.state_dict().items() if isinstance(value, Tensor)}
+    _check_whole(weights)
+    return TensorsOut(weights, policy="wait")
+
+
+def _weights_checkpoint(state: State) -> TensorsOut:
+    return _as_checkpoint(state, lambda: weights_tree(state))
+
+
+def _checkpoint(state: State) -> TensorsOut:
+    if state.world_size > 1:
+        # The ranks learn at different times what is wanted, and the place in the data takes all of them.
+        raise ConfigurationError(
+            f"a checkpoint takes all {state.world_size} ranks at once, and consumers ask one: use save_folder of the "
+            "Trainer, or take the weights alone"
+        )
+    if state.gather_checkpoint is None:
+        raise ConfigurationError("a checkpoint can be had within fit() only")
+    return _as_checkpoint(state, state.gather_checkpoint)
+
+
+def _as_checkpoint(state: State, gather: Callable[[], Mapping[str, Any]]) -> TensorsOut:
+    draft = draft_checkpoint({**gather(), "timestamp": list(state.timestamp.values)}, "the checkpoint for a consumer")
+    _check_whole(draft.tensors)
+    return TensorsOut(draft.tensors, draft.metadata(), "wait")
+
+
+def _check_whole(tensors: Mapping[str, Tensor]) -> None:
+    if any(hasattr(one, "device_mesh") for one in tensors.values()):
+        raise ConfigurationError(
+            "with fsdp_config each rank has a part of the weights only: use save_folder of the Trainer"
+        )
+
+
+_ANY = "map of name to tensor"
+
+TENSOR_FIELDS: dict[str, Field] = {
+    "inputs": Field(_inputs, _WITH_BATCH, shape=_ANY, on_device=True, description="what the model is given"),
+    "targets": Field(_targets, _WITH_BATCH, shape=_ANY, on_device=True, description="what it is to say"),
+    "outputs": Field(_outputs, _WITH_OUTPUTS, shape=_ANY, on_device=True, description="what it said last"),
+    "weights": Field(
+        _weights, _WITH_MODEL, shape=_ANY, on_device=True, description="the model's state dict", reserves=True
+    ),
+    "checkpoint": Field(
+        _checkpoint,
+        _WITHIN_FIT,
+        shape=_ANY,
+        on_device=True,
+        description="the whole training, as save_folder has it",
+        reserves=True,
+    ),
+    "weights_checkpoint": Field(
+        _weights_checkpoint,
+        _WITH_MODEL,
+        shape=_ANY,
+        on_device=True,
+        description="the model alone, as save_folder has it with save_weights_only",
+        reserves=True,
+    ),
+}
+"""The fields that are tensors."""

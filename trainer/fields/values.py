@@ -1,0 +1,143 @@
+"""What a field's function returned, as it is sent: numbers on a GPU are read when they have arrived by themselves."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bus.errors import ConfigurationError
+from bus.protocol.frames import is_shallow, pack_map
+from bus.types.deferred import Deferred
+from trainer.arguments.values import plain
+from trainer.device.batch import map_tensors
+from trainer.device.device import DeferredVector, Device
+
+__all__ = ["MAX_BYTES", "DeferredTree", "sendable"]
+
+MAX_BYTES = 1024 * 1024
+"""How large one field may be as it is sent."""
+
+
+class DeferredTree:
+    """Lists and maps with numbers in them that are on their way, all in one copy."""
+
+    def __init__(self, tree: Any, numbers: DeferredVector) -> None:
+        self._tree = tree
+        self._numbers = numbers
+
+    def ready(self) -> bool:
+        """Whether :meth:`value` would return at once."""
+        return self._numbers.ready()
+
+    def value(self) -> Any:
+        """The lists and maps with their numbers. Waits for the GPU when it is not :meth:`ready`."""
+        return _filled(self._tree, self._numbers.value())
+
+
+class _Place(NamedTuple):
+    """Where a tensor's numbers stand among all that are read."""
+
+    start: int
+    shape: tuple[int, ...]
+    kind: type[float | int | bool]
+
+
+class _Tensors:
+    """The tensors on a kind of device that occur in a value."""
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+        self._tensors: list[Tensor] = []
+        self.count = 0
+
+    def taken_from(self, value: Any) -> Any:
+        """The value with a :class:`_Place` for each tensor; the rest as numbers, text, lists and maps."""
+        if isinstance(value, Tensor):
+            if value.device.type == self._device_type:
+                return self._take(value)
+            _check_on_host(value)
+        if isinstance(value, Mapping):
+            return {str(key): self.taken_from(part) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.taken_from(part) for part in value]
+        return plain(value)
+
+    def joined(self) -> Tensor:
+        """All of their numbers in a row, in as few steps of the device as can be."""
+        tensors = self._tensors
+        is_plain = all(tensor.is_floating_point() and not tensor.ndim for tensor in tensors)
+        if is_plain and len({tensor.dtype for tensor in tensors}) == 1:
+            return torch.stack(tensors)
+        # Doubles hold whole numbers up to 2**53.
+        return torch.cat([(one if one.is_floating_point() else one.double()).reshape(-1) for one in tensors])
+
+    def _take(self, tensor: Tensor) -> _Place:
+        if tensor.is_complex() or tensor.layout is not torch.strided:
+            raise ConfigurationError(
+                f"a tensor of {tensor.dtype} with {tensor.layout} cannot be sent: send one of real numbers, dense"
+            )
+        whole = bool if tensor.dtype is torch.bool else int
+        place = _Place(self.count, tuple(tensor.shape), float if tensor.is_floating_point() else whole)
+        self._tensors.append(tensor.detach())
+        self.count += tensor.numel()
+        return place
+
+
+def sendable(value: Any, device: Device) -> Any:
+    """A field's value as it is given to the stream. All of its tensors on a GPU, however many, are read in one copy
+    that nobody waits for.
+
+    Raises :class:`bus.errors.ConfigurationError` for what cannot be sent."""
+    if isinstance(value, Deferred):
+        return value
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return device.read_later(value.detach().reshape(()))
+    if device.name != "gpu":
+        map_tensors(value, _check_on_host)
+        return _checked(plain(value))
+    tensors = _Tensors(device.torch_device.type)
+    tree = tensors.taken_from(value)
+    if not tensors.count:
+        return _checked(_filled(tree, []))
+    _check_size(9 * tensors.count)
+    _checked(_filled(tree, [0.0] * tensors.count))
+    numbers = device.read_many_later(tensors.joined())
+    return _filled(tree, numbers) if isinstance(numbers, list) else DeferredTree(tree, numbers)
+
+
+def _filled(tree: Any, numbers: list[float]) -> Any:
+    if isinstance(tree, _Place):
+        end = tree.start + math.prod(tree.shape)
+        return _shaped([tree.kind(number) for number in numbers[tree.start : end]], tree.shape)
+    if isinstance(tree, dict):
+        return {key: _filled(part, numbers) for key, part in tree.items()}
+    return [_filled(part, numbers) for part in tree] if isinstance(tree, list) else tree
+
+
+def _shaped(numbers: list[Any], shape: tuple[int, ...]) -> Any:
+    """The numbers of a tensor of that shape, nested as :meth:`torch.Tensor.tolist` nests them."""
+    if not shape:
+        return numbers[0]
+    size = math.prod(shape[1:])
+    return [_shaped(numbers[index * size : (index + 1) * size], shape[1:]) for index in range(shape[0])]
+
+
+def _check_on_host(tensor: Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise ConfigurationError(
+            f"it has a tensor on {tensor.device}, which is neither the host nor where this training runs: move it"
+        )
+
+
+def _checked(value: Any) -> Any:
+    if not is_shallow({"field": value}):
+        raise ConfigurationError("its lists and maps are nested too deeply: send it flat")
+    _check_size(len(pack_map({"field": value})))
+    return value
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_BYTES:
+        raise ConfigurationError(f"it has {size:,} bytes, at most {MAX_BYTES:,} are allowed: send less of it")

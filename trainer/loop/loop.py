@@ -1,0 +1,366 @@
+"""The training loop."""
+
+import datetime
+import itertools
+import logging
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from bus.errors import CheckpointError, ConfigurationError
+from bus.types.event import Event
+from bus.types.time import TimeUnit
+from trainer.control.interrupts import Interruption
+from trainer.control.remote_control import RemoteControl
+from trainer.data.epoch_order import EpochOrder
+from trainer.data.spec import DataSpec
+from trainer.distributed.ranks import Ranks
+from trainer.engine.engine import Engine
+from trainer.engine.state import State
+from trainer.evaluation.evaluation import Evaluation
+from trainer.loop.progress import Progress
+from trainer.loop.step import TrainStep
+from trainer.schedulers import TimeAwareScheduler
+
+__all__ = ["TrainingLoop"]
+
+_log = logging.getLogger("offloop")
+
+# Looked up once: in Python 3.11 finding a member of an enum takes longer than running an event that nobody wants.
+FIT_START, FIT_END = Event.FIT_START, Event.FIT_END
+ITERATION_START = Event.ITERATION_START
+ITERATION_END, ITERATION_CHECKPOINT = Event.ITERATION_END, Event.ITERATION_CHECKPOINT
+EPOCH_START, EPOCH_END, EPOCH_CHECKPOINT = Event.EPOCH_START, Event.EPOCH_END, Event.EPOCH_CHECKPOINT
+BEFORE_DATALOADER, AFTER_DATALOADER = Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER
+BATCH_START, BATCH_END, BATCH_CHECKPOINT = Event.BATCH_START, Event.BATCH_END, Event.BATCH_CHECKPOINT
+
+
+class Saver(Protocol):
+    """What the loop asks of whatever writes checkpoints."""
+
+    watched: frozenset[Event]
+    """The events at which one may be due."""
+
+    def save_if_due(self, event: Event) -> None:
+        """Writes a checkpoint if one is due at this event."""
+
+    def save_last(self) -> None:
+        """Brings the last checkpoint up to date when the training is over."""
+
+    def save_now(self) -> None:
+        """Writes a checkpoint whether or not one is due."""
+
+
+class TrainingLoop:
+    """Trains until ``state.max_duration`` is reached. :class:`bus.types.event.Event` shows the same loop with the
+    events' places.
+
+    An epoch that was left in its middle is gone on with: its batches up to there are fetched and passed over.
+    Reference: ``composer/trainer/trainer.py``, ``_train_loop``.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        engine: Engine,
+        step: TrainStep,
+        evaluation: Evaluation,
+        saver: Saver,
+        progress: Progress,
+        data: DataSpec,
+        order: EpochOrder,
+        clock: Callable[[], int],
+        control: RemoteControl,
+        *,
+        ranks: Ranks | None = None,
+        subset_num_batches: int = -1,
+        step_schedulers_every_batch: bool | None = None,
+        token_intervals: Sequence[str] = (),
+    ) -> None:
+        self._state = state
+        self._engine = engine
+        self._step = step
+        self._evaluation = evaluation
+        self._saver = saver
+        self._progress = progress
+        self._data = data
+        self._order = order
+        self._clock = clock
+        self._control = control
+        self._ranks = ranks
+        self._subset_num_batches = subset_num_batches
+        every_batch = [
+            isinstance(one, TimeAwareScheduler) if step_schedulers_every_batch is None else step_schedulers_every_batch
+            for one in state.schedulers
+        ]
+        self._batch_schedulers = list(itertools.compress(state.schedulers, every_batch))
+        self._epoch_schedulers = list(itertools.compress(state.schedulers, map(operator.not_, every_batch)))
+        # What is never due where batches have no tokens.
+        self._token_intervals = token_intervals
+        self._tokens = 0
+        self._batch_began = 0
+        # Whether some rank has commands, as the ranks have agreed on at the last batch.
+        self._has_commands = False
+
+    def run(self, interruption: Interruption | None = None) -> None:
+        """Runs from ``FIT_START`` to ``FIT_END``, and the evaluation that may follow, unless it is interrupted."""
+        state = self._state
+        state.recompute_gradients = self._step.recompute_gradients
+        state.evaluate_now = self._evaluation.run_now
+        self._control.checkpoint = self._saver.save_now
+        try:
+            self._run(interruption)
+        finally:
+            # The state must not hold what holds the state: a trainer that is dropped is gone at once.
+            del state.recompute_gradients, state.evaluate_now
+            state.gather_checkpoint = None
+            self._control.checkpoint = None
+            # What came too late for this training is not meant for the next one.
+            state.fitting = False
+            state.withdraw_stop()
+            self._control.refuse_rest()
+
+    def _run(self, interruption: Interruption | None) -> None:
+        state, fire = self._state, self._engine.run_event
+        state.model.train()
+        self._progress.begin()
+        self._batch_began = self._clock() // 1000
+        state.fitting = True
+        fire(FIT_START)
+        if state.timestamp.values[7] == 0:
+            self._order.go_on(self._data.dataloader)
+        if not self._has_epoch_to_end():
+            # One that was over when the checkpoint was written that the training goes on from.
+            self._end_iteration_if_due()
+        while not state.reached_max_duration() or self._has_epoch_to_end():
+            if state.timestamp.values[7] == 0:
+                if state.timestamp.values[5] == 0:
+                    fire(ITERATION_START)
+                fire(EPOCH_START)
+            try:
+                if self._run_epoch():
+                    self._end_epoch()
+            except RuntimeError as error:
+                if interruption is None or self._ranks is not None or not interruption.explains(error):
+                    raise
+                self._stop_between_batches()
+                break
+        # Stopped at an event that comes after the checkpoint of its batch.
+        self._save_if_due(BATCH_CHECKPOINT)
+        self._check_token_intervals()
+        state.fitting = False
+        fire(FIT_END)
+        if not self._is_interrupted(interruption):
+            self._evaluation.run_last()
+            self._saver.save_last()
+
+    def _run_epoch(self) -> bool:
+        """Trains on the batches of an epoch; returns whether it is complete."""
+        state, fire, progress, saver = self._state, self._engine.run_event, self._progress, self._saver
+        train, watched = self._step.run, self._saver.watched
+        # Ranks go by what they have agreed on: another one has not heard yet of what came since.
+        commands = self._control.waiting if self._ranks is None else ()
+        length = state.iteration_length
+        ends_iterations = length is not None and length.unit is TimeUnit.TOKEN
+        for state.batch in self._fetch_batches():
+            fire(AFTER_DATALOADER)
+            fire(BATCH_START)
+            train()
+            for scheduler in self._batch_schedulers:
+                scheduler.step()
+            now = self._advance_batch()
+            fire(BATCH_END)
+            self._evaluate_if_due(BATCH_END)
+            fire(BATCH_CHECKPOINT)
+            if BATCH_CHECKPOINT in watched:
+                saver.save_if_due(BATCH_CHECKPOINT)
+            if commands or self._has_commands:
+                self._obey(BATCH_CHECKPOINT)
+            if ends_iterations and state.timestamp.values[7] != state.dataloader_len:
+                self._end_iteration_if_due()
+            if now >= progress.next_draw:
+                progress.draw()
+            if state.reached_max_duration():
+                if state.timestamp.values[7] == state.dataloader_len:
+                    return True
+                self._order.leave_epoch(self._data.dataloader)
+                return False
+        return True
+
+    def _fetch_batches(self) -> Iterator[Any]:
+        state, data, fire = self._state, self._data, self._engine.run_event
+        epoch, done = state.timestamp.values[1], state.timestamp.values[7]
+        skip = self._order.enter_epoch(data.dataloader, epoch, done)
+        batches = iter(data.dataloader)
+        if done and not skip:
+            self._order.go_on(data.dataloader)
+        if self._subset_num_batches >= 0:
+            batches = itertools.islice(batches, max(0, self._subset_num_batches - done + skip))
+        fire(BEFORE_DATALOADER)
+        for batch in batches:
+            if skip:
+                skip -= 1
+                state.batch = batch
+                if not skip:
+                    self._order.go_on(data.dataloader)
+            else:
+                batch = data.prepare(batch, state.device)
+                state.batch_size = data.get_num_samples_in_batch(batch)
+                self._tokens = data.get_num_tokens_in_batch(batch)
+                if self._ranks is not None:
+                    self._ranks.begin_count(state.batch_size, self._tokens)
+                yield batch
+            fire(BEFORE_DATALOADER)
+        if skip:
+            raise CheckpointError(
+                f"train_dataloader gave {done - skip} batches, but {done} of this epoch had been trained on: "
+                "go on with the data that the training was begun with"
+            )
+        if self._ranks is not None:
+            self._ranks.end_data()
+        if state.timestamp.values[7] == 0:
+            raise ConfigurationError("train_dataloader gave no batch: it is empty, or can be iterated over only once")
+
+    def _has_epoch_to_end(self) -> bool:
+        """Whether all batches of an epoch are done but not its end, as after resuming from its last batch."""
+        batches = self._state.timestamp.values[7]
+        return batches > 0 and batches == self._state.dataloader_len
+
+    def _end_epoch(self) -> None:
+        state, fire = self._state, self._engine.run_event
+        for scheduler in self._epoch_schedulers:
+            scheduler.step()
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_epoch()
+        self._check_tokens()
+        fire(EPOCH_END)
+        self._evaluate_if_due(EPOCH_END)
+        fire(EPOCH_CHECKPOINT)
+        self._save_if_due(EPOCH_CHECKPOINT)
+        self._progress.epoch_end()
+        self._end_iteration_if_due()
+        self._heed_requests(EPOCH_CHECKPOINT)
+
+    def _check_tokens(self) -> None:
+        """Makes sure that what ends after so many tokens ends at all."""
+        state = self._state
+        for time in (state.max_duration, state.iteration_length):
+            is_in_tokens = time is not None and time.unit is TimeUnit.TOKEN
+            if is_in_tokens and state.timestamp.values[4] == 0 and not state.stopped:
+                raise ConfigurationError(
+                    f"there were no tokens in a whole epoch, so {str(time)!r} would never be over: wrap the dataloader "
+                    "in trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit"
+                )
+
+        self._check_token_intervals()
+
+    def _check_token_intervals(self) -> None:
+        """Says once of intervals that were not due, and never will be."""
+        state = self._state
+        if self._token_intervals and state.timestamp.values[2] > 0 and state.rank == 0:
+            if state.timestamp.values[4] == 0:
+                _log.warning(
+                    "run %s: there were no tokens in %d batches, so %s will not be due: wrap the dataloader in "
+                    "trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit",
+                    *(state.run_name, state.timestamp.values[2], " and ".join(self._token_intervals)),
+                )
+            self._token_intervals = ()
+
+    def _end_iteration_if_due(self) -> None:
+        state, fire = self._state, self._engine.run_event
+        length = state.iteration_length
+        if length is None:
+            return
+        in_iteration = state.timestamp.values[6 if length.unit is TimeUnit.TOKEN else 5]
+        if in_iteration < length.value:
+            return
+        state.previous_timestamp = state.timestamp
+        in_epoch = state.timestamp.values[7] > 0
+        if in_epoch:
+            # The place in the epoch stays what it is.
+            state.timestamp = state.timestamp.copy(
+                iteration=state.timestamp.values[0] + 1,
+                epoch_in_iteration=0,
+                token_in_iteration=0,
+                iteration_wct=datetime.timedelta(),
+            )
+        else:
+            state.timestamp = state.timestamp.to_next_iteration()
+        fire(ITERATION_END)
+        self._evaluate_if_due(ITERATION_END)
+        fire(ITERATION_CHECKPOINT)
+        self._save_if_due(ITERATION_CHECKPOINT)
+        if in_epoch and not state.reached_max_duration():
+            fire(ITERATION_START)
+
+    def _advance_batch(self) -> int:
+        state, now = self._state, self._clock()
+        microseconds = now // 1000
+        samples, tokens, elapsed = state.batch_size or 0, self._tokens, microseconds - self._batch_began
+        if self._ranks is not None:
+            samples, tokens = self._ranks.end_count()
+            elapsed, stop, self._has_commands = self._ranks.agree(
+                elapsed, state.stop_requested, bool(self._control.waiting)
+            )
+        else:
+            stop = state.stop_requested
+        if stop:
+            self._stop()
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.advance_batch(samples, tokens, elapsed)
+        self._batch_began = microseconds
+        return now
+
+    def _evaluate_if_due(self, event: Event) -> None:
+        if event in self._evaluation.watched:
+            # Training time stands still while the model is evaluated.
+            before = self._state.eval_metric_values
+            self._batch_began += self._evaluation.run_if_due(event) // 1000
+            if self._state.eval_metric_values is not before:
+                self._heed_requests(event)
+
+    def _heed_requests(self, event: Event) -> None:
+        """Lets what has been asked for since the batch, with several ranks by one of them, take effect on all."""
+        stop, has_commands = self._state.stop_requested, bool(self._control.waiting)
+        if self._ranks is not None:
+            _, stop, has_commands = self._ranks.agree(0, stop, has_commands)
+        if stop:
+            self._stop()
+        if has_commands:
+            self._obey(event)
+
+    def _stop(self) -> None:
+        """Ends the training, on all ranks for the reason of the first one that has asked."""
+        reason = self._state.requested_reason
+        if self._ranks is not None:
+            reason = next((one.decode() for one in self._ranks.collect((reason or "").encode()) if one), None)
+        self._state.stop_now(reason)
+
+    def _obey(self, event: Event) -> None:
+        """Applies commands; training time stands still meanwhile."""
+        began = self._clock()
+        self._has_commands = False
+        self._control.obey(event)
+        self._batch_began += (self._clock() - began) // 1000
+
+    def _stop_between_batches(self) -> None:
+        """Ends the training where no further batch can be fetched, from a dataloader of the training or of an
+        evaluation."""
+        state = self._state
+        if state.dataloader_in_use[0] is not self._data:
+            state.set_dataloader(self._data, "train", self._subset_num_batches)
+        elif state.timestamp.values[7] == 0:
+            # No batch of this epoch was used: it is to be entered again as it was.
+            self._order.leave_unused()
+        state.stop_now()
+
+    def _is_interrupted(self, interruption: Interruption | None) -> bool:
+        if interruption is None:
+            return False
+        if self._ranks is not None:
+            interruption.came = self._ranks.agree(0, interruption.came)[1]
+        return interruption.came
+
+    def _save_if_due(self, event: Event) -> None:
+        if event in self._saver.watched:
+            self._saver.save_if_due(event)

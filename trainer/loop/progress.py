@@ -1,0 +1,228 @@
+"""What a training shows of itself: a bar on a terminal, plain lines elsewhere."""
+
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TextIO
+
+from bus.printing import escape
+from bus.screen import Screen
+from bus.types.timestamp import TimeUnit
+from trainer.device.device import DeferredScalar
+from trainer.engine.state import State
+
+__all__ = ["Progress", "ProgressBar", "ProgressLines", "make_progress"]
+
+_NEVER = sys.maxsize
+_SECOND = 1_000_000_000
+_BAR_EVERY = _SECOND // 10
+_LINE_EVERY = 5 * _SECOND
+_BAR_WIDTH = 20
+_GAP = "  "
+
+
+class Progress:
+    """Shows nothing. The training loop compares its clock with :attr:`next_draw` after each batch, and that is all it
+    costs."""
+
+    next_draw: int = _NEVER
+    """When to call :meth:`draw` next, in nanoseconds of the training's clock."""
+
+    def begin(self) -> None:
+        """Notes where the training begins, or goes on."""
+
+    def set_interval(self, seconds: float) -> None:
+        """Sets how much time goes by between two calls of :meth:`draw`."""
+
+    def draw(self) -> None:
+        """Shows how far the training is."""
+
+    def note(self, line: str) -> None:
+        """Shows a line of somebody else's."""
+
+    def epoch_end(self) -> None:
+        """Shows how an epoch went."""
+
+    def finish(self) -> None:
+        """Shows how the training went."""
+
+    def close(self) -> None:
+        """Leaves the terminal as it was found."""
+
+
+class ProgressLines(Progress):
+    """A line for each epoch and one at the end; within long epochs one every five seconds."""
+
+    _every = _LINE_EVERY
+
+    def __init__(self, state: State, clock: Callable[[], int], stream: TextIO) -> None:
+        self._state = state
+        self._clock = clock
+        self._stream = stream
+        self._began = clock()
+        self._share_before = 0.0
+        self._told: Mapping[str, Any] = {}
+        self._loss: float | None = None
+        self._next_loss: float | DeferredScalar | None = None
+        self.next_draw = self._began + self._every
+
+    def begin(self) -> None:
+        """Notes where the training begins, or goes on: what is left is told from how fast it went since."""
+        self._began = self._clock()
+        self._share_before = self._share()
+        self._told = self._state.eval_metric_values
+        self.next_draw = self._began + self._every
+
+    def set_interval(self, seconds: float) -> None:
+        """Sets how much time goes by between two lines, or two drawings of a bar."""
+        self._every = round(seconds * _SECOND)
+        self.next_draw = self._clock() + self._every
+
+    def draw(self) -> None:
+        """Shows how far the training is."""
+        self.next_draw = self._clock() + self._every
+        self._show([*self._position(), *self._results()])
+
+    def note(self, line: str) -> None:
+        """Writes the line, whole."""
+        self._leave(line)
+
+    def epoch_end(self) -> None:
+        """Writes the line of the epoch."""
+        self.next_draw = self._clock() + self._every
+        results = self._results(but=self._told)
+        self._told = self._state.eval_metric_values
+        self._write_line(_joined([f"epoch {max(self._state.timestamp.values[1] - 1, 0):>3}", *results]))
+
+    def finish(self) -> None:
+        """Writes the last line."""
+        _, epochs, batches, samples, *_ = self._state.timestamp.values
+        seconds = (self._clock() - self._began) / _SECOND
+        state = self._state
+        how = "stopped" if state.stopped else "done"
+        planned = f" of {state.planned_duration}" if state.stopped else ""
+        counts = f"{epochs} ep, {batches} ba, {samples} sp{planned} in {seconds:.1f} s"
+        self._write_line(_joined([f"{how}: {counts}", *self._results()]))
+
+    def _show(self, parts: list[str]) -> None:
+        self._write_line(_joined(parts))
+
+    def _write_line(self, line: str) -> None:
+        self._leave(line)
+
+    def _leave(self, line: str) -> None:
+        self._stream.write(f"{escape(line)}\n")
+        self._stream.flush()
+
+    def _position(self) -> list[str]:
+        """The parts of a line that say how far the training is, the most important first."""
+        state, share = self._state, self._share()
+        epoch, batch = state.timestamp.values[1], state.timestamp.values[2]
+        parts = [f"{share:4.0%}", f"epoch {epoch}", f"batch {batch}"]
+        done = share - self._share_before
+        if done > 0:
+            passed = (self._clock() - self._began) / _SECOND
+            parts.append(f"{_duration(passed * (1 - share) / done)} left")
+        return parts
+
+    def _share(self) -> float:
+        state, planned = self._state, self._state.planned_duration
+        if planned is None or not planned.value:
+            return 0.0 if planned is None else 1.0
+        done = float(state.timestamp.get(planned.unit).value)
+        if planned.unit is TimeUnit.EPOCH and state.dataloader_len:
+            # The batches of an epoch count for nothing in training time; for people they do.
+            done += state.timestamp.values[7] / state.dataloader_len
+        return min(1.0, done / planned.value)
+
+    def _results(self, but: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
+        """The loss, and what the evaluations say, but for those that said the same before."""
+        loss = self._read_loss()
+        parts = [] if loss is None else [f"loss {loss:<8.4g}"]
+        labels = self._state.eval_metric_values
+        # With one evaluator there is nothing to tell apart. Of several, some may not have run yet.
+        has_several = max(len(self._state.evaluators), len(labels)) > 1
+        for label, metrics in labels.items():
+            if metrics is but.get(label):
+                continue
+            prefix = f"{label} " if has_several else ""
+            parts += [f"{prefix}{name} {_short(value)}" for name, value in metrics.items()]
+        return parts
+
+    def _read_loss(self) -> float | None:
+        """The newest loss that is already on the host; asks for the present one, to have it the next time."""
+        if isinstance(self._next_loss, DeferredScalar) and self._next_loss.ready():
+            self._loss = self._next_loss.value()
+        batch_loss = self._state.batch_loss
+        if batch_loss is not None:
+            self._next_loss = self._state.device.read_later(batch_loss)
+        if isinstance(self._next_loss, float):
+            self._loss = self._next_loss
+        return self._loss
+
+
+class ProgressBar(ProgressLines):
+    """A bar that is redrawn at most ten times a second, below the lines of the epochs and whatever else this process
+    prints meanwhile."""
+
+    _every = _BAR_EVERY
+    _screen: Screen | None = None
+
+    def _show(self, parts: list[str]) -> None:
+        filled = round(self._share() * _BAR_WIDTH)
+        bar = "=" * filled + "." * (_BAR_WIDTH - filled)
+        if self._screen is None:
+            self._screen = Screen(self._stream)
+        self._screen.draw([_fitted([f"[{bar}]", *map(escape, parts)])])
+
+    def _write_line(self, line: str) -> None:
+        super()._write_line(_fitted(line.split(_GAP)))
+
+    def _leave(self, line: str) -> None:
+        if self._screen is None:
+            super()._leave(line)
+        else:
+            self._screen.leave([escape(line)])
+
+    def finish(self) -> None:
+        """Wipes the bar and writes the last line."""
+        self.close()
+        super().finish()
+
+    def close(self) -> None:
+        """Wipes the bar."""
+        if self._screen is not None:
+            self._screen.close()
+            self._screen = None
+
+
+def make_progress(enabled: bool, state: State, clock: Callable[[], int], stream: TextIO | None = None) -> Progress:
+    """The progress to show on standard error, or on another stream."""
+    if not enabled:
+        return Progress()
+    stream = stream or sys.stderr
+    kind = ProgressBar if stream.isatty() else ProgressLines
+    return kind(state, clock, stream)
+
+
+def _joined(parts: list[str]) -> str:
+    return _GAP.join(parts).rstrip()
+
+
+def _fitted(parts: list[str]) -> str:
+    """As many of the parts as fit on a line of the terminal, the first ones first, none cut."""
+    width = shutil.get_terminal_size().columns - 1
+    while len(parts) > 1 and len(_joined(parts)) > width:
+        parts = parts[:-1]
+    return _joined(parts)[:width]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,114 @@
+"""Callbacks and loggers that were handed to a trainer: they run in a consumer process that the trainer starts."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from bus.errors import ConfigurationError
+from bus.printing import say
+from bus.publisher.launch import python_path
+from bus.publisher.publisher import Publisher
+from bus.runs.directory import RUN_FILE
+from bus.types.demand import Demand
+from bus.types.event import Event
+
+__all__ = ["AttachedConsumers", "check_picklable", "demand_of", "run_place"]
+
+# -P: what lies in the current folder must not take the place of a package.
+_COMMAND = [sys.executable, "-P", "-m", "consumers.cli.attached"]
+_PATIENCE = 30.0
+
+
+class AttachedConsumers:
+    """A process that runs callbacks and loggers for one run, as ``consumer`` would.
+
+    It is fed by the stream like any other consumer, lives in a session of its own so that Ctrl-C reaches only the
+    trainer, and ends when the stream has ended and everything is handled. What to run goes through a pipe: a line of
+    JSON with ``sys_path`` and ``where`` (see :func:`run_place`), then a pickle of ``callbacks`` and ``loggers``, whose
+    classes may come from the user's script itself.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[Any],
+        loggers: Sequence[Any],
+        where: Mapping[str, str | bool | None],
+        command: Sequence[str] = _COMMAND,
+    ) -> None:
+        # The line comes first because unpickling imports the user's modules, which needs the path.
+        line = json.dumps({"sys_path": sys.path, **where}).encode() + b"\n"
+        pickled = cloudpickle.dumps({"callbacks": list(callbacks), "loggers": list(loggers)})
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, start_new_session=True, env={**os.environ, "PYTHONPATH": python_path()}
+        )
+        assert self._process.stdin is not None  # it is a pipe
+        try:
+            with self._process.stdin as pipe:
+                pipe.write(line + pickled)
+        except BrokenPipeError:
+            # It ended before it read anything; wait() reports how.
+            return
+
+    def wait(self, patience: float = _PATIENCE) -> None:
+        """Waits until everything is handled, and says in one line on standard error if it is not, or went wrong."""
+        try:
+            code = self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            _say(f"the callbacks' process {self._process.pid} goes on by itself: not through after {patience:g} s")
+            # Nobody is going to wait for it any more; being told so keeps Popen from warning about it.
+            self._process.returncode = 0
+            return
+        if code:
+            how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
+            _say(f"the callbacks' process {self._process.pid} {how}: its logs may be incomplete, the recording is not")
+
+
+def run_place(publisher: Publisher, key: str | None, broker_key: str | None) -> dict[str, str | None]:
+    """Where a consumer on this machine finds a run: its directory; until that is there, and when it is on another
+    machine, its name and its broker too."""
+    path = str(publisher.run_dir)
+    if (publisher.run_dir / RUN_FILE).exists():
+        return {"run": path}
+    where = {"broker": publisher.address, "key": key, "broker_key": broker_key}
+    return {"run": publisher.run_name, "path": path, **where}
+
+
+def demand_of(callbacks: Iterable[Any]) -> Demand:
+    """What the callbacks want to be sent.
+
+    Raises :class:`bus.errors.ConfigurationError` for an object that is no callback."""
+    demands: list[Demand] = []
+    for callback in callbacks:
+        wanted_events = getattr(callback, "wanted_events", None)
+        if isinstance(callback, type) or not callable(wanted_events):
+            what = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"
+            raise ConfigurationError(
+                f"callbacks has {what}: give objects whose class extends consumers.Callback, such as "
+                "consumers.SpeedMonitor(); what changes the training goes into algorithms"
+            )
+        events = {Event(event) for event in wanted_events()}
+        demand = getattr(callback, "demand", None)
+        demands.append(demand() if callable(demand) else Demand.of(events))
+    return Demand.merge(demands)
+
+
+def check_picklable(objects: Iterable[Any], argument: str) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` for an object that cannot be sent to another process."""
+    for one in objects:
+        try:
+            cloudpickle.dumps(one)
+        # Objects raise whatever they like while they are pickled.
+        except Exception as error:  # noqa: BLE001
+            raise ConfigurationError(
+                f"{argument} has a {type(one).__name__} that cannot be sent to the consumers' process ({error}): "
+                "open files, connections and the like in its methods, not when it is made"
+            ) from None
+
+
+def _say(line: str) -> None:
+    say(line, err=True)

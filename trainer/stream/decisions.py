@@ -1,0 +1,141 @@
+"""Waiting for consumers that may decide to stop the training, for those who want their decisions to be exact."""
+
+import logging
+import time
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from bus.errors import ConfigurationError
+from bus.publisher.publisher import Publisher
+from bus.types.event import Event
+from trainer.control.remote_control import RemoteControl
+from trainer.distributed.ranks import Ranks
+from trainer.stream.publishing import StatePublisher
+
+__all__ = ["ALL", "OWN_CALLBACKS", "Decisions", "check_wait_for"]
+
+_log = logging.getLogger("offloop")
+
+
+ALL = "all"
+
+
+"""Stands for every consumer that decides anything, whatever it is called."""
+
+
+OWN_CALLBACKS = "callbacks"
+
+
+"""What the consumer is called that runs a trainer's own callbacks."""
+
+
+_EVENTS = frozenset({Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END})
+
+
+class Decisions:
+    """Publishes events, and after those at which a consumer may decide to stop waits until it has: a stop takes effect
+    at the very event then, as that of a callback in the loop does.
+
+    It waits for consumers of these ``names``, no longer than ``seconds`` at a time. One that takes longer is waited for
+    again once it has caught up. With several ranks the first one waits, and tells the others at each such event.
+    """
+
+    def __init__(
+        self,
+        published: StatePublisher,
+        publisher: Publisher,
+        control: RemoteControl,
+        names: Collection[str],
+        seconds: float,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._published = published
+        self._publisher = publisher
+        self._control = control
+        self._names = None if ALL in names else frozenset(names)
+        publisher.expected_consumers |= frozenset(names) - {ALL}
+        self._seconds = seconds
+        self._ranks = ranks
+        self._late: dict[Event, set[str]] = {event: set() for event in _EVENTS}
+        self._is_first = ranks is None or ranks.rank == 0
+        if ranks is not None:
+            publisher.kept_events = _EVENTS
+
+    def publish(self, event: Event) -> None:
+        """Publishes an event, and waits if something may be decided at it."""
+        self._published.publish(event)
+        if event is Event.FIT_START and self._is_first:
+            self._await_presence()
+            # What they ask for comes from the first batch on.
+            self._published.take_up_demand()
+        elif event in _EVENTS:
+            if self._is_first:
+                self._await_decisions(event)
+            self._control.obey_stops(event)
+
+    def _await_presence(self) -> None:
+        deadline = time.monotonic() + self._seconds
+        while missing := sorted(self._publisher.expected_consumers):
+            if self._publisher.closed or self._control.is_asked_to_stop:
+                return
+            if time.monotonic() >= deadline:
+                _log.warning(
+                    "run %s: no consumer %s has come within %g s that decides anything: the training goes on without",
+                    *(self._publisher.run_name, ", ".join(map(repr, missing)), self._seconds),
+                )
+                return
+            self._publisher.wait()
+
+    def _leave(self) -> bool:
+        return self._control.is_asked_to_stop
+
+    def _await_decisions(self, event: Event) -> None:
+        late, known = self._publisher.wait_until_handled(event, self._names, 0), self._late[event]
+        known &= late
+        if late - known:
+            late = self._publisher.wait_until_handled(event, late - known, self._seconds, self._leave)
+            if self._leave():
+                # A stop has come, so there is no more to wait for: nobody is late.
+                return
+            for name in sorted(late):
+                _log.warning(
+                    "run %s: consumer %s has not decided at %s within %g s: the training goes on, and waits for it "
+                    "again when it has caught up",
+                    *(self._publisher.run_name, name, event.value, self._seconds),
+                )
+            known |= late
+
+
+def check_wait_for(names: Any, seconds: Any, publish: bool, callbacks: Iterable[Any] = ()) -> frozenset[str]:
+    """The names of the consumers to wait for; empty for none. ``callbacks`` are the trainer's own.
+
+    Raises :class:`bus.errors.ConfigurationError` for anything that is not allowed."""
+    given = [names] if isinstance(names, str) else [] if names is None else names
+    if not isinstance(given, list | tuple | set | frozenset) or not all(isinstance(one, str) and one for one in given):
+        raise ConfigurationError(
+            f"wait_for is {names!r}: give the names of consumers, 'callbacks' for the trainer's own, or 'all'"
+        )
+    if given and not publish:
+        raise ConfigurationError("wait_for waits for consumers of the stream: leave out publish=False, or wait_for")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
+        raise ConfigurationError(f"wait_seconds is {seconds!r}: use a number of seconds above 0")
+    decided = {event for callback in callbacks for event in _decided(callback)}
+    if OWN_CALLBACKS in given and not decided & _EVENTS:
+        raise ConfigurationError(
+            f"wait_for names {OWN_CALLBACKS!r}, and none of the trainer's callbacks decides anything: give one whose "
+            f"'decides' has {', '.join(sorted(event.value for event in _EVENTS))}, or leave {OWN_CALLBACKS!r} out"
+        )
+    return frozenset(given)
+
+
+def _decided(callback: Any) -> set[Event]:
+    """The events at which a callback may decide to stop.
+
+    Raises :class:`bus.errors.ConfigurationError` for one that it does not handle."""
+    decides = {Event(event) for event in getattr(callback, "decides", ())}
+    if unhandled := sorted(event.value for event in decides - {Event(event) for event in callback.wanted_events()}):
+        raise ConfigurationError(
+            f"callback {type(callback).__name__} decides at {', '.join(unhandled)}, which it does not handle: add the "
+            "method, or correct 'decides'"
+        )
+    return decides

@@ -1,0 +1,221 @@
+"""What describes a training as a whole: its model, optimizers, schedules, algorithms, data, and how it was started."""
+
+import enum
+import functools
+import inspect
+import numbers
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from os import PathLike, fspath
+from typing import Any
+
+import torch
+
+from bus.publisher.redaction import redact, redact_command
+from bus.strict_json import flattened
+from bus.types.hyperparameters import MOST
+from bus.types.timestamp import Time
+from trainer.arguments.values import numbered_names, optimizer_names
+from trainer.engine.state import State
+from trainer.schedulers import Scheduler, TimeAwareScheduler
+from trainer.stream.run_facts import describe_sizes
+
+__all__ = ["describe_hyperparameters"]
+
+_LONGEST_NAME = 200
+_LONGEST_TEXT = 1000
+_LONGEST_LIST = 32
+_MOST_GROUPS = 8
+_DEEPEST = 8
+_LARGEST = 2**63 - 1
+
+_VERSIONS = ("python", "torch", "cuda", "offloop")
+_NO_ARGUMENTS = ("optimizer", "last_epoch", "verbose", "params")
+_NOT_OPTIONS = ("params", "param_names", "initial_lr")
+_NOT_CHOSEN = ("total_eval_wct",)
+
+
+def describe_hyperparameters(state: State, system: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters by name, such as ``optimizer/lr``, as they are now; what cannot be told is left out.
+
+    Values are numbers, texts, booleans and short lists. Secrets are taken out, see :mod:`bus.publisher.redaction`.
+    Nothing is read from a device other than the host's memory.
+
+    Args:
+        state: of the training.
+        system: what :func:`trainer.stream.run_facts.describe_system` says.
+        info: what is written down about the run: ``config``, ``command``, ``git_commit``, ``git_dirty``, ``versions``.
+    """
+    sizes = {name: value for name, value in describe_sizes(state).items() if name not in _NOT_CHOSEN}
+    versions = {name: version for name, version in {**info.get("versions", {}), **system}.items() if name in _VERSIONS}
+    told = {
+        "model": _model(state.model),
+        **_optimizers(state.optimizers),
+        **_schedulers(state.schedulers),
+        **sizes,
+        "train_batches": state.dataloader_len if state.train_dataloader is not None else None,
+        "max_duration": state.max_duration,
+        "precision": state.precision,
+        "device": str(state.device.torch_device.type),
+        "world_size": state.world_size,
+        **_algorithms(state.algorithms),
+        "config": redact(info.get("config", {})),
+        "command": shlex.join(redact_command([str(word) for word in info.get("command", ())])) or None,
+        "git": {"commit": info.get("git_commit"), "dirty": info.get("git_dirty")},
+        "version": {**info.get("versions", {}), **versions},
+        "machine": {
+            "device": state.device.model_name,
+            **{name: value for name, value in system.items() if name not in _VERSIONS},
+        },
+    }
+    flat = flattened(_plain(told))
+    named = ((_text(name, _LONGEST_NAME), redact(value)) for name, value in flat.items() if value is not None)
+    return dict(islice(named, MOST))
+
+
+def _model(model: torch.nn.Module) -> dict[str, Any]:
+    parameters = list(model.parameters())
+    return {
+        "name": type(model).__name__,
+        **_arguments(model),
+        "parameters": sum(one.numel() for one in parameters),
+        "trainable_parameters": sum(one.numel() for one in parameters if one.requires_grad),
+    }
+
+
+def _optimizers(optimizers: Sequence[Any]) -> dict[str, Any]:
+    names = optimizer_names(list(optimizers))
+    return {
+        prefix: {"name": type(optimizer).__name__, **_groups(optimizer.param_groups)}
+        for prefix, optimizer in _prefixed("optimizer", names, optimizers)
+    }
+
+
+def _groups(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The options of the first group, and those of others that differ."""
+    options = [_options(group) for group in groups[:_MOST_GROUPS]]
+    if len(groups) == 1:
+        return options[0]
+    others = {
+        f"group{number}": {name: value for name, value in group.items() if options[0].get(name) != value}
+        for number, group in enumerate(options[1:], 1)
+    }
+    return {**options[0], "groups": len(groups), **others}
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    # A schedule has set the rate already, and keeps the one that was given.
+    rate = {"lr": group["initial_lr"]} if "initial_lr" in group else {}
+    return {str(name): _plain(value) for name, value in {**group, **rate}.items() if name not in _NOT_OPTIONS}
+
+
+def _schedulers(schedulers: Sequence[Any]) -> dict[str, Any]:
+    # A schedule is at work on each optimizer.
+    chosen = {id(one): one for one in map(_schedule, schedulers)}.values()
+    names = numbered_names(map(_name_of, chosen))
+    told = {
+        prefix: {"name": _name_of(one), **_arguments(one)}
+        for prefix, one in _prefixed("scheduler", names, list(chosen))
+    }
+    ratios = {one.scale_schedule_ratio for one in schedulers if isinstance(one, TimeAwareScheduler)} - {1.0}
+    return {**told, **({"scale_schedule_ratio": ratios.pop()} if ratios else {})}
+
+
+def _schedule(scheduler: Any) -> Any:
+    return scheduler.schedule if isinstance(scheduler, TimeAwareScheduler) else scheduler
+
+
+def _algorithms(algorithms: Sequence[Any]) -> dict[str, Any]:
+    names = numbered_names(type(one).__name__ for one in algorithms)
+    arguments = {name: _arguments(one) for name, one in zip(names, algorithms, strict=True)}
+    return {"algorithms": names, "algorithm": arguments} if names else {}
+
+
+def _prefixed(prefix: str, names: Sequence[str], things: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Each with the beginning of its names: the prefix, and where there are several, what tells them apart."""
+    for name, thing in zip(names, things, strict=True):
+        yield (prefix if len(things) == 1 else f"{prefix}/{name}"), thing
+
+
+def _arguments(made: Any) -> dict[str, Any]:
+    """What an object was made with, as far as it keeps that under the names of its arguments."""
+    if inspect.isroutine(made) or isinstance(made, functools.partial):
+        return {}
+    try:
+        names = list(inspect.signature(type(made).__init__).parameters)[1:]
+    except (TypeError, ValueError):
+        return {}
+    # Not by attribute: what an object computes when it is asked is none of ours.
+    kept = _kept(made)
+    arguments = {name: kept[name] for name in names if name in kept and name not in _NO_ARGUMENTS}
+    return {name: value for name, value in arguments.items() if _is_told(value)}
+
+
+def _kept(made: Any) -> dict[str, Any]:
+    values = getattr(made, "__dict__", {})
+    modules = values.get("_modules") if isinstance(made, torch.nn.Module) else None
+    kept: dict[str, Any] = {}
+    for value in values.values():
+        # A schedule with a warm-up keeps the one that comes after it.
+        if isinstance(value, Scheduler):
+            kept |= _kept(value)
+    return kept | {name.removeprefix("_"): value for name, value in values.items()} | values | (modules or {})
+
+
+def _is_told(value: Any) -> bool:
+    if isinstance(value, Mapping | torch.Tensor):
+        return False
+    return not isinstance(value, Iterable) or isinstance(value, str | list | tuple | torch.nn.Module)
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """A value as numbers, texts, booleans, ``None``, and lists and maps of these."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, numbers.Integral):
+        return whole if abs(whole := int(value)) <= _LARGEST else _text(hex(whole), _LONGEST_TEXT)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, torch.Tensor):
+        # Reading one of a device would wait for it.
+        on_host = value.device.type == "cpu" and value.numel() == 1
+        return value.item() if on_host else f"tensor of shape {list(value.shape)}"
+    if isinstance(value, Mapping) and depth < _DEEPEST:
+        return {_text(name, _LONGEST_NAME): _plain(part, depth + 1) for name, part in islice(value.items(), MOST)}
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=str)
+    if isinstance(value, list | tuple) and depth < _DEEPEST:
+        return _list(value, depth)
+    return _text(value if isinstance(value, str) else _name_of(value), _LONGEST_TEXT)
+
+
+def _list(values: Iterable[Any], depth: int) -> Any:
+    plain = [_plain(value, depth + 1) for value in islice(values, _LONGEST_LIST + 1)]
+    if len(plain) <= _LONGEST_LIST and not any(isinstance(value, dict) for value in plain):
+        return plain
+    return _text(", ".join(map(str, plain)), _LONGEST_TEXT)
+
+
+def _name_of(value: Any) -> str:
+    """What something else is called: never its ``repr``, which may have an address that is another one each time."""
+    if isinstance(value, Time | torch.dtype | torch.device):
+        return str(value)
+    if isinstance(value, PathLike):
+        return str(fspath(value))
+    if isinstance(value, functools.partial):
+        return _name_of(value.func)
+    if isinstance(value, type) or inspect.isroutine(value):
+        return value.__qualname__.replace("<locals>.", "").replace("<lambda>", "lambda")
+    return type(value).__name__
+
+
+def _text(value: Any, longest: int) -> str:
+    # What is not UTF-8 cannot be sent.
+    text = str(value).encode(errors="backslashreplace").decode()
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."

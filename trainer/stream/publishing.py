@@ -1,0 +1,494 @@
+"""Turns the state at an event into what is published of it."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter_ns, thread_time_ns, time_ns
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from bus.errors import ConfigurationError
+from bus.publisher.publisher import Publisher
+from bus.types import hyperparameters
+from bus.types.demand import BASE_EVENTS, Demand, batch_number
+from bus.types.event import Event
+from bus.types.intervals import MICROBATCH_EVENTS, Moment
+from bus.types.timestamp import Timestamp
+from trainer.arguments.values import optimizer_names
+from trainer.data.models import read_metrics
+from trainer.device.device import DeferredMap
+from trainer.engine.algorithm import Logger
+from trainer.engine.state import State
+from trainer.fields.phases import PhaseWatch
+from trainer.fields.registry import BUILT_IN, Field, FieldsOnDemand
+from trainer.stream.field_budget import BYTES_PER_SECOND, TIME_SHARE, FieldBudget, wire_size
+from trainer.stream.hyperparameters import describe_hyperparameters
+from trainer.stream.run_facts import describe_sizes, describe_system
+from trainer.stream.tensor_sharing import TensorSharing
+
+__all__ = ["StatePublisher", "StreamPublisher"]
+
+_log = logging.getLogger("offloop")
+
+_AFTER_EVALUATION = {Event.EVAL_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END}
+_PAUSES = {Event.EPOCH_END, Event.EPOCH_CHECKPOINT, Event.ITERATION_END, Event.ITERATION_CHECKPOINT, Event.FIT_END}
+_WITH_EVAL_METRICS = _AFTER_EVALUATION | _PAUSES
+_WITH_TRAIN_METRICS = {Event.BATCH_END, Event.BATCH_CHECKPOINT} | _PAUSES
+_WITH_FLOPS = {Event.BATCH_END}
+_WITH_HYPERPARAMETERS = hyperparameters.EVENTS - {Event.INIT}
+_WITH_FACTS = {Event.INIT} | _WITH_HYPERPARAMETERS
+
+_MAX_LATE = 8
+
+_OVER_BUDGET = "left out here, because consumers that may only view ask for more than they may take"
+
+_log = logging.getLogger("offloop")
+
+_Values = tuple[int, ...]
+
+
+class StreamPublisher(Protocol):
+    """What is used of :class:`bus.publisher.Publisher`."""
+
+    demand: Demand
+    """What consumers want."""
+    unlimited_demand: Demand | None
+    """What of it those want who may command; ``None`` while all of them may."""
+    fields_left_out: int
+    """How often a field was left out because those who may only view had asked for too much."""
+    wanted: set[Event]
+    """The events that are handed to whoever publishes."""
+    demand_version: int
+    """A number that changes whenever the demand does: within :meth:`send`, and between events where the training
+    pauses or waits for a consumer."""
+
+    def send(
+        self,
+        event: Event,
+        timestamp: _Values,
+        previous: _Values | None,
+        fields: dict[str, Any],
+        context: bytes,
+        has_deferred: bool = False,
+    ) -> None:
+        """Publishes an event, with ``has_deferred`` one with fields that may be on their way."""
+
+    def demand_in_effect(self, timestamp: _Values) -> None:
+        """Tells consumers that :attr:`demand` is met from here on."""
+
+
+_BASE = Demand.of(BASE_EVENTS)
+
+
+class _Due(NamedTuple):
+    """The further fields that go with an event."""
+
+    moment: Moment
+    fields: Sequence[str] = ()
+    late: Mapping[str, Sequence[Moment]] = {}
+    """Fields that could not be had when they were due, and when they were."""
+    limited: Sequence[str] = ()
+    """Those of the fields that only consumers want who may not command."""
+    left_out: Sequence[str] = ()
+    """Those that these would have, but for their budget."""
+
+
+_NOTHING_MORE = _Due(Moment(Event.INIT, ()))
+
+
+class StatePublisher:
+    """Publishes what callbacks may see of the state, at about a microsecond beside the sending.
+
+    The context is packed only when something in it changed. The loss is read once for each batch, and only for an event
+    that is published.
+
+    Args:
+        state, logger: what is published.
+        stream: where to, and what consumers want of it. A demand that changes takes effect with the next batch, never
+            in the middle of one; batches of an evaluation count by themselves, and BATCH_CHECKPOINT comes after them.
+        always: what is published in any case.
+        fields: what consumers can ask for.
+        sharing: how tensors get to consumers that ask for them; without it they do not. What cannot be had when it is
+            due, and is worth waiting for, comes with the next event that it is wanted of.
+        clock: nanoseconds since 1970, by which events are timed.
+        info: what is written down about the run, which is part of its hyperparameters.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        logger: Logger,
+        stream: StreamPublisher,
+        always: Demand = _BASE,
+        fields: Mapping[str, Field] = BUILT_IN,
+        sharing: TensorSharing | None = None,
+        clock: Callable[[], int] = time_ns,
+        info: Mapping[str, Any] = {},
+    ) -> None:
+        self._state = state
+        self._info = info
+        self._hyperparameters: dict[str, Any] = {}
+        self._stream = stream
+        self._always = always
+        self._sharing = sharing
+        self._clock = clock
+        self._fields = FieldsOnDemand(state, fields, None if sharing is None else sharing.share)
+        self._late: dict[str, list[Moment]] = {}
+        self._budget = FieldBudget()
+        self._said_over_budget = False
+        # The fields that memory is to be got for when there are all of their tensors, and those that it was got for.
+        self._to_reserve: set[str] = set()
+        self._reserved: set[str] = set()
+        # What is told of the events between which a batch's phases lie; not while one of them is published.
+        self._watched_phases: PhaseWatch | None = None
+        self._phases: PhaseWatch | None = None
+        self._hears_marks = False
+        self._heard_version = 0
+        # How often each event of a microbatch has come in the batch that began at this time.
+        self._microbatches: tuple[_Values, dict[Event, int]] = ((), {})
+        # The batch in which the demand became another one, which is not in effect yet.
+        self._changed_in: tuple[int, bool, bool] | None = None
+        # The events that nothing has to be looked up for; none while a demand is to take effect.
+        self._plain: frozenset[Event] = frozenset()
+        self._use_demand()
+        self._logger = logger
+        self._logged = logger.entries
+        self._defers = state.device.name == "gpu"
+        self._send = stream.send
+        self._read_later: Callable[[Any], Any] = state.device.read_later
+        self._optimizers: list[Any] = []
+        self._named_optimizers: list[tuple[str, Any]] = []
+        self._loss: Any = None
+        self._loss_value: Any = None
+        self._losses: Any = None
+        self._context = b""
+        self._with_more = _WITH_FACTS | _WITH_EVAL_METRICS | (_WITH_TRAIN_METRICS if state.train_metrics else set())
+        if hasattr(state.model, "flops_per_batch"):
+            self._with_more = self._with_more | _WITH_FLOPS
+
+    def publish(self, event: Event) -> None:
+        """Gathers the fields of an event and sends it, if it is due."""
+        if self._phases is not None:
+            self._publish_in_phases(event, self._phases)
+            return
+        state = self._state
+        more = _NOTHING_MORE
+        if event not in self._plain:
+            due = self._due(event)
+            if due is None:
+                return
+            more = due
+        if state.context_changed:
+            self._pack_context()
+        if state.optimizers != self._optimizers:
+            self._name_optimizers()
+        loss = state.batch_loss
+        if loss is not self._loss:
+            self._loss = loss
+            self._loss_value = self._read_later(loss)
+            self._losses = self._read_losses() if state.batch_losses else None
+        fields = {
+            "loss": self._loss_value,
+            "lr": {
+                name: [
+                    rate if (rate := group["lr"]).__class__ is float else float(rate)
+                    for group in optimizer.param_groups
+                ]
+                for name, optimizer in self._named_optimizers
+            },
+            "batch_size": state.batch_size,
+        }
+        if self._losses is not None and event in _WITH_TRAIN_METRICS:
+            fields["losses"] = self._losses
+        if event in self._with_more or (self._logged and event in BASE_EVENTS):
+            fields.update(self._more(event))
+        if more is not _NOTHING_MORE:
+            fields.update(self._on_demand(more))
+            if len(self._fields.never) > self._never:
+                self._prepare()
+        values, previous = state.timestamp.values, state.previous_timestamp
+        before = None if previous is None else previous.values
+        try:
+            self._send(event, values, before, fields, self._context, self._defers)
+        except ConfigurationError as error:
+            # What is too large to be sent ends no training.
+            _log.warning("%s is published without its fields: %s", event.value, error)
+            self._send(event, values, before, {"not_sent": str(error)}, self._context, False)
+        if self._stream.demand_version != self._version:
+            self._changed_in = self._batch(event)
+            self._plain = frozenset()
+            # What takes watching for begins at once, so that it is there when the demand is met.
+            self._fields.use(Demand.merge([self._demand, self._stream.demand]), self._budget.may_compute)
+            self._watch_phases()
+
+    def take_up_demand(self) -> None:
+        """Meets what consumers want by now from the next event on: between two batches, when they were waited for."""
+        if self._stream.demand_version != self._version:
+            self._use_demand()
+            self._stream.demand_in_effect(self._state.timestamp.values)
+
+    def _publish_in_phases(self, event: Event, phases: PhaseWatch) -> None:
+        """Publishes an event while somebody wants to know how long what lies between the events takes."""
+        if self._stream.demand_version != self._heard_version:
+            # A demand that changes between two events takes away those that nobody asks for.
+            phases.drop()
+        if event in phases.marks:
+            phases.before(event)
+        began, own = perf_counter_ns(), thread_time_ns()
+        self._phases = None
+        try:
+            self.publish(event)
+        finally:
+            self._phases = self._watched_phases
+        phases.after(event, perf_counter_ns() - began, thread_time_ns() - own)
+        if phases.is_timing is not self._hears_marks and self._phases is phases:
+            self._hear_marks(phases.is_timing)
+
+    def _watch_phases(self) -> None:
+        self._phases = self._watched_phases = self._fields.phases
+        if self._phases is not None:
+            self._phases.clock = self._clock
+        self._hear_marks(self._phases is not None and self._phases.is_timing)
+
+    def _hear_marks(self, hears: bool) -> None:
+        """Has the events come that a batch's phases lie between, or only those that are published."""
+        self._heard_version = self._stream.demand_version
+        if hears:
+            # Those that nobody wants for their own sake are not published: that is found out when they come. A stream
+            # that is closed wants nothing.
+            if Event.BATCH_END in self._stream.wanted:
+                self._stream.wanted |= PhaseWatch.marks
+        elif self._hears_marks:
+            self._stream.wanted -= PhaseWatch.marks - self._always.events - self._stream.demand.events
+        self._hears_marks = hears
+
+    def _due(self, event: Event) -> _Due | None:
+        """What is asked for at an event; ``None`` for an event that is not due."""
+        if self._changed_in is not None and not self._is_in_same_batch(event):
+            self._use_demand()
+            self._stream.demand_in_effect(self._state.timestamp.values)
+        if self._to_reserve and event is Event.BATCH_END:
+            # An optimizer has its moments from the first batch on.
+            self._reserve()
+        demand = self._demand
+        if event not in self._wanted and not self._late:
+            return None
+        number = self._number(event)
+        moment = self._moment(event) if event in self._timed else None
+        names = demand.due_fields(event, number, moment)
+        late = self._late and {name: moments for name, moments in self._late.items() if demand.has_field(event, name)}
+        limited: Sequence[str] = ()
+        left_out: Sequence[str] = ()
+        if self._budget.unlimited is not None and (names or late):
+            limited = self._budget.limited(event, names, late, number, moment)
+            if limited and not self._budget.allows(self._batch(event) if number else None):
+                left_out = [name for name in limited if name in names]
+                names = tuple(name for name in names if name not in limited)
+                late = {name: moments for name, moments in late.items() if name not in limited}
+                limited = ()
+                if not (names or late or demand.is_due_itself(event, number, moment)):
+                    self._leave_out(left_out)
+                    return None
+        if names or late or left_out or (moment and moment.microbatch and demand.is_due(event, number, moment)):
+            return _Due(moment or self._moment(event), names, late, limited, left_out)
+        # A demand that is not in effect yet brings its events here already.
+        return _NOTHING_MORE if demand.is_due(event, number, moment) else None
+
+    def _on_demand(self, due: _Due) -> dict[str, Any]:
+        """The fields that are due, as they are sent."""
+        names = dict.fromkeys((*due.fields, *due.late))
+        free = [name for name in names if name not in due.limited]
+        values = self._fields.compute(due.moment.event, free) if free else {}
+        if due.limited:
+            self._add_limited(values, due)
+        if due.left_out:
+            self._leave_out(due.left_out)
+            reasons = [f"{name}: {_OVER_BUDGET}" for name in due.left_out]
+            values["not_sent"] = "; ".join([*filter(None, [values.get("not_sent")]), *reasons])
+        if self._sharing is not None:
+            waiting = self._sharing.take_waiting()
+            for name in names:
+                if name not in waiting:
+                    self._late.pop(name, None)
+                elif name in due.fields:
+                    self._late[name] = [*due.late.get(name, ()), due.moment][:_MAX_LATE]
+        told: dict[str, Any] = {name: _told(moments) for name, moments in due.late.items() if name in values}
+        how = ({"late": told} if told else {}) | ({"microbatch": number} if (number := due.moment.microbatch) else {})
+        if how:
+            values.update(how, on_demand=[*values.get("on_demand", ()), *how])
+        return values
+
+    def _add_limited(self, values: dict[str, Any], due: _Due) -> None:
+        """Computes fields at the expense of those who may only view."""
+        began = thread_time_ns()
+        found = self._fields.compute(due.moment.event, due.limited)
+        self._budget.charge(thread_time_ns() - began, wire_size(found))
+        names = [*values.get("on_demand", ()), *found.get("on_demand", ())]
+        reasons = [one["not_sent"] for one in (values, found) if "not_sent" in one]
+        values.update(found)
+        if names:
+            values["on_demand"] = names
+        if reasons:
+            values["not_sent"] = "; ".join(reasons)
+
+    def _leave_out(self, names: Sequence[str]) -> None:
+        self._stream.fields_left_out += len(names)
+        if not self._said_over_budget:
+            self._said_over_budget = True
+            _log.warning(
+                "run %s: consumers that may only view ask for more than %g %% of the training's time or %d KiB a "
+                "second: %s, and maybe other fields, are computed less often for them; 'bus info' shows how often",
+                *(self._state.run_name, TIME_SHARE * 100, BYTES_PER_SECOND // 1024, ", ".join(names)),
+            )
+
+    def _use_demand(self) -> None:
+        stream = self._stream
+        self._demand, self._version = Demand.merge([self._always, stream.demand]), stream.demand_version
+        unlimited = stream.unlimited_demand
+        self._budget.unlimited = None if unlimited is None else Demand.merge([self._always, unlimited])
+        self._changed_in = None
+        self._fields.use(self._demand, self._budget.may_compute)
+        self._watch_phases()
+        wanted = set() if self._sharing is None else self._fields.reserving(self._demand)
+        self._reserved &= wanted
+        self._to_reserve = wanted - self._reserved
+        self._prepare()
+
+    def _reserve(self) -> None:
+        assert self._sharing is not None  # nothing is to be reserved otherwise
+        self._sharing.reserve(self._fields.tensors_of(self._to_reserve))
+        self._reserved |= self._to_reserve
+        self._to_reserve = set()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Settles what has to be looked up at which event, from what is wanted and can be had."""
+        self._never = len(self._fields.never)
+        self._demand = self._demand.without(self._fields.never.keys())
+        events = self._demand.events
+        self._wanted = events
+        self._plain = frozenset(event for event in events if self._demand.is_always_same(event))
+        if self._to_reserve:
+            self._plain -= {Event.BATCH_END}
+        self._timed = frozenset(event for event in events if self._demand.is_timed(event))
+        # What nobody wants any more is not kept for whoever comes next.
+        self._late = {
+            name: moments
+            for name, moments in self._late.items()
+            if any(self._demand.has_field(event, name) for event in events)
+        }
+
+    def _moment(self, event: Event) -> Moment:
+        state = self._state
+        previous = state.previous_timestamp
+        return Moment(
+            event,
+            state.timestamp.values,
+            None if previous is None else previous.values,
+            state.eval_timestamp.values,
+            state.predict_timestamp.values,
+            state.max_duration,
+            state.dataloader_len,
+            self._count_microbatch(event) if event in MICROBATCH_EVENTS else 0,
+        )
+
+    def _count_microbatch(self, event: Event) -> int:
+        batch, counts = self._microbatches
+        if batch is not self._state.timestamp.values:
+            self._microbatches = batch, counts = self._state.timestamp.values, {}
+        count = counts.get(event, 0)
+        counts[event] = count + 1
+        return count
+
+    def _number(self, event: Event) -> int:
+        state = self._state
+        return batch_number(event, state.timestamp.values, state.eval_timestamp.values, state.predict_timestamp.values)
+
+    def _batch(self, event: Event) -> tuple[int, bool, bool]:
+        """Which batch an event belongs to, of the training, an evaluation or a prediction."""
+        return self._number(event), event.is_eval, event.is_predict
+
+    def _is_in_same_batch(self, event: Event) -> bool:
+        """Whether an event belongs to the batch in which the demand changed."""
+        batch = self._batch(event)
+        return batch[0] > 0 and batch == self._changed_in
+
+    def _name_optimizers(self) -> None:
+        self._optimizers = list(self._state.optimizers)
+        self._named_optimizers = list(zip(optimizer_names(self._optimizers), self._optimizers, strict=True))
+
+    def _more(self, event: Event) -> dict[str, Any]:
+        state = self._state
+        more: dict[str, Any] = {}
+        if event is Event.INIT:
+            more["system"] = describe_system(state)
+        elif event is Event.FIT_START:
+            more.update(describe_sizes(state))
+        if event in _WITH_HYPERPARAMETERS and state.rank == 0 and (changed := self._changed_hyperparameters()):
+            more[hyperparameters.FIELD] = changed
+        if event in _WITH_EVAL_METRICS and state.eval_metric_values:
+            more["eval_metrics"] = state.eval_metric_values
+        if event in _WITH_TRAIN_METRICS and state.train_metrics and state.batch_loss is not None:
+            more["train_metrics"] = self._read_train_metrics()
+        if event in _WITH_FLOPS and (flops := getattr(state.model, "flops_per_batch", None)) is not None:
+            more["flops_per_batch"] = float(flops(state.batch) if callable(flops) else flops)
+        # Only with events that every consumer gets: which others are published depends on who is attached.
+        if self._logged and event in BASE_EVENTS:
+            more["logged"] = self._logger.take()
+        return more
+
+    def _changed_hyperparameters(self) -> dict[str, Any]:
+        """Those that are new or other than when they were published last: each is published once."""
+        try:
+            found = describe_hyperparameters(self._state, describe_system(self._state), self._info)
+        except Exception as error:  # noqa: BLE001  they are read from objects of the user's, which may do anything
+            _log.warning(
+                "the hyperparameters of run %s are not published: reading them raised %s: %s",
+                *(self._state.run_name, type(error).__name__, error),
+            )
+            return {}
+        known, self._hyperparameters = self._hyperparameters, found
+        return {name: value for name, value in found.items() if name not in known or known[name] != value}
+
+    def _read_losses(self) -> Any:
+        losses = {
+            name: self._read_later(part) if isinstance(part, torch.Tensor) else part
+            for name, part in self._state.batch_losses.items()
+        }
+        return DeferredMap(losses) if self._defers else losses
+
+    def _read_train_metrics(self) -> Any:
+        metrics = self._state.train_metrics
+        if self._state.world_size > 1:
+            # Computing them takes all ranks, which publish at different times or not at all.
+            return self._state.train_metric_values
+        if not self._defers:
+            return read_metrics(metrics)
+        return DeferredMap({name: self._read_later(metric.compute()) for name, metric in metrics.items()})
+
+    def _pack_context(self) -> None:
+        state = self._state
+        state.context_changed = False
+        stopped = state.planned_duration != state.max_duration
+        self._context = Publisher.pack_context(
+            {
+                "max_duration": None if state.max_duration is None else str(state.max_duration),
+                **({"planned_duration": str(state.planned_duration)} if stopped else {}),
+                "dataloader_label": state.dataloader_label,
+                "dataloader_len": state.dataloader_len,
+                "eval_timestamp": _unless_zero(state.eval_timestamp),
+                "predict_timestamp": _unless_zero(state.predict_timestamp),
+                "world_size": state.world_size,
+                "device_name": state.device.model_name,
+                "precision": state.precision,
+            }
+        )
+
+
+def _told(moments: Sequence[Moment]) -> list[list[Any]]:
+    return [[moment.event.value, moment.timestamp, moment.previous] for moment in moments]
+
+
+def _unless_zero(timestamp: Timestamp) -> _Values | None:
+    values = timestamp.values
+    return values if any(values) else None

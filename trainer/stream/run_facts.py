@@ -1,0 +1,88 @@
+"""What a run says once: which machine it runs on, and how large what it trains on is."""
+
+import contextlib
+import os
+import platform
+import socket
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.engine.state import State
+
+__all__ = ["describe_sizes", "describe_system"]
+
+
+def describe_system(state: State) -> dict[str, Any]:
+    """The machine of this rank and what runs on it, as plain values; what cannot be told is left out."""
+    on_gpu = state.device.name == "gpu"
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", state.world_size))
+    facts = {
+        "host": socket.gethostname(),
+        "operating_system": f"{platform.system()} {platform.release()}",
+        **_processors(),
+        "cpu_threads": os.cpu_count(),
+        "memory_bytes": _memory(),
+        "nodes": max(state.world_size // max(ranks_here, 1), 1),
+        "accelerators": ranks_here if on_gpu else 0,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if on_gpu else None,
+        "offloop": _version(),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def describe_sizes(state: State) -> dict[str, Any]:
+    """Seed, batch sizes, numbers of samples, and the time spent evaluating before; what is not known is left out."""
+    batch = _whole(getattr(state.train_dataloader, "batch_size", None))
+    evaluated = [_samples(evaluator.dataloader) for evaluator in state.evaluators]
+    facts = {
+        "seed": state.seed,
+        "global_train_batch_size": None if batch is None else batch * state.world_size,
+        "device_train_microbatch_size": state.device_train_microbatch_size or batch,
+        "train_samples": _samples(state.train_dataloader),
+        "evaluators": [one.label for one in state.evaluators],
+        "eval_samples": None if None in evaluated else sum(filter(None, evaluated)),
+        "total_eval_wct": state.total_eval_wct or None,
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _samples(dataloader: Any) -> int | None:
+    # Datasets of a stream have no length, or one that raises.
+    with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
+        return len(dataloader.dataset)
+    return None
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _processors() -> dict[str, Any]:
+    """Model and number of cores, where the system tells as Linux does."""
+    model, cores = platform.processor() or None, set()
+    with contextlib.suppress(OSError):
+        for block in Path("/proc/cpuinfo").read_text().split("\n\n"):
+            lines = (line.partition(":") for line in block.splitlines())
+            told = {name.strip(): value.strip() for name, _, value in lines}
+            model = told.get("model name", model)
+            if "core id" in told:
+                cores.add((told.get("physical id"), told["core id"]))
+    return {"cpu": model, "cpu_cores": len(cores) or None}
+
+
+def _memory() -> int | None:
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _version() -> str | None:
+    try:
+        return version("offloop")
+    except PackageNotFoundError:
+        return None
