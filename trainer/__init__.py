@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from trainer.data.models import Classifier, LanguageModel
     from trainer.data.spec import DataSpec
     from trainer.distributed.sampling import RankBatchSampler
-    from trainer.engine.algorithm import Algorithm, Logger
+    from trainer.engine.algorithm import Algorithm
     from trainer.engine.engine import Engine
+    from trainer.engine.logger import Logger
     from trainer.engine.state import State
     from trainer.trainer import Trainer
 

@@ -47,8 +47,9 @@ from trainer.device.seeding import check_seed, make_deterministic, new_seed, see
 from trainer.distributed.parallel import check_parts, check_shards
 from trainer.distributed.ranks import join_ranks, naming_lost_ranks
 from trainer.distributed.sampling import own_sampler
-from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.algorithm import Algorithm
 from trainer.engine.engine import check_loss_interpolation
+from trainer.engine.logger import Logger
 from trainer.engine.state import State
 from trainer.evaluation.evaluation import Evaluation
 from trainer.evaluation.model_metrics import add_eval_metrics, add_train_metrics, evaluating_on_others, use_evaluators

@@ -15,8 +15,8 @@ import zmq
 from brokers import free_address, start_broker
 from helpers import wait_for
 
-import bus.connection_guard
 from bus import BrokerError, Event, Publisher, Recording, Subscriber, find_run
+from bus.broker import connection_guard
 from bus.net.requests import ask_broker
 from bus.protocol.frames import Topic, decode_control, event_encoder, pack_map, split_frame
 
@@ -128,9 +128,9 @@ def test_messages_that_are_never_complete_are_not_kept(broker, runs_dir):
 
 def test_memory_is_given_back_however_slowly_it_was_taken(monkeypatch):
     # As if all that a flood left had been read over some minutes.
-    monkeypatch.setattr(bus.connection_guard, "FORGIVEN_A_SECOND", 1 << 40)
+    monkeypatch.setattr(connection_guard, "FORGIVEN_A_SECOND", 1 << 40)
     memory = psutil.Process().memory_info
-    with contextlib.closing(bus.connection_guard.ConnectionGuard("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")) as guard:
+    with contextlib.closing(connection_guard.ConnectionGuard("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")) as guard:
         at_first = memory().rss
         guard.start()
         blocks = [bytes(1000) for _ in range(200_000)]

@@ -9,7 +9,8 @@ from torch.nn import functional
 from bus.errors import ConfigurationError
 from bus.types.event import Event
 from trainer.algorithms.common import change_behavior, check_count
-from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.algorithm import Algorithm
+from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
 __all__ = ["BlurPool"]

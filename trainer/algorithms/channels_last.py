@@ -3,7 +3,8 @@
 import torch
 
 from bus.types.event import Event
-from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.algorithm import Algorithm
+from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
 __all__ = ["ChannelsLast"]

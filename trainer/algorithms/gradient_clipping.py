@@ -9,7 +9,8 @@ from torch import Tensor
 from bus.errors import ConfigurationError
 from bus.types.event import Event
 from trainer.algorithms.common import check_number
-from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.algorithm import Algorithm
+from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
 __all__ = ["GradientClipping"]

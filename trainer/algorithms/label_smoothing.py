@@ -5,7 +5,8 @@ import torch
 from bus.types.event import Event
 from trainer.algorithms.common import check_key, check_share, soft_targets
 from trainer.device.batch import BatchKey
-from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.algorithm import Algorithm
+from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
 __all__ = ["LabelSmoothing"]

@@ -5,7 +5,8 @@ import torch
 from bus.errors import ConfigurationError
 from bus.types.event import Event
 from trainer.algorithms.common import check_count, check_number
-from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.algorithm import Algorithm
+from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
 __all__ = ["SAM"]

@@ -12,7 +12,8 @@ from bus.types.event import Event
 from trainer.algorithms.common import check_count, check_key, check_share
 from trainer.device.batch import BatchKey, batch_set, map_tensors
 from trainer.device.device import autocast_of
-from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.algorithm import Algorithm
+from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
 __all__ = ["SelectiveBackprop"]

@@ -11,7 +11,8 @@ from bus.types.timestamp import TimeUnit
 from trainer.algorithms.common import check_count, check_share
 from trainer.data.spec import count_samples
 from trainer.device.batch import map_tensors
-from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.algorithm import Algorithm
+from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
 __all__ = ["SequenceLengthWarmup"]

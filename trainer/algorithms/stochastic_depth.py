@@ -9,7 +9,8 @@ from bus.errors import ConfigurationError
 from bus.types.event import Event
 from bus.types.timestamp import TimeInput
 from trainer.algorithms.common import change_behavior, check_point, check_share, share_of_way
-from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.algorithm import Algorithm
+from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
 __all__ = ["StochasticDepth"]

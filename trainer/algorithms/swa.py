@@ -23,7 +23,8 @@ from trainer.algorithms.common import (
 )
 from trainer.algorithms.weight_average import WeightAverage
 from trainer.device.device import autocast_of
-from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.algorithm import Algorithm
+from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
 __all__ = ["SWA"]

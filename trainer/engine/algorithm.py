@@ -2,13 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bus.types.event import Event
-from trainer.arguments.values import plain
-from trainer.engine.state import State
 
-__all__ = ["Algorithm", "Logger"]
+if TYPE_CHECKING:
+    from trainer.engine.logger import Logger
+    from trainer.engine.state import State
+
+__all__ = ["Algorithm"]
 
 
 class Algorithm(ABC):
@@ -33,7 +35,7 @@ class Algorithm(ABC):
     """The events at which it is applied before all others, or after them, in whatever order they are given."""
 
     @abstractmethod
-    def match(self, event: Event, state: State) -> bool:
+    def match(self, event: Event, state: "State") -> bool:
         """Whether to be applied at this event. Asked at every event, so keep it short."""
 
     @abstractmethod
@@ -56,29 +58,3 @@ class Algorithm(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most algorithms have nothing to take over
         """Takes over what :meth:`state_dict` returned."""
-
-
-class Logger:
-    """Collects what algorithms log; it travels with the next event that is published, as its field ``logged``.
-
-    Reference: ``composer/loggers/logger.py``.
-    """
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self.entries: list[list[Any]] = []
-        """What has been logged and not published yet, as pairs of step and metrics; always the same list."""
-
-    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Logs numbers by name at a step, by default the number of batches so far.
-
-        A tensor is read at once, which on a GPU waits for it: log numbers where that matters."""
-        if step is None:
-            step = self._state.timestamp.values[2]
-        self.entries.append([step, {name: plain(value) for name, value in metrics.items()}])
-
-    def take(self) -> list[list[Any]]:
-        """Everything logged since the last call, as pairs of step and metrics."""
-        entries = list(self.entries)
-        self.entries.clear()
-        return entries

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence, Set
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
-from trainer.engine.algorithm import Algorithm, Logger
+from trainer.engine.algorithm import Algorithm
+from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
 __all__ = [

@@ -17,7 +17,7 @@ from bus.types.timestamp import Timestamp
 from trainer.arguments.values import optimizer_names
 from trainer.data.models import read_metrics
 from trainer.device.device import DeferredMap
-from trainer.engine.algorithm import Logger
+from trainer.engine.logger import Logger
 from trainer.engine.state import State
 from trainer.fields.phases import PhaseWatch
 from trainer.fields.registry import BUILT_IN, Field, FieldsOnDemand

@@ -11,8 +11,8 @@ from bus.types.timestamp import Time
 from trainer.arguments.values import optimizer_names
 from trainer.control.remote_control import RemoteControl
 from trainer.distributed.ranks import Ranks, first_rank_first
-from trainer.engine.algorithm import Logger
 from trainer.engine.engine import Engine
+from trainer.engine.logger import Logger
 from trainer.engine.state import State
 from trainer.stream.attached import AttachedConsumers, run_place
 from trainer.stream.decisions import Decisions
