@@ -63,7 +63,7 @@ class Watch(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         if event is Event.BATCH_CHECKPOINT:
-            self._batch = state.timestamp.values[2]
+            self._batch = state.timestamp.values.batch
             self._began = time.perf_counter()
         elif self._batch:
             took = time.perf_counter() - self._began

@@ -136,7 +136,7 @@ class LiveRun:
         if rank.rank or event.fields.get("error") is not None or command not in ("pause", "resume", "stop"):
             return
         try:
-            self.directory.note_pause(Pause(event.time / 1e9, event.timestamp[2]) if command == "pause" else None)
+            self.directory.note_pause(Pause(event.time / 1e9, event.timestamp.batch) if command == "pause" else None)
         except RunDirectoryError as error:
             _log.error("run %s: %s", self.name, error)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from bus.errors import InvalidRunNameError, ProtocolError
+from bus.types.timestamp import TrainingTime
 
 __all__ = [
     "BEAT",
@@ -59,6 +60,7 @@ CHECKPOINT = "$checkpoint"
 CUT = "$cut"
 BUNDLE = "events"
 
+_COUNTS = len(TrainingTime._fields)
 _EVENT_ELEMENTS = 9
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
@@ -83,8 +85,8 @@ class EventBody(NamedTuple):
     seq: int
     base_seq: int
     time: int
-    timestamp: list[int]
-    previous: list[int] | None
+    timestamp: TrainingTime
+    previous: TrainingTime | None
     fields: dict[str, Any]
     context: dict[str, Any]
 
@@ -266,8 +268,7 @@ def decode_event(body: bytes) -> EventBody:
     array = decode_body(body)
     if len(array) < _EVENT_ELEMENTS:
         raise ProtocolError(f"an event has {len(array)} elements, at least {_EVENT_ELEMENTS} are needed")
-    event = EventBody(*array[:_EVENT_ELEMENTS])
-    _, attempt, seq, base_seq, time, timestamp, previous, fields, context = event
+    version, attempt, seq, base_seq, time, timestamp, previous, fields, context = array[:_EVENT_ELEMENTS]
     well_formed = (
         type(attempt) is type(seq) is type(base_seq) is type(time) is int
         and attempt >= 1
@@ -283,7 +284,10 @@ def decode_event(body: bytes) -> EventBody:
     )
     if not well_formed:
         raise ProtocolError("an event's elements do not have the types that the protocol gives them")
-    return event
+    # A later version may add numbers to a training time.
+    now = TrainingTime._make(timestamp[:_COUNTS])
+    before = None if previous is None else TrainingTime._make(previous[:_COUNTS])
+    return EventBody(version, attempt, seq, base_seq, time, now, before, fields, context)
 
 
 def sequence_number(body: bytes) -> int | None:
@@ -299,7 +303,7 @@ def is_training_time(values: Any) -> bool:
     """Whether these are the numbers of a training time, or more."""
     # A sum is an integer only if all its parts are, and it is taken in C: this is done twice for every frame.
     try:
-        return type(values) is list and len(values) >= 14 and type(sum(values)) is int
+        return type(values) is list and len(values) >= _COUNTS and type(sum(values)) is int
     except TypeError:
         return False
 

@@ -31,9 +31,6 @@ SEVERITY = ("finished", "stopped", "failed", "lost")
 """How a rank can end; of several ranks the one that comes last here tells how the run ended."""
 
 
-_BATCH = 2
-
-
 @dataclass(frozen=True)
 class Ending:
     """How a run ended, or this reading of it."""
@@ -319,7 +316,7 @@ class StreamOrder:
             self.skipped += 1
             return
         if rank == 0:
-            told = {"batch": event.timestamp[_BATCH], **event.fields}
+            told = {"batch": event.timestamp.batch, **event.fields}
             self.outcomes.append(Outcome.from_wire(command, told)._replace(time_ns=event.time))
 
     def _checkpoint_mark(self, rank: int, event: EventBody) -> CheckpointMark | None:

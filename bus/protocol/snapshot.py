@@ -78,8 +78,8 @@ class Snapshot:
             fields["predict_timestamp"] = list(predict_timestamp.values)
         if max_duration is not None:
             fields["max_duration"] = str(max_duration)
-        values = list((timestamp or Timestamp()).values)
-        previous = None if previous_timestamp is None else list(previous_timestamp.values)
+        values = (timestamp or Timestamp()).values
+        previous = None if previous_timestamp is None else previous_timestamp.values
         body = EventBody(PROTOCOL_VERSION, attempt, seq, seq, time_ns, values, previous, fields, {})
         made = cls(Event(event), run_name, rank, body)
         if on_command is not None:
@@ -340,7 +340,7 @@ class Snapshot:
 
     def __repr__(self) -> str:
         body = self._body
-        epoch, batch = body.timestamp[1], body.timestamp[2]
+        epoch, batch = body.timestamp.epoch, body.timestamp.batch
         return (
             f"<Snapshot {self.event.value} of {self.run_name}, rank {self.rank}, seq {body.seq}: {epoch}ep {batch}ba>"
         )

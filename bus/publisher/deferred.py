@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from bus.protocol.frames import MAX_FRAME
 from bus.types.deferred import Deferred
+from bus.types.timestamp import TrainingTime
 
 __all__ = ["HeldEvent", "HeldEvents"]
 
@@ -21,8 +22,8 @@ class HeldEvent(NamedTuple):
     seq: int
     base_seq: int
     time: int
-    timestamp: tuple[int, ...]
-    previous: tuple[int, ...] | None
+    timestamp: TrainingTime
+    previous: TrainingTime | None
     fields: dict[str, Any]
     context: bytes
 

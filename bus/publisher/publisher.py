@@ -29,7 +29,7 @@ from bus.types.deferred import Deferred
 from bus.types.demand import BASE_EVENTS, Demand, batch_number
 from bus.types.event import Event
 from bus.types.intervals import Moment
-from bus.types.timestamp import Timestamp, wall_clock
+from bus.types.timestamp import Timestamp, TrainingTime, wall_clock
 
 __all__ = ["BASE_EVENTS", "Deferred", "Publisher", "PublisherStatistics"]
 
@@ -179,7 +179,7 @@ class Publisher:
         self._sending = 0
         self._close_as: tuple[str, str | None, str | None] | None = None
         self._context: tuple[dict[str, Any], bytes] = ({}, b"")
-        self._previous: tuple[int, ...] | None = None
+        self._previous: TrainingTime | None = None
         self._at = Timestamp().values
         self._counts_batches = False
         self._logged = LoggedValues()
@@ -205,8 +205,8 @@ class Publisher:
     def send(
         self,
         event: Event,
-        timestamp: tuple[int, ...],
-        previous: tuple[int, ...] | None,
+        timestamp: TrainingTime,
+        previous: TrainingTime | None,
         fields: dict[str, Any],
         context: bytes,
         has_deferred: bool = False,
@@ -280,7 +280,7 @@ class Publisher:
         try:
             timestamp = Timestamp(**{name: fields.pop(name) for name in _TRAINING_TIME if name in fields}).values
             # The first batch begins where every training does, also in a loop that says nothing before its end.
-            previous = self._previous or (Timestamp().values if timestamp[2] == 1 else None)
+            previous = self._previous or (Timestamp().values if timestamp.batch == 1 else None)
             if event not in self._always and not self.demand.is_due(
                 event, batch_number(event, timestamp), Moment(event, timestamp, previous)
             ):
@@ -306,7 +306,7 @@ class Publisher:
                 f"a field of {event.value} cannot be sent ({error}): use numbers, text, bytes, lists, maps and None"
             ) from None
         self._previous = timestamp
-        self._counts_batches = self._counts_batches or timestamp[2] > 0
+        self._counts_batches = self._counts_batches or timestamp.batch > 0
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Logs numbers of a loop of your own under their names; the callback ``metrics`` hands them to loggers, and
@@ -454,12 +454,12 @@ class Publisher:
         else:
             self.answer(command, Event.BATCH_END, self._at, "this training loop takes no other command than 'stop'")
 
-    def answer(self, command: Command, event: Event, timestamp: tuple[int, ...], error: str | None = None) -> None:
+    def answer(self, command: Command, event: Event, timestamp: TrainingTime, error: str | None = None) -> None:
         """Tells whoever sent a command, and the stream, that it has taken effect at an event, or with ``error`` why it
         has not. ``timestamp`` is the training time of that, as for :meth:`send`."""
         if self._closed:
             return
-        batch = timestamp[2]
+        batch = timestamp.batch
         self._publish_mark(COMMAND, timestamp, {**command.to_wire(), "event": event.value, "error": error})
         if command.id:
             told = {"id": command.id, "event": event.value, "batch": batch, "error": error}
@@ -544,13 +544,11 @@ class Publisher:
         then compute it and pass it to :meth:`publish`."""
         return field in self.demand.due_fields(Event(event), batch)
 
-    def demand_in_effect(self, timestamp: tuple[int, ...]) -> None:
+    def demand_in_effect(self, timestamp: TrainingTime) -> None:
         """Tells the stream that what consumers want at this moment is published from here on."""
         self._publish_mark(DEMAND, timestamp, {"demand": self.demand.to_wire()})
 
-    def mark_checkpoint(
-        self, action: Literal["save", "load"], timestamp: tuple[int, ...], run: str | None = None
-    ) -> None:
+    def mark_checkpoint(self, action: Literal["save", "load"], timestamp: TrainingTime, run: str | None = None) -> None:
         """Tells the stream that a checkpoint of this training time is saved here, or was loaded: consumers keep the
         state that their callbacks have here, or continue from the one that they had there. ``run`` is the run that a
         loaded checkpoint is of, by default this one.
@@ -562,7 +560,7 @@ class Publisher:
         self._publish_mark(CHECKPOINT, timestamp, {"action": action, "run": run or self.run_name})
         self._flush(wait=True)
 
-    def _publish_mark(self, name: str, timestamp: tuple[int, ...], fields: dict[str, Any]) -> None:
+    def _publish_mark(self, name: str, timestamp: TrainingTime, fields: dict[str, Any]) -> None:
         context = pack_map({"world_size": self._world_size})
         now = max(self._clock(), self._last_time)
         mark = HeldEvent(self._encoder(name), self._seq + 1, self._base_seq + 1, now, timestamp, None, fields, context)

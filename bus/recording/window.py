@@ -10,7 +10,7 @@ from bus.errors import ConfigurationError, InvalidTimeError
 from bus.protocol.snapshot import Snapshot
 from bus.recording.recording import Recording
 from bus.types.event import Event
-from bus.types.timestamp import Time, TimeUnit
+from bus.types.timestamp import Time, TimeUnit, TrainingTime
 
 __all__ = ["SETUP_EVENTS", "Moment", "Window", "read_moment", "recording_began"]
 
@@ -28,15 +28,19 @@ _MICROSECOND = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)  # noqa: UP017  the same as in the docs of datetime
 
 _COUNTERS = {
-    TimeUnit.ITERATION: 0,
-    TimeUnit.EPOCH: 1,
-    TimeUnit.BATCH: 2,
-    TimeUnit.SAMPLE: 3,
-    TimeUnit.TOKEN: 4,
-    TimeUnit.SECOND: 10,
+    TimeUnit.ITERATION: "iteration",
+    TimeUnit.EPOCH: "epoch",
+    TimeUnit.BATCH: "batch",
+    TimeUnit.SAMPLE: "sample",
+    TimeUnit.TOKEN: "token",
+    TimeUnit.SECOND: "total_wct",
 }
 # What is counted from the last such boundary on: as long as it is zero, the boundary is where the training stands.
-_SINCE = {TimeUnit.ITERATION: slice(5, 10), TimeUnit.EPOCH: slice(7, 10)}
+_SINCE_EPOCH = ("batch_in_epoch", "sample_in_epoch", "token_in_epoch")
+_SINCE = {
+    TimeUnit.ITERATION: ("epoch_in_iteration", "token_in_iteration", *_SINCE_EPOCH),
+    TimeUnit.EPOCH: _SINCE_EPOCH,
+}
 
 
 class Moment(Protocol):
@@ -68,7 +72,7 @@ class _TrainingMoment:
         if unit is TimeUnit.DURATION:
             longest = state.max_duration
             if longest is None:
-                if not values[_COUNTERS[TimeUnit.BATCH]]:
+                if not values.batch:
                     return -1
                 raise ConfigurationError(
                     f"{self} is a share of max_duration, which this recording does not tell: "
@@ -80,11 +84,11 @@ class _TrainingMoment:
             reached = _reached(values, unit)
         if reached != self.time.value:
             return -1 if reached < self.time.value else 1
-        return int(any(values[_SINCE[unit]])) if unit in _SINCE else 0
+        return int(any(getattr(values, name) for name in _SINCE.get(unit, ())))
 
 
-def _reached(values: tuple[int, ...], unit: TimeUnit) -> float:
-    count = values[_COUNTERS[unit]]
+def _reached(values: TrainingTime, unit: TimeUnit) -> float:
+    count: int = getattr(values, _COUNTERS[unit])
     return count / 1_000_000 if unit is TimeUnit.SECOND else count
 
 

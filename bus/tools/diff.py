@@ -17,6 +17,7 @@ from bus.tools.rows import COUNTERS, DURATIONS, as_row
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import FIELD as HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in, is_of_the_training
+from bus.types.timestamp import TrainingTime
 
 __all__ = ["Diff", "EventDifference", "FieldDifference", "HyperparameterDifference", "MetricDifference", "diff"]
 
@@ -38,7 +39,6 @@ _FACTS = frozenset(
         *_INNER_TIMES,
     )
 )
-_BATCH = 2
 _COUNTED = 10
 _LISTED = 20
 
@@ -221,7 +221,7 @@ class _Side:
         for record in self._records:
             name, seq = record.topic.name, record.event.seq
             # An end has no training time of its own, nor may other events of a loop that is not ours.
-            batch = max(self.batch, record.event.timestamp[_BATCH])
+            batch = max(self.batch, record.event.timestamp.batch)
             if name == CUT or seq > self._seq + 1:
                 self._holes.append((before, batch))
             self._seq, self.batch = seq, batch
@@ -308,8 +308,10 @@ def _key(record: Recorded, counts: "Counter[Any]") -> _Key:
 
 
 def _batch_of(timestamp: Any) -> int:
-    counted = isinstance(timestamp, list) and len(timestamp) > _BATCH and isinstance(timestamp[_BATCH], int)
-    return timestamp[_BATCH] if counted else 0
+    if not isinstance(timestamp, list) or len(timestamp) < len(TrainingTime._fields):
+        return 0
+    batch = TrainingTime._make(timestamp[: len(TrainingTime._fields)]).batch
+    return batch if isinstance(batch, int) else 0
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any], tolerance: float) -> tuple[HyperparameterDifference, ...]:
@@ -350,7 +352,7 @@ class _Comparison:
         found = EventDifference(
             a.topic.rank,
             a.topic.name,
-            a.event.timestamp[1],
+            a.event.timestamp.epoch,
             batch,
             a.event.seq,
             b.event.seq,
@@ -363,7 +365,7 @@ class _Comparison:
 
     def note_missing(self, side: str, batch: int, place: int, record: Recorded) -> None:
         """Takes in an event that only one of them has."""
-        seq, epoch = record.event.seq, record.event.timestamp[1]
+        seq, epoch = record.event.seq, record.event.timestamp.epoch
         of_a, of_b = (seq, None) if side == "A" else (None, seq)
         self._note(batch, place, EventDifference(record.topic.rank, record.topic.name, epoch, batch, of_a, of_b))
 

@@ -230,7 +230,7 @@ def _still_left_out(stated: list[LeftOut], last: Recorded | None, following: Rec
                 last=event.seq - 1,
                 base_last=base_before(following),
                 time=event.time,
-                timestamp=tuple(event.timestamp[:14]),
+                timestamp=event.timestamp,
             )
         if one.first > one.last:
             continue

@@ -17,6 +17,7 @@ from bus.recording.recording import Recording
 from bus.types.commands import Outcome
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
+from bus.types.timestamp import TrainingTime
 
 __all__ = [
     "LeftOut",
@@ -48,7 +49,7 @@ class LeftOut(NamedTuple):
     """Number of base events up to the last of them."""
     time: int
     """When the last of them happened, in nanoseconds since 1970."""
-    timestamp: tuple[int, ...]
+    timestamp: TrainingTime
     """Training time at the last of them, see :attr:`bus.types.timestamp.Timestamp.values`."""
 
     def encode(self, run: str, attempt: int) -> "Recorded":
@@ -65,7 +66,7 @@ class LeftOut(NamedTuple):
         """What is said of a single event."""
         event, rank = record.event, record.topic.rank
         base_first = base_before(record) + 1
-        return cls(rank, event.seq, event.seq, base_first, event.base_seq, event.time, tuple(event.timestamp[:14]))
+        return cls(rank, event.seq, event.seq, base_first, event.base_seq, event.time, event.timestamp)
 
     @classmethod
     def of(cls, record: "Recorded") -> "LeftOut | None":
@@ -78,9 +79,7 @@ class LeftOut(NamedTuple):
             return None
         if not (1 <= first <= event.seq and 1 <= base_first <= event.base_seq + 1):
             return None
-        return cls(
-            record.topic.rank, first, event.seq, base_first, event.base_seq, event.time, tuple(event.timestamp[:14])
-        )
+        return cls(record.topic.rank, first, event.seq, base_first, event.base_seq, event.time, event.timestamp)
 
 
 class Recorded(NamedTuple):

@@ -38,7 +38,7 @@ class RankClocks:
             self._note_host(state)
         if rank and self._hosts.get(rank) == self._hosts.get(0):
             return
-        place = (event.value, state.timestamp.values[2], state.time_ns)
+        place = (event.value, state.timestamp.values.batch, state.time_ns)
         self._waiting.setdefault(rank, deque(maxlen=_WAITING)).append(place)
         for other in [rank] if rank else self._waiting:
             self._compare(other)

@@ -184,18 +184,18 @@ class TraceWriter:
     def _fit_start(self, state: Snapshot, rank: _Rank) -> None:
         rank.resumed = rank.now
         values = state.timestamp.values
-        if values[7]:
+        if values.batch_in_epoch:
             # An epoch that is gone on with: its beginning is in another attempt.
-            args = {"resumed at batch": values[2]}
-            self._trace.begin(state.rank, _EPOCHS, f"epoch {values[1] + 1}", rank.now, args)
+            args = {"resumed at batch": values.batch}
+            self._trace.begin(state.rank, _EPOCHS, f"epoch {values.epoch + 1}", rank.now, args)
 
     def _epoch_start(self, state: Snapshot, rank: _Rank) -> None:
-        self._trace.begin(state.rank, _EPOCHS, f"epoch {state.timestamp.values[1] + 1}", rank.now)
+        self._trace.begin(state.rank, _EPOCHS, f"epoch {state.timestamp.values.epoch + 1}", rank.now)
 
     def _epoch_end(self, state: Snapshot, rank: _Rank) -> None:
         self._trace.end(state.rank, _EPOCHS, rank.now)
         if state.rank == 0:
-            self._trace.instant(0, _EVENTS, f"epoch {state.timestamp.values[1]} ends", rank.now, _place(state))
+            self._trace.instant(0, _EVENTS, f"epoch {state.timestamp.values.epoch} ends", rank.now, _place(state))
 
     def _checkpoint(self, state: Snapshot, rank: _Rank) -> None:
         # BATCH_CHECKPOINT may come with every batch; where somebody asked for the weights it is a checkpoint.
@@ -203,7 +203,7 @@ class TraceWriter:
             self._trace.instant(0, _EVENTS, state.event.value, rank.now, _place(state))
 
     def _batch_end(self, state: Snapshot, rank: _Rank) -> None:
-        batch, began = state.timestamp.values[2], rank.resumed
+        batch, began = state.timestamp.values.batch, rank.resumed
         if rank.first is None:
             rank.first, rank.first_began = batch, began
         rank.last, rank.last_ended, rank.resumed = batch, rank.now, rank.now
@@ -304,7 +304,7 @@ class TraceWriter:
             if outcome.time_ns is not None:
                 has_come, at = outcome.time_ns <= state.time_ns, self._at(0, outcome.time_ns)
             else:
-                has_come, at = state.timestamp.values[2] >= (outcome.batch or 0), now
+                has_come, at = state.timestamp.values.batch >= (outcome.batch or 0), now
             if has_come:
                 self._draw_command(outcome, at)
             else:
@@ -379,4 +379,4 @@ def _create(path: Path) -> TextIO:
 
 def _place(state: Snapshot) -> dict[str, Any]:
     values = state.timestamp.values
-    return {"epoch": values[1], "batch": values[2]}
+    return {"epoch": values.epoch, "batch": values.batch}

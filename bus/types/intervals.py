@@ -2,13 +2,12 @@
 decide by :func:`is_due`, from what every snapshot says."""
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from bus.errors import ConfigurationError, InvalidTimeError, TimeUnitError
 from bus.types.event import Event
-from bus.types.timestamp import Time, TimeUnit
+from bus.types.timestamp import Time, TimeUnit, TrainingTime
 
 __all__ = [
     "AT_END",
@@ -29,8 +28,6 @@ AT_END = "end"
 """The interval that stands for the end of the training alone; ``1ep+end`` is both."""
 
 _LONGEST_TEXT = 40
-_BATCH = 2
-_BATCH_IN_EPOCH = 7
 
 MICROBATCH_EVENTS = frozenset(
     {
@@ -73,28 +70,29 @@ BATCH_EVENTS = frozenset(_COUNTED_BY)
 
 _WITHIN_BATCH = BATCH_EVENTS - _AFTER
 
-# Where each unit is counted in Timestamp.values, and how much of that makes one.
+# Where each unit is counted in a TrainingTime, and how much of that makes one.
+_index_of = TrainingTime._fields.index
 _COUNTERS = {
-    TimeUnit.ITERATION: (0, 1),
-    TimeUnit.EPOCH: (1, 1),
-    TimeUnit.BATCH: (_BATCH, 1),
-    TimeUnit.SAMPLE: (3, 1),
-    TimeUnit.TOKEN: (4, 1),
-    TimeUnit.SECOND: (10, 1_000_000),
+    TimeUnit.ITERATION: (_index_of("iteration"), 1),
+    TimeUnit.EPOCH: (_index_of("epoch"), 1),
+    TimeUnit.BATCH: (_index_of("batch"), 1),
+    TimeUnit.SAMPLE: (_index_of("sample"), 1),
+    TimeUnit.TOKEN: (_index_of("token"), 1),
+    TimeUnit.SECOND: (_index_of("total_wct"), 1_000_000),
 }
 _EVENTS_OF = {TimeUnit.EPOCH: _AFTER_EPOCH, TimeUnit.ITERATION: _AFTER_ITERATION}
 
 
 class Moment(NamedTuple):
     """What tells whether an interval is due: an event, and how far the training, the evaluation and the prediction were
-    then, as the values of a :class:`~bus.types.timestamp.Timestamp`, ``None`` for all zero."""
+    then; ``None`` for all zero."""
 
     event: Event
-    timestamp: Sequence[int]
-    previous: Sequence[int] | None = None
+    timestamp: TrainingTime
+    previous: TrainingTime | None = None
     """The training time before the last batch, epoch or iteration ended."""
-    eval_timestamp: Sequence[int] | None = None
-    predict_timestamp: Sequence[int] | None = None
+    eval_timestamp: TrainingTime | None = None
+    predict_timestamp: TrainingTime | None = None
     max_duration: Time | None = None
     dataloader_len: int | None = None
     """Batches in an epoch."""
@@ -104,20 +102,20 @@ class Moment(NamedTuple):
 
 def batch_number(
     event: Event,
-    timestamp: Sequence[int],
-    eval_timestamp: Sequence[int] | None = None,
-    predict_timestamp: Sequence[int] | None = None,
+    timestamp: TrainingTime,
+    eval_timestamp: TrainingTime | None = None,
+    predict_timestamp: TrainingTime | None = None,
 ) -> int:
     """Which batch an event belongs to, from 1; 0 for one that belongs to none, such as EPOCH_END.
 
-    The timestamps are the values of :class:`~bus.types.timestamp.Timestamp` at the event, ``None`` for all zero.
-    Batches of an evaluation or a prediction are counted by its own."""
+    ``None`` is a training time of nothing but zeros. Batches of an evaluation or a prediction are counted by its
+    own."""
     counted_by = _COUNTED_BY.get(event)
     if counted_by is None:
         return 0
     which, ahead = counted_by
     values = (timestamp, eval_timestamp, predict_timestamp)[which]
-    return (values[_BATCH] if values is not None else 0) + ahead
+    return (values.batch if values is not None else 0) + ahead
 
 
 def is_due(interval: int | str, moment: Moment) -> bool:
@@ -165,7 +163,7 @@ def _is_end(moment: Moment) -> bool:
     return moment.event in _AFTER_BATCH or not (moment.previous and _is_reached(moment.previous, moment.max_duration))
 
 
-def _is_reached(timestamp: Sequence[int], max_duration: Time | None) -> bool:
+def _is_reached(timestamp: TrainingTime, max_duration: Time | None) -> bool:
     if max_duration is None:
         return False
     index, limit = counter_of(max_duration)
@@ -182,14 +180,14 @@ def _is_first(time: Time, moment: Moment) -> bool:
     time = _in_units(time, moment.max_duration, moment.dataloader_len)
     timestamp = moment.timestamp
     if time.unit is TimeUnit.EPOCH:
-        return timestamp[_BATCH_IN_EPOCH] == 0 and timestamp[1] % int(time.value) == 0
+        return timestamp.batch_in_epoch == 0 and timestamp.epoch % int(time.value) == 0
     if time.unit is TimeUnit.BATCH:
-        return timestamp[_BATCH] % int(time.value) == 0
+        return timestamp.batch % int(time.value) == 0
     # Samples and the like of the batches to come are not known.
-    return timestamp[_BATCH] == 0
+    return timestamp.batch == 0
 
 
-def passes(step: Time, timestamp: Sequence[int], previous: Sequence[int] | None) -> bool:
+def passes(step: Time, timestamp: TrainingTime, previous: TrainingTime | None) -> bool:
     """Whether the count of a time's unit has passed a multiple of it since ``previous``, ``None`` for the start."""
     index, size = counter_of(step)
     before = 0 if previous is None else previous[index]
@@ -197,7 +195,7 @@ def passes(step: Time, timestamp: Sequence[int], previous: Sequence[int] | None)
 
 
 def counter_of(time: Time) -> tuple[int, int]:
-    """Where a time's unit stands in ``Timestamp.values``, and the time in what is counted there."""
+    """Where a time's unit stands in a :class:`TrainingTime`, and the time in what is counted there."""
     index, scale = _COUNTERS[time.unit]
     return index, int(time.value) * scale
 

@@ -7,12 +7,12 @@ import datetime
 import operator
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from bus.errors import TimeUnitError
 from bus.types.time import Time, TimeInput, TimeUnit
 
-__all__ = ["Time", "TimeInput", "TimeUnit", "Timestamp", "wall_clock"]
+__all__ = ["Time", "TimeInput", "TimeUnit", "Timestamp", "TrainingTime", "wall_clock"]
 
 _NO_TIME = datetime.timedelta(0)
 _MICROSECOND = datetime.timedelta(microseconds=1)
@@ -30,6 +30,27 @@ _COUNTERS = {
 }
 _DURATIONS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
 _INDEX_OF_UNIT = {unit: index for index, unit in enumerate(list(_COUNTERS.values())[:5])}
+_new_tuple = tuple.__new__
+
+
+class TrainingTime(NamedTuple):
+    """The numbers of a :class:`Timestamp`, in the order in which they travel: ten counts and, in microseconds, four
+    durations."""
+
+    iteration: int = 0
+    epoch: int = 0
+    batch: int = 0
+    sample: int = 0
+    token: int = 0
+    epoch_in_iteration: int = 0
+    token_in_iteration: int = 0
+    batch_in_epoch: int = 0
+    sample_in_epoch: int = 0
+    token_in_epoch: int = 0
+    total_wct: int = 0
+    iteration_wct: int = 0
+    epoch_wct: int = 0
+    batch_wct: int = 0
 
 
 class Timestamp:
@@ -46,7 +67,7 @@ class Timestamp:
     """
 
     __slots__ = ("_values",)
-    _values: tuple[int, ...]
+    _values: TrainingTime
 
     def __init__(
         self,
@@ -68,18 +89,18 @@ class Timestamp:
         totals = (iteration, epoch, batch, sample, token)
         parts = (epoch_in_iteration, token_in_iteration, batch_in_epoch, sample_in_epoch, token_in_epoch)
         durations = (total_wct, iteration_wct, epoch_wct, batch_wct)
-        self._values = (*map(_count, (*totals, *parts), _COUNTERS), *map(_microseconds, durations))
+        self._values = TrainingTime(*map(_count, (*totals, *parts), _COUNTERS), *map(_microseconds, durations))
 
     @classmethod
     def from_values(cls, values: Iterable[int]) -> "Timestamp":
         """Makes a timestamp of :attr:`values`, unchecked: for what was checked when it was written."""
         self = cls.__new__(cls)
-        self._values = tuple(values)
+        self._values = values if type(values) is TrainingTime else TrainingTime._make(values)
         return self
 
     @property
-    def values(self) -> tuple[int, ...]:
-        """The 14 numbers, in the order of the constructor; durations in microseconds."""
+    def values(self) -> TrainingTime:
+        """The 14 numbers; durations in microseconds."""
         return self._values
 
     def get(self, unit: TimeUnit | str) -> Time:
@@ -88,7 +109,7 @@ class Timestamp:
         Raises :class:`bus.errors.TimeUnitError` for ``dur``: a timestamp does not know how long the run will be."""
         unit = TimeUnit(unit)
         if unit is TimeUnit.SECOND:
-            return Time(self._values[10] // 1_000_000, unit)
+            return Time(self._values.total_wct // 1_000_000, unit)
         if unit is TimeUnit.DURATION:
             raise TimeUnitError(
                 "a timestamp does not know its share of the training ('dur'): "
@@ -106,21 +127,24 @@ class Timestamp:
             self._values
         )
         following = Timestamp.__new__(Timestamp)
-        following._values = (
-            iteration,
-            epoch,
-            batch + 1,
-            sample + samples,
-            token + tokens,
-            epoch_i,
-            token_i + tokens,
-            batch_e + 1,
-            sample_e + samples,
-            token_e + tokens,
-            total + microseconds,
-            in_i + microseconds,
-            in_e + microseconds,
-            microseconds,
+        following._values = _new_tuple(
+            TrainingTime,
+            (
+                iteration,
+                epoch,
+                batch + 1,
+                sample + samples,
+                token + tokens,
+                epoch_i,
+                token_i + tokens,
+                batch_e + 1,
+                sample_e + samples,
+                token_e + tokens,
+                total + microseconds,
+                in_i + microseconds,
+                in_e + microseconds,
+                microseconds,
+            ),
         )
         return following
 
@@ -133,16 +157,34 @@ class Timestamp:
     def to_next_epoch(self, tokens: TimeInput = 0, duration: datetime.timedelta | None = None) -> "Timestamp":
         """The timestamp at the start of the next epoch; ``tokens`` and ``duration`` came after the last batch."""
         more_tokens, more_time = _count(tokens, "token"), _microseconds(duration)
-        iteration, epoch, batch, sample, token, epoch_i, token_i, *_ = self._values
-        total, in_i = self._values[10:12]
-        counts = (iteration, epoch + 1, batch, sample, token + more_tokens, epoch_i + 1, token_i + more_tokens, 0, 0, 0)
-        return Timestamp.from_values((*counts, total + more_time, in_i + more_time, 0, 0))
+        now = self._values
+        return Timestamp.from_values(
+            TrainingTime(
+                iteration=now.iteration,
+                epoch=now.epoch + 1,
+                batch=now.batch,
+                sample=now.sample,
+                token=now.token + more_tokens,
+                epoch_in_iteration=now.epoch_in_iteration + 1,
+                token_in_iteration=now.token_in_iteration + more_tokens,
+                total_wct=now.total_wct + more_time,
+                iteration_wct=now.iteration_wct + more_time,
+            )
+        )
 
     def to_next_iteration(self, duration: datetime.timedelta | None = None) -> "Timestamp":
         """The timestamp at the start of the next iteration; ``duration`` came after the last batch."""
-        iteration, *totals = self._values[:5]
-        total = self._values[10] + _microseconds(duration)
-        return Timestamp.from_values((iteration + 1, *totals, 0, 0, 0, 0, 0, total, 0, 0, 0))
+        now = self._values
+        return Timestamp.from_values(
+            TrainingTime(
+                iteration=now.iteration + 1,
+                epoch=now.epoch,
+                batch=now.batch,
+                sample=now.sample,
+                token=now.token,
+                total_wct=now.total_wct + _microseconds(duration),
+            )
+        )
 
     def __repr__(self) -> str:
         counters = [f"{name}={value}" for name, value in zip(_COUNTERS, self._values, strict=False)]
@@ -187,72 +229,72 @@ class Timestamp:
     @property
     def iteration(self) -> Time:
         """Complete iterations."""
-        return Time(self._values[0], TimeUnit.ITERATION)
+        return Time(self._values.iteration, TimeUnit.ITERATION)
 
     @property
     def epoch(self) -> Time:
         """Complete epochs."""
-        return Time(self._values[1], TimeUnit.EPOCH)
+        return Time(self._values.epoch, TimeUnit.EPOCH)
 
     @property
     def batch(self) -> Time:
         """Batches trained on."""
-        return Time(self._values[2], TimeUnit.BATCH)
+        return Time(self._values.batch, TimeUnit.BATCH)
 
     @property
     def sample(self) -> Time:
         """Samples trained on."""
-        return Time(self._values[3], TimeUnit.SAMPLE)
+        return Time(self._values.sample, TimeUnit.SAMPLE)
 
     @property
     def token(self) -> Time:
         """Tokens trained on."""
-        return Time(self._values[4], TimeUnit.TOKEN)
+        return Time(self._values.token, TimeUnit.TOKEN)
 
     @property
     def epoch_in_iteration(self) -> Time:
         """Complete epochs of this iteration."""
-        return Time(self._values[5], TimeUnit.EPOCH)
+        return Time(self._values.epoch_in_iteration, TimeUnit.EPOCH)
 
     @property
     def token_in_iteration(self) -> Time:
         """Tokens of this iteration."""
-        return Time(self._values[6], TimeUnit.TOKEN)
+        return Time(self._values.token_in_iteration, TimeUnit.TOKEN)
 
     @property
     def batch_in_epoch(self) -> Time:
         """Batches of this epoch."""
-        return Time(self._values[7], TimeUnit.BATCH)
+        return Time(self._values.batch_in_epoch, TimeUnit.BATCH)
 
     @property
     def sample_in_epoch(self) -> Time:
         """Samples of this epoch."""
-        return Time(self._values[8], TimeUnit.SAMPLE)
+        return Time(self._values.sample_in_epoch, TimeUnit.SAMPLE)
 
     @property
     def token_in_epoch(self) -> Time:
         """Tokens of this epoch."""
-        return Time(self._values[9], TimeUnit.TOKEN)
+        return Time(self._values.token_in_epoch, TimeUnit.TOKEN)
 
     @property
     def total_wct(self) -> datetime.timedelta:
         """Time spent training since the start of the run."""
-        return datetime.timedelta(microseconds=self._values[10])
+        return datetime.timedelta(microseconds=self._values.total_wct)
 
     @property
     def iteration_wct(self) -> datetime.timedelta:
         """Time spent training in this iteration."""
-        return datetime.timedelta(microseconds=self._values[11])
+        return datetime.timedelta(microseconds=self._values.iteration_wct)
 
     @property
     def epoch_wct(self) -> datetime.timedelta:
         """Time spent training in this epoch."""
-        return datetime.timedelta(microseconds=self._values[12])
+        return datetime.timedelta(microseconds=self._values.epoch_wct)
 
     @property
     def batch_wct(self) -> datetime.timedelta:
         """Time that the last batch took."""
-        return datetime.timedelta(microseconds=self._values[13])
+        return datetime.timedelta(microseconds=self._values.batch_wct)
 
 
 _NAMES = (*_COUNTERS, *_DURATIONS)

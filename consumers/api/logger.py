@@ -409,7 +409,7 @@ class Logger:
             return int(chosen)
         if self._state is None:
             raise ConfigurationError(f"{method}() was called before the first event: pass step=... there")
-        return self._state.timestamp.values[2]
+        return self._state.timestamp.values.batch
 
 
 def _checked(name: str, value: Any) -> LogValue:

@@ -171,7 +171,7 @@ class CheckpointSaver(Callback):
         return self._field in state.on_demand and not self._is_refused and state.previous_timestamp is not None
 
     def _is_saved(self, state: Snapshot) -> bool:
-        return self._last_saved is not None and self._last_saved.values[2] == state.timestamp.values[2]
+        return self._last_saved is not None and self._last_saved.values.batch == state.timestamp.values.batch
 
     def _save(self, folder: "_Folder", state: Snapshot, named: Timestamp, logger: Logger) -> None:
         path, saved = folder.path_at(named), folder.state_dict()["saved"]

@@ -94,8 +94,8 @@ class MemoryMonitor(Callback):
             return
         report = _report(statistics, self._keys)
         if state.rank == 0:
-            _log_memory(logger, report, state.timestamp.values[2])
-        batch = state.timestamp.values[2]
+            _log_memory(logger, report, state.timestamp.values.batch)
+        batch = state.timestamp.values.batch
         if self._interval is not None and batch % self._interval == 0:
             reports = self._reports.setdefault(batch, {})
             reports[state.rank] = report

@@ -100,7 +100,7 @@ class RuntimeEstimator(Callback):
         part = self._elapsed_part(state.timestamp, state.max_duration)
         if part is not None:
             evaluations = self._evaluations.setdefault(state.dataloader_label or "", _Evaluations())
-            evaluations.add(state.eval_timestamp.values[10], part - self._start_part)
+            evaluations.add(state.eval_timestamp.values.total_wct, part - self._start_part)
 
     @property
     def _eval_seconds(self) -> float:

@@ -81,9 +81,9 @@ class SpeedMonitor(Callback):
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         """Takes in the batch and logs."""
         timestamp = state.timestamp.values
-        train_seconds = timestamp[10] / 1e6
-        self._samples.append(timestamp[3])
-        self._tokens.append(timestamp[4])
+        train_seconds = timestamp.total_wct / 1e6
+        self._samples.append(timestamp.sample)
+        self._tokens.append(timestamp.token)
         self._seconds.append(train_seconds)
         flops = state.fields.get("flops_per_batch")
         if flops is not None:
@@ -103,7 +103,7 @@ class SpeedMonitor(Callback):
 
     def eval_end(self, state: Snapshot, logger: Logger) -> None:
         """Adds up the time spent evaluating."""
-        self._eval_seconds += state.eval_timestamp.values[10] / 1e6
+        self._eval_seconds += state.eval_timestamp.values.total_wct / 1e6
 
     def _log_throughput(self, elapsed: float, state: Snapshot, logger: Logger) -> None:
         if len(self._seconds) < _full(self._seconds):

@@ -237,7 +237,7 @@ def _serves_replay(run_dir: Path) -> bool:
 
 def _phase(event: Event, state: Snapshot) -> str:
     """What a training that shows no event after this one is at."""
-    batch, epoch = state.timestamp.values[2], state.timestamp.values[1]
+    batch, epoch = state.timestamp.values.batch, state.timestamp.values.epoch
     if event is Event.BEFORE_DATALOADER:
         return f"in the dataloader, after batch {batch}"
     if event is Event.AFTER_DATALOADER:
@@ -249,9 +249,9 @@ def _phase(event: Event, state: Snapshot) -> str:
     if event is Event.EPOCH_START:
         return f"before the first batch of epoch {epoch + 1} is through"
     if event.is_predict:
-        return f"in the prediction, after its batch {state.predict_timestamp.values[2]}"
+        return f"in the prediction, after its batch {state.predict_timestamp.values.batch}"
     if event in _IN_EVALUATION:
-        return f"in the evaluation of {state.dataloader_label}, after its batch {state.eval_timestamp.values[2]}"
+        return f"in the evaluation of {state.dataloader_label}, after its batch {state.eval_timestamp.values.batch}"
     return f"after {event.value}, which came after batch {batch}"
 
 

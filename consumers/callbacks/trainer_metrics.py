@@ -53,7 +53,7 @@ class TrainerMetrics(Callback):
         """Logs the batch under the step at which it began."""
         # A loop that does not say where the batch began still gets its loss logged, under the step that it is at.
         began = state.previous_timestamp or state.timestamp
-        step = began.values[2]
+        step = began.values.batch
         logger.log_metrics(_times(began, counts_tokens=state.timestamp.token > 0), step)
         if state.loss is not None:
             losses = {"total": state.loss, **state.losses}
@@ -62,13 +62,13 @@ class TrainerMetrics(Callback):
 
     def epoch_end(self, state: Snapshot, logger: Logger) -> None:
         """Logs the training metrics as they stand after the epoch."""
-        _log_metrics_of("train", state.train_metrics, state.timestamp.values[2], logger)
+        _log_metrics_of("train", state.train_metrics, state.timestamp.values.batch, logger)
 
     def eval_end(self, state: Snapshot, logger: Logger) -> None:
         """Logs the metrics of the evaluator that is through."""
         label = state.dataloader_label
         if label is not None:
-            _log_metrics_of(label, state.eval_metrics.get(label, {}), state.timestamp.values[2], logger)
+            _log_metrics_of(label, state.eval_metrics.get(label, {}), state.timestamp.values.batch, logger)
 
     def fit_end(self, state: Snapshot, logger: Logger) -> None:
         """Logs how far the run came."""

@@ -179,7 +179,7 @@ class ConsoleLogger(LoggerDestination):
 def shown_epoch(state: Snapshot) -> int:
     """The number of the epoch that an event is about, from 0. Of its end, and of an evaluation after it, that is the
     epoch that is over, while the timestamp has the next one."""
-    epoch = state.timestamp.values[1]
+    epoch = state.timestamp.values.epoch
     comes_after = state.event in _AFTER_AN_EPOCH or state.event.is_eval
     return epoch - 1 if comes_after and epoch and state.timestamp.batch_in_epoch == 0 else epoch
 

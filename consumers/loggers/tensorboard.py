@@ -90,8 +90,8 @@ class TensorboardLogger(FileDestination):
         """Writes them as a table, and for the HParams dashboard."""
         # They come before the rows of their event, and those of a batch may have the step at which it began.
         began = state.previous_timestamp if state.event is Event.BATCH_END else None
-        self._begin_attempt(state, (began or state.timestamp).values[2])
-        step = state.timestamp.values[2]
+        self._begin_attempt(state, (began or state.timestamp).values.batch)
+        step = state.timestamp.values.batch
         values = {name: _plain(value) for name, value in hyperparameters.items()}
         table = _markdown(["name", "value"], list(map(list, values.items())))
         self._write_values([_text("hyperparameters", table)], state.time, step)

@@ -203,7 +203,7 @@ class WandBLogger(LoggerDestination):
 
         name = re.sub(r"[^a-zA-Z0-9_.-]", ".", entry.remote_file_name)
         file_name = entry.remote_file_name.rpartition("/")[2]
-        epoch, batch = state.timestamp.values[1], state.timestamp.values[2]
+        epoch, batch = state.timestamp.values.epoch, state.timestamp.values.batch
         with _refusals():
             artifact = wandb.Artifact(name, Path(file_name).suffix.lstrip(".") or "file", metadata={"batch": batch})
             artifact.add_file(str(entry.file_path), name=file_name)

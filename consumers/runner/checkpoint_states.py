@@ -34,7 +34,6 @@ STATE_DIR = "consumers"
 """Where in a run's directory consumers keep their states."""
 
 _KEPT = 100
-_BATCH = 2
 
 
 class CheckpointStates:
@@ -89,7 +88,7 @@ class CheckpointStates:
             where = "" if dispatcher.place.run_dir else ": the run's directory is on another machine"
             say(
                 f"{names} begin{'s' if len(missing) == 1 else ''} anew: no state was kept for the checkpoint at batch "
-                f"{mark.timestamp.values[_BATCH]} of run {mark.run}, and no recording was found in which it is "
+                f"{mark.timestamp.values.batch} of run {mark.run}, and no recording was found in which it is "
                 f"saved{where}; checkpoints that were saved without a stream, or by a consumer, have none",
                 err=True,
             )
@@ -116,7 +115,7 @@ class CheckpointStates:
             return list(members)
         recording, marks = found
         say(
-            f"{self._name}: reading {recording.path} up to the checkpoint at batch {mark.timestamp.values[_BATCH]}, to "
+            f"{self._name}: reading {recording.path} up to the checkpoint at batch {mark.timestamp.values.batch}, to "
             "continue from there",
             err=True,
         )
@@ -189,7 +188,7 @@ class CheckpointStates:
         values = mark.timestamp.values
         # The whole training time, because a batch that is trained again has another one.
         digest = hashlib.sha256(repr(values[:14]).encode()).hexdigest()[:16]
-        return directory / f"{self._name}.checkpoints" / f"ba{values[_BATCH]}-{digest}.state"
+        return directory / f"{self._name}.checkpoints" / f"ba{values.batch}-{digest}.state"
 
     def _say_once(self, problem: str) -> None:
         if problem not in self._problems:

@@ -359,15 +359,14 @@ class MemoryStream:
             fields["on_demand"] = on_demand
         seq, base_seq = self._numbers[rank]
         self._numbers[rank] = seq, base_seq = seq + 1, base_seq + (event in BASE_EVENTS)
-        previous = None if self._previous is None else list(self._previous.values)
-        timestamp = list(self._timestamp.values)
+        previous = None if self._previous is None else self._previous.values
         body = EventBody(
             PROTOCOL_VERSION,
             self.attempt,
             seq,
             base_seq,
             self._time_ns,
-            timestamp,
+            self._timestamp.values,
             previous,
             fields,
             dict(self._context),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from bus.errors import CheckpointError, ConfigurationError
-from bus.types.timestamp import Time, Timestamp
+from bus.types.timestamp import Time, Timestamp, TrainingTime
 from trainer.arguments.values import optimizer_names
 from trainer.checkpoints.file import (
     import_torch,
@@ -264,7 +264,7 @@ class Checkpoints:
         return latest
 
 
-def _tell_nobody(action: str, timestamp: tuple[int, ...], run: str | None = None) -> None:
+def _tell_nobody(action: str, timestamp: TrainingTime, run: str | None = None) -> None:
     """Of a training without a stream."""
 
 
@@ -299,7 +299,7 @@ def _gather(
 
 def _orders(state: State, order: EpochOrder, ranks: Ranks | None, data: DataSpec) -> list[Any]:
     """Where each rank is in its data."""
-    own = order.tree(data.dataloader, state.timestamp.values[7] > 0)
+    own = order.tree(data.dataloader, state.timestamp.values.batch_in_epoch > 0)
     if ranks is None:
         return [own]
     return [msgpack.unpackb(one, strict_map_key=False) for one in ranks.collect(msgpack.packb(own))]

@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
-from bus.types.timestamp import Time
+from bus.types.timestamp import Time, TrainingTime
 from trainer.arguments.durations import Interval
 from trainer.checkpoints.folder import CheckpointFolder
 from trainer.engine.state import State
@@ -18,9 +18,7 @@ _EVENTS = (Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT, Event.BATCH_CHECK
 class Announce(Protocol):
     """Tells the stream where a checkpoint is saved or loaded, as :meth:`bus.Publisher.mark_checkpoint` does."""
 
-    def __call__(
-        self, action: Literal["save", "load"], timestamp: tuple[int, ...], run: str | None = None
-    ) -> object: ...
+    def __call__(self, action: Literal["save", "load"], timestamp: TrainingTime, run: str | None = None) -> object: ...
 
 
 class NoSaver:
@@ -65,7 +63,7 @@ class CheckpointSaver:
         self._gather: Callable[[], dict[str, Any]] = dict
         self._planned: Interval | None = None
         # What a training goes on from, or begins with, needs not be written again.
-        self._last_batch = state.timestamp.values[2]
+        self._last_batch = state.timestamp.values.batch
         self._last_evaluation: Any = self._evaluation
         self.watched: frozenset[Event] = frozenset()
 
@@ -79,7 +77,7 @@ class CheckpointSaver:
         """Writes a checkpoint if one is due at this event, or the training is over here."""
         state = self._state
         assert self._planned is not None  # the loop runs after plan()
-        if state.timestamp.values[2] == self._last_batch:
+        if state.timestamp.values.batch == self._last_batch:
             return
         if self._planned.is_due(event, state.timestamp, state.previous_timestamp) or state.reached_max_duration():
             self.save()
@@ -88,7 +86,7 @@ class CheckpointSaver:
         """Writes the last checkpoint again if the model has been evaluated since."""
         if self._weights_only:
             return
-        if self._last_batch == self._state.timestamp.values[2] and self._last_evaluation is not self._evaluation:
+        if self._last_batch == self._state.timestamp.values.batch and self._last_evaluation is not self._evaluation:
             tree = self._gather()
             if self._state.rank == 0:
                 self._announce("save", self._state.timestamp.values)
@@ -105,12 +103,12 @@ class CheckpointSaver:
             self._folder.save(self._state.timestamp, tree)
         else:
             self._join(tree)
-        self._last_batch = self._state.timestamp.values[2]
+        self._last_batch = self._state.timestamp.values.batch
         self._last_evaluation = self._evaluation
 
     def save_now(self) -> None:
         """Writes a checkpoint unless this batch has one; with several ranks all have to come here."""
-        if self._last_batch != self._state.timestamp.values[2]:
+        if self._last_batch != self._state.timestamp.values.batch:
             self.save()
 
     @property

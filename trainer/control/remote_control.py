@@ -128,7 +128,7 @@ class RemoteControl:
         then = self._scripted.get(id(command))
         if then is None or then.batch is None:
             return False
-        batch = self._state.timestamp.values[2]
+        batch = self._state.timestamp.values.batch
         place, place_then = (_PLACES.get(one, _LAST_PLACE) for one in (event.value, then.event or ""))
         return batch < then.batch or (batch == then.batch and place < place_then)
 
@@ -144,7 +144,7 @@ class RemoteControl:
         self._answer(command, event, error)
 
     def _answer(self, command: Command, event: Event, error: str | None) -> None:
-        self._say(Outcome(command, event.value, self._state.timestamp.values[2], error).with_reason)
+        self._say(Outcome(command, event.value, self._state.timestamp.values.batch, error).with_reason)
         publisher = None if self._publisher is None else self._publisher()
         if publisher is not None and self._state.rank == 0:
             publisher.answer(command, event, self._state.timestamp.values, error)

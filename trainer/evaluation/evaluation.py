@@ -77,7 +77,7 @@ class Evaluation:
     def run_last(self) -> int:
         """Evaluates whatever has not been evaluated since the last batch, if there was one; returns the nanoseconds
         that it took."""
-        batch = self._state.timestamp.values[2]
+        batch = self._state.timestamp.values.batch
         if not batch:
             return 0
         due = [
@@ -120,7 +120,7 @@ class Evaluation:
         with self._evaluating():
             for evaluator in evaluators:
                 self._evaluate(evaluator)
-                self._last_batch[evaluator.label] = self._state.timestamp.values[2]
+                self._last_batch[evaluator.label] = self._state.timestamp.values.batch
         self._engine.run_event(Event.EVAL_AFTER_ALL)
         return self._clock() - began
 
@@ -163,10 +163,10 @@ class Evaluation:
             state.eval_timestamp = state.eval_timestamp.advance_batch(samples, tokens, now - batch_began)
             batch_began = now
             fire(Event.EVAL_BATCH_END)
-        if not state.eval_timestamp.values[2]:
+        if not state.eval_timestamp.values.batch:
             raise ConfigurationError(f"the dataloader of evaluator {evaluator.label!r} gave no batch: it is empty")
         state.eval_metric_values = {**state.eval_metric_values, evaluator.label: read_metrics(metrics)}
-        state.total_eval_wct += state.eval_timestamp.values[10]
+        state.total_eval_wct += state.eval_timestamp.values.total_wct
         fire(Event.EVAL_END)
 
 

@@ -73,7 +73,7 @@ class ActivationWatch:
         return self._found
 
     def _begin_pass(self, model: Any, _: Any) -> None:
-        batch = self._state.timestamp.values[2]
+        batch = self._state.timestamp.values.batch
         if not model.training or batch == self._seen_at:
             return
         self._seen_at = batch

@@ -190,7 +190,7 @@ class UpdateWatch:
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         state = self._state
-        batch = state.timestamp.values[2]
+        batch = state.timestamp.values.batch
         if batch == self._kept_at or all(optimizer is not one for one in state.optimizers):
             return
         self._kept_at = batch

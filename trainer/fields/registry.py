@@ -11,6 +11,7 @@ from bus.errors import ConfigurationError, close_matches
 from bus.protocol.snapshot import Snapshot
 from bus.types.demand import MAX_FIELD_NAME, Demand, Moment
 from bus.types.event import Event
+from bus.types.timestamp import TrainingTime
 from trainer.arguments.checks import check_function
 from trainer.engine.state import State
 from trainer.fields.activations import ACTIVATION_FIELDS
@@ -163,7 +164,7 @@ class _Schedule:
         """Whether the field is going to be asked for at one of its events in the batch that is being trained on."""
         state = self._state
         values = state.timestamp.values
-        number = values[2] + 1
+        number = values.batch + 1
         for event in self._events:
             after_batch = event is Event.BATCH_END
             moment = Moment(
@@ -298,9 +299,18 @@ class FieldsOnDemand:
             _log.warning("run %s: %s", self._state.run_name, text)
 
 
-def _after_batch(values: tuple[int, ...]) -> tuple[int, ...]:
+_MANY = 2**60
+
+
+def _after_batch(now: TrainingTime) -> TrainingTime:
     """The training time when the batch is over. How many samples, tokens and seconds that is, nobody knows yet: enough
     to be due, so that nothing that is asked for is missing."""
-    known = {2: 1, 7: 1}
-    unknown = {3, 4, 8, 9, 10}
-    return tuple(value + known.get(index, 2**60 if index in unknown else 0) for index, value in enumerate(values))
+    return now._replace(
+        batch=now.batch + 1,
+        batch_in_epoch=now.batch_in_epoch + 1,
+        sample=now.sample + _MANY,
+        token=now.token + _MANY,
+        sample_in_epoch=now.sample_in_epoch + _MANY,
+        token_in_epoch=now.token_in_epoch + _MANY,
+        total_wct=now.total_wct + _MANY,
+    )

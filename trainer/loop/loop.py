@@ -127,14 +127,14 @@ class TrainingLoop:
         self._batch_began = self._clock() // 1000
         state.fitting = True
         fire(FIT_START)
-        if state.timestamp.values[7] == 0:
+        if state.timestamp.values.batch_in_epoch == 0:
             self._order.go_on(self._data.dataloader)
         if not self._has_epoch_to_end():
             # One that was over when the checkpoint was written that the training goes on from.
             self._end_iteration_if_due()
         while not state.reached_max_duration() or self._has_epoch_to_end():
-            if state.timestamp.values[7] == 0:
-                if state.timestamp.values[5] == 0:
+            if state.timestamp.values.batch_in_epoch == 0:
+                if state.timestamp.values.epoch_in_iteration == 0:
                     fire(ITERATION_START)
                 fire(EPOCH_START)
             try:
@@ -176,12 +176,12 @@ class TrainingLoop:
                 saver.save_if_due(BATCH_CHECKPOINT)
             if commands or self._has_commands:
                 self._obey(BATCH_CHECKPOINT)
-            if ends_iterations and state.timestamp.values[7] != state.dataloader_len:
+            if ends_iterations and state.timestamp.values.batch_in_epoch != state.dataloader_len:
                 self._end_iteration_if_due()
             if now >= progress.next_draw:
                 progress.draw()
             if state.reached_max_duration():
-                if state.timestamp.values[7] == state.dataloader_len:
+                if state.timestamp.values.batch_in_epoch == state.dataloader_len:
                     return True
                 self._order.leave_epoch(self._data.dataloader)
                 return False
@@ -189,7 +189,7 @@ class TrainingLoop:
 
     def _fetch_batches(self) -> Iterator[Any]:
         state, data, fire = self._state, self._data, self._engine.run_event
-        epoch, done = state.timestamp.values[1], state.timestamp.values[7]
+        epoch, done = state.timestamp.values.epoch, state.timestamp.values.batch_in_epoch
         skip = self._order.enter_epoch(data.dataloader, epoch, done)
         batches = iter(data.dataloader)
         if done and not skip:
@@ -218,12 +218,12 @@ class TrainingLoop:
             )
         if self._ranks is not None:
             self._ranks.end_data()
-        if state.timestamp.values[7] == 0:
+        if state.timestamp.values.batch_in_epoch == 0:
             raise ConfigurationError("train_dataloader gave no batch: it is empty, or can be iterated over only once")
 
     def _has_epoch_to_end(self) -> bool:
         """Whether all batches of an epoch are done but not its end, as after resuming from its last batch."""
-        batches = self._state.timestamp.values[7]
+        batches = self._state.timestamp.values.batch_in_epoch
         return batches > 0 and batches == self._state.dataloader_len
 
     def _end_epoch(self) -> None:
@@ -246,7 +246,7 @@ class TrainingLoop:
         state = self._state
         for time in (state.max_duration, state.iteration_length):
             is_in_tokens = time is not None and time.unit is TimeUnit.TOKEN
-            if is_in_tokens and state.timestamp.values[4] == 0 and not state.stopped:
+            if is_in_tokens and state.timestamp.values.token == 0 and not state.stopped:
                 raise ConfigurationError(
                     f"there were no tokens in a whole epoch, so {str(time)!r} would never be over: wrap the dataloader "
                     "in trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit"
@@ -257,12 +257,12 @@ class TrainingLoop:
     def _check_token_intervals(self) -> None:
         """Says once of intervals that were not due, and never will be."""
         state = self._state
-        if self._token_intervals and state.timestamp.values[2] > 0 and state.rank == 0:
-            if state.timestamp.values[4] == 0:
+        if self._token_intervals and state.timestamp.values.batch > 0 and state.rank == 0:
+            if state.timestamp.values.token == 0:
                 _log.warning(
                     "run %s: there were no tokens in %d batches, so %s will not be due: wrap the dataloader in "
                     "trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit",
-                    *(state.run_name, state.timestamp.values[2], " and ".join(self._token_intervals)),
+                    *(state.run_name, state.timestamp.values.batch, " and ".join(self._token_intervals)),
                 )
             self._token_intervals = ()
 
@@ -271,15 +271,16 @@ class TrainingLoop:
         length = state.iteration_length
         if length is None:
             return
-        in_iteration = state.timestamp.values[6 if length.unit is TimeUnit.TOKEN else 5]
+        now = state.timestamp.values
+        in_iteration = now.token_in_iteration if length.unit is TimeUnit.TOKEN else now.epoch_in_iteration
         if in_iteration < length.value:
             return
         state.previous_timestamp = state.timestamp
-        in_epoch = state.timestamp.values[7] > 0
+        in_epoch = state.timestamp.values.batch_in_epoch > 0
         if in_epoch:
             # The place in the epoch stays what it is.
             state.timestamp = state.timestamp.copy(
-                iteration=state.timestamp.values[0] + 1,
+                iteration=state.timestamp.values.iteration + 1,
                 epoch_in_iteration=0,
                 token_in_iteration=0,
                 iteration_wct=datetime.timedelta(),
@@ -349,7 +350,7 @@ class TrainingLoop:
         state = self._state
         if state.dataloader_in_use[0] is not self._data:
             state.set_dataloader(self._data, "train", self._subset_num_batches)
-        elif state.timestamp.values[7] == 0:
+        elif state.timestamp.values.batch_in_epoch == 0:
             # No batch of this epoch was used: it is to be entered again as it was.
             self._order.leave_unused()
         state.stop_now()

@@ -85,7 +85,7 @@ class Microbatching:
     def _is_last_batch(self) -> bool:
         state = self._state
         length = state.dataloader_len
-        return length is None or length <= state.timestamp.values[7] + 1
+        return length is None or length <= state.timestamp.values.batch_in_epoch + 1
 
     def _halve(self, size: int) -> int:
         state = self._state
@@ -95,7 +95,7 @@ class Microbatching:
             optimizer.zero_grad()
         if state.device.name == "gpu":
             torch.cuda.empty_cache()
-        batch = state.timestamp.values[2]
+        batch = state.timestamp.values.batch
         say(f"out of memory in batch {batch}: microbatches of {size} samples from now on", err=True)
         return size
 

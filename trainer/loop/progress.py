@@ -93,7 +93,7 @@ class ProgressLines(Progress):
         self.next_draw = self._clock() + self._every
         results = self._results(but=self._told)
         self._told = self._state.eval_metric_values
-        self._write_line(_joined([f"epoch {max(self._state.timestamp.values[1] - 1, 0):>3}", *results]))
+        self._write_line(_joined([f"epoch {max(self._state.timestamp.values.epoch - 1, 0):>3}", *results]))
 
     def finish(self) -> None:
         """Writes the last line."""
@@ -118,7 +118,7 @@ class ProgressLines(Progress):
     def _position(self) -> list[str]:
         """The parts of a line that say how far the training is, the most important first."""
         state, share = self._state, self._share()
-        epoch, batch = state.timestamp.values[1], state.timestamp.values[2]
+        epoch, batch = state.timestamp.values.epoch, state.timestamp.values.batch
         parts = [f"{share:4.0%}", f"epoch {epoch}", f"batch {batch}"]
         done = share - self._share_before
         if done > 0:
@@ -133,7 +133,7 @@ class ProgressLines(Progress):
         done = float(state.timestamp.get(planned.unit).value)
         if planned.unit is TimeUnit.EPOCH and state.dataloader_len:
             # The batches of an epoch count for nothing in training time; for people they do.
-            done += state.timestamp.values[7] / state.dataloader_len
+            done += state.timestamp.values.batch_in_epoch / state.dataloader_len
         return min(1.0, done / planned.value)
 
     def _results(self, but: Mapping[str, Any] = MappingProxyType({})) -> list[str]:

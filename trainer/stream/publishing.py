@@ -13,7 +13,7 @@ from bus.types import hyperparameters
 from bus.types.demand import BASE_EVENTS, Demand, batch_number
 from bus.types.event import Event
 from bus.types.intervals import MICROBATCH_EVENTS, Moment
-from bus.types.timestamp import Timestamp
+from bus.types.timestamp import Timestamp, TrainingTime
 from trainer.arguments.values import optimizer_names
 from trainer.data.models import read_metrics
 from trainer.device.device import DeferredMap
@@ -44,8 +44,6 @@ _OVER_BUDGET = "left out here, because consumers that may only view ask for more
 
 _log = logging.getLogger("offloop")
 
-_Values = tuple[int, ...]
-
 
 class StreamPublisher(Protocol):
     """What is used of :class:`bus.publisher.Publisher`."""
@@ -65,15 +63,15 @@ class StreamPublisher(Protocol):
     def send(
         self,
         event: Event,
-        timestamp: _Values,
-        previous: _Values | None,
+        timestamp: TrainingTime,
+        previous: TrainingTime | None,
         fields: dict[str, Any],
         context: bytes,
         has_deferred: bool = False,
     ) -> None:
         """Publishes an event, with ``has_deferred`` one with fields that may be on their way."""
 
-    def demand_in_effect(self, timestamp: _Values) -> None:
+    def demand_in_effect(self, timestamp: TrainingTime) -> None:
         """Tells consumers that :attr:`demand` is met from here on."""
 
 
@@ -93,7 +91,7 @@ class _Due(NamedTuple):
     """Those that these would have, but for their budget."""
 
 
-_NOTHING_MORE = _Due(Moment(Event.INIT, ()))
+_NOTHING_MORE = _Due(Moment(Event.INIT, TrainingTime()))
 
 
 class StatePublisher:
@@ -145,7 +143,7 @@ class StatePublisher:
         self._hears_marks = False
         self._heard_version = 0
         # How often each event of a microbatch has come in the batch that began at this time.
-        self._microbatches: tuple[_Values, dict[Event, int]] = ((), {})
+        self._microbatches: tuple[tuple[int, ...], dict[Event, int]] = ((), {})
         # The batch in which the demand became another one, which is not in effect yet.
         self._changed_in: tuple[int, bool, bool] | None = None
         # The events that nothing has to be looked up for; none while a demand is to take effect.
@@ -489,6 +487,6 @@ def _told(moments: Sequence[Moment]) -> list[list[Any]]:
     return [[moment.event.value, moment.timestamp, moment.previous] for moment in moments]
 
 
-def _unless_zero(timestamp: Timestamp) -> _Values | None:
+def _unless_zero(timestamp: Timestamp) -> TrainingTime | None:
     values = timestamp.values
     return values if any(values) else None

@@ -94,7 +94,7 @@ class Phases(Callback):
         """A batch begins, and evaluations are counted from here."""
         self._resumed[state.rank] = state.time_ns
         if state.rank == 0:
-            self._evaluation.begin_training(state.timestamp.values[2])
+            self._evaluation.begin_training(state.timestamp.values.batch)
 
     def eval_before_all(self, state: Snapshot, logger: Logger) -> None:
         """An evaluation begins."""
@@ -105,7 +105,7 @@ class Phases(Callback):
         """An evaluation is over, and a batch begins."""
         self._resumed[state.rank] = state.time_ns
         if state.rank == 0:
-            self._evaluation.end(state.time_ns, state.timestamp.values[2])
+            self._evaluation.end(state.time_ns, state.timestamp.values.batch)
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         """Takes in what this rank says of its batch, and logs when all ranks have."""
@@ -114,7 +114,7 @@ class Phases(Callback):
         phases = read_phases(state.fields.get("phases"))
         if phases is None:
             return
-        batch = state.timestamp.values[2]
+        batch = state.timestamp.values.batch
         if batch <= self._settled:
             return
         forward = phases.starts("forward")

@@ -53,18 +53,22 @@ class Metrics:
     def batch_end(self, body: EventBody, seconds: float) -> None:
         """Takes a batch in that ended so many seconds after the run's start."""
         timestamp, fields, context = body.timestamp, body.fields, body.context
-        batch = timestamp[2]
+        batch = timestamp.batch
         length = fields["dataloader_len"] if "dataloader_len" in fields else context.get("dataloader_len")
         add_batch, add_sample, add_epoch, add_seconds, add_token, add_trained, add_flops = self._appends
         add_batch(batch)
-        add_sample(timestamp[3])
-        add_epoch(timestamp[1] + timestamp[7] / length if length.__class__ is int and length > 0 else timestamp[1])
+        add_sample(timestamp.sample)
+        add_epoch(
+            timestamp.epoch + timestamp.batch_in_epoch / length
+            if length.__class__ is int and length > 0
+            else timestamp.epoch
+        )
         add_seconds(seconds)
-        add_token(timestamp[4])
-        add_trained(timestamp[10])
+        add_token(timestamp.token)
+        add_trained(timestamp.total_wct)
         flops = fields.get("flops_per_batch")
         add_flops(flops if flops.__class__ is float else _NAN)
-        step = batch if body.previous is None else body.previous[2]
+        step = batch if body.previous is None else body.previous.batch
         try:
             # The value first, which may be refused.
             self._loss.append_value(fields["loss"])  # type: ignore[union-attr]
@@ -91,11 +95,13 @@ class Metrics:
     def event(self, state: Snapshot, seconds: float) -> None:
         """Takes an event in that is no end of a batch."""
         body, event = state._body, state.event
-        batch = body.timestamp[2]
+        batch = body.timestamp.batch
         if event is Event.FIT_START and not len(self.clock):
             import numpy as np
 
-            self.clock.extend(np.array([[batch, body.timestamp[3], body.timestamp[1], seconds]], dtype=np.float64))
+            self.clock.extend(
+                np.array([[batch, body.timestamp.sample, body.timestamp.epoch, seconds]], dtype=np.float64)
+            )
         elif event is Event.EPOCH_END:
             self._take("metrics/train/", body.fields.get("train_metrics"), batch)
         elif event is Event.EVAL_END:

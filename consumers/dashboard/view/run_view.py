@@ -99,11 +99,11 @@ class RunView:
                 self._first_ns = body.time
             seconds = (body.time - self._first_ns) / 1e9
             if state.event is _BATCH_END:
-                self._ranks.batch_end(state.rank, body.timestamp[2], body.time)
+                self._ranks.batch_end(state.rank, body.timestamp.batch, body.time)
                 if state.rank == 0:
                     self._progress.batch_end(state)
                     self._metrics.batch_end(body, seconds)
-                    if self._status != "live" and (self._paused_at is None or body.timestamp[2] > self._paused_at):
+                    if self._status != "live" and (self._paused_at is None or body.timestamp.batch > self._paused_at):
                         self._go_on()
                 if "phases" in body.fields:
                     self._see_phases(state)
@@ -275,7 +275,7 @@ class RunView:
 
     def _see_phases(self, state: Snapshot) -> None:
         body = state._body
-        batch, field = body.timestamp[2], body.fields["phases"]
+        batch, field = body.timestamp.batch, body.fields["phases"]
         self._phases_of(state.rank).see(batch, body.time, field, 1000 * body.timestamp[_BATCH_WCT])
         self._ranks.arrived(state.rank, batch, state.world_size, body.time, field)
 
