@@ -43,7 +43,7 @@ _HOMES = {
     "Engine": "trainer.engine.engine",
     "Evaluator": "trainer.data.evaluator",
     "LanguageModel": "trainer.data.models",
-    "Logger": "trainer.engine.algorithm",
+    "Logger": "trainer.engine.logger",
     "RankBatchSampler": "trainer.distributed.sampling",
     "State": "trainer.engine.state",
     "Trainer": "trainer.trainer",
