@@ -60,4 +60,4 @@ class OptimizerMonitor(Callback):
         if self._field == "gradient_norm":
             return {_GLOBAL: norms}
         metrics = {f"l2_norm/grad/{name}": norm for name, norm in norms.items()}
-        return metrics | {_GLOBAL: math.sqrt(sum(norm * norm for norm in norms.values()))}
+        return metrics | {_GLOBAL: math.sqrt(math.fsum(norm * norm for norm in norms.values()))}

@@ -325,7 +325,9 @@ def test_a_defect_while_drawing_gives_the_terminal_back_and_is_shown(
         "    raise ZeroDivisionError('no frame')\n"
         "display.frame = frame\n"
     )
-    terminal = open_terminal("--replay", recording, callbacks=f"{tmp_path / 'broken.py'}:Top")
+    # Python colours its tracebacks from 3.13 on.
+    plain = {"PYTHON_COLORS": "0"}
+    terminal = open_terminal("--replay", recording, callbacks=f"{tmp_path / 'broken.py'}:Top", environment=plain)
     assert terminal.wait_for_end() == 1
     assert terminal.is_restored
     assert "ZeroDivisionError: no frame" in terminal.output_after()

@@ -2,6 +2,8 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import add
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -137,7 +139,8 @@ def sample_of(reports: Mapping[int, Report]) -> Sample:
 
 def _divide(report: Report) -> list[float]:
     known = [report.totals.get(phase, 0) / 1e9 for phase in PHASES]
-    return [*known, max(report.step / 1e9 - sum(known), 0.0)]
+    # Added one after the other: from Python 3.12 on, sum() rounds floats otherwise.
+    return [*known, max(report.step / 1e9 - reduce(add, known), 0.0)]
 
 
 class Window:
