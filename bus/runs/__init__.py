@@ -10,6 +10,6 @@ from bus.lazy import lazy_exports
 if TYPE_CHECKING:
     from bus.runs.directory import Attempt, RunInfo, find_run, list_runs, new_run_name, runs_dir
 
-__all__ = ['Attempt', 'RunInfo', 'find_run', 'list_runs', 'new_run_name', 'runs_dir']
+__all__ = ["Attempt", "RunInfo", "find_run", "list_runs", "new_run_name", "runs_dir"]
 
 __getattr__ = lazy_exports(__name__, {"bus.runs.directory": __all__})

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bus import processes
-from bus.runs import lock as run_lock
-from bus.processes import with_reserve
 from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError, RunNotFoundError
 from bus.files import check_owner, open_directory, open_file, plain_name, replace_file
-from bus.protocol.order import Ending, Reached
-from bus.strict_json import plain
+from bus.processes import with_reserve
 from bus.protocol.frames import check_run_name
+from bus.protocol.order import Ending, Reached
+from bus.runs import lock as run_lock
+from bus.strict_json import plain
 
 __all__ = [
     "Attempt",
