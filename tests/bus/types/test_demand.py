@@ -13,7 +13,7 @@ from bus.protocol.frames import decode_control, encode_control
 from bus.protocol.snapshot import Snapshot
 from bus.types.demand import BASE_EVENTS, LEASE_SECONDS, MAX_INTERVAL, Demand, Want, batch_number
 from bus.types.event import Event
-from bus.types.timestamp import Timestamp
+from bus.types.timestamp import Timestamp, TrainingTime
 from consumers.api.callback import Callback, demand_of, view_for
 from consumers.api.logger import Logger
 
@@ -180,16 +180,16 @@ def test_what_a_newer_reader_asks_for_beside_what_is_known_is_skipped() -> None:
     ],
 )
 def test_events_before_a_batch_is_counted_belong_to_the_next_one(event: Event, number: int) -> None:
-    values = [(1, 1, batch, *range(11)) for batch in (7, 3, 5)]
+    values = [TrainingTime(1, 1, batch, *range(11)) for batch in (7, 3, 5)]
     assert batch_number(event, *values) == number
 
 
 def test_before_the_first_evaluation_there_is_no_time_in_it() -> None:
-    assert batch_number(Event.EVAL_BATCH_START, (0, 0, 9)) == 1
+    assert batch_number(Event.EVAL_BATCH_START, TrainingTime(batch=9)) == 1
 
 
 def test_every_event_that_is_not_always_published_belongs_to_a_batch() -> None:
-    assert {event for event in Event if batch_number(event, *([(9,) * 14] * 3))} - {Event.BATCH_END} == (
+    assert {event for event in Event if batch_number(event, *([TrainingTime(batch=9)] * 3))} - {Event.BATCH_END} == (
         set(Event) - BASE_EVENTS
     )
 
