@@ -98,7 +98,7 @@ class Shape:
     # -- as JSON Schema -----------------------------------------------------------------------------------------------
 
     def json_schema(self) -> dict[str, Any] | None:
-        """What :func:`bus.tools.rows.plain` makes of the values; ``None`` when they have no one type in it. Only what
+        """What :func:`bus.strict_json.plain` makes of the values; ``None`` when they have no one type in it. Only what
         every viewer understands is used: a member of no type of its own is not mentioned."""
         if len(self.kinds) != 1 and self.kinds != {"int", "float"}:
             return None

@@ -309,3 +309,32 @@ def test_the_readmes_links_lead_somewhere() -> None:
         assert (ROOT / target).exists(), target
         headings = re.findall(r"^#+ (.*)$", (ROOT / target).read_text(), re.MULTILINE) if anchor else []
         assert not anchor or anchor in {slugify(heading, "-") for heading in headings}, f"{target}#{anchor}"
+
+
+_FILE = re.compile(r"(?<![\w/.-])(?:bus|trainer|consumers|offloop|tools|tests|examples|benchmarks|fuzz)/[\w/.-]+\.(?:py|toml)\b")
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_files_named_on_the_pages_exist(page: str) -> None:
+    named = set(_FILE.findall((ROOT / page).read_text()))
+    assert not [name for name in sorted(named) if not ((ROOT / name).exists() or (ROOT / "tests" / name).exists())]
+
+
+def test_the_map_of_the_rooms_lists_their_imports() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [listed] = [contract["rooms"] for contract in contracts if contract["type"] == "rooms"]
+    allowed = {room: set(below.split()) for room, below in (line.split(" ->") for line in listed)}
+    page = (ROOT / "docs" / "design.md").read_text()
+    rows = re.findall(r"^    ((?:bus|trainer|consumers)/\S+) +\S.*?(?:  +(\S.*))?$", page, re.MULTILINE)
+    shown = {path.removesuffix(".py").strip("/").replace("/", "."): imports for path, imports in rows}
+    for room, imports in shown.items():
+        package = room.split(".")[0]
+        below = {name for name in allowed[room] if name in shown}
+        everything = {name for name in shown if name.startswith(package + ".")}
+        named = imports.replace(f"everything in {package}", "").split()
+        full = {name if f"{package}.{name}" not in allowed else f"{package}.{name}" for name in named}
+        if "everything in" in imports:
+            full |= everything & below
+        assert full == below, f"design.md says that {room} imports {imports or 'nothing'}"
+    ground = allowed.keys() - shown.keys()
+    assert all(name.startswith("bus.") and allowed[name] <= ground for name in ground), "rooms missing in design.md"
