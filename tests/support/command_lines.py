@@ -47,7 +47,7 @@ def problem(line: CommandLine) -> str | None:
 
 
 def _wrong(command: click.Command, words: Sequence[str], name: str, line: CommandLine) -> str | None:
-    context = click.Context(command, info_name=name)
+    context = click.Context(command, info_name=name, **command.context_settings)
     try:
         values, rest, _ = command.make_parser(context).parse_args(list(words))
     except click.BadOptionUsage as error:
