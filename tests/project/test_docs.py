@@ -107,7 +107,7 @@ def it_is_recorded_by_all_ranks(runs_dir: Path, printed: str) -> None:
 
 
 OUTCOMES: Mapping[str, Callable[[Path, str], None]] = {
-    str(README[0]): it_trains,
+    **{str(block): it_trains for block in CODE if block.file_name == "train.py"},
     **{str(block): it_counts_tokens for block in TRAINING if "token" in block.text},
     **{str(block): it_goes_on for block in TRAINING if "autoresume" in block.text},
     **{str(block): it_is_followed for block in CODE if block.file_name == "loop.py"},
@@ -168,10 +168,10 @@ def test_eight_lines_are_all_that_a_loop_of_ones_own_needs() -> None:
 
 
 def test_the_readmes_callback_watches_the_readmes_loop(runs_dir: Path, tmp_path: Path) -> None:
-    (tmp_path / "loop.py").write_text(README[2].text)
+    (tmp_path / "loop.py").write_text(README[1].text)
     run("loop.py", cwd=tmp_path)
     assert len(list(Recording(runs_dir / "my-run"))) == 100
-    (tmp_path / "explosion.py").write_text(README[1].text)
+    (tmp_path / "explosion.py").write_text(README[0].text)
     option = "explosion.py:Explosion.limit=0.4"
     printed = consumer("--callbacks", "explosion.py:Explosion", "--run", "my-run", "-o", option, cwd=tmp_path)
     assert [line for line in printed.splitlines() if line.startswith("loss")] == [
@@ -197,7 +197,7 @@ def recorded(runs_dir: Path, tmp_path: Path) -> Path:
     for block in CODE:
         if block.page in ("docs/write_callback.md", "docs/write_logger.md"):
             (tmp_path / block.file_name).write_text(block.text)
-    (tmp_path / "loop.py").write_text(README[2].text)
+    (tmp_path / "loop.py").write_text(README[1].text)
     run("loop.py", cwd=tmp_path)
     return tmp_path
 
@@ -303,15 +303,18 @@ def test_the_protocol_names_exactly_the_inner_events() -> None:
     assert {Event(name) for row in inner for name in re.findall(r"`([a-z_]+)`", row)} == set(Event) - BASE_EVENTS
 
 
-def test_the_readmes_links_lead_somewhere() -> None:
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_outside_of_the_site_lead_somewhere(page: str) -> None:
     # Those between the pages of the site are checked when it is built.
-    for target, anchor in re.findall(r"\]\(([^)#:\s]+)#?([^)#:\s]*)\)", (ROOT / "README.md").read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#:\s]+)#?([^)#:\s]*)\)", (ROOT / page).read_text()):
         assert (ROOT / target).exists(), target
         headings = re.findall(r"^#+ (.*)$", (ROOT / target).read_text(), re.MULTILINE) if anchor else []
         assert not anchor or anchor in {slugify(heading, "-") for heading in headings}, f"{target}#{anchor}"
 
 
-_FILE = re.compile(r"(?<![\w/.-])(?:bus|trainer|consumers|offloop|tools|tests|examples|benchmarks|fuzz)/[\w/.-]+\.(?:py|toml)\b")
+_FILE = re.compile(
+    r"(?<![\w/.-])(?:bus|trainer|consumers|offloop|tools|tests|examples|benchmarks|fuzz)/[\w/.-]+\.(?:py|toml)\b"
+)
 
 
 @pytest.mark.parametrize("page", WRITTEN)

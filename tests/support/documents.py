@@ -12,9 +12,8 @@ from paths import ROOT
 __all__ = ["GENERATED", "NOT_RUN", "PAGES", "ROOT", "Block", "CommandLine", "blocks", "command_lines"]
 
 
-PAGES = sorted(
-    str(path.relative_to(ROOT)) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if path.is_file()
-)
+_AT_THE_ROOT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES = sorted(str(path.relative_to(ROOT)) for path in [*_AT_THE_ROOT, *(ROOT / "docs").rglob("*.md")])
 """Every page, from the root of the repository."""
 
 GENERATED = "docs/commands.md"
