@@ -21,7 +21,7 @@ help:
 	@echo "make demo        train on real digits, with callbacks attached from another process"
 	@echo "make test        run the tests; those that need a program that is not installed are left out"
 	@echo "make test-all    the same, but fail if such a program is missing"
-	@echo "make check       format, lint, types, imports between packages"
+	@echo "make check       format, lint, types, imports between rooms, words"
 	@echo "make docs        build the site of the documentation into site/"
 	@echo "make bench       measure the training loop, the stream and the dashboard"
 	@echo "make fuzz        bad input for every decoder and socket, SECONDS=60 for each"
@@ -57,6 +57,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/words.py
 	$(BIN)/python -m pytest tests/test_imports.py
 
 docs: $(READY)

@@ -12,7 +12,8 @@ from bus.recording.recording import Recording
 from consumers.cli.registry import CALLBACKS
 
 PAGE = (ROOT / "docs" / "callbacks.md").read_text()
-TRAINING, CALLBACK, LOGGER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+TRAINING, CALLBACK = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+[LOGGER] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "loggers.md").read_text(), re.DOTALL)
 ROWS = {
     cells[0].split("`")[1]: cells
     for line in PAGE.split("## Those that come with")[1].split("### ")[0].splitlines()
@@ -29,7 +30,7 @@ def test_the_training_on_the_page_runs(runs_dir: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("code", "example"), [(CALLBACK, "lowest_loss.py"), (LOGGER, "markdown_logger.py")])
-def test_the_classes_on_the_page_are_the_examples_that_are_tested(code: str, example: str) -> None:
+def test_the_classes_on_the_pages_are_the_examples_that_are_tested(code: str, example: str) -> None:
     assert (ROOT / "examples" / example).read_text().endswith(f"\n\n{code}")
 
 
