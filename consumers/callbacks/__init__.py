@@ -1,4 +1,7 @@
-"""The callbacks that come with offloop."""
+"""The callbacks that come with offloop, a module each.
+
+May import: api, loggers. Begin with ``lr_monitor``, the shortest; ``consumers.cli.registry`` has their short names.
+"""
 
 from consumers.callbacks.activation_monitor import ActivationMonitor
 from consumers.callbacks.alert.alert import Alert

@@ -1,5 +1,7 @@
-"""Dashboards: what people watch while a run goes on, in a browser (``web``) or in a terminal (``terminal``); both draw
-the model in ``view``."""
+"""Dashboards, in a browser (``web``) or in a terminal (``terminal``); both draw the model in ``view``.
+
+Three rooms: ``web`` and ``terminal`` may import ``view``, not each other. Begin with ``view.run_view``.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,7 @@
-"""The destinations that come with offloop."""
+"""The destinations that come with offloop, a module each.
+
+May import: api. Begin with ``jsonl``, then ``files``; ``consumers.cli.registry`` has their short names.
+"""
 
 from consumers.loggers.console import ConsoleLogger
 from consumers.loggers.csv import CsvLogger

@@ -1,6 +1,8 @@
 """For tests of your own callbacks: replay recordings through them, feed them made-up trainings, compare with golden
 files.
 
+May import: runner, api. Begin with ``harness``.
+
     from consumers.testing import MemoryStream, replay
 
     logged = replay(Perplexity(), "recordings/digits.mcap")

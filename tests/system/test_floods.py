@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 
-import bus.connection_guard
 import psutil
 import pytest
 import raw_peers

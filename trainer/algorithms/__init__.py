@@ -1,6 +1,8 @@
 """Algorithms that come with the trainer, and :data:`ALGORITHMS`, which finds them and others by name.
 
 Each class is loaded when it is first used, because loading one needs torch.
+
+May import: engine, data, device, arguments. Begin with ``gradient_clipping``; ``common`` has what several share.
 """
 
 from importlib import import_module
