@@ -78,7 +78,7 @@ __all__ = [
     "wall_clock",
 ]
 
-__getattr__ = lazy_exports(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "bus.broker.broker": ["Broker", "BrokerStatistics"],

@@ -8,15 +8,30 @@ from typing import Any
 __all__ = ["lazy_exports"]
 
 
-def lazy_exports(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Returns the ``__getattr__`` of ``package`` (:pep:`562`) for the names that each module of ``homes`` defines."""
+def lazy_exports(
+    package: str, homes: Mapping[str, Sequence[str]], explain_missing: Callable[[str], str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns the ``__getattr__`` and the ``__dir__`` of ``package`` (:pep:`562`) for the names that each module of
+    ``homes`` defines.
+
+    Where a name needs a module that is not installed, ``explain_missing`` turns the name of that module into the
+    message of the :class:`ModuleNotFoundError`.
+    """
     home_of = {name: home for home, names in homes.items() for name in names}
 
     def load(name: str) -> Any:
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(home_of[name]), name)
+        try:
+            value = getattr(import_module(home_of[name]), name)
+        except ModuleNotFoundError as error:
+            if explain_missing is None or error.name is None:
+                raise
+            raise ModuleNotFoundError(explain_missing(error.name), name=error.name) from None
         setattr(sys.modules[package], name, value)
         return value
 
-    return load
+    def list_names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home_of})
+
+    return load, list_names

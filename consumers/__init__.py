@@ -9,10 +9,9 @@
 Run callbacks with the command ``consumer``, hand them to a ``Trainer``, or use :class:`Runner`.
 """
 
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from consumers.api.callback import Callback, CannotWorkError
@@ -90,15 +89,6 @@ __all__ = [
     "WandBLogger",
 ]
 
-_PLACES = (
-    "consumers.api.callback",
-    "consumers.api.logger",
-    "consumers.runner.runner",
-    "consumers.callbacks",
-    "consumers.loggers",
-    "consumers.dashboard",
-)
-
 _BUS = find_spec("bus")
 if _BUS is not None and Path(str(_BUS.origin)).resolve().parent != Path(__file__).resolve().parents[1] / "bus":
     raise ImportError(
@@ -106,15 +96,47 @@ if _BUS is not None and Path(str(_BUS.origin)).resolve().parent != Path(__file__
         "rename it (my_bus.py, for example) and what imports it, or start the script from another folder"
     )
 
+# Only now is it known that this 'bus' is ours.
+from bus.lazy import lazy_exports  # noqa: E402
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for place in _PLACES:
-            module = import_module(place)
-            if name in module.__all__:
-                return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "consumers.api.callback": ["Callback", "CannotWorkError"],
+        "consumers.api.logger": ["Logger", "LoggerDestination"],
+        "consumers.callbacks": [
+            "ActivationMonitor",
+            "Alert",
+            "CheckpointSaver",
+            "EarlyStopper",
+            "ExportForInferenceCallback",
+            "ImageVisualizer",
+            "LRMonitor",
+            "MemoryMonitor",
+            "MLPerfCallback",
+            "NaNMonitor",
+            "OptimizerMonitor",
+            "Phases",
+            "RuntimeEstimator",
+            "SpeedMonitor",
+            "StallMonitor",
+            "SystemMonitor",
+            "ThresholdStopper",
+            "Trace",
+            "TrainerMetrics",
+        ],
+        "consumers.dashboard": ["Dashboard", "Top"],
+        "consumers.loggers": [
+            "ConsoleLogger",
+            "CsvLogger",
+            "JsonlLogger",
+            "MLFlowLogger",
+            "ParquetLogger",
+            "ProgressLogger",
+            "PrometheusLogger",
+            "TensorboardLogger",
+            "WandBLogger",
+        ],
+        "consumers.runner.runner": ["Runner"],
+    },
+)

@@ -5,12 +5,9 @@ Everything here but the command's help needs torch, so names are loaded when the
 importing this package works and using it says what to install.
 """
 
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from trainer.arguments.extras import missing_extra
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainer.data.evaluator import Evaluator
@@ -36,20 +33,6 @@ __all__ = [
     "Trainer",
 ]
 
-_HOMES = {
-    "Algorithm": "trainer.engine.algorithm",
-    "Classifier": "trainer.data.models",
-    "DataSpec": "trainer.data.spec",
-    "Engine": "trainer.engine.engine",
-    "Evaluator": "trainer.data.evaluator",
-    "LanguageModel": "trainer.data.models",
-    "Logger": "trainer.engine.logger",
-    "RankBatchSampler": "trainer.distributed.sampling",
-    "State": "trainer.engine.state",
-    "Trainer": "trainer.trainer",
-}
-_EXTRA = {"torch", "torchmetrics", "cloudpickle"}
-
 _BUS = find_spec("bus")
 if _BUS is not None and Path(str(_BUS.origin)).resolve().parent != Path(__file__).resolve().parents[1] / "bus":
     raise ImportError(
@@ -57,19 +40,22 @@ if _BUS is not None and Path(str(_BUS.origin)).resolve().parent != Path(__file__
         "rename it (my_bus.py, for example) and what imports it, or start the script from another folder"
     )
 
+# Only now is it known that this 'bus' is ours.
+from bus.lazy import lazy_exports  # noqa: E402
+from trainer.arguments.extras import missing_extra  # noqa: E402
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        value = getattr(import_module(_HOMES[name]), name)
-    except ModuleNotFoundError as error:
-        if error.name not in _EXTRA:
-            raise
-        raise ModuleNotFoundError(missing_extra(error.name), name=error.name) from None
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "trainer.data.evaluator": ["Evaluator"],
+        "trainer.data.models": ["Classifier", "LanguageModel"],
+        "trainer.data.spec": ["DataSpec"],
+        "trainer.distributed.sampling": ["RankBatchSampler"],
+        "trainer.engine.algorithm": ["Algorithm"],
+        "trainer.engine.engine": ["Engine"],
+        "trainer.engine.logger": ["Logger"],
+        "trainer.engine.state": ["State"],
+        "trainer.trainer": ["Trainer"],
+    },
+    missing_extra,
+)

@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Broker", "BrokerStatistics"]
 
-__getattr__ = lazy_exports(__name__, {"bus.broker.broker": __all__})
+__getattr__, __dir__ = lazy_exports(__name__, {"bus.broker.broker": __all__})

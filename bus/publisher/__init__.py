@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Publisher", "PublisherStatistics"]
 
-__getattr__ = lazy_exports(__name__, {"bus.publisher.publisher": __all__})
+__getattr__, __dir__ = lazy_exports(__name__, {"bus.publisher.publisher": __all__})

@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Replay"]
 
-__getattr__ = lazy_exports(__name__, {"bus.replay.replay": __all__})
+__getattr__, __dir__ = lazy_exports(__name__, {"bus.replay.replay": __all__})

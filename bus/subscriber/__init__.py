@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Subscriber"]
 
-__getattr__ = lazy_exports(__name__, {"bus.subscriber.subscriber": __all__})
+__getattr__, __dir__ = lazy_exports(__name__, {"bus.subscriber.subscriber": __all__})

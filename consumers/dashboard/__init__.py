@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Dashboard", "Top"]
 
-__getattr__ = lazy_exports(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {"consumers.dashboard.terminal.top": ["Top"], "consumers.dashboard.web.callback": ["Dashboard"]},
 )

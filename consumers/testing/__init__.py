@@ -12,8 +12,9 @@ Everything here works with any test framework. With pytest the fixtures ``record
 ``golden`` are there by themselves, see :mod:`offloop.pytest_plugin`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from consumers.testing.golden import Golden
@@ -24,21 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Golden", "LiveRun", "Logged", "MemoryStream", "replay"]
 
-_MODULES = {
-    "Golden": "golden",
-    "LiveRun": "live_run",
-    "Logged": "logged",
-    "MemoryStream": "memory_stream",
-    "replay": "harness",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # pytest imports this package in every run of everybody who has installed it: nothing is loaded before it is used.
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+# pytest imports this package in every run of everybody who has installed it: nothing is loaded before it is used.
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "consumers.testing.golden": ["Golden"],
+        "consumers.testing.harness": ["replay"],
+        "consumers.testing.live_run": ["LiveRun"],
+        "consumers.testing.logged": ["Logged"],
+        "consumers.testing.memory_stream": ["MemoryStream"],
+    },
+)

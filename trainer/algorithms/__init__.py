@@ -5,9 +5,9 @@ Each class is loaded when it is first used, because loading one needs torch.
 May import: engine, data, device, arguments. Begin with ``gradient_clipping``; ``common`` has what several share.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bus.lazy import lazy_exports
 from bus.plugins.registry import Registry
 from trainer.arguments.extras import missing_extra
 from trainer.engine.algorithm import Algorithm
@@ -65,28 +65,16 @@ _BUILT_IN = {
     "stochastic_depth": "StochasticDepth",
     "swa": "SWA",
 }
-_HOMES = {class_name: f"{__name__}.{module}" for module, class_name in _BUILT_IN.items()}
 
 # Abstract, which a registry never makes: it asks for subclasses.
 ALGORITHMS: Registry[Algorithm] = Registry(
     "algorithm",
     Algorithm,  # type: ignore[type-abstract]
     "offloop.algorithms",
-    {name: f"{_HOMES[class_name]}:{class_name}" for name, class_name in _BUILT_IN.items()},
+    {name: f"{__name__}.{name}:{class_name}" for name, class_name in _BUILT_IN.items()},
 )
 """What ``trainer TASK --algorithms`` takes. Other packages add theirs by entry points in ``offloop.algorithms``."""
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        value = getattr(import_module(_HOMES[name]), name)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(missing_extra(error.name or "torch"), name=error.name) from None
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(
+    __name__, {f"{__name__}.{module}": [class_name] for module, class_name in _BUILT_IN.items()}, missing_extra
+)

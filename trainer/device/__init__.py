@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["CpuDevice", "Device", "GpuDevice", "get_device"]
 
-__getattr__ = lazy_exports(__name__, {"trainer.device.device": __all__})
+__getattr__, __dir__ = lazy_exports(__name__, {"trainer.device.device": __all__})
