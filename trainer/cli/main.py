@@ -18,10 +18,7 @@ import click
 
 from bus import printing
 from bus.errors import CheckpointError, ConfigurationError, InvalidRunNameError, InvalidTimeError, OffloopError
-from bus.runs.announcement import announced
-from bus.runs.directory import new_run_name
 from bus.terminal import run_command
-from trainer.algorithms import ALGORITHMS
 from trainer.arguments.extras import missing_extra
 from trainer.cli.options import COMMON_OPTIONS, OPTION_NAMES, check_together, trainer_arguments
 from trainer.distributed.launcher import report_failure
@@ -82,6 +79,8 @@ class _Beginning:
         """Announces the training of that task, unless its arguments say that nobody on this machine will find it."""
         given = _WHERE.make_context("where", list(arguments), resilient_parsing=True).params
         if _is_first_rank() and not (given["broker"] or given["no_publish"] or given["help"]):
+            from bus.runs.announcement import announced
+
             self._announced.enter_context(announced(task, given["runs_dir"]))
 
     @contextlib.contextmanager
@@ -241,6 +240,8 @@ def _print_algorithms() -> None:
     with _refusing(), _explaining_what_is_missing():
         import torch  # noqa: F401 - what all of them need is named once, and not for each one
 
+        from trainer.algorithms import ALGORITHMS
+
         click.echo("Algorithms (--algorithms NAME,NAME, or package.module:Class, or file.py:Class)")
         click.echo("\n".join(ALGORITHMS.listing()))
 
@@ -312,6 +313,8 @@ def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> N
 
 def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> dict[str, Any]:
     """Everything for the trainer: what the task says, and in its place what was given."""
+    from bus.runs.directory import new_run_name
+    from trainer.algorithms import ALGORITHMS
     from trainer.device.seeding import seed_all
 
     seed = _choose_seed(values)
