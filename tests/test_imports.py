@@ -1,9 +1,13 @@
-"""A laptop that watches a cluster has the base install only: no torch, nothing of the other extras."""
+"""A laptop that watches a cluster has the base install only: no torch, nothing of the other extras. And what is not
+needed is not loaded: a command shows its help at once."""
 
+import importlib
 import subprocess
 import sys
 
 import pytest
+
+from bus.cli.main import bus
 
 IMPORT_WITHOUT_EXTRAS = """
 import importlib, pkgutil, sys
@@ -41,3 +45,55 @@ def test_every_module_imports_without_the_extras(package):
 def test_importing_a_package_does_not_load_torch(package):
     code = f"import sys, {package}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+HEAVY = {"asyncio", "mcap", "nicegui", "numpy", "rich", "torch", "zmq"}
+
+
+def loaded_by(code: str, *arguments: str) -> set[str]:
+    """The modules that a new process has loaded after ``code``."""
+    code = f"{code}\nimport sys; sys.stderr.write(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("bus",), ("trainer",), ("consumer",), *(("bus", name) for name in sorted({*bus.commands, "dashboard"}))],
+    ids=" ".join,
+)
+def test_the_help_of_a_command_loads_nothing_heavy(command: tuple[str, ...]) -> None:
+    code = f"""
+import sys
+from offloop.commands import {command[0]}
+try:
+    {command[0]}()
+except SystemExit:
+    pass
+"""
+    loaded = loaded_by(code, *command[1:], "--help")
+    assert "click" in loaded
+    assert not loaded & HEAVY
+
+
+def test_the_errors_can_be_imported_without_the_rest() -> None:
+    loaded = loaded_by("import bus.errors")
+    assert not loaded & {*HEAVY, "msgpack"}
+    assert {name for name in loaded if name.partition(".")[0] in {"bus", "consumers", "trainer"}} == {
+        "bus",
+        "bus.errors",
+        "bus.lazy",
+        "bus.printing",
+    }
+
+
+@pytest.mark.parametrize(
+    "package", ["bus", "consumers", "consumers.callbacks", "consumers.loggers", "consumers.testing"]
+)
+def test_a_package_names_what_it_offers_and_loads_it_when_it_is_used(package: str) -> None:
+    found = importlib.import_module(package)
+    assert set(found.__all__) <= set(dir(found))
+    assert all(getattr(found, name) is not None for name in found.__all__)
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'Nothing'"):
+        _ = found.Nothing
+    assert not loaded_by(f"import {package}") & HEAVY

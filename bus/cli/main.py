@@ -1,7 +1,6 @@
 """The command ``bus``: runs, what is known of them, and a broker that stands alone."""
 
 import json
-import logging
 import os
 import re
 import signal
@@ -9,36 +8,24 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bus.broker.broker import Broker
-from bus.cli.describe import (
-    GOING_ON,
-    describe_recording,
-    describe_remote_run,
-    describe_run,
-    hyperparameter_lines,
-    lasted,
-    lines,
-    when,
-)
 from bus.cli.recordings import cut_recording, diff_recordings, export_recording, merge_recordings, say_missing
 from bus.cli.replay import replay
 from bus.errors import ConfigurationError
 from bus.net.allow_list import ROLES, AllowList, allow, default_allow_list
-from bus.net.curve import check_listen_address, client_security, server_security
 from bus.net.keys import PUBLIC_SUFFIX, load_public_key, make_keys
-from bus.net.requests import list_remote_runs
 from bus.plugins.registry import installed
 from bus.printing import say
-from bus.runs.directory import RunInfo, find_run, list_runs, runs_dir
 from bus.strict_json import plain
-from bus.subscriber.commands import WAIT_SECONDS, send_command, send_command_through, sent_by
 from bus.terminal import HELP, run_command
-from bus.tools.recovery import recover, recovered_path
-from bus.types.commands import COMMANDS, Outcome
+from bus.types.commands import COMMANDS, WAIT_SECONDS, Outcome
+
+if TYPE_CHECKING:
+    from bus.broker.broker import Broker
+    from bus.runs.directory import RunInfo
 
 __all__ = ["main"]
 
@@ -127,6 +114,11 @@ def runs(
     runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None, live: bool, as_json: bool
 ) -> None:
     """List the runs, the newest first."""
+    from bus.cli.describe import GOING_ON, lasted, when
+    from bus.net.curve import client_security
+    from bus.net.requests import list_remote_runs
+    from bus.runs.directory import list_runs
+
     _check_remote(runs_dir, broker, key, broker_key)
     if broker is not None:
         listed = list_remote_runs(broker, client_security(key, broker_key))
@@ -162,6 +154,10 @@ def info(
 
     Of a live run it also says how its broker, its trainer and its consumers are doing.
     """
+    from bus.cli.describe import describe_recording, describe_remote_run, describe_run, hyperparameter_lines, lines
+    from bus.net.curve import client_security
+    from bus.runs.directory import find_run
+
     _check_remote(runs_dir, broker, key, broker_key)
     if broker is not None:
         described = describe_remote_run(broker, run, client_security(key, broker_key))
@@ -199,6 +195,9 @@ def recover_recording(context: click.Context, run: str, output: str | None, runs
 
     Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be recovered.
     """
+    from bus.runs.directory import find_run
+    from bus.tools.recovery import recover, recovered_path
+
     path = Path(run) if Path(run).is_file() else find_run(run, runs_dir).recording
     recovery = recover(path, Path(output) if output else recovered_path(path))
     say(f"kept {recovery.records} records of {path} in {recovery.path}")
@@ -260,7 +259,7 @@ def send(
     """
     name, *value = arguments or ("",)
     told = (name, *map(_plain_value, value)) if arguments else ()
-    outcome = _send(run, command, told, sent_by("bus send", reason), wait, runs_dir, broker, key, broker_key)
+    outcome = _send(run, command, told, "bus send", reason, wait, runs_dir, broker, key, broker_key)
     say(f"run {run}: {outcome}", err=outcome.error is not None)
     return EXIT_TROUBLE if outcome.error else 0 if outcome.event else EXIT_PENDING
 
@@ -281,7 +280,7 @@ def stop(
     broker_key: str | None,
 ) -> int:
     """Ask a live RUN to end after the batch at hand: the same as 'bus send RUN stop'."""
-    outcome = _send(run, "stop", (), sent_by("bus stop", reason), wait, runs_dir, broker, key, broker_key)
+    outcome = _send(run, "stop", (), "bus stop", reason, wait, runs_dir, broker, key, broker_key)
     say(f"run {run}: {outcome}", err=outcome.error is not None)
     return EXIT_TROUBLE if outcome.error else 0 if outcome.event else EXIT_PENDING
 
@@ -290,17 +289,23 @@ def _send(
     run: str,
     command: str,
     arguments: tuple[Any, ...],
-    reason: str,
+    sender: str,
+    reason: str | None,
     wait: float,
     runs_dir: str | None,
     broker: str | None,
     key: str | None,
     broker_key: str | None,
 ) -> Outcome:
+    from bus.net.curve import client_security
+    from bus.runs.directory import find_run
+    from bus.subscriber.commands import send_command, send_command_through, sent_by
+
     security = client_security(key, broker_key) if key or broker_key else None
+    why = sent_by(sender, reason)
     if broker is not None:
-        return send_command_through(broker, run, command, *arguments, wait=wait, security=security, reason=reason)
-    return send_command(find_run(run, runs_dir), command, *arguments, wait=wait, security=security, reason=reason)
+        return send_command_through(broker, run, command, *arguments, wait=wait, security=security, reason=why)
+    return send_command(find_run(run, runs_dir), command, *arguments, wait=wait, security=security, reason=why)
 
 
 def _plain_value(text: str) -> Any:
@@ -327,6 +332,11 @@ def broker(listen: str, key: str | None, allow_list: str | None, runs_dir: str |
     In a terminal, the first Ctrl-C while runs are live names them, and a second one ends the broker. Their trainings
     go on either way: they keep what comes for a broker that is started again at this address.
     """
+    import logging
+
+    from bus.broker.broker import Broker
+    from bus.net.curve import check_listen_address, server_security
+
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     security = server_security(key, allow_list)
     stream = _stream_address(listen)
@@ -342,7 +352,7 @@ def broker(listen: str, key: str | None, allow_list: str | None, runs_dir: str |
 class _Interrupt:
     """What Ctrl-C does to a broker: in a terminal it names the live runs first."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: "Broker") -> None:
         self._broker = broker
         self._named: frozenset[str] = frozenset()
         self._asks = sys.stdin.isatty() and sys.stderr.isatty()
@@ -420,6 +430,8 @@ def _check_remote(runs_dir: str | None, broker: str | None, key: str | None, bro
 
 
 def _where(value: str | None) -> Path:
+    from bus.runs.directory import runs_dir
+
     return runs_dir(value)
 
 
@@ -441,7 +453,7 @@ def _reached(told: dict[str, Any]) -> str:
     return f"{reached.get('epoch')}ep {reached.get('batch')}ba{f' of {planned}' if planned else ''}"
 
 
-def _summary(run: RunInfo) -> dict[str, Any]:
+def _summary(run: "RunInfo") -> dict[str, Any]:
     return {
         # That by which it is found, also after its directory was renamed.
         "run": run.path.name,

@@ -4,23 +4,22 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bus.cli.replay_options import moment_given
 from bus.errors import ConfigurationError, OffloopError
 from bus.printing import say, shortened
-from bus.protocol.order import Ending, Gap
-from bus.recording.window import Moment
-from bus.runs.directory import find_run
 from bus.strict_json import plain
 from bus.terminal import HELP, told_of_system
-from bus.tools.cut import cut, cut_path
-from bus.tools.diff import Diff, EventDifference, FieldDifference, HyperparameterDifference, MetricDifference, diff
-from bus.tools.export import FORMATS, export, exported_path
-from bus.tools.merge import merge, merged_path
+from bus.tools.rows import FORMATS
 from bus.types.event import Event
+
+if TYPE_CHECKING:
+    from bus.protocol.order import Ending, Gap
+    from bus.recording.window import Moment
+    from bus.tools.diff import Diff, EventDifference, FieldDifference, HyperparameterDifference, MetricDifference
 
 __all__ = ["cut_recording", "diff_recordings", "export_recording", "merge_recordings", "say_missing"]
 
@@ -87,6 +86,8 @@ def export_recording(
 
     Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be exported.
     """
+    from bus.tools.export import export, exported_path
+
     path = _recording(file, runs_dir)
     target = Path(output) if output else exported_path(path, to)
     done = export(path, target, to, events=_events(events), ranks=ranks or None, force=force)
@@ -108,8 +109,8 @@ def export_recording(
 def cut_recording(
     context: click.Context,
     file: str,
-    start: Moment | None,
-    until: Moment | None,
+    start: "Moment | None",
+    until: "Moment | None",
     events: str | None,
     ranks: tuple[int, ...],
     output: str | None,
@@ -124,6 +125,8 @@ def cut_recording(
 
     Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be cut out.
     """
+    from bus.tools.cut import cut, cut_path
+
     path = _recording(file, runs_dir)
     target = Path(output) if output else cut_path(path)
     done = cut(path, target, start, until, events=_events(events), ranks=ranks or None, force=force)
@@ -147,6 +150,8 @@ def merge_recordings(
 
     Exit code: 0 when nothing of the recordings was lost, 3 when something was, 1 when they cannot be merged.
     """
+    from bus.tools.merge import merge, merged_path
+
     paths = [_recording(file, runs_dir) for file in files]
     done = merge(paths, Path(output) if output else merged_path(paths[0]), force=force)
     twice = f", {done.duplicates} that came more than once are in it once" if done.duplicates else ""
@@ -178,6 +183,8 @@ def diff_recordings(a: str, b: str, tolerance: float, times: bool, as_json: bool
 
     Exit code: 0 when they are the same, 1 when they differ, 2 when that cannot be told.
     """
+    from bus.tools.diff import diff
+
     try:
         found = diff(_recording(a, runs_dir), _recording(b, runs_dir), tolerance=tolerance, times=times)
     except OffloopError as error:
@@ -203,7 +210,7 @@ class _Trouble(click.ClickException):
 # -- what is said -----------------------------------------------------------------------------------------------------
 
 
-def _diff_lines(found: Diff) -> Iterator[str]:
+def _diff_lines(found: "Diff") -> Iterator[str]:
     yield f"A  {found.a}"
     yield f"B  {found.b}"
     if found.first is not None:
@@ -222,7 +229,7 @@ def _diff_lines(found: Diff) -> Iterator[str]:
         yield f"{'no difference' if found.incomplete else 'the same'} in {found.events} events that both have"
 
 
-def _first_lines(first: EventDifference) -> Iterator[str]:
+def _first_lines(first: "EventDifference") -> Iterator[str]:
     where = f"{first.event} at {first.epoch}ep {first.batch}ba of rank {first.rank}"
     if first.a is None or first.b is None:
         only, number = ("A", first.a) if first.b is None else ("B", first.b)
@@ -234,7 +241,7 @@ def _first_lines(first: EventDifference) -> Iterator[str]:
         yield f"  and {len(first.fields) - _LISTED} more fields"
 
 
-def _hyperparameter_lines(differing: Iterable[HyperparameterDifference]) -> Iterator[str]:
+def _hyperparameter_lines(differing: "Iterable[HyperparameterDifference]") -> Iterator[str]:
     for kind, told in (
         ("hyperparameters that differ", [one for one in differing if one.of_the_training]),
         ("different in how they were started", [one for one in differing if not one.of_the_training]),
@@ -244,12 +251,12 @@ def _hyperparameter_lines(differing: Iterable[HyperparameterDifference]) -> Iter
             yield from map(_field_line, told)
 
 
-def _field_line(one: FieldDifference) -> str:
+def _field_line(one: "FieldDifference") -> str:
     a, b = ("not there" if one.only == other else _short(value) for value, other in ((one.a, "B"), (one.b, "A")))
     return f"  {one.name}: {a} in A, {b} in B"
 
 
-def _metric_lines(metrics: Iterable[MetricDifference]) -> Iterator[str]:
+def _metric_lines(metrics: "Iterable[MetricDifference]") -> Iterator[str]:
     rows = [("METRIC", "FROM", "EVENTS", "LARGEST DISTANCE", "LARGEST SHARE", "FIRST IN A", "FIRST IN B")]
     for one in metrics:
         absolute = f"{one.largest_absolute:.3g} at {one.largest_absolute_batch}ba"
@@ -266,14 +273,16 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def say_missing(gaps: Iterable[Gap]) -> None:
+def say_missing(gaps: "Iterable[Gap]") -> None:
     """Says which events are lost, or how many ranges of them if they are many."""
     lost = (f"missing: events {first} to {last} of rank {rank}, which nobody has" for rank, first, last in gaps)
     for line in shortened(lost, "ranges of events that nobody has"):
         say(line)
 
 
-def _tell(damage: Iterable[str], gaps: Iterable[Gap], ending: Ending | None, left_out: Iterable[Gap] = ()) -> None:
+def _tell(
+    damage: Iterable[str], gaps: "Iterable[Gap]", ending: "Ending | None", left_out: "Iterable[Gap]" = ()
+) -> None:
     """Says what is missing."""
     for line in shortened(damage, "places like these"):
         say(line)
@@ -297,6 +306,8 @@ def _finish(context: click.Context, lost: bool) -> None:
 
 
 def _recording(name: str, runs_dir: str | None) -> Path:
+    from bus.runs.directory import find_run
+
     return Path(name) if Path(name).is_file() else find_run(name, runs_dir).recording
 
 

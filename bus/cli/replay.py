@@ -5,20 +5,18 @@ import math
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from bus.cli.replay_options import ReplayChoice, moment_given, rate_given
 from bus.errors import ConfigurationError
-from bus.net.curve import client_security
 from bus.printing import say
-from bus.recording.recording import Recording
-from bus.recording.window import Moment
-from bus.replay.pace import Pace
-from bus.replay.serving import ReplayServer, ServedReplay
-from bus.runs.directory import RUN_FILE, find_run, new_run_name, read_run, runs_dir
-from bus.runs.origin import Origin
 from bus.terminal import HELP
+
+if TYPE_CHECKING:
+    from bus.recording.window import Moment
+    from bus.replay.serving import ReplayServer, ServedReplay
 
 __all__ = ["replay"]
 
@@ -56,8 +54,8 @@ EXIT_TROUBLE = 1
 def replay(
     run: str,
     rate: float | None,
-    start: Moment | None,
-    until: Moment | None,
+    start: "Moment | None",
+    until: "Moment | None",
     loop: bool,
     name: str | None,
     runs_dir: str | None,
@@ -74,6 +72,12 @@ def replay(
     Exit code: 0 when it was served to its end, or until Ctrl-C; 1 when nothing could be, or part of the recording is
     damaged.
     """
+    from bus.net.curve import client_security
+    from bus.recording.recording import Recording
+    from bus.replay.pace import Pace
+    from bus.replay.serving import ReplayServer
+    from bus.runs.directory import find_run, new_run_name
+
     if (key or broker_key) and not broker:
         raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
     recording = Recording(Path(run) if Path(run).exists() else find_run(run, runs_dir).recording)
@@ -111,6 +115,9 @@ def replay(
 
 def _check_name(name: str, where: str | None) -> None:
     """Raises :class:`bus.errors.ConfigurationError` when there is a run of that name that is no replay."""
+    from bus.runs.directory import RUN_FILE, read_run, runs_dir
+    from bus.runs.origin import Origin
+
     path = runs_dir(where) / name
     if (path / RUN_FILE).exists() and Origin.of(read_run(path).last.info) is None:
         raise ConfigurationError(
@@ -118,7 +125,7 @@ def _check_name(name: str, where: str | None) -> None:
         )
 
 
-def _report(served: ServedReplay) -> int:
+def _report(served: "ServedReplay") -> int:
     say(f"run {served.run_name} {served.ending}: {served.events} events served")
     if served.damage:
         say(f"{served.damage}; all else was served", err=True)
@@ -127,7 +134,7 @@ def _report(served: ServedReplay) -> int:
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(server: ReplayServer) -> Iterator[None]:
+def _stopped_by_signals(server: "ReplayServer") -> Iterator[None]:
     """The first SIGINT or SIGTERM ends the run in order, a second one at once."""
     numbers = (signal.SIGINT, signal.SIGTERM)
 

@@ -10,10 +10,12 @@ import threading
 import tty
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bus.errors import ConfigurationError
-from bus.replay.pace import Pace
+
+if TYPE_CHECKING:
+    from bus.replay.pace import Pace
 
 __all__ = ["KEYS_HELP", "ReplayKeys", "has_keyboard"]
 
@@ -41,7 +43,7 @@ class ReplayKeys:
         ConfigurationError: when entered, that standard input is no terminal.
     """
 
-    def __init__(self, pace: Pace, leave: Callable[[], object], say: Callable[[str], object]) -> None:
+    def __init__(self, pace: "Pace", leave: Callable[[], object], say: Callable[[str], object]) -> None:
         self._pace, self._say = pace, say
         self._actions = {b" ": pace.toggle, b"\n": pace.toggle, b"\r": pace.toggle, b".": pace.step, b"q": leave}
         self._thread = threading.Thread(target=self._listen, name="offloop-keys", daemon=True)

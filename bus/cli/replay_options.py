@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from bus.errors import InvalidTimeError
-from bus.recording.window import Moment, read_moment
-from bus.replay.pace import RATES
+
+if TYPE_CHECKING:
+    from bus.recording.window import Moment
 
 __all__ = ["ReplayChoice", "moment_given", "rate_given"]
 
@@ -25,16 +27,20 @@ def rate_given(_context: click.Context, _parameter: click.Parameter, value: str 
     except ValueError:
         rate = math.nan
     if not rate > 0:
+        from bus.replay.pace import RATES
+
         raise click.BadParameter(f"{value!r} is no rate: {RATES}")
     return rate
 
 
-def moment_given(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Moment | None:
+def moment_given(_context: click.Context, _parameter: click.Parameter, value: str | None) -> "Moment | None":
     """A moment of a run. A callback of a click option.
 
     Raises:
         click.BadParameter: it is none.
     """
+    from bus.recording.window import read_moment
+
     try:
         return None if value is None else read_moment(value)
     except InvalidTimeError as error:
@@ -46,8 +52,8 @@ class ReplayChoice:
     """What was chosen of how a recording is replayed; none of it when everything is as by default."""
 
     rate: float | None
-    start: Moment | None
-    until: Moment | None
+    start: "Moment | None"
+    until: "Moment | None"
     loop: bool
     paused: bool
 

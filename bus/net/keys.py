@@ -8,9 +8,6 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import zmq
-import zmq.auth
-
 from bus.errors import ConfigurationError
 
 __all__ = ["PUBLIC_SUFFIX", "SECRET_SUFFIX", "KeyPair", "keys_dir", "load_public_key", "load_secret_key", "make_keys"]
@@ -54,6 +51,8 @@ def make_keys(name: str, where: str | os.PathLike[str] | None = None) -> tuple[P
         ConfigurationError: the name cannot be a file's, a key of that name is there already, or the files cannot be
             written.
     """
+    import zmq.auth
+
     if not _KEY_NAME.match(name):
         raise ConfigurationError(
             f"{name!r} cannot be a key's name: use 1 to 100 letters, digits, '.', '_' or '-', "
@@ -123,6 +122,8 @@ def load_secret_key(path: str | os.PathLike[str]) -> KeyPair:
             "a new one with 'bus keygen' if somebody may have read it"
         )
     check_not_writable_by_others(file.absolute().parent)
+    import zmq
+
     try:
         belongs = zmq.curve_public(secret) == public
     except zmq.ZMQError:
@@ -157,6 +158,8 @@ def _mode(path: Path) -> int:
 
 
 def _load(path: Path) -> tuple[bytes, bytes | None]:
+    import zmq.auth
+
     public: bytes | None
     try:
         public, secret = zmq.auth.load_certificate(path)

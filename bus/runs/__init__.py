@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempt", "RunInfo", "find_run", "list_runs", "new_run_name", "runs_dir"]
 
-__getattr__ = lazy_exports(__name__, {"bus.runs.directory": __all__})
+__getattr__, __dir__ = lazy_exports(__name__, {"bus.runs.directory": __all__})

@@ -16,16 +16,15 @@ from bus.net.sockets import connected
 from bus.protocol.frames import Control
 from bus.runs.directory import RunInfo
 from bus.subscriber.subscription import StreamLink
-from bus.types.commands import Argument, Command, Outcome, check_command
+from bus.types.commands import WAIT_SECONDS, Argument, Command, Outcome, check_command
 
-__all__ = ["WAIT_SECONDS", "SentCommands", "send_command", "send_command_through", "sent_by"]
+__all__ = ["SentCommands", "send_command", "send_command_through", "sent_by"]
 
 AGAIN_SECONDS = 0.2
 UNCONFIRMED_SECONDS = 1.0
 
 
 ANSWER_SECONDS = 5.0
-WAIT_SECONDS = 30.0
 
 
 def send_command(

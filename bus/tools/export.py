@@ -11,24 +11,21 @@ from bus.protocol.frames import COMMAND, END
 from bus.protocol.order import Ending, Gap
 from bus.tools.json import write_json_mcap, write_jsonl
 from bus.tools.records import Recorded, Source, check_any, check_ranks, is_known, is_mark, snapshot_of
+from bus.tools.rows import FORMATS
 from bus.tools.tables import write_csv, write_parquet
 from bus.trace.writer import TraceWriter
 from bus.types.event import Event
 
-__all__ = ["FORMATS", "Exported", "export", "exported_path"]
+__all__ = ["Exported", "export", "exported_path"]
 
 _Write = Callable[[Iterable[Recorded], Path], None]
 
-_WRITERS: Mapping[str, tuple[str, _Write | None]] = {
-    "parquet": (".parquet", write_parquet),
-    "csv": (".csv", write_csv),
-    "jsonl": (".jsonl", write_jsonl),
-    "json-mcap": (".json.mcap", write_json_mcap),
-    "trace": (".trace.json", None),
+_WRITERS: Mapping[str, _Write] = {
+    "parquet": write_parquet,
+    "csv": write_csv,
+    "jsonl": write_jsonl,
+    "json-mcap": write_json_mcap,
 }
-
-FORMATS = tuple(_WRITERS)
-"""The forms in which a recording can be exported."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class Exported:
 
 def exported_path(recording: Path, to: str) -> Path:
     """Where an export is written when nothing else is said."""
-    return recording.with_name(recording.stem + _WRITERS[_known(to)][0])
+    return recording.with_name(recording.stem + FORMATS[_known(to)])
 
 
 def export(
@@ -69,12 +66,12 @@ def export(
 ) -> Exported:
     """Writes the events of a recording to ``output``, in the order in which they were recorded.
 
-    ``to`` is one of :data:`FORMATS`: ``parquet`` and ``csv`` have a row for each event and a column for each field,
-    ``jsonl`` an object for each event, ``json-mcap`` is for Foxglove and PlotJuggler, ``trace`` is a timeline for
-    Perfetto (see :class:`bus.trace.writer.TraceWriter`). Commands and how the run ended come too, as the rows
-    ``$command`` and ``$end``, unless ``events`` chooses events. What is damaged is passed over and named. Memory does
-    not grow with the recording, but for what is told of the numbers that it lacks. It may still be written: what is
-    there at the beginning is exported.
+    ``to`` is one of :data:`~bus.tools.rows.FORMATS`: ``parquet`` and ``csv`` have a row for each event and a column for
+    each field, ``jsonl`` an object for each event, ``json-mcap`` is for Foxglove and PlotJuggler, ``trace`` is a
+    timeline for Perfetto (see :class:`bus.trace.writer.TraceWriter`). Commands and how the run ended come too, as the
+    rows ``$command`` and ``$end``, unless ``events`` chooses events. What is damaged is passed over and named. Memory
+    does not grow with the recording, but for what is told of the numbers that it lacks. It may still be written: what
+    is there at the beginning is exported.
 
     Raises:
         ConfigurationError: there is no such form or rank, no event is chosen, ``output`` exists and ``force`` is not
@@ -82,7 +79,7 @@ def export(
         RecordingError: ``path`` is not a recording.
         RunDirectoryError: ``output`` cannot be written.
     """
-    _, write = _WRITERS[_known(to)]
+    write = _WRITERS.get(_known(to))
     source = Source(path, ranks)
     chosen = _Chosen(source, events)
     with placing(output, [path], force) as draft:
@@ -105,7 +102,7 @@ def export(
 
 
 def _known(to: str) -> str:
-    if to not in _WRITERS:
+    if to not in FORMATS:
         raise ConfigurationError(f"{to!r} is no form to export to: {close_matches(to, list(FORMATS))}use {_NAMES}")
     return to
 

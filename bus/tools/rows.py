@@ -1,12 +1,23 @@
 """Recorded events as rows: names and values that tables and JSON can hold."""
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bus.protocol.frames import END
-from bus.tools.records import Recorded
 
-__all__ = ["COUNTERS", "DURATIONS", "FIXED", "as_row", "clock"]
+if TYPE_CHECKING:
+    from bus.tools.records import Recorded
+
+__all__ = ["COUNTERS", "DURATIONS", "FIXED", "FORMATS", "as_row", "clock"]
+
+FORMATS = {
+    "parquet": ".parquet",
+    "csv": ".csv",
+    "jsonl": ".jsonl",
+    "json-mcap": ".json.mcap",
+    "trace": ".trace.json",
+}
+"""The formats in which a recording can be exported, and the suffix of a file of each."""
 
 COUNTERS = (
     "iteration",
@@ -48,7 +59,7 @@ FIXED = (
 """What every row begins with. A published field of one of these names is called ``fields/NAME``."""
 
 
-def as_row(record: Recorded) -> dict[str, Any]:
+def as_row(record: "Recorded") -> dict[str, Any]:
     """An event as one level of names, the values as they were published: :data:`FIXED`, then every field.
 
     ``time`` is in seconds since 1970, ``utc`` the same in whole nanoseconds; the ``*_wct`` are seconds spent

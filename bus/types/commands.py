@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from bus.errors import ConfigurationError, ProtocolError, close_matches
 
-__all__ = ["COMMANDS", "Argument", "Command", "Outcome", "check_command", "new_command_id"]
+__all__ = ["COMMANDS", "WAIT_SECONDS", "Argument", "Command", "Outcome", "check_command", "new_command_id"]
 
 COMMANDS: Mapping[str, str] = {
     "stop": "ends the training after the batch at hand",
@@ -19,6 +19,9 @@ COMMANDS: Mapping[str, str] = {
     "set": "sets a value that the trainer declares, such as 'lr'",
 }
 """What a trainer understands, and what it does then. Takes effect at the next boundary between two batches."""
+
+WAIT_SECONDS = 30.0
+"""How long a sender waits until its command has taken effect, unless told otherwise."""
 
 MAX_ARGUMENTS = 8
 MAX_TEXT = 1000

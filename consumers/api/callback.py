@@ -1,7 +1,7 @@
 """The base class of everything that looks at a run."""
 
 from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from bus.errors import ConfigurationError
 from bus.protocol.order import Ending
@@ -11,10 +11,13 @@ from bus.types.event import Event
 from bus.types.intervals import MICROBATCH_EVENTS, Moment
 from consumers.api.logger import Logger, LoggerDestination
 
-__all__ = ["Callback", "CannotWorkError", "MaybeAwaitable", "demand_of", "view_for"]
+__all__ = ["Callback", "CannotWorkError", "MaybeAwaitable", "OnError", "demand_of", "view_for"]
 
 MaybeAwaitable: TypeAlias = Awaitable[None] | None
 """What a callback's method returns: nothing, or, for an ``async`` method, what is to be awaited."""
+
+OnError: TypeAlias = Literal["continue", "disable", "stop"]
+"""What a callback that raises gets: further events, none, or the end of the consumer."""
 
 
 class CannotWorkError(ConfigurationError):

@@ -1,29 +1,15 @@
 """The command ``consumer``: attach callbacks to a run, or replay a recording through them."""
 
-from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
-from click.core import ParameterSource
 
 from bus.cli.replay_keys import KEYS_HELP
-from bus.cli.replay_options import ReplayChoice, moment_given, rate_given
-from bus.recording.window import Moment
-from bus.replay.pace import Pace
+from bus.cli.replay_options import moment_given, rate_given
 from bus.terminal import run_command
-from consumers.api.callback import Callback, demand_of
-from consumers.api.logger import LoggerDestination
-from consumers.cli.metrics import list_metrics as print_metrics
-from consumers.cli.registry import CALLBACKS, LOGGERS, create_selected
-from consumers.cli.report import EXIT_TROUBLE, report, say, say_start
-from consumers.cli.source import Source, SourceStreams, open_state
-from consumers.cli.terminal import beside_terminal, linger, replay_keys
-from consumers.runner.checkpoint_states import CheckpointStates
-from consumers.runner.members import wanted_events
-from consumers.runner.runner import COMMIT_EVENTS, OnError
-from consumers.runner.session import run_session
-from consumers.runner.state_file import check_name
+from consumers.api.callback import OnError
+from consumers.delivery.commit import COMMIT_EVENTS
 
 __all__ = ["consumer", "main"]
 
@@ -133,30 +119,7 @@ def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[s
 )
 @click.version_option(package_name="offloop", prog_name="consumer")
 @click.option("--list", "show_list", is_flag=True, help="Shows callbacks and loggers with their options, and exits.")
-def consumer(
-    callbacks: list[str],
-    loggers: list[str],
-    options: tuple[str, ...],
-    run: str | None,
-    last: bool,
-    runs_dir: Path | None,
-    broker: str | None,
-    key: str | None,
-    broker_key: str | None,
-    replay: Path | None,
-    rate: float | None,
-    start: Moment | None,
-    until: Moment | None,
-    loop: bool,
-    paused: bool,
-    wait: bool,
-    on_error: OnError,
-    name: str | None,
-    state_dir: Path | None,
-    commit_every: int,
-    list_metrics: str | None,
-    show_list: bool,
-) -> int:
+def consumer(**options: Any) -> int:
     """Runs callbacks on a training run, from outside and without slowing it.
 
     With nothing else it attaches to the live run and gets its whole history first; when none is live it waits for one,
@@ -166,103 +129,11 @@ def consumer(
     stopper whose metric does not exist; 4 when the run was lost or its recording is damaged; 130 after Ctrl-C before
     there was a run.
     """
-    if show_list:
-        _print_list()
-        return 0
-    if not callbacks:
-        raise click.UsageError("--callbacks names none: give one at least; '--list' shows what there is")
-    if list_metrics and (run or replay):
-        raise click.UsageError(f"--list-metrics names run {list_metrics!r} already: leave out --run and --replay")
-    if list_metrics == "" and not (run or replay):
-        last = True
-    source = Source(run or list_metrics or None, runs_dir, broker, key, broker_key, replay, wait, last)
-    choice = ReplayChoice(rate, start, until, loop, paused)
-    _check_together(source, choice, name, state_dir)
-    if list_metrics is not None:
-        for line in print_metrics(source.find(say)):
-            say(line)
-        return 0
-    logs_by_default = _is_default("loggers")
+    from consumers.cli.consume import consume
 
-    def create() -> tuple[list[Callback], list[LoggerDestination]]:
-        made, destinations = create_selected(callbacks, loggers, options)
-        return made, beside_terminal(made, destinations, logs_by_default)
-
-    made, destinations = create()
-    wanted_events(made)
-    demand_of(made)
-    for callback in made:
-        callback.check()
-    for destination in destinations:
-        destination.check()
-    pace = Pace(choice.rate_or_max, paused=paused)
-    keys = replay_keys(pace, choice, made, say)
-    found = source.find(say)
-    streams = SourceStreams(found, choice, pace, name)
-    progress = None if name is None else open_state(state_dir, name, found)
-    states = None if name is None else CheckpointStates(name, state_dir)
-    code = 0
-    with keys:
-        while True:
-            stream, statistics = run_session(
-                streams.open,
-                made,
-                destinations,
-                on_error,
-                progress,
-                commit_every,
-                partial(say_start, name=name),
-                states,
-            )
-            code = max(code, report(stream, statistics, sorted(demand_of(made).fields)))
-            is_empty = streams.gave_nothing and not statistics.handled
-            if not loop or statistics.interrupted or is_empty:
-                break
-            made, destinations = create()
-            streams.rewind()
-    if is_empty and (start or until or loop) and not statistics.interrupted:
-        say(
-            f"nothing was replayed: no event that these callbacks want is {choice.bounds}; 'bus info PATH' "
-            "tells how long the run was"
-        )
-        return max(code, EXIT_TROUBLE)
-    if not statistics.interrupted:
-        linger(made)
-    return code
+    return consume(**options)
 
 
 def main() -> None:
     """Entry point of the command."""
     run_command(consumer)
-
-
-def _check_together(source: Source, choice: ReplayChoice, name: str | None, state_dir: Path | None) -> None:
-    """Raises for options that do not go together, or for a name that is not allowed."""
-    source.check()
-    if name is not None and source.broker and state_dir is None:
-        raise click.UsageError(
-            "--name keeps how far a consumer is in the run's directory, which is on another machine: "
-            "add --state-dir DIR"
-        )
-    if choice.option and not source.is_file:
-        raise click.UsageError(
-            f"{choice.option} is for a recording: name it with '--replay FILE'; 'bus replay FILE' replays it "
-            "for other consumers"
-        )
-    if choice.loop and name is not None:
-        raise click.UsageError("--loop begins anew each time, and --name goes on from before: give one of them")
-    if name is not None:
-        check_name(name)
-    elif state_dir:
-        raise click.UsageError("--state-dir is where '--name' keeps how far a consumer is: give it a name too")
-
-
-def _is_default(option: str) -> bool:
-    return click.get_current_context().get_parameter_source(option) is ParameterSource.DEFAULT
-
-
-def _print_list() -> None:
-    click.echo("Callbacks (--callbacks NAME,NAME, or package.module:Class, or file.py:Class)")
-    click.echo("\n".join(CALLBACKS.listing()))
-    click.echo("\nLoggers (--log NAME,NAME)")
-    click.echo("\n".join(LOGGERS.listing()))

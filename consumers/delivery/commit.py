@@ -21,6 +21,7 @@ from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
 
 __all__ = [
+    "COMMIT_EVENTS",
     "MAX_BYTES",
     "CallbackState",
     "Committed",
@@ -36,6 +37,9 @@ __all__ = [
 ]
 
 Content = TypeVar("Content")
+
+COMMIT_EVENTS = 1000
+"""After how many handled events the progress is committed, unless told otherwise."""
 
 MAX_BYTES = 256 * 1024 * 1024
 """How large the packed form may be."""

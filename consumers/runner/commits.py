@@ -15,10 +15,7 @@ from consumers.runner.dispatcher import Dispatcher
 from consumers.runner.statistics import RunnerStatistics
 from consumers.runner.worker import Lane
 
-__all__ = ["COMMIT_EVENTS", "Commits"]
-
-COMMIT_EVENTS = 1000
-"""After how many handled events the progress is committed, unless told otherwise."""
+__all__ = ["Commits"]
 
 _COMMIT_SECONDS = 1.0
 

@@ -9,7 +9,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from bus.errors import OffloopError
 from bus.protocol.order import CheckpointMark, Ending, Gap
@@ -18,14 +18,12 @@ from bus.types.commands import Outcome
 from bus.types.event import Event
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in
-from consumers.api.callback import Callback, CannotWorkError, demand_of, view_for
+from consumers.api.callback import Callback, CannotWorkError, OnError, demand_of, view_for
 from consumers.api.logger import Logger, RunPlace
 from consumers.delivery.commit import CallbackState
 from consumers.runner.members import Member, decides_of
 
-__all__ = ["AtCheckpoint", "CallbackError", "Dispatcher", "OnError", "SnapshotStream"]
-
-OnError: TypeAlias = Literal["continue", "disable", "stop"]
+__all__ = ["AtCheckpoint", "CallbackError", "Dispatcher", "SnapshotStream"]
 
 SnapshotStream: TypeAlias = Iterable[Snapshot] | AsyncIterable[Snapshot]
 """Snapshots in order; what else is known of the run is asked of its attributes, where it has them."""

@@ -14,18 +14,18 @@ from typing import get_args
 
 from bus.errors import ClosedError, ConfigurationError
 from bus.protocol.snapshot import Snapshot
-from consumers.api.callback import Callback, CannotWorkError
+from consumers.api.callback import Callback, CannotWorkError, OnError
 from consumers.api.logger import LoggerDestination
-from consumers.delivery.commit import Progress
+from consumers.delivery.commit import COMMIT_EVENTS, Progress
 from consumers.delivery.delivery import Delivery, show_failure
 from consumers.delivery.spool import spooled
-from consumers.runner.commits import COMMIT_EVENTS, Commits
-from consumers.runner.dispatcher import AtCheckpoint, CallbackError, Dispatcher, OnError
+from consumers.runner.commits import Commits
+from consumers.runner.dispatcher import AtCheckpoint, CallbackError, Dispatcher
 from consumers.runner.members import Member, numbered_names, wanted_events
 from consumers.runner.statistics import RunnerStatistics
 from consumers.runner.worker import LOOK_SECONDS, Lane
 
-__all__ = ["COMMIT_EVENTS", "CallbackError", "OnError", "Runner", "RunnerStatistics", "wanted_events"]
+__all__ = ["CallbackError", "Runner", "RunnerStatistics", "wanted_events"]
 
 
 class Runner:

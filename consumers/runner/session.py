@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from bus.subscriber.subscriber import Subscriber
-from consumers.api.callback import Callback
+from consumers.api.callback import Callback, OnError
 from consumers.api.logger import LoggerDestination
-from consumers.delivery.commit import Committed, Progress
+from consumers.delivery.commit import COMMIT_EVENTS, Committed, Progress
 from consumers.runner.checkpoint_states import CheckpointStates
 from consumers.runner.members import divided
-from consumers.runner.runner import COMMIT_EVENTS, OnError, Runner, RunnerStatistics
+from consumers.runner.runner import Runner, RunnerStatistics
 from consumers.runner.streams import Stream
 
 __all__ = ["OpenStream", "run_session", "told_outcomes", "told_places"]

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 from bus.protocol.snapshot import Snapshot
-from consumers.api.callback import Callback
+from consumers.api.callback import Callback, OnError
 from consumers.api.logger import Logger
 from consumers.delivery.commit import CallbackState, LaneState
 from consumers.delivery.delivery import Delivery
-from consumers.runner.dispatcher import AtCheckpoint, Dispatcher, OnError, SnapshotStream
+from consumers.runner.dispatcher import AtCheckpoint, Dispatcher, SnapshotStream
 from consumers.runner.members import Member
 
 __all__ = ["LOOK_SECONDS", "Lane"]

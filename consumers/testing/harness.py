@@ -12,10 +12,10 @@ from bus.protocol.snapshot import CommandSender, Snapshot
 from bus.recording.recording import Recording
 from bus.types.commands import Command
 from bus.types.event import Event
-from consumers.api.callback import Callback
+from consumers.api.callback import Callback, OnError
 from consumers.api.logger import LoggerDestination
 from consumers.runner.members import Member, wanted_events
-from consumers.runner.runner import CallbackError, OnError, Runner
+from consumers.runner.runner import CallbackError, Runner
 from consumers.testing.logged import Collector, Logged
 
 __all__ = ["Harness", "Stepper", "as_callbacks", "replay"]

@@ -24,10 +24,9 @@ from bus.subscriber.commands import send_command
 from bus.subscriber.subscriber import Subscriber
 from bus.types.commands import Argument, Outcome
 from bus.types.event import Event
-from consumers.api.callback import Callback, demand_of
+from consumers.api.callback import Callback, OnError, demand_of
 from consumers.api.logger import LoggerDestination
 from consumers.runner.members import decides_of, wanted_events
-from consumers.runner.runner import OnError
 from consumers.testing.harness import Harness, as_callbacks
 from consumers.testing.logged import Logged
 

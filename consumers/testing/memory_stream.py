@@ -12,9 +12,8 @@ from bus.protocol.snapshot import Snapshot
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
 from bus.types.timestamp import Time, Timestamp
-from consumers.api.callback import Callback
+from consumers.api.callback import Callback, OnError
 from consumers.api.logger import LoggerDestination
-from consumers.runner.runner import OnError
 from consumers.testing.logged import Logged
 
 __all__ = ["Evaluation", "MemoryStream", "OfBatch"]

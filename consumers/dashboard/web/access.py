@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import shlex
-import ssl
 import stat
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from bus.errors import ConfigurationError
 
-__all__ = ["ROLE", "Gate", "Listening", "Role", "Tokens", "guard_sockets", "is_loopback"]
+__all__ = ["FIRST_PORT", "ROLE", "Gate", "Listening", "Role", "Tokens", "guard_sockets", "is_loopback"]
 
 _TO_PAGES = ("event", "javascript_response", "ack")
 
@@ -28,6 +27,9 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+FIRST_PORT = 8420
+"""Where a dashboard listens, unless that port is taken or another one is asked for."""
 
 ROLE = "offloop.role"
 """Where in a request's scope the :class:`Gate` leaves the :class:`Role` of whoever asks."""
@@ -153,6 +155,8 @@ class Listening:
 
     def _check_certificate(self) -> None:
         assert self.certificate is not None
+        import ssl
+
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self.certificate, self.certificate_key)

@@ -5,12 +5,9 @@ from pathlib import Path
 
 import click
 
-from bus.net.curve import client_security
 from bus.printing import say
 from bus.terminal import HELP
-from consumers.dashboard.web.access import Listening
-from consumers.dashboard.web.follow import BrokerElsewhere, serve_runs
-from consumers.dashboard.web.server import FIRST_PORT
+from consumers.dashboard.web.access import FIRST_PORT, Listening
 
 __all__ = ["dashboard"]
 
@@ -71,6 +68,9 @@ def dashboard(
         raise click.UsageError("--broker reads everything through it: it does not go with --runs-dir")
     if (key or broker_key) and not broker:
         raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
+    from bus.net.curve import client_security
+    from consumers.dashboard.web.follow import BrokerElsewhere, serve_runs
+
     elsewhere = None if broker is None else BrokerElsewhere(broker, client_security(key, broker_key))
     listening = Listening(host, port, tokens, certificate, certificate_key, open_browser, as_flags=True)
     serve_runs(runs, listening, elsewhere or runs_dir, wait, every, partial(say, err=True))

@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING
 from bus.errors import ConfigurationError
 from bus.printing import say
 from consumers.dashboard.view.runs import WatchedRuns
-from consumers.dashboard.web.access import ROLE, Gate, Listening, Role, Tokens
+from consumers.dashboard.web.access import FIRST_PORT, ROLE, Gate, Listening, Role, Tokens
 
 if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
-__all__ = ["FIRST_PORT", "DashboardServer", "check_installed"]
-
-FIRST_PORT = 8420
-"""Where a dashboard is, unless that port is taken or another one is asked for."""
+__all__ = ["DashboardServer", "check_installed"]
 
 _PORTS_TRIED = 100
 _PATIENCE_SECONDS = 30.0

@@ -591,8 +591,10 @@ EXCEPTIONS = {
     "bus.publisher.connection": {"importlib.metadata"},
     # It loads the commands that installed packages add, by the name that somebody has typed.
     "bus.cli.main": {"importlib.metadata"},
-    # It imports its own modules when a name of theirs is used, and asks where `bus` is.
-    "consumers": {"importlib.import_module", "importlib.util"},
+    # It imports modules of ours, whose names stand in the code, when something of theirs is used.
+    "bus.lazy": {"importlib.import_module"},
+    # It asks where `bus` is.
+    "consumers": {"importlib.util"},
     # It reads one pickle, from its parent's pipe.
     "consumers.cli.attached": {"pickle"},
     # They ask whether an optional package is installed.

@@ -28,8 +28,8 @@ from bus.cli.recordings import export_recording
 from bus.recording.writer import JournalWriter
 from bus.tools import tables
 from bus.tools.cut import cut
-from bus.tools.export import FORMATS, export
-from bus.tools.rows import FIXED
+from bus.tools.export import export
+from bus.tools.rows import FIXED, FORMATS
 from bus.tools.shape import Shape
 
 quick = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
