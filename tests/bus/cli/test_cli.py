@@ -16,7 +16,8 @@ from proxy import StandingBroker
 from recorded_runs import Entry, write_foreign, write_recording
 from training import Act, gold_trainer
 
-from bus import ConfigurationError, Event, Publisher, RecordingError, RunDirectoryError, Subscriber, cli, find_run
+from bus import ConfigurationError, Event, Publisher, RecordingError, RunDirectoryError, Subscriber, find_run
+from bus.cli import main as cli
 from bus.cli.describe import duration, when
 from bus.cli.main import bus
 from bus.protocol.frames import decode_event
