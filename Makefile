@@ -19,8 +19,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 
 help:
 	@echo "make demo        train on real digits, with callbacks attached from another process"
-	@echo "make test        run the tests; those that need a program that is not installed are left out"
-	@echo "make test-all    the same, but fail if such a program is missing"
+	@echo "make test        run the tests, without the slow ones and those that need a program that is not installed"
+	@echo "make test-all    run all tests; fail if a program that some of them need is not installed"
 	@echo "make check       format, lint, types, imports between rooms, words"
 	@echo "make docs        build the site of the documentation into site/"
 	@echo "make bench       measure the training loop, the stream and the dashboard"
@@ -42,7 +42,7 @@ demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
 test: $(READY)
-	$(TEST) $(PYTEST)
+	$(TEST) -m "not slow" $(PYTEST)
 
 test-all: $(READY) examples/node/node_modules
 	$(TEST) --all-tools $(PYTEST)

@@ -1,5 +1,5 @@
-"""Fixtures for every test: a fresh place for runs, and no test may leave processes or sockets behind. Tests that need a
-program which is not installed are left out."""
+"""Fixtures for every test: a fresh directory for runs, and no test may leave processes or sockets behind. Marks for slow
+tests, and for those that need a program: these are left out where it is not installed."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paths import ROOT
+from paths import ROOT, TESTS
 
 # Two tests' worth of threads on a small machine only get in each other's way; also for the processes that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -36,8 +36,11 @@ TOOLS = {
 """What ``@pytest.mark.needs`` may name, and what installs it on Debian: programs, and the packages of
 ``examples/node``."""
 NODE_MODULES = ROOT / "examples" / "node" / "node_modules"
+SLOW_FOLDERS = ("browser", "project", "system")
+"""All tests in these are marked ``slow``."""
 
-_left_out = pytest.StashKey[str]()
+_notes = pytest.StashKey[dict[str, str]]()
+"""Lines for the end of the summary: which tests were left out, and why."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,7 +49,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_notes] = {}
     config.addinivalue_line("markers", "needs(*programs): left out where one of these programs is not installed")
+    config.addinivalue_line("markers", "slow: takes long, so 'make test' leaves it to 'make test-all'")
     if config.getoption("all_tools") and (missing := [name for name in TOOLS if not _is_installed(name)]):
         raise pytest.UsageError(f"not all tests can run, {_how_to_install(missing)}")
 
@@ -60,29 +65,47 @@ def _is_installed(name: str) -> bool:
     return NODE_MODULES.is_dir() if name == "node_modules" else bool(shutil.which(os.environ.get(name.upper(), name)))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.path.relative_to(TESTS).parts[0] in SLOW_FOLDERS:
+        item.add_marker("slow")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     needs = [{name for marker in item.iter_markers("needs") for name in marker.args} for item in items]
     missing = sorted(name for name in set().union(*needs) if not _is_installed(name))
     left_out = [item for item, needed in zip(items, needs, strict=True) if needed.intersection(missing)]
-    if not left_out:
-        return
-    config.stash[_left_out] = f"{len(left_out)} tests left out, {_how_to_install(missing)}"
+    if left_out:
+        _note(config, "programs", f"{_tests(left_out)} left out, {_how_to_install(missing)}")
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    config = items[0].config
+    # What -m leaves out comes after what -k leaves out, and before what needs programs.
+    if config.option.markexpr == "not slow" and all(item.get_closest_marker("slow") for item in items):
+        _note(config, "slow", f"{_tests(items, 'slow ')} left for 'make test-all'")
+
+
+def _tests(items: list[pytest.Item], kind: str = "") -> str:
+    return f"{len(items)} {kind}test{'s' if len(items) > 1 else ''}"
+
+
+def _note(config: pytest.Config, about: str, line: str) -> None:
+    config.stash[_notes][about] = line
     # Where several processes run the tests, another one ends with the summary.
     if hasattr(config, "workeroutput"):
-        config.workeroutput["left out"] = config.stash[_left_out]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+        config.workeroutput["notes"] = config.stash[_notes]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    if line := getattr(node, "workeroutput", {}).get("left out"):
-        node.config.stash[_left_out] = line
+    node.config.stash[_notes].update(getattr(node, "workeroutput", {}).get("notes", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if line := config.stash.get(_left_out, None):
+    for line in config.stash[_notes].values():
         terminalreporter.write_line(line)
 
 

@@ -1,4 +1,5 @@
-"""Tests that need a program are left out on a machine without it, and continuous integration fails there."""
+"""Slow tests are left out of 'make test', and tests that need a program on a machine without it; continuous integration
+fails there."""
 
 import os
 import subprocess
@@ -30,7 +31,18 @@ def test_tests_that_need_a_missing_program_are_left_out_with_one_line():
     assert done.returncode == 0, done.stdout
     assert "test_links_with_tokens_over_tls" not in done.stdout
     assert "test_one_dashboard_after_another_in_a_process" in done.stdout
+    assert "slow test" not in done.stdout
     assert done.stdout.splitlines().count(f"3 tests left out, {LEFT_OUT}") == 1
+
+
+@pytest.mark.parametrize("processes", [(), ("--numprocesses", "2")], ids=["one process", "several"])
+def test_slow_tests_that_are_left_out_are_counted_in_one_line(processes):
+    done = collect("-m", "not slow", *processes)
+    assert done.returncode == 0, done.stdout
+    assert "test_links_with_tokens_over_tls" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert lines.count("5 slow tests left for 'make test-all'") == 1
+    assert lines.count("1 test left out, openssl not found: apt-get install openssl") == 1
 
 
 def test_with_all_tools_a_missing_program_is_an_error():

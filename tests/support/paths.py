@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-__all__ = ["DATA", "ROOT", "SUPPORT"]
+__all__ = ["DATA", "ROOT", "SUPPORT", "TESTS"]
 
 SUPPORT = Path(__file__).parent
-DATA = SUPPORT.parent / "data"
-ROOT = SUPPORT.parents[1]
+TESTS = SUPPORT.parent
+DATA = TESTS / "data"
+ROOT = TESTS.parent

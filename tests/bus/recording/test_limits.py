@@ -130,6 +130,7 @@ def check(*arguments: object) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", FILES, ids=lambda make: make.__name__)
 def test_what_is_shown_and_recovered_is_in_proportion(tmp_path, make):
     path = tmp_path / "a.mcap"
@@ -138,6 +139,7 @@ def test_what_is_shown_and_recovered_is_in_proportion(tmp_path, make):
     check("bus", "recover", path, "-o", tmp_path / "recovered.mcap")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [empty_messages, many_gaps, many_places], ids=lambda make: make.__name__)
 def test_what_every_command_makes_of_it_is_in_proportion(tmp_path, make):
     path = tmp_path / "a.mcap"
@@ -150,6 +152,7 @@ def test_what_every_command_makes_of_it_is_in_proportion(tmp_path, make):
     check("consumers", "--replay", path, "-c", "metrics")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", FILES, ids=lambda make: make.__name__)
 def test_a_broker_that_goes_on_with_it_stays_in_proportion(tmp_path, make):
     path = tmp_path / "a.mcap"

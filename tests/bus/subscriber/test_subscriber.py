@@ -138,6 +138,7 @@ def test_frames_lost_on_the_way_are_read_from_the_recording(runs_dir, monkeypatc
     assert collector.subscriber.gaps == ()
 
 
+@pytest.mark.slow
 def test_a_subscriber_that_stood_still_catches_up(runs_dir):
     script = """
 import sys

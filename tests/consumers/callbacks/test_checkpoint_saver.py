@@ -102,6 +102,7 @@ def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str, **argum
     return stream
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("interval", "arguments"),
     [
@@ -310,6 +311,7 @@ def wait_for_more(folder: Path, count: int = 2) -> None:
     wait_for(lambda: len(list(folder.glob("ep*"))) >= before + count, "further checkpoints", 90)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("size", ["small", "wide"])
 def test_live_it_writes_what_the_trainer_writes_and_a_small_one_again_in_a_replay(
@@ -346,6 +348,7 @@ def _tensors(image: bytes) -> bytes:
     return image[8 + int.from_bytes(image[:8], "little") :]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_after_a_kill_no_half_file_is_there_and_it_goes_on(start: Any, tmp_path: Path) -> None:
     training = start("-c", TRAINING, str(tmp_path / "in"), "wide", str(tmp_path / "enough"))

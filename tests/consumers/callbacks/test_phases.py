@@ -412,6 +412,7 @@ def phase_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in own if len(row) > 1]
 
 
+@pytest.mark.slow
 def test_the_rank_that_waits_for_its_data_is_named_in_a_real_training(tmp_path: Path) -> None:
     directory = train_ranks(tmp_path)
     rows = rows_of(directory / "metrics.jsonl")
@@ -442,6 +443,7 @@ def test_the_rank_that_waits_for_its_data_is_named_in_a_real_training(tmp_path: 
     assert phase_rows(rows_of(replayed)) == phase_rows(rows)
 
 
+@pytest.mark.slow
 def test_a_training_that_waits_for_its_data_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path))
     outcomes: list[Outcome] = []

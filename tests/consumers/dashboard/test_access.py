@@ -170,6 +170,7 @@ def test_a_token_leads_to_this_host_alone_and_cookies_of_others_do_no_harm():
     assert Answer(tokens, "/", cookie="name=").admitted is None
 
 
+@pytest.mark.slow
 @pytest.mark.needs("chromium", "openssl")
 def test_links_with_tokens_over_tls(runs_dir, browser, tmp_path, certificate):
     file = tmp_path / "tokens.txt"
@@ -228,6 +229,7 @@ _SEND_EVENTS = """([client_id, listeners]) => {
 }"""
 
 
+@pytest.mark.slow
 def test_one_dashboard_after_another_in_a_process(runs_dir):
     code = """
 import urllib.request
@@ -244,6 +246,7 @@ for _ in range(2):
     assert result.stdout.split() == ["200", "200"]
 
 
+@pytest.mark.slow
 def test_it_can_be_given_to_a_trainer_which_sends_it_to_another_process(tmp_path):
     given = Dashboard("127.0.0.2", 0, tmp_path / "tokens.txt", every=7)
     made = cloudpickle.loads(cloudpickle.dumps(given))
@@ -257,6 +260,7 @@ def test_it_can_be_given_to_a_trainer_which_sends_it_to_another_process(tmp_path
         made.post_close()
 
 
+@pytest.mark.slow
 @pytest.mark.needs("chromium")
 def test_on_this_machine_names_and_pages_of_others_are_refused(runs_dir, browser):
     with dashboard_of("none", "--wait") as served:
@@ -297,6 +301,7 @@ def test_a_wrong_name_is_an_error_in_one_line(runs_dir):
     assert refused.said[0].startswith("error: no run 'nobody'")
 
 
+@pytest.mark.slow
 def test_without_the_extra_it_says_what_to_install():
     code = """
 import sys

@@ -173,6 +173,7 @@ def run_job(recording: Path, database: str, *arguments: str) -> int:
     return subprocess.run(command, env=environment).returncode
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_consumer_that_is_killed_goes_on_with_no_step_twice_and_none_missing(database: str, tmp_path: Path) -> None:
     recording = record_run(tmp_path, "killed", snapshots_of_training(60)) / "recording-1.mcap"

@@ -90,6 +90,7 @@ def run_all(stream: Any, directory: Path) -> list[dict[str, Any]]:
     return records(directory)
 
 
+@pytest.mark.slow
 def test_everything_is_read_back_and_a_recording_sent_later_gives_the_same(tmp_path: Path) -> None:
     snapshots = snapshots_of_training(4)
     found = run_all(snapshots, tmp_path / "live")
@@ -138,6 +139,7 @@ def run_job(recording: Path, target: Path, *arguments: str) -> int:
     return subprocess.run(command, env=environment).returncode
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_consumer_that_is_killed_goes_on_with_no_step_twice_and_none_missing(tmp_path: Path) -> None:
     recording = record_run(tmp_path, "demo", snapshots_of_training(60)) / "recording-1.mcap"

@@ -51,6 +51,7 @@ def counts(path: Path) -> dict[int, dict[str, int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_killed_training_resumes_with_what_its_callbacks_knew_at_the_checkpoint(
     tmp_path: Path, runs_dir: Path, capfd: pytest.CaptureFixture[str]

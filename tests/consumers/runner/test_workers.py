@@ -141,6 +141,7 @@ class Snail(Callback):
 """
 
 
+@pytest.mark.slow
 def test_a_named_consumer_goes_on_with_each_of_its_streams(runs_dir, tmp_path):
     (tmp_path / "snail.py").write_text(SLOW)
     with gold_trainer(24, 6, publish=True, run_name="r", max_duration="20ep") as trainer:
@@ -162,6 +163,7 @@ def test_a_named_consumer_goes_on_with_each_of_its_streams(runs_dir, tmp_path):
     assert [row["step"] for row in rows if "lr-SGD/group0" in row] == list(range(1, 81))
 
 
+@pytest.mark.slow
 def test_the_trainer_s_own_callbacks_have_streams_too(runs_dir, tmp_path, monkeypatch):
     from consumers import JsonlLogger
 
@@ -179,6 +181,7 @@ class _Sleeper(Callback):
         logger.log_metrics({"sleeper": int(state.timestamp.batch)})
 
 
+@pytest.mark.slow
 def test_a_command_of_a_consumer_is_reported(runs_dir, tmp_path):
     (tmp_path / "stop.py").write_text(
         "from consumers import Callback\n"

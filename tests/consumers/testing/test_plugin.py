@@ -150,6 +150,7 @@ def endless():
 """
 
 
+@pytest.mark.slow
 def test_a_run_is_watched_and_stopped_at_the_batch_that_the_callback_chose(project: pytest.Pytester) -> None:
     project.makepyfile(tasks=TASKS)
     project.makepyfile(
@@ -179,6 +180,7 @@ def test_watched(live_run, tmp_path, replay):
     project.runpytest_inprocess().assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_a_run_is_gone_when_its_test_has_failed(project: pytest.Pytester) -> None:
     project.makepyfile(tasks=TASKS)
     project.makepyfile(
@@ -200,6 +202,7 @@ def test_left_running(live_run):
     assert not Path("/proc", (project.path / "pid").read_text()).exists()
 
 
+@pytest.mark.slow
 def test_no_rank_of_a_run_is_left_running(tmp_path: Path) -> None:
     with LiveRun(tmp_path, "digits", ranks=2, max_duration="1000ep", no_progress=True) as run:
         run.wait_to_begin()
@@ -210,6 +213,7 @@ def test_no_rank_of_a_run_is_left_running(tmp_path: Path) -> None:
     assert not read_run(run.path).live
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_fails_the_test_with_its_output(project: pytest.Pytester) -> None:
     project.makepyfile(tasks="def wrong():\n    raise RuntimeError('no data here')\n")
     project.makepyfile("def test_failing(live_run):\n    live_run('tasks.py:wrong', ranks=2).wait()\n")
@@ -254,6 +258,7 @@ def test_the_example_of_the_page_works(project: pytest.Pytester) -> None:
     project.runpytest_inprocess().assert_outcomes(passed=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(2, len(BLOCKS)))
 def test_every_block_of_the_page_runs(number: int, tmp_path: Path) -> None:
     (tmp_path / "block.py").write_text(BLOCKS[number])

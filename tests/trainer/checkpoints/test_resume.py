@@ -128,6 +128,7 @@ torch.save(trainer.state.model.state_dict(), sys.argv[4])
 
 
 # Four processes that import torch.
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_killed_again_and_again_and_resumed_it_ends_with_the_same_weights(tmp_path: Path, runs_dir: Path) -> None:
     expected = train(None)

@@ -42,6 +42,7 @@ def test_the_rate_of_digits_stays_one_that_learns_in_a_long_training() -> None:
     assert rates[-1] == pytest.approx(0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_digits_gets_more_than_97_percent_of_the_held_out_images_right(seed: int) -> None:
     made = train("digits", seed)
@@ -59,6 +60,7 @@ def test_digits_holds_out_the_same_images_for_every_seed() -> None:
     assert torch.equal(*held_out)
 
 
+@pytest.mark.slow
 def test_chars_needs_fewer_bits_than_the_frequencies_of_the_characters() -> None:
     made = train("chars", 0, "120ba", length=32, width=32, layers=1, lr=0.01, characters=200_000)
     counts = Counter(encode(read_source(200_000)).tolist())

@@ -250,6 +250,7 @@ def test_without_checkpoints_nothing_is_said_of_them(run: Run) -> None:
     assert "checkpoints" not in run(*SMALL, "-d1ba").out
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_digits_ends_with_the_same_weights(run: Run, tmp_path: Path, runs_dir: Path) -> None:
     arguments = ["digits", "--train-batches=8", "-d2ep", "--save-interval=5ba", "--run-name=r", "--autoresume"]
     command = [sys.executable, "-m", "trainer", *arguments, "--save-folder=ck"]
@@ -267,6 +268,7 @@ def test_killed_and_started_again_digits_ends_with_the_same_weights(run: Run, tm
     assert same(weights(tmp_path / "ck"), weights(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_an_attempt_that_trains_something_else_is_warned_about(
     run: Run, runs_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -286,6 +288,7 @@ def torchrun(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=100, check=False)
 
 
+@pytest.mark.slow
 def test_of_several_ranks_one_speaks(run: Run, runs_dir: Path) -> None:
     done = torchrun("digits", "-d4ba", "--eval-batches=1", "--save-folder=ck")
     assert done.returncode == 0, done.stderr
@@ -297,6 +300,7 @@ def test_of_several_ranks_one_speaks(run: Run, runs_dir: Path) -> None:
     assert sum(line.startswith("done: ") for line in done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

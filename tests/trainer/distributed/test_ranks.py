@@ -77,6 +77,7 @@ def alone() -> dict[str, Any]:
     return same_result()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "parts", "microbatches", "optimizers", "clipping"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_training_comes_to_the_same_as_on_one_rank(
@@ -90,21 +91,25 @@ def test_a_training_comes_to_the_same_as_on_one_rank(
     assert found == close_to(expected)
 
 
+@pytest.mark.slow
 def test_algorithms_see_the_gradients_of_the_whole_batch(agreed: list[dict[str, Any]], alone: dict[str, Any]) -> None:
     for found in agreed:
         assert found["same"]["plain"]["gradient_norms"] == close_to(alone["plain"]["gradient_norms"])
     assert alone["clipping"]["weights"] != alone["plain"]["weights"]
 
 
+@pytest.mark.slow
 def test_the_first_rank_s_weights_are_the_ones_that_are_trained(agreed: list[dict[str, Any]]) -> None:
     assert agreed[0]["different weights"] == agreed[1]["different weights"]
 
 
+@pytest.mark.slow
 def test_time_is_the_first_rank_s(agreed: list[dict[str, Any]]) -> None:
     for found in agreed:
         assert found["three seconds"]["counts"] == [2, 12, 66, 12]
 
 
+@pytest.mark.slow
 def test_one_rank_can_stop_the_training(agreed: list[dict[str, Any]]) -> None:
     for found in agreed:
         assert found["stop in a batch"]["counts"][1] == 7
@@ -113,12 +118,14 @@ def test_one_rank_can_stop_the_training(agreed: list[dict[str, Any]]) -> None:
         assert found["stop after evaluation"]["stopped"]
 
 
+@pytest.mark.slow
 def test_a_distributed_sampler_is_told_the_epoch(agreed: list[dict[str, Any]]) -> None:
     epochs = [[*first, *second] for first, second in zip(*(found["orders"] for found in agreed), strict=True)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(8))] * 3
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "words"),
     [
@@ -142,6 +149,7 @@ def test_data_that_is_not_divided_among_the_ranks_is_refused(
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_ranks_go_on_as_if_they_had_not_been_interrupted(runs_dir: Path, tmp_path: Path) -> None:
     alone = train_on(tmp_path / "one")
     done = torchrun(JOBS, "checkpoints", tmp_path)
@@ -171,6 +179,7 @@ def test_two_ranks_go_on_as_if_they_had_not_been_interrupted(runs_dir: Path, tmp
 # -- the stream -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ranks_publish_into_one_recording_and_callbacks_see_the_first(runs_dir: Path, tmp_path: Path) -> None:
     done = torchrun(JOBS, "published", tmp_path)
     first, second = results(tmp_path)
@@ -205,6 +214,7 @@ def test_ranks_publish_into_one_recording_and_callbacks_see_the_first(runs_dir: 
     assert "callbacks' process" not in done.stderr
 
 
+@pytest.mark.slow
 def test_commands_take_effect_on_all_ranks_at_the_same_batch(runs_dir: Path, tmp_path: Path) -> None:
     done = torchrun(JOBS, "commanded", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -222,6 +232,7 @@ def test_commands_take_effect_on_all_ranks_at_the_same_batch(runs_dir: Path, tmp
         assert all(rate == (0.1 if int(batch) <= set_at else 0.025) for batch, rate in rates.items())
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_a_consumer_stop_at_the_batch_that_it_decides(runs_dir: Path, tmp_path: Path) -> None:
     done = torchrun(JOBS, "judged", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -244,6 +255,7 @@ def test_when_a_rank_is_killed_the_other_one_ends(runs_dir: Path, tmp_path: Path
     assert ends[0] == BATCHES_BEFORE_THE_END
 
 
+@pytest.mark.slow
 def test_the_command_trains_on_ranks_as_on_one(runs_dir: Path) -> None:
     done = torchrun("-m", "trainer", "digits", "--seed", "3", "-d", "12ba", "--run-name", "r", "--no-progress")
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,8 @@ from trainer.checkpoints.folder import CheckpointFolder
 from trainer.checkpoints.sharded import check_sharded, read_sharded
 from trainer.distributed.sharding import check_fsdp_config
 
+pytestmark = pytest.mark.slow
+
 JOBS = SUPPORT / "sharding_jobs.py"
 PATIENCE = 150
 """Seconds after which a start counts as hanging."""

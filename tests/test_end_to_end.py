@@ -219,6 +219,7 @@ trainer.close()
 """
 
 
+@pytest.mark.slow
 def test_callbacks_of_the_users_own_script_run_in_their_own_process(runs_dir, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -251,6 +252,7 @@ def test_an_event_that_is_run_by_hand_reaches_the_callbacks(runs_dir, tmp_path):
     assert seen[-1] == "epoch_start"
 
 
+@pytest.mark.slow
 def test_two_terminals_in_either_order(runs_dir):
     waiting = start("consumer", "--callbacks", "speed,lr", "-o", "speed.window_size=5", "-o", "console.every=0")
     wait_for_line(waiting, "waiting for a run")
@@ -284,6 +286,7 @@ class Sleeper(Callback):
 """
 
 
+@pytest.mark.slow
 def test_a_callback_that_hangs_is_not_noticed_by_the_training(runs_dir, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     trainer = gold_trainer(48, 6, publish=True, run_name="r", max_duration="20ep")
@@ -331,6 +334,7 @@ BAD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "expected"), BAD, ids=[" ".join(command) for command, _ in BAD])
 def test_mistakes_get_one_line_that_says_what_to_do(finished, command, expected):
     import re
