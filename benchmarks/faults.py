@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -34,12 +35,14 @@ from faults import (
 )
 from helpers import wait_for
 
-from bus import Recording
+from bus import Event, Publisher, Recording
 
 STALL = 5.0
 """Milliseconds that one call may take."""
 TOLD = 3.0
 """Seconds after which consumers know that a run was lost."""
+LEASE = 6.5
+"""Seconds after which nothing is published any more for a consumer that died."""
 FLAT = 32.0
 """MiB by which memory may grow that is said to stay flat."""
 PATIENCE = 300.0
@@ -148,6 +151,24 @@ def trainer_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
         report.add(f"{what}: published and not recorded, most", max(unrecorded), "events")
 
 
+def consumer_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
+    """How soon the demand of a dead consumer ends."""
+    command = "import sys; from bus import *; list(Subscriber('r', events=[Event.AFTER_LOSS], runs_dir=sys.argv[1]))"
+    waits = []
+    with Publisher("r", runs_dir=runs_dir) as publisher:
+
+        def is_wanted() -> bool:
+            publisher.wait()
+            return Event.AFTER_LOSS in publisher.demand.events
+
+        for _ in range(max(1, sizes.deaths // 4)):
+            with subprocess.Popen([sys.executable, "-c", command, str(runs_dir)]) as consumer:
+                wait_for(is_wanted, "the consumer's demand", PATIENCE)
+                consumer.kill()
+            waits.append(until(lambda: not is_wanted()))
+    report.add("consumer killed: until its demand ends, longest", max(waits), "s", LEASE)
+
+
 def consumer_still(report: Report, runs_dir: Path, sizes: Sizes) -> None:
     """A consumer that stands still under 5,000 events/s."""
     with Training(runs_dir, rate=5000) as training, Follower(runs_dir) as follower:
@@ -240,6 +261,7 @@ MEASUREMENTS = (
     broker_killed,
     standing_broker_killed,
     trainer_killed,
+    consumer_killed,
     consumer_still,
     broker_still,
     consumer_behind,

@@ -1,4 +1,4 @@
-"""Fixtures for every test: a fresh directory for runs, and no test may leave processes or sockets behind. Marks for slow
+"""Fixtures for every test: a directory for runs, and no test may leave processes or sockets behind. Marks for slow
 tests, and for those that need a program: these are left out where it is not installed."""
 
 import os

