@@ -5,12 +5,13 @@ import importlib
 import json
 import os
 import re
+import runpy
 import signal
 import sqlite3
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import commands_page
@@ -22,6 +23,7 @@ from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
 
 from bus import Event, Recording, find_run
 from bus.types.demand import BASE_EVENTS
+from consumers.cli.main import main as consumer_main
 
 CODE = [block for page in PAGES for block in blocks(page, "python")]
 RUN_BY_THE_TEST_OF_THEIR_PART = {
@@ -56,9 +58,50 @@ def run(*command: object, cwd: Path, timeout: float = 100) -> str:
     return done.stdout
 
 
-def consumer(*arguments: object, cwd: Path) -> str:
-    """What the command ``consumer`` prints; it has to succeed."""
-    return run("-m", "consumers", *arguments, cwd=cwd)
+Here = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def _forget_modules(tmp_path: Path) -> Iterator[None]:
+    """The next test has modules of these names in a folder of its own."""
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(tmp_path) in str(getattr(module, "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Here:
+    """What a program of Python prints, run in this process and in the test's own folder."""
+    monkeypatch.chdir(tmp_path)
+    # As in a console: what is in the current folder can be imported, also by the processes that it starts.
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
+
+    def run_script(file: Path) -> str:
+        monkeypatch.setattr(sys, "argv", [file.name])
+        capsys.readouterr()
+        runpy.run_path(str(file), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_script
+
+
+@pytest.fixture
+def consumer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Here:
+    """What the command ``consumer`` prints, run in this process and in the test's own folder; it has to succeed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_consumer(*arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["consumer", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            consumer_main()
+        out, err = capsys.readouterr()
+        assert ended.value.code == 0, err
+        return out
+
+    return run_consumer
 
 
 # Code
@@ -76,37 +119,37 @@ def save(tmp_path: Path) -> Callable[[Block], Path]:
     return save_with_those_before
 
 
-def it_trains(runs_dir: Path, printed: str) -> None:
+def it_trains(runs_dir: Path, printed: str, consumer: Here) -> None:
     assert find_run("mine").status == "finished"
     rows = (runs_dir / "mine" / "metrics.jsonl").read_text()
     assert "throughput/samples_per_sec" in rows
     assert "lr-SGD/group0" in rows
 
 
-def it_counts_tokens(runs_dir: Path, printed: str) -> None:
+def it_counts_tokens(runs_dir: Path, printed: str, consumer: Here) -> None:
     assert printed == "1600tok\n"
 
 
-def it_goes_on(runs_dir: Path, printed: str) -> None:
+def it_goes_on(runs_dir: Path, printed: str, consumer: Here) -> None:
     names = {path.name for path in Path("checkpoints/mine").iterdir()}
     assert names == {f"{name}-rank0.safetensors" for name in ("ep1-ba15", "ep2-ba16", "latest")}
     assert len(list((runs_dir / "mine").glob("recording-*.mcap"))) == 2
 
 
-def it_is_followed(runs_dir: Path, printed: str) -> None:
-    logged = consumer("--run", "my-run", "--callbacks", "speed,lr,metrics,runtime", cwd=Path())
+def it_is_followed(runs_dir: Path, printed: str, consumer: Here) -> None:
+    logged = consumer("--run", "my-run", "--callbacks", "speed,lr,metrics,runtime")
     assert "lr-SGD/group0" in logged
     assert "time/remaining_estimate" in logged
     [reached] = [state.timestamp for state in Recording(runs_dir / "my-run").snapshots([Event.FIT_END])]
     assert reached.values[1:4] == (5, 640, 20480)
 
 
-def it_is_recorded_by_all_ranks(runs_dir: Path, printed: str) -> None:
+def it_is_recorded_by_all_ranks(runs_dir: Path, printed: str, consumer: Here) -> None:
     seen = {(state.rank, state.world_size) for state in Recording(runs_dir / "on-ranks")}
     assert seen == {(0, 2), (1, 2)}
 
 
-OUTCOMES: Mapping[str, Callable[[Path, str], None]] = {
+OUTCOMES: Mapping[str, Callable[[Path, str, Here], None]] = {
     **{str(block): it_trains for block in CODE if block.file_name == "train.py"},
     **{str(block): it_counts_tokens for block in TRAINING if "token" in block.text},
     **{str(block): it_goes_on for block in TRAINING if "autoresume" in block.text},
@@ -118,24 +161,17 @@ OUTCOMES: Mapping[str, Callable[[Path, str], None]] = {
 
 @pytest.mark.parametrize("block", RUNNING, ids=str)
 def test_code_on_the_pages_runs(
-    block: Block,
-    save: Callable[[Block], Path],
-    runs_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    block: Block, save: Callable[[Block], Path], script: Here, consumer: Here, runs_dir: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    # As in a console: what is in the current folder can be imported.
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
     file = save(block)
     if "\ndef test_" in block.text:
         printed = run("-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, file, cwd=tmp_path)
     elif "init_process_group" in block.text:
         printed = run("-m", "torch.distributed.run", "--nproc-per-node", 2, file, cwd=tmp_path)
     else:
-        printed = run(file, cwd=tmp_path)
+        printed = script(file)
     if check := OUTCOMES.get(str(block)):
-        check(runs_dir, printed)
+        check(runs_dir, printed, consumer)
 
 
 def test_what_is_not_run_says_why() -> None:
@@ -167,13 +203,15 @@ def test_eight_lines_are_all_that_a_loop_of_ones_own_needs() -> None:
     compile("\n".join(without), loop.page, "exec")
 
 
-def test_the_readmes_callback_watches_the_readmes_loop(runs_dir: Path, tmp_path: Path) -> None:
+def test_the_readmes_callback_watches_the_readmes_loop(
+    script: Here, consumer: Here, runs_dir: Path, tmp_path: Path
+) -> None:
     (tmp_path / "loop.py").write_text(README[1].text)
-    run("loop.py", cwd=tmp_path)
+    script(tmp_path / "loop.py")
     assert len(list(Recording(runs_dir / "my-run"))) == 100
     (tmp_path / "explosion.py").write_text(README[0].text)
     option = "explosion.py:Explosion.limit=0.4"
-    printed = consumer("--callbacks", "explosion.py:Explosion", "--run", "my-run", "-o", option, cwd=tmp_path)
+    printed = consumer("--callbacks", "explosion.py:Explosion", "--run", "my-run", "-o", option)
     assert [line for line in printed.splitlines() if line.startswith("loss")] == [
         "loss 1.0 at batch 1",
         "loss 0.5 at batch 2",
@@ -192,21 +230,21 @@ def test_the_plain_loop_example_can_be_followed(runs_dir: Path) -> None:
 
 
 @pytest.fixture
-def recorded(runs_dir: Path, tmp_path: Path) -> Path:
+def recorded(script: Here, runs_dir: Path, tmp_path: Path) -> Path:
     """A directory with the examples of the guides, after the README's loop of 100 batches has run."""
     for block in CODE:
         if block.page in ("docs/write_callback.md", "docs/write_logger.md"):
             (tmp_path / block.file_name).write_text(block.text)
     (tmp_path / "loop.py").write_text(README[1].text)
-    run("loop.py", cwd=tmp_path)
+    script(tmp_path / "loop.py")
     return tmp_path
 
 
-def test_the_guides_callbacks_and_loggers_do_what_they_say(recorded: Path, runs_dir: Path) -> None:
+def test_the_guides_callbacks_and_loggers_do_what_they_say(recorded: Path, consumer: Here, runs_dir: Path) -> None:
     callbacks = "spikes.py:Spikes,journal.py:Journal,ratio.py:UpdateRatio,enough.py:Enough"
     loggers = "tsv.py:Tsv,summary.py:Summary,table.py:SqlTable"
     options = ("-o", "Tsv.digits=3", "-o", "Spikes.factor=1000")
-    printed = consumer("--run", "my-run", "--callbacks", callbacks, "--log", loggers, *options, cwd=recorded)
+    printed = consumer("--run", "my-run", "--callbacks", callbacks, "--log", loggers, *options)
     assert "1\tloss/over_mean\t1" in printed.splitlines()
     assert "2\tloss/over_mean\t0.5" in printed.splitlines()
     assert set(json.loads((runs_dir / "my-run" / "summary.json").read_text())) == {"loss/over_mean"}
@@ -215,18 +253,20 @@ def test_the_guides_callbacks_and_loggers_do_what_they_say(recorded: Path, runs_
         assert database.execute(rows).fetchall() == [(100, 100, 1.0)]
 
 
-def test_the_guides_exact_logger_writes_the_same_when_it_is_killed(recorded: Path, runs_dir: Path) -> None:
+def test_the_guides_exact_logger_writes_the_same_when_it_is_killed(
+    recorded: Path, consumer: Here, runs_dir: Path
+) -> None:
     (recorded / "killed.py").write_text(KILLED)
     written = runs_dir / "my-run" / "metrics.tsv"
     command = ["--run", "my-run", "--log", "exact_tsv.py:ExactTsv", "--commit-every", 10]
-    consumer(*command, "--callbacks", "spikes_named.py:NamedSpikes", cwd=recorded)
+    consumer(*command, "--callbacks", "spikes_named.py:NamedSpikes")
     undisturbed = written.read_bytes()
     written.unlink()
     command += ["--callbacks", "spikes_named.py:NamedSpikes,killed.py:Killed", "--name", "archive"]
     for _ in range(2):
         killed = subprocess.run([sys.executable, "-m", "consumers", *map(str, command)], cwd=recorded, check=False)
         assert killed.returncode == -signal.SIGKILL
-    consumer(*command, cwd=recorded)
+    consumer(*command)
     assert written.read_bytes() == undisturbed
 
 
