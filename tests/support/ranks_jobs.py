@@ -1,7 +1,8 @@
-"""Trainings that tests start on several ranks: ``torchrun ... ranks_jobs.py JOB FOLDER``.
+"""Trainings that tests start on several ranks: ``torchrun ... ranks_jobs.py JOB... FOLDER``.
 
-A job is a function that takes a folder and returns what is to be compared, as JSON; each rank writes it to
-``FOLDER/rank-N.json``. Called in a test's own process it is the same training on one rank.
+A job is a function that takes a folder, ``FOLDER/JOB``, and returns what is to be compared, as JSON; each rank writes
+it to ``rank-N.json`` there, and its runs are in ``runs`` there. Called in a test's own process it is the same training
+on one rank.
 """
 
 import json
@@ -336,12 +337,16 @@ def write(folder: Path, result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Runs the job on this rank."""
+    """Runs the jobs on this rank, one after the other."""
     torch.set_num_threads(1)
-    job, folder = sys.argv[1], Path(sys.argv[2])
+    *names, path = sys.argv[1:]
     jobs = {"agreement": agreement, "checkpoints": checkpoints, "published": published, "killed": killed}
     jobs |= {"commanded": commanded, "judged": judged}
-    write(folder, jobs[job](folder))
+    for name in names:
+        folder = Path(path, name)
+        folder.mkdir(exist_ok=True)
+        os.environ["OFFLOOP_RUNS_DIR"] = str(folder / "runs")
+        write(folder, jobs[name](folder))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,9 @@ PATIENCE = 150
 """Seconds after which a start counts as hanging."""
 
 
+Published = tuple[Path, "subprocess.CompletedProcess[str]"]
+
+
 def torchrun(*command: str | Path) -> "subprocess.CompletedProcess[str]":
     """Starts two ranks and waits for them."""
     # The processes of this one are told their place, not that of a rank in which the tests might run.
@@ -65,10 +68,17 @@ def close_to(expected: Any) -> Any:
 @pytest.fixture(scope="module")
 def agreed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks says of the job ``agreement``."""
-    folder = tmp_path_factory.mktemp("agreement")
+    folder = tmp_path_factory.mktemp("ranks")
     done = torchrun(JOBS, "agreement", folder)
     assert done.returncode == 0, done.stderr
-    return results(folder)
+    return results(folder / "agreement")
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    """Where two ranks have left what they say of jobs with a stream, and how they ended: the last job fails."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return folder, torchrun(JOBS, "commanded", "judged", "published", folder)
 
 
 @pytest.fixture(scope="module")
@@ -150,11 +160,12 @@ def test_data_that_is_not_divided_among_the_ranks_is_refused(
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_as_if_they_had_not_been_interrupted(runs_dir: Path, tmp_path: Path) -> None:
-    alone = train_on(tmp_path / "one")
+def test_two_ranks_go_on_as_if_they_had_not_been_interrupted(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    alone = train_on(folder / "one")
     done = torchrun(JOBS, "checkpoints", tmp_path)
     assert done.returncode == 0, done.stderr
-    first, second = results(tmp_path)
+    first, second = results(folder)
     for name in ("whole", "from batch 3", "from batch 5", "from batch 7"):
         # Bitwise: JSON gives back the very float that was written.
         assert first[name] == second[name] == first["whole"], name
@@ -164,26 +175,26 @@ def test_two_ranks_go_on_as_if_they_had_not_been_interrupted(runs_dir: Path, tmp
 
     # With another number of ranks the noise is another one, and the training goes on all the same.
     assert first["from one rank"] == second["from one rank"] != alone
-    assert train_on(None, tmp_path / "whole" / "ep0-ba3-rank0.safetensors") != alone
+    assert train_on(None, folder / "whole" / "ep0-ba3-rank0.safetensors") != alone
 
     saved = [f"ep{(batch > 5) * 1}-ba{batch}-rank0.safetensors" for batch in range(1, 11)]
-    assert {path.name for path in (tmp_path / "whole").iterdir()} == {*saved, "latest-rank0.safetensors"}
+    assert {path.name for path in (folder / "whole").iterdir()} == {*saved, "latest-rank0.safetensors"}
 
     # A signal to the second rank has ended both after the batch at hand, with one checkpoint.
     assert first["interrupted"]
     assert second["interrupted"]
-    assert {path.name for path in (tmp_path / "stopped").iterdir()} == {*saved[:4], "latest-rank0.safetensors"}
-    assert find_run("r").status == "stopped"
+    assert {path.name for path in (folder / "stopped").iterdir()} == {*saved[:4], "latest-rank0.safetensors"}
+    assert find_run("r", folder / "runs").status == "stopped"
 
 
 # -- the stream -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_ranks_publish_into_one_recording_and_callbacks_see_the_first(runs_dir: Path, tmp_path: Path) -> None:
-    done = torchrun(JOBS, "published", tmp_path)
-    first, second = results(tmp_path)
-    good = find_run("good")
+def test_ranks_publish_into_one_recording_and_callbacks_see_the_first(published: Published) -> None:
+    folder, done = published
+    first, second = results(folder / "published")
+    good = find_run("good", folder / "published" / "runs")
     assert good.status == "finished"
     assert [path.name for path in good.path.glob("*.mcap")] == ["recording-1.mcap"]
     snapshots = list(Recording(good.recording))
@@ -208,18 +219,17 @@ def test_ranks_publish_into_one_recording_and_callbacks_see_the_first(runs_dir: 
     assert last.strip() == "ValueError: the second rank has had enough"
     assert "RankError: rank 1 ended with ValueError: the second rank has had enough, so rank 0 can" in done.stderr
     assert "terminate called" not in done.stderr
-    bad = find_run("bad")
+    bad = find_run("bad", folder / "published" / "runs")
     assert bad.status == "failed"
     assert "ValueError: the second rank has had enough" in str(bad.last.error)
     assert "callbacks' process" not in done.stderr
 
 
 @pytest.mark.slow
-def test_commands_take_effect_on_all_ranks_at_the_same_batch(runs_dir: Path, tmp_path: Path) -> None:
-    done = torchrun(JOBS, "commanded", tmp_path)
-    assert done.returncode == 0, done.stderr
-    first, second = results(tmp_path)
-    told = {name: (batch, error) for name, batch, error in json.loads((tmp_path / "outcomes.json").read_text())}
+def test_commands_take_effect_on_all_ranks_at_the_same_batch(published: Published) -> None:
+    folder = published[0] / "commanded"
+    first, second = results(folder)
+    told = {name: (batch, error) for name, batch, error in json.loads((folder / "outcomes.json").read_text())}
     assert [error for _, error in told.values()] == [None] * 4
     set_at, paused_at, resumed_at, stopped_at = (batch for batch, _ in told.values())
     assert set_at < stopped_at
@@ -233,22 +243,21 @@ def test_commands_take_effect_on_all_ranks_at_the_same_batch(runs_dir: Path, tmp
 
 
 @pytest.mark.slow
-def test_ranks_that_wait_for_a_consumer_stop_at_the_batch_that_it_decides(runs_dir: Path, tmp_path: Path) -> None:
-    done = torchrun(JOBS, "judged", tmp_path)
-    assert done.returncode == 0, done.stderr
-    first, second = results(tmp_path)
+def test_ranks_that_wait_for_a_consumer_stop_at_the_batch_that_it_decides(published: Published) -> None:
+    first, second = results(published[0] / "judged")
     assert first["counts"] == second["counts"]
     assert first["counts"][1] == 7
     assert first["weights"] == second["weights"]
 
 
-def test_when_a_rank_is_killed_the_other_one_ends(runs_dir: Path, tmp_path: Path) -> None:
+def test_when_a_rank_is_killed_the_other_one_ends(tmp_path: Path) -> None:
     done = torchrun(JOBS, "killed", tmp_path)
     assert done.returncode == 1
     assert "RankError: another rank has ended (" in done.stderr
     assert "so rank 0 cannot go on" in done.stderr
-    wait_for(lambda: not find_run("r").live, "the end of the run")
-    run = find_run("r")
+    runs_dir = tmp_path / "killed" / "runs"
+    wait_for(lambda: not find_run("r", runs_dir).live, "the end of the run")
+    run = find_run("r", runs_dir)
     assert run.status == "lost"
     snapshots = list(Recording(run.recording))
     ends = Counter(one.rank for one in snapshots if one.event is Event.BATCH_END)
