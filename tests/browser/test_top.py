@@ -62,7 +62,7 @@ def running(code: str, output: Path) -> Iterator["subprocess.Popen[bytes]"]:
             yield process
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(20)
+            process.wait(60)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_its_keys_command_the_training(
     assert training.poll() is None
     terminal.press("Sy")
     terminal.wait_for("■ stopped  fruit  top by ", "'stop' took effect")
-    assert training.wait(20) == 0
+    assert training.wait(60) == 0
     wait_for(lambda: "S stop" not in terminal.text, "a last line without commands, once that was answered")
     terminal.press("q")
     assert terminal.wait_for_end() == 0
@@ -232,7 +232,7 @@ def test_a_terminal_that_goes_away_ends_it(recording: str, open_terminal: Callab
         signal.signal(signal.SIGHUP, deaf)
     terminal.wait_for("✓ finished", "events handled")
     terminal.hang_up()
-    assert terminal.process.wait(20) == 0
+    assert terminal.process.wait(60) == 0
 
 
 def test_the_last_of_what_was_printed_is_printed_again(

@@ -592,7 +592,7 @@ def test_a_consumer_without_a_name_is_waited_for_too(runs_dir):
     ) as trainer:
         wait_for(lambda: trainer._publisher.poll() or trainer._publisher.consumers, "the consumer")
         trainer.fit()
-    process[0].wait(20)
+    process[0].wait(60)
     assert trainer.state.timestamp.values[2] == 7
 
 

@@ -84,7 +84,7 @@ def test_before_in_the_middle_and_after_give_what_the_recording_has(elsewhere: S
         middle = Follower(elsewhere.address)
         last = publish(publisher, 5000)
     for one in (before, middle):
-        one.join(20)
+        one.join(60)
     with Subscriber("r", broker=elsewhere.address) as late:
         assert not late.live
         after = list(late)
@@ -130,7 +130,7 @@ def test_a_broker_that_comes_back_is_found_again(
             elsewhere.start()
             last = publish(publisher, 500)
             wait_for(lambda: publisher.poll() or follower.has(last), "the events after", PATIENCE)  # noqa: B023
-    follower.join(20)
+    follower.join(60)
     assert numbers(follower.got) == list(range(1, last + 1))
     assert follower.got == list(Recording(runs_dir / "r"))
     assert (follower.subscriber.gaps, str(follower.subscriber.ending)) == ((), "finished")
@@ -153,7 +153,7 @@ def test_a_footer_that_is_fetched_before_the_trainer_comes_back_is_forgotten(
             wait_for(lambda: follower.subscriber._reader.finished, "the footer to be read")
             last = publish(publisher, 100)
             wait_for(lambda: publisher.poll() or follower.has(last), "the events after")  # noqa: B023
-    follower.join(20)
+    follower.join(60)
     assert numbers(follower.got) == list(range(1, last + 1))
     assert str(follower.subscriber.ending) == "finished"
 
@@ -168,7 +168,7 @@ def test_a_recording_that_was_closed_without_its_runs_end_is_read_to_its_end(
         training.kill()
         elsewhere.start()
         follower = Follower(elsewhere.address)
-        follower.join(20)
+        follower.join(60)
     assert numbers(follower.got) == list(range(1, 101))
     assert str(follower.subscriber.ending) == "lost: the broker ended before the run did"
 
@@ -199,7 +199,7 @@ def test_a_new_attempt_ends_the_old_one_and_is_the_one_that_is_found(
         with Subscriber("r", broker=elsewhere.address) as subscriber:
             assert subscriber.attempt == 2
             assert next(iter(subscriber)).seq == 1
-        follower.join(20)
+        follower.join(60)
         old.close()
     assert numbers(follower.got) == list(range(1, 501))
     assert follower.subscriber.ending is not None

@@ -110,45 +110,46 @@ def test_nonsense_is_skipped_and_the_others_go_on(standalone, stranger, runs_dir
     assert len(list(Recording(runs_dir / "r"))) == 200
 
 
-@pytest.mark.parametrize(
-    ("kind", "content", "reason"),
-    [
-        ("hello", {}, "hello is malformed: 'run' is missing: it has to be a text"),
-        ("hello", {**HELLO, "run": "a/b"}, "cannot be a run name"),
-        ("hello", {**HELLO, "rank": 5}, "ranks go from 0"),
-        ("hello", {**HELLO, "run": 5}, "'run' is '5', an integer: it has to be a text"),
-        ("hello", {**HELLO, "rank": "0"}, "'rank' is '0', a text: it has to be an integer of 0 to"),
-        ("hello", {**HELLO, "rank": 0.5}, "'rank' is '0.5', a float"),
-        ("hello", {**HELLO, "rank": False}, "'rank' is 'False', a boolean"),
-        ("hello", {**HELLO, "rank": math.inf}, "'rank' is 'inf', a float"),
-        ("hello", {**HELLO, "world_size": "1"}, "'world_size' is '1', a text"),
-        ("hello", {**HELLO, "incarnation": None}, "'incarnation' is nil: it has to be a text"),
-        ("hello", {**HELLO, "incarnation": ""}, "'incarnation' is '', a text: it has to be a text of 1 to 255"),
-        ("hello", {**HELLO, "pid": "me"}, "'pid' is 'me', a text"),
-        ("hello", {**HELLO, "started": 1.5}, "'started' is '1.5', a float"),
-        ("hello", {**HELLO, "host": 5}, "'host' is '5', an integer"),
-        ("hello", {**HELLO, "attempt": "1"}, "'attempt' is '1', a text"),
-        ("hello", {**HELLO, "info": []}, "'info' is an array: it has to be a map"),
-        ("hello", {**HELLO, "events": "all"}, "'events' is 'all', a text: it has to be an array"),
-        ("want", {"run": "nobody", "demand": {}}, "not live here"),
-        ("want", {"demand": 3}, "want is malformed: 'run' is missing"),
-        ("resume", {"from": "here"}, "resume is malformed: 'from' is 'here', a text"),
-        ("report", {"last_sent": "5"}, "report is malformed: 'last_sent' in its report is not a number"),
-        (
-            "from the future",
-            {},
-            "from the future is malformed: there is no such message to a broker; there are applied",
-        ),
-        ("fetch", {"run": "../r", "attempt": 1, "offset": 0}, "cannot be a run name"),
-        ("fetch", {"run": "nobody", "attempt": 1, "offset": 0}, "no recording of attempt 1 of run 'nobody'"),
-        ("statistics", {"run": "nobody"}, "not live here"),
-    ],
-)
-def test_bad_requests_are_refused_with_the_reason(stranger, kind, content, reason):
-    stranger.send(encode_control(kind, {**content, "id": "7"}))
-    reply = answer(stranger)
-    assert (reply.kind, reply.content["id"]) == ("refused", "7")
-    assert reason in reply.content["reason"]
+BAD_REQUESTS = [
+    ("hello", {}, "hello is malformed: 'run' is missing: it has to be a text"),
+    ("hello", {**HELLO, "run": "a/b"}, "cannot be a run name"),
+    ("hello", {**HELLO, "rank": 5}, "ranks go from 0"),
+    ("hello", {**HELLO, "run": 5}, "'run' is '5', an integer: it has to be a text"),
+    ("hello", {**HELLO, "rank": "0"}, "'rank' is '0', a text: it has to be an integer of 0 to"),
+    ("hello", {**HELLO, "rank": 0.5}, "'rank' is '0.5', a float"),
+    ("hello", {**HELLO, "rank": False}, "'rank' is 'False', a boolean"),
+    ("hello", {**HELLO, "rank": math.inf}, "'rank' is 'inf', a float"),
+    ("hello", {**HELLO, "world_size": "1"}, "'world_size' is '1', a text"),
+    ("hello", {**HELLO, "incarnation": None}, "'incarnation' is nil: it has to be a text"),
+    ("hello", {**HELLO, "incarnation": ""}, "'incarnation' is '', a text: it has to be a text of 1 to 255"),
+    ("hello", {**HELLO, "pid": "me"}, "'pid' is 'me', a text"),
+    ("hello", {**HELLO, "started": 1.5}, "'started' is '1.5', a float"),
+    ("hello", {**HELLO, "host": 5}, "'host' is '5', an integer"),
+    ("hello", {**HELLO, "attempt": "1"}, "'attempt' is '1', a text"),
+    ("hello", {**HELLO, "info": []}, "'info' is an array: it has to be a map"),
+    ("hello", {**HELLO, "events": "all"}, "'events' is 'all', a text: it has to be an array"),
+    ("want", {"run": "nobody", "demand": {}}, "not live here"),
+    ("want", {"demand": 3}, "want is malformed: 'run' is missing"),
+    ("resume", {"from": "here"}, "resume is malformed: 'from' is 'here', a text"),
+    ("report", {"last_sent": "5"}, "report is malformed: 'last_sent' in its report is not a number"),
+    (
+        "from the future",
+        {},
+        "from the future is malformed: there is no such message to a broker; there are applied",
+    ),
+    ("fetch", {"run": "../r", "attempt": 1, "offset": 0}, "cannot be a run name"),
+    ("fetch", {"run": "nobody", "attempt": 1, "offset": 0}, "no recording of attempt 1 of run 'nobody'"),
+    ("statistics", {"run": "nobody"}, "not live here"),
+]
+"""Kind, content, and part of the reason for which they are refused."""
+
+
+def test_bad_requests_are_refused_with_the_reason(stranger):
+    for number, (kind, content, reason) in enumerate(BAD_REQUESTS):
+        stranger.send(encode_control(kind, {**content, "id": str(number)}))
+        reply = answer(stranger)
+        assert (reply.kind, reply.content["id"]) == ("refused", str(number)), (kind, content)
+        assert reason in reply.content["reason"]
 
 
 @pytest.mark.parametrize("version", [0, 2])
@@ -189,14 +190,14 @@ def test_every_answer_carries_the_id_of_its_request(standalone, stranger, runs_d
     assert "'id' is '5', an integer" in replies[1].content["reason"]
 
 
-@pytest.mark.parametrize("handled", [{0: 5}, {"0": 5}, [["0", 5]], [[0]], [[0, -1]], [[3, 1]], None])
-def test_what_was_handled_in_another_form_is_refused(standalone, stranger, runs_dir, handled):
+def test_what_was_handled_in_another_form_is_refused(standalone, stranger, runs_dir):
     with Publisher("r", broker=standalone) as publisher:
         publish_until_recorded(publisher, 1)
-        stranger.send(encode_control("handled", {"run": "r", "handled": handled}))
-        reply = answer(stranger)
-        assert reply.kind == "refused"
-        assert "'handled'" in reply.content["reason"]
+        for handled in ({0: 5}, {"0": 5}, [["0", 5]], [[0]], [[0, -1]], [[3, 1]], None):
+            stranger.send(encode_control("handled", {"run": "r", "handled": handled}))
+            reply = answer(stranger)
+            assert reply.kind == "refused", handled
+            assert "'handled'" in reply.content["reason"]
 
 
 @pytest.mark.parametrize(("kind", "content"), [("resume", {"from": 1}), ("report", {"published": 3})])

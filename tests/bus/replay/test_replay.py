@@ -400,7 +400,7 @@ def test_replays_that_share_a_pace_stand_still_and_go_on_together_and_nobody_ask
     assert asks < 40
     pace.toggle()
     for reader in readers:
-        reader.join(10)
+        reader.join(60)
     assert told(readers[0].seen) == told(readers[1].seen) == told(Recording(recordings / "one.mcap"))
 
 

@@ -133,7 +133,7 @@ def test_frames_lost_on_the_way_are_read_from_the_recording(runs_dir, monkeypatc
         for batch in range(1, 301):
             publish(publisher, batch, batch)
             time.sleep(0.001)
-    collector.join(20)
+    collector.join(60)
     assert batches(collector.got) == list(range(1, 301))
     assert collector.subscriber.gaps == ()
 

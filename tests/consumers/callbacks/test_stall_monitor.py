@@ -146,7 +146,7 @@ class Hanging:
     async def __aiter__(self) -> AsyncIterator[Snapshot]:
         for snapshot in self._first:
             yield snapshot
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while self.said.count("hangs") < self.awaited:
             assert time.monotonic() < deadline, "nothing was said"
             await asyncio.sleep(0.005)

@@ -654,7 +654,7 @@ def test_what_a_destination_has_yet_to_send_is_waited_for(place: RunPlace) -> No
 
         def close(self) -> None:
             closing.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
             super().close()
 
     spool = Spool(server := Slow())
@@ -663,12 +663,12 @@ def test_what_a_destination_has_yet_to_send_is_waited_for(place: RunPlace) -> No
     wait_for(lambda: server.steps == [1, 2], "both rows")
     ending = threading.Thread(target=spool.close)
     ending.start()
-    assert closing.wait(20)
+    assert closing.wait(60)
     # Longer than it would wait for one that gets on with nothing.
     ending.join(1.5)
     assert ending.is_alive()
     go_on.set()
-    ending.join(20)
+    ending.join(60)
     assert (server.closed, server.steps, spool.problem) == (1, [1, 2], None)
 
 
@@ -678,7 +678,7 @@ def test_an_image_or_a_file_that_takes_long_at_the_end_is_waited_for(place: RunP
     def wait(method: str) -> None:
         if method == "upload_file":
             uploading.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
 
     server = Server(wait)
     server.drain_seconds, server.finish_seconds = 0.01, 30.0
@@ -687,13 +687,13 @@ def test_an_image_or_a_file_that_takes_long_at_the_end_is_waited_for(place: RunP
     file = tmp_path / "model.pt"
     file.write_bytes(b"weights")
     spool.upload_file(Upload("model.pt", file, False), batch_end(1))
-    assert uploading.wait(20)
+    assert uploading.wait(60)
     ending = threading.Thread(target=spool.close)
     ending.start()
     ending.join(0.2)
     assert ending.is_alive()
     go_on.set()
-    ending.join(20)
+    ending.join(60)
     assert (server.others, spool.problem) == ([("model.pt", b"weights", False)], None)
 
 

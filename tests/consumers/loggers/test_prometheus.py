@@ -34,7 +34,7 @@ def prometheus() -> Iterator[PrometheusLogger]:
 
 def fetch(url: str, accept: str = "text/plain") -> str:
     request = urllib.request.Request(url, headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return str(answer.read().decode())
 
 
