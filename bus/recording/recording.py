@@ -1,7 +1,7 @@
 """Recordings as people use them: iterate over a file's snapshots."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from bus.errors import RecordingError, RunNotFoundError
@@ -15,9 +15,12 @@ from bus.types.event import Event
 
 __all__ = ["Recording"]
 
+# A long recording must not keep other tasks of the event loop from running.
+_SNAPSHOTS_PER_TURN = 256
+
 
 class Recording:
-    """The recorded stream of one attempt of a run; iterate over it for its snapshots.
+    """The recorded stream of one attempt of a run; iterate over it, with ``for`` or ``async for``, for its snapshots.
 
     ``path`` is a recording, or a run's directory (then ``attempt`` chooses one; the newest by default). The file may
     belong to a run that still goes on, or be cut off: everything whole in it is read, and ``damage`` says what was
@@ -55,6 +58,14 @@ class Recording:
 
     def __iter__(self) -> Iterator[Snapshot]:
         return self.snapshots()
+
+    async def __aiter__(self) -> AsyncIterator[Snapshot]:
+        import asyncio
+
+        for count, snapshot in enumerate(self.snapshots(), 1):
+            yield snapshot
+            if count % _SNAPSHOTS_PER_TURN == 0:
+                await asyncio.sleep(0)
 
     def snapshots(
         self, events: Iterable[Event] | None = None, *, after: Mapping[int, tuple[int, int]] | None = None

@@ -68,6 +68,9 @@ class Subscriber:
     is read from the recording again, so every wanted event comes once and in order. A broker that dies is waited for
     as long as its trainer lives. The iteration ends when the run has ended, and :attr:`ending` says how.
 
+    Use it as a context manager, with ``with`` or ``async with``. A task that is cancelled or runs out of time while it
+    iterates loses nothing: the next iteration goes on after the last snapshot that was handed on.
+
     ``run`` is a run's name or directory; ``events`` are those to receive, all by default. Events beyond the base set,
     and fields beyond the usual ones, are published from the moment a subscriber asks for them: by name in ``events``,
     or, more exactly, in ``demand``; :meth:`in_effect` says from where on they are there. ``name`` tells the broker who
@@ -522,4 +525,13 @@ class Subscriber:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> "Subscriber":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Without waiting, so that a cancelled task leaves nothing open either.
         self.close()

@@ -211,15 +211,16 @@ class Dispatcher:
 
     async def _snapshots(self) -> AsyncGenerator[Snapshot, None]:
         stream = self._stream
-        if isinstance(stream, AsyncIterable):
+        select = getattr(stream, "snapshots", None)
+        if select is not None:
+            # A recording reads faster when it knows what it need not decode.
+            selected = select({*self._table, *self._with_hyperparameters}, after=self.positions)
+        elif isinstance(stream, AsyncIterable):
             async for snapshot in stream:
                 yield snapshot
             return
-        # A recording reads faster when it knows what it need not decode.
-        select = getattr(stream, "snapshots", None)
-        selected = (
-            stream if select is None else select({*self._table, *self._with_hyperparameters}, after=self.positions)
-        )
+        else:
+            selected = stream
         for count, snapshot in enumerate(selected, 1):
             yield snapshot
             if count % _BREATH == 0:

@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-from bus.errors import ConfigurationError, OffloopError
+from bus.errors import OffloopError
 from bus.protocol.snapshot import CommandSender, Snapshot
 from bus.recording.recording import Recording
+from bus.subscriber.subscriber import Subscriber
 from bus.types.commands import Command
 from bus.types.event import Event
 from consumers.api.callback import Callback, OnError
@@ -19,6 +21,8 @@ from consumers.runner.runner import CallbackError, Runner
 from consumers.testing.logged import Collector, Logged
 
 __all__ = ["Harness", "Stepper", "as_callbacks", "replay"]
+
+Result = TypeVar("Result")
 
 
 def as_callbacks(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
@@ -30,6 +34,17 @@ def as_callbacks(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
     made = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     wanted_events(made)
     return made
+
+
+def _outside_event_loops(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Calls a function that runs an event loop: here, or, in a test that is ``async``, in a thread that is waited
+    for."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return function(*arguments)
+    with ThreadPoolExecutor(1, "offloop-testing") as thread:
+        return thread.submit(function, *arguments).result()
 
 
 class Harness:
@@ -46,7 +61,10 @@ class Harness:
         on_error: OnError,
     ) -> None:
         self._on_error = on_error
-        kept = stream if isinstance(stream, AsyncIterable) else _CommandsKept(stream, self.keep_command)
+        kept = stream
+        # A live run is commanded itself, and a feed binds its snapshots.
+        if isinstance(stream, Iterable) and not isinstance(stream, Subscriber):
+            kept = _CommandsKept(stream, self.keep_command)
         companions = [companion for logger in loggers for companion in logger.companions()]
         further = [destination for callback in callbacks for destination in callback.destinations()]
         self.logged = Logged(lambda: self.runner.statistics())
@@ -68,7 +86,7 @@ class Harness:
     def run(self) -> Logged:
         """Handles the stream to its end."""
         with contextlib.suppress(CallbackError):
-            self.runner.run()
+            _outside_event_loops(self.runner.run)
         self.check()
         return self.logged
 
@@ -124,7 +142,7 @@ class Stepper:
     closed.
 
     Raises:
-        ConfigurationError: a callback handles no event, or an event loop runs here already.
+        ConfigurationError: a callback handles no event.
     """
 
     def __init__(
@@ -140,12 +158,6 @@ class Stepper:
         self.logged = self._harness.logged
 
     def __enter__(self) -> "Stepper":
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
-            raise ConfigurationError("an event loop runs here already: attach callbacks in a test that is not async")
         self._loop = asyncio.new_event_loop()
         self._task = self._loop.create_task(self._harness.runner.run_async())
         self._turn()
@@ -168,12 +180,12 @@ class Stepper:
             if error is None:
                 raise
         finally:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            _outside_event_loops(self._loop.run_until_complete, self._loop.shutdown_asyncgens())
             self._loop.close()
 
     def _turn(self, to_its_end: bool = False) -> None:
         """Lets the event loop run until the next snapshot is asked for."""
-        self._loop.run_until_complete(self._next_turn(to_its_end))
+        _outside_event_loops(self._loop.run_until_complete, self._next_turn(to_its_end))
         if self._task.done():
             error = self._task.exception()
             if error is not None and not isinstance(error, CallbackError):
@@ -226,9 +238,10 @@ def replay(
 ) -> Logged:
     """Takes a run through callbacks, as fast as it can be read, and returns what they logged.
 
-    They are run by what runs them live, in this process and thread, one after the other at each event; a callback with
+    They are run by what runs them live, in this process, one after the other at each event; a callback with
     ``own_cursor`` too, so that the order of what is logged is always the same. Commands that they send are kept in
-    :attr:`Logged.commands` and go nowhere.
+    :attr:`Logged.commands` and go nowhere. Within an event loop, as in a test that is ``async``, they run in a loop and
+    a thread of their own, for which the caller waits.
 
     Args:
         callbacks: one, or several; objects that have not run before.

@@ -1,7 +1,7 @@
 """A training that never took place, event by event: for unit tests of callbacks, without processes and files."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -155,6 +155,10 @@ class MemoryStream:
         """The snapshots so far."""
         return iter(tuple(self._snapshots))
 
+    async def __aiter__(self) -> AsyncIterator[Snapshot]:
+        for snapshot in self:
+            yield snapshot
+
     def __len__(self) -> int:
         return len(self._snapshots)
 
@@ -167,7 +171,7 @@ class MemoryStream:
         closed. ``loggers`` and ``on_error`` are as for :func:`~consumers.testing.replay`.
 
         Raises:
-            ConfigurationError: a callback handles no event, or an event loop runs here already.
+            ConfigurationError: a callback handles no event.
         """
         from consumers.testing.harness import Stepper
 

@@ -205,7 +205,7 @@ def test_what_the_system_refuses_is_told_in_one_line(monkeypatch, capsys, error,
 
 
 def test_every_command_has_help():
-    for command in bus.types.commands.values():
+    for command in bus.commands.values():
         assert command.help
         assert all(option.help for option in command.params if isinstance(option, click.Option))
 

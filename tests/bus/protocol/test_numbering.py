@@ -1,6 +1,5 @@
 """How base events are counted, and that a recording in which they are counted wrongly is read whole and named."""
 
-import asyncio
 import subprocess
 import sys
 
@@ -82,13 +81,9 @@ def test_a_recording_is_read_whole_and_named_by(recording, events):
     assert read.gaps == ()
 
 
-def test_a_replay_names_it(recording):
+async def test_a_replay_names_it(recording):
     replay = Replay(Recording(recording), events=[Event.BATCH_END])
-
-    async def seqs():
-        return [snapshot.seq async for snapshot in replay]
-
-    assert asyncio.run(seqs()) == SEQS
+    assert [snapshot.seq async for snapshot in replay] == SEQS
     assert WRONG in replay.damage
 
 

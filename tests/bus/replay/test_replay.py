@@ -305,34 +305,31 @@ def test_a_replay_waits_for_the_times_that_are_recorded(recordings: Path) -> Non
     assert asked == [one.time_ns for one in seen[2:]]
 
 
-def test_a_command_is_told_when_its_time_has_come_and_not_with_the_event_after_it(recordings: Path) -> None:
+async def test_a_command_is_told_when_its_time_has_come_and_not_with_the_event_after_it(recordings: Path) -> None:
     recording = Recording(recordings / "one.mcap")
     first, _, _ = recording.snapshots([Event.EPOCH_START])
     (told,) = recording.read_commands()
     assert told.time_ns is not None
 
-    async def watch() -> list[int]:
-        clock = Clock()
-        pace = Pace(1, clock=clock)
-        replay = Replay(recording, pace, events=[Event.EPOCH_START])
-        snapshots = aiter(replay)
-        await anext(snapshots)
-        later = asyncio.create_task(anext(snapshots))  # type: ignore[arg-type]
-        while not pace._waiting:
-            await asyncio.sleep(0)
-        counts = [len(replay.answered())]
-        clock.now += (told.time_ns - first.time_ns) / 1e9 - 1e-7
-        counts.append(len(replay.answered()))
-        clock.now += 2e-7
-        counts.append(len(replay.answered()))
-        assert not later.done()
-        pace.toggle()
-        clock.now -= 1
-        counts.append(len(replay.answered()))
-        later.cancel()
-        return counts
-
-    assert asyncio.run(watch()) == [0, 0, 1, 1]
+    clock = Clock()
+    pace = Pace(1, clock=clock)
+    replay = Replay(recording, pace, events=[Event.EPOCH_START])
+    snapshots = aiter(replay)
+    await anext(snapshots)
+    later = asyncio.create_task(anext(snapshots))  # type: ignore[arg-type]
+    while not pace._waiting:
+        await asyncio.sleep(0)
+    counts = [len(replay.answered())]
+    clock.now += (told.time_ns - first.time_ns) / 1e9 - 1e-7
+    counts.append(len(replay.answered()))
+    clock.now += 2e-7
+    counts.append(len(replay.answered()))
+    assert not later.done()
+    pace.toggle()
+    clock.now -= 1
+    counts.append(len(replay.answered()))
+    later.cancel()
+    assert counts == [0, 0, 1, 1]
 
 
 @given(rate=st.floats(0.01, 1000), elapsed=st.floats(0, 1e3), offset=st.integers(-2, 2))
@@ -404,50 +401,44 @@ def test_replays_that_share_a_pace_stand_still_and_go_on_together_and_nobody_ask
     assert told(readers[0].seen) == told(readers[1].seen) == told(Recording(recordings / "one.mcap"))
 
 
-def test_of_several_who_wait_a_step_is_for_the_one_whose_event_comes_first() -> None:
-    async def steps() -> list[int]:
-        pace, passed = Pace(paused=True), list[int]()
+async def test_of_several_who_wait_a_step_is_for_the_one_whose_event_comes_first() -> None:
+    pace, passed = Pace(paused=True), list[int]()
 
-        async def wait(at: int) -> None:
-            await pace.until(at)
-            passed.append(at)
+    async def wait(at: int) -> None:
+        await pace.until(at)
+        passed.append(at)
 
-        # The one that comes last asks first.
-        waiting = [asyncio.create_task(wait(at)) for at in (30, 20, 10)]
-        while len(pace._waiting) < 3:
-            await asyncio.sleep(0)
-        pace.step()
-        while not passed:
-            await asyncio.sleep(0)
-        first = list(passed)
-        pace.step()
-        pace.step()
-        await asyncio.wait_for(asyncio.gather(*waiting), 30)
-        return [*first, *passed[1:]]
-
-    assert asyncio.run(steps()) == [10, 20, 30]
+    # The one that comes last asks first.
+    waiting = [asyncio.create_task(wait(at)) for at in (30, 20, 10)]
+    while len(pace._waiting) < 3:
+        await asyncio.sleep(0)
+    pace.step()
+    while not passed:
+        await asyncio.sleep(0)
+    first = list(passed)
+    pace.step()
+    pace.step()
+    await asyncio.wait_for(asyncio.gather(*waiting), 30)
+    assert [*first, *passed[1:]] == [10, 20, 30]
 
 
-def test_it_can_stand_still_in_the_middle_and_be_left_there(recordings: Path) -> None:
-    async def leave() -> int:
-        pace, seen = Pace(paused=True), 0
-        pace.step()
+async def test_it_can_stand_still_in_the_middle_and_be_left_there(recordings: Path) -> None:
+    pace, seen = Pace(paused=True), 0
+    pace.step()
 
-        async def take() -> None:
-            nonlocal seen
-            async for _ in Replay(Recording(recordings / "one.mcap"), pace):
-                seen += 1
+    async def take() -> None:
+        nonlocal seen
+        async for _ in Replay(Recording(recordings / "one.mcap"), pace):
+            seen += 1
 
-        task = asyncio.create_task(take())
-        while not seen:
-            await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not pace._waiting
-        return seen
-
-    assert asyncio.run(leave()) == 1
+    task = asyncio.create_task(take())
+    while not seen:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not pace._waiting
+    assert seen == 1
 
 
 def test_a_snapshot_of_a_newer_kind_of_run_is_compared_by_what_it_tells() -> None:

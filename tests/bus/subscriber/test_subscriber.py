@@ -60,29 +60,85 @@ def test_before_in_the_middle_and_after_give_the_same(runs_dir):
     assert str(late.ending) == "finished"
 
 
-def test_async_iteration_gives_the_same_and_leaves_the_loop_free(runs_dir):
+async def test_async_iteration_gives_the_same_and_leaves_the_loop_free(runs_dir):
     seen = []
 
     async def follow(subscriber):
         async for snapshot in subscriber:
             seen.append(snapshot)
-        return seen
-
-    async def session():
-        with Subscriber("r") as subscriber:
-            following = asyncio.create_task(follow(subscriber))
-            publish(publisher, 1, 100)
-            ticks = 0
-            async with asyncio.timeout(30):
-                while not seen or ticks < 5:
-                    await asyncio.sleep(0.005)
-                    ticks += 1
-            publish(publisher, 101, 200)
-            await asyncio.to_thread(publisher.close)
-            return await asyncio.wait_for(following, 30)
 
     publisher = Publisher("r")
-    assert batches(asyncio.run(session())) == list(range(1, 201))
+    with Subscriber("r") as subscriber:
+        following = asyncio.create_task(follow(subscriber))
+        publish(publisher, 1, 100)
+        ticks = 0
+        async with asyncio.timeout(30):
+            while not seen or ticks < 5:
+                await asyncio.sleep(0.005)
+                ticks += 1
+        publish(publisher, 101, 200)
+        await asyncio.to_thread(publisher.close)
+        await asyncio.wait_for(following, 30)
+    assert batches(seen) == list(range(1, 201))
+
+
+def what_is_open():
+    """How many descriptors, and which threads."""
+    return len(os.listdir("/dev/fd")), sorted(thread.name for thread in threading.enumerate())
+
+
+async def test_a_task_that_is_cancelled_leaves_nothing_open(runs_dir):
+    taken = asyncio.Event()
+
+    async def follow():
+        async with Subscriber("r") as subscriber:
+            async for _ in subscriber:
+                taken.set()
+
+    with Publisher("r") as publisher:
+        publish(publisher, 1, 5)
+        before = what_is_open()
+        following = asyncio.create_task(follow())
+        await asyncio.wait_for(taken.wait(), 30)
+        following.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await following
+        assert what_is_open() == before
+
+
+async def test_after_a_time_out_the_stream_goes_on_where_it_was(runs_dir):
+    with Publisher("r") as publisher:
+        publish(publisher, 1, 3)
+        async with Subscriber("r") as subscriber:
+            seen = []
+
+            async def follow():
+                async for snapshot in subscriber:
+                    seen.append(snapshot)
+
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(follow(), 0.5)
+            publish(publisher, 4, 6)
+            await asyncio.to_thread(publisher.close)
+            await asyncio.wait_for(follow(), 30)
+    assert batches(seen) == list(range(1, 7))
+    with pytest.raises(ClosedError):
+        await anext(aiter(subscriber))
+
+
+async def test_two_streams_share_an_event_loop(runs_dir):
+    async def follow(run):
+        async with Subscriber(run) as subscriber:
+            return [snapshot async for snapshot in subscriber]
+
+    with Publisher("a") as first, Publisher("b") as second:
+        following = [asyncio.create_task(follow(run)) for run in ("a", "b")]
+        publish(first, 1, 3)
+        publish(second, 1, 5)
+        await asyncio.to_thread(first.close)
+        await asyncio.to_thread(second.close)
+        seen = await asyncio.wait_for(asyncio.gather(*following), 30)
+    assert list(map(batches, seen)) == [[1, 2, 3], [1, 2, 3, 4, 5]]
 
 
 def test_only_what_was_asked_for_comes(runs_dir):

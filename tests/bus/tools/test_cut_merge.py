@@ -1,6 +1,5 @@
 """``bus cut`` and ``bus merge``: parts of recordings that are recordings, and say what they lack."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -162,12 +161,9 @@ def trained(runs_dir) -> Path:
     return runs_dir / "trained" / "recording-1.mcap"
 
 
-def test_a_cut_holds_what_a_replay_of_that_part_shows(trained, tmp_path):
-    async def replay(start: str | None, until: str | None) -> list:
-        return [snapshot async for snapshot in Replay(Recording(trained), start=start, until=until)]
-
+async def test_a_cut_holds_what_a_replay_of_that_part_shows(trained, tmp_path):
     for start, until in [("2ba", "6ba"), ("1ep", None), (None, "0.25dur"), ("+0s", "+100s")]:
-        shown = asyncio.run(replay(start, until))
+        shown = [snapshot async for snapshot in Replay(Recording(trained), start=start, until=until)]
         done = cut(trained, tmp_path / "part.mcap", start, until, force=True)
         part = Recording(tmp_path / "part.mcap")
         assert list(part) == shown

@@ -112,7 +112,7 @@ def test_the_address_that_is_told_can_be_opened(host, url):
     assert Listening(host).url(8420) == url
 
 
-def test_a_viewer_cannot_send_commands_whatever_is_called():
+async def test_a_viewer_cannot_send_commands_whatever_is_called():
     run = WatchedRun(RunView("run"))
     sent = []
 
@@ -122,15 +122,15 @@ def test_a_viewer_cannot_send_commands_whatever_is_called():
 
     run.command = command
     run.view.note("text", "begins")
-    assert "viewing only" in asyncio.run(send_for(Role.VIEW, run, "stop"))
+    assert "viewing only" in await send_for(Role.VIEW, run, "stop")
     assert sent == []
 
 
-def test_a_run_that_is_over_takes_no_commands():
+async def test_a_run_that_is_over_takes_no_commands():
     run = WatchedRun(RunView("run"))
     with pytest.raises(OffloopError, match="it is waiting"):
         run.send("stop")
-    assert "it is waiting" in asyncio.run(send_for(Role.COMMAND, run, "stop"))
+    assert "it is waiting" in await send_for(Role.COMMAND, run, "stop")
 
 
 class Answer:

@@ -259,21 +259,14 @@ def test_a_runner_runs_once() -> None:
         runner.run()
 
 
-def test_it_runs_within_a_loop_that_runs_already() -> None:
+async def test_it_runs_within_a_loop_that_runs_already() -> None:
     calls: list[str] = []
-
-    async def notebook() -> int:
-        return (await Runner([batch_end(1)], [Witness("a", calls)]).run_async()).handled
-
-    assert asyncio.run(notebook()) == 1
+    assert (await Runner([batch_end(1)], [Witness("a", calls)]).run_async()).handled == 1
 
 
-def test_run_within_a_loop_that_runs_already_says_what_to_write() -> None:
-    async def notebook() -> None:
-        Runner([], []).run()
-
+async def test_run_within_a_loop_that_runs_already_says_what_to_write() -> None:
     with pytest.raises(ConfigurationError, match=r"await runner\.run_async"):
-        asyncio.run(notebook())
+        Runner([], []).run()
 
 
 def test_tasks_that_a_callback_starts_run_while_a_long_recording_is_read() -> None:

@@ -426,10 +426,36 @@ def test_a_training_that_has_ended_takes_nothing_more() -> None:
     assert str(ended.ending) == "failed: out of memory"
 
 
-def test_callbacks_are_not_attached_within_an_event_loop() -> None:
-    async def attach() -> None:
-        with MemoryStream().attach(Loss()):
-            pass
+async def test_within_an_event_loop_callbacks_log_the_same() -> None:
+    def steps() -> Logged:
+        stream = MemoryStream()
+        with stream.attach(Loss()) as logged:
+            stream.batch(loss=2.0)
+            assert logged.last["loss"] == 2.0
+            stream.batch(loss=1.0)
+        return logged
 
-    with pytest.raises(ConfigurationError, match="an event loop runs here already"):
-        asyncio.run(attach())
+    assert steps().rows == (await asyncio.to_thread(steps)).rows
+    stream = MemoryStream(loss=lambda batch: 3.0 - batch)
+    stream.train(batches=2)
+    assert replay(Loss(), stream).rows == steps().rows
+
+
+async def test_what_a_callback_raises_within_an_event_loop_comes_at_the_batch_that_made_it() -> None:
+    class Bug(Callback):
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            assert state.loss != 2.0
+
+    stream = MemoryStream()
+    with stream.attach(Bug(), on_error="continue"):
+        stream.batch(loss=1.0)
+        with pytest.raises(AssertionError), stream.attach(Bug()):
+            stream.batch(loss=2.0)
+    with pytest.raises(AssertionError):
+        replay(Bug(), stream)
+
+
+async def test_a_made_up_training_is_a_stream_for_async_for() -> None:
+    stream = MemoryStream()
+    stream.train(batches=2)
+    assert [snapshot.seq async for snapshot in stream] == [snapshot.seq for snapshot in stream]

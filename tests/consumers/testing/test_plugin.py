@@ -23,7 +23,11 @@ DOCS = ROOT / "docs" / "testing.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
 
 # At the end of every run, the plug-in of hypothesis loads all of it.
-INI = "[pytest]\nfilterwarnings = error\naddopts = -p no:hypothesispytest\n"
+INI = """[pytest]
+filterwarnings = error
+addopts = -p no:hypothesispytest
+asyncio_default_fixture_loop_scope = function
+"""
 
 CALLBACK = """
 from consumers import Callback
@@ -81,6 +85,44 @@ def test_recordings_are_found_beside_the_test_and_in_the_folder_of_the_setting(p
     result.assert_outcomes(passed=2, failed=1)
     places = [tests / "nowhere.mcap", project.path / "data" / "nowhere.mcap"]
     assert f"there is no recording {places[0]} and no {places[1]}: name one relative to the test" in lines(result)
+
+
+ASYNC_TESTS = (
+    CALLBACK
+    + """
+import asyncio
+import pytest
+from consumers.testing import MemoryStream
+pytestmark = pytest.mark.asyncio
+async def test_recording(recording):
+    found = recording("it.mcap")
+    assert [state.seq async for state in found] == [state.seq for state in found]
+    assert str(found.ending) == "finished"
+async def test_replay(recording, replay):
+    assert len(replay(Loss(), "it.mcap").metrics["loss"]) == 24
+    logged = await asyncio.to_thread(replay, Loss(), recording("it.mcap"))
+    assert logged.rows == replay(Loss(), "it.mcap").rows
+async def test_golden(golden, replay):
+    stream = MemoryStream()
+    stream.train(batches=2)
+    golden.check(replay(Loss(), stream), "two")
+async def test_a_failing_callback(replay):
+    class Bug(Loss):
+        def batch_end(self, state, logger):
+            return state.loss / 0  # here
+    replay(Bug(), "it.mcap")
+"""
+)
+
+
+@pytest.mark.parametrize("mode", ["auto", "strict"])
+def test_the_fixtures_work_in_asynchronous_tests(project: pytest.Pytester, mode: str) -> None:
+    (project.path / "it.mcap").write_bytes(EVALUATED.read_bytes())
+    project.makepyfile(ASYNC_TESTS)
+    result = project.runpytest_inprocess(f"--asyncio-mode={mode}", "--offloop-update-golden")
+    result.assert_outcomes(passed=3, failed=1)
+    assert re.search(r"^>\s+return state\.loss / 0  # here$", lines(result), re.MULTILINE)
+    assert re.search(r"^E\s+ZeroDivisionError", lines(result), re.MULTILINE)
 
 
 def test_a_bug_in_a_callback_fails_the_test_at_the_line_of_the_bug(project: pytest.Pytester) -> None:
@@ -257,6 +299,13 @@ def test_the_example_of_the_page_works(project: pytest.Pytester) -> None:
     result = project.runpytest_inprocess("--offloop-update-golden", "-k", "always")
     result.assert_outcomes(passed=1, deselected=3)
     project.runpytest_inprocess().assert_outcomes(passed=4)
+
+
+def test_the_asynchronous_example_of_the_page_works(project: pytest.Pytester) -> None:
+    [tests] = [block for block in BLOCKS if "async def test_" in block]
+    project.makepyfile(test_lowest=tests)
+    (project.path / "digits.mcap").write_bytes(EVALUATED.read_bytes())
+    project.runpytest_inprocess().assert_outcomes(passed=3)
 
 
 @pytest.mark.parametrize("number", range(2, len(BLOCKS)))
