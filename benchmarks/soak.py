@@ -134,8 +134,8 @@ def soak(runs_dir: Path, events: int, report: Report) -> list[str]:
         if out != f"{events} () finished\n":
             wrong.append(f"consumer {number} got {out.strip() or 'an event out of order'} of {events} events")
     report.add("events", events, "")
-    report.add("publish, journal", events / recorded, "events/s")
-    report.add("publish, journal, receive twice", events / received, "events/s")
+    report.add("publish, record", events / recorded, "events/s")
+    report.add("publish, record, receive twice", events / received, "events/s")
     report.add("cost to the publishing thread", sent.nanoseconds_per_event / 1000, "us an event")
     report.add("recording", size / events, "bytes an event")
     for name in memory.samples:

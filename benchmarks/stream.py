@@ -1,4 +1,4 @@
-"""What the stream carries: events a second through a journaling broker, latency, and replay speed.
+"""What the stream carries: events a second through a recording broker, latency, and replay speed.
 
 Publisher, broker and subscriber are three processes on one machine; with fewer cores than processes they share them, so
 the throughput is that of all three together.
@@ -131,8 +131,8 @@ def main() -> None:
             replays.append(replay(runs_dir / "record"))
             wait_until(lambda: (runs_dir / "record" / "run.json").exists(), "the record")
             by_consumer = consumer_replay(runs_dir / "record", events)
-    report.add("publish, journal", statistics.median(recorded), "events/s", 50_000, at_least=True)
-    report.add("publish, journal, receive", statistics.median(followed), "events/s", 50_000, at_least=True)
+    report.add("publish, record", statistics.median(recorded), "events/s", 50_000, at_least=True)
+    report.add("publish, record, receive", statistics.median(followed), "events/s", 50_000, at_least=True)
     for max_delay, name in ((0.05, "in bursts"), (0.0, "each at once")):
         with scratch() as runs_dir:
             delays = latency(runs_dir, 400 if options.quick else 20_000, 2000, max_delay)

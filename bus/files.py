@@ -18,13 +18,13 @@ from bus.processes import with_reserve
 __all__ = [
     "TEMPORARY_NAME",
     "NotAFileError",
+    "atomic_output",
+    "atomic_replace",
     "check_owner",
     "open_directory",
     "open_file",
-    "placing",
     "plain_name",
     "replace_file",
-    "replacing",
 ]
 
 TEMPORARY_NAME = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp")
@@ -34,7 +34,7 @@ TEMPORARY_NAME = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp")
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_replace(path: Path) -> Iterator[Path]:
     """Gives a path to make a file, a symbolic link or a folder at, which takes the place of ``path`` when the block
     ends.
 
@@ -79,7 +79,7 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def placing(output: Path, inputs: Sequence[Path], force: bool = False) -> Iterator[Path]:
+def atomic_output(output: Path, inputs: Sequence[Path], force: bool = False) -> Iterator[Path]:
     """Gives a path to write a file at, which takes the place of ``output`` when the block ends without an error.
 
     ``inputs`` are the files that it is made from. With ``force`` a file that is there already is replaced.
@@ -99,7 +99,7 @@ def placing(output: Path, inputs: Sequence[Path], force: bool = False) -> Iterat
     if os.path.lexists(output) and not force:
         raise ConfigurationError(f"{output} exists: choose another file with '--output', or replace it with '--force'")
     try:
-        with replacing(output) as draft:
+        with atomic_replace(output) as draft:
             yield draft
     except CheckpointError as error:
         raise RunDirectoryError(str(error)) from None

@@ -6,7 +6,7 @@ import sys
 import unicodedata
 from collections.abc import Iterable
 
-__all__ = ["LOGGERS", "Damage", "escape", "one_line", "say", "shortened"]
+__all__ = ["LOGGERS", "Damage", "escape", "one_line", "say", "shorten"]
 
 KEPT = 100
 
@@ -57,7 +57,7 @@ for _name in LOGGERS:
     logging.getLogger(_name).addFilter(_escape_record)
 
 
-def shortened(lines: Iterable[str], what: str, most: int = KEPT) -> list[str]:
+def shorten(lines: Iterable[str], what: str, most: int = KEPT) -> list[str]:
     """The first lines, and how many more of ``what`` there are."""
     kept: list[str] = []
     more = 0

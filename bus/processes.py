@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["allow_many_connections", "is_running", "started", "with_reserve"]
+__all__ = ["allow_many_connections", "is_running", "start_time", "with_reserve"]
 
 RESERVED = 64
 Opened = TypeVar("Opened")
 
 
-def started(pid: int) -> int | None:
+def start_time(pid: int) -> int | None:
     """When a process of this machine began, in clock ticks since the machine did; ``None`` where that cannot be known.
 
     With it a number that was given to another process later is told from the process that was meant."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["flattened", "json_text", "plain"]
+__all__ = ["flatten", "json_text", "plain"]
 
 _EXACT = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False)
 
@@ -25,19 +25,19 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def flattened(row: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row without maps: what is in them has the names that lead to it, joined by ``/``. Two values of one such name
     get names of their own."""
     flat: dict[str, Any] = {}
-    _flatten(row, "", flat)
+    _flatten_into(row, "", flat)
     return flat
 
 
-def _flatten(values: Mapping[Any, Any], prefix: str, flat: dict[str, Any]) -> None:
+def _flatten_into(values: Mapping[Any, Any], prefix: str, flat: dict[str, Any]) -> None:
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
-            _flatten(value, f"{name}/", flat)
+            _flatten_into(value, f"{name}/", flat)
             continue
         while name in flat:
             name += "'"

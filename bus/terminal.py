@@ -11,7 +11,7 @@ import click
 from bus.errors import OffloopError
 from bus.printing import one_line, say
 
-__all__ = ["HELP", "left_on_request", "run_command", "told_of_system"]
+__all__ = ["HELP", "describe_os_error", "exit_on_signal", "run_command"]
 
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
@@ -41,12 +41,12 @@ def run_command(command: click.Command) -> NoReturn:
         say("interrupted", err=True)
         sys.exit(130)
     except OSError as error:
-        _fail(told_of_system(error), 1)
+        _fail(describe_os_error(error), 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 @contextlib.contextmanager
-def left_on_request(words: str) -> Iterator[None]:
+def exit_on_signal(words: str) -> Iterator[None]:
     """Around what waits and has nothing to lose: there Ctrl-C and SIGTERM end the command in order, with ``words`` on
     standard error and exit code 130, or 0 for SIGTERM, with which services are ended that are to end."""
 
@@ -66,7 +66,7 @@ def left_on_request(words: str) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def told_of_system(error: OSError) -> str:
+def describe_os_error(error: OSError) -> str:
     """What the system refused, in words."""
     if error.filename is None or error.strerror is None:
         return error.strerror or str(error)

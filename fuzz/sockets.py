@@ -2,8 +2,8 @@
 
     python fuzz/sockets.py [--seconds N] [--seed N]
 
-A broker, a publisher and a consumer go on with a run while strangers send to the broker's door and stream. A further
-publisher and a further consumer talk to a broker that is the fuzzer itself. Good messages, made after
+A broker, a publisher and a consumer go on with a run while strangers send to the broker's control endpoint and
+stream. A further publisher and a further consumer talk to a broker that is the fuzzer itself. Good messages, made after
 ``docs/protocol.md``, are spoilt, repeated, sent in the wrong order or from the wrong peer; beside them go raw bytes
 that are no ZMTP. While this goes on, and after it, nobody may have crashed or taken too much memory, the broker has to
 answer, and the run that was not attacked is complete and in order.
@@ -36,8 +36,16 @@ from mutation import mutate_bytes, mutate_value, nested
 
 from bus.errors import OffloopError, ProtocolError
 from bus.net.requests import ask_broker
-from bus.protocol.frames import END, MAX_FRAME, decode_control, encode_beat, encode_bundle, encode_control, split_frame
-from bus.recording.writer import JournalWriter
+from bus.protocol.frames import (
+    END,
+    MAX_FRAME,
+    decode_control,
+    encode_control,
+    encode_frame_batch,
+    encode_heartbeat,
+    split_frame,
+)
+from bus.recording.writer import RecordingWriter
 
 __all__ = ["main"]
 
@@ -221,11 +229,11 @@ def frames(random: Random, run: str, seq: int) -> list[tuple[str, bytes]]:
         ("event", event_frame(number, run=run, rank=random.randrange(4), attempt=random.choice((1, 2)))),
         ("event", event_frame(number, fields={"deep": nested(random.choice((15, 17, 300)))}, run=run)),
         ("event", event_frame(number, fields={"x": b"x" * 50_000}, run=run)),
-        ("bundle", encode_bundle([event_frame(number + offset, run=run) for offset in range(20)])),
-        ("bundle", encode_bundle([encode_bundle([event_frame(number, run=run)]), b"", b"\0"])),
+        ("batch", encode_frame_batch([event_frame(number + offset, run=run) for offset in range(20)])),
+        ("batch", encode_frame_batch([encode_frame_batch([event_frame(number, run=run)]), b"", b"\0"])),
         ("end", event_frame(number, END, {"status": "finished"}, run=run)),
         ("demand", event_frame(number, "$demand", {"demand": DEMAND}, run=run)),
-        ("beat", encode_beat(run, 1, 5, beat, random.choice((0, 100, 2**62)), beat)),
+        ("beat", encode_heartbeat(run, 1, 5, beat, random.choice((0, 100, 2**62)), beat)),
     ]
 
 
@@ -236,7 +244,7 @@ BIG = {
     "claims 4 billion bytes": b"\0\x93\x01\xa4want\xc6\xff\xff\xff\xff",
     "1 million elements": b"\0\xdd\x00\x10\x00\x00" + b"\xc0" * (1 << 20),
     "16 million empty lists": b"\0\x93\x01\xa4want\xdc\x00\x0f" + (b"\xdd\x00\x10\x00\x00" + b"\x90" * (1 << 20)) * 15,
-    "a bundle of 1 million nothings": b"\0\x93\x01\xa6events\x81\xa6frames\xdd\x00\x0f\xff\xff" + b"\xc4\x00" * 0xFFFFF,
+    "a batch of 1 million nothings": b"\0\x93\x01\xa6events\x81\xa6frames\xdd\x00\x0f\xff\xff" + b"\xc4\x00" * 0xFFFFF,
     "nesting": b"\0" + b"\x91" * 1_000_000,
 }
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
@@ -262,12 +270,12 @@ RAW = (
 
 
 class Strangers:
-    """Peers that a live broker does not know, at its door and at its stream."""
+    """Peers that a live broker does not know, at its control endpoint and at its stream."""
 
-    def __init__(self, random: Random, sent: Sent, door: str, stream: str) -> None:
+    def __init__(self, random: Random, sent: Sent, control: str, stream: str) -> None:
         self._random = random
         self._sent = sent
-        self._door, self._stream = door, stream
+        self._control, self._stream = control, stream
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
         self._raw: deque[socket.socket] = deque()
@@ -284,46 +292,46 @@ class Strangers:
         if random.random() < 0.02:
             self._sockets[which].close(linger=0)
             self._sockets[which] = self._connect()
-        door = self._sockets[which]
+        control = self._sockets[which]
         # Half of them speak of a run of their own, the others of the one that goes on.
         run = f"stranger-{which}" if which % 2 else RUN
         if self._steps % BIG_EVERY == 0:
-            self._send(door, *random.choice(list(BIG.items())))
+            self._send(control, *random.choice(list(BIG.items())))
         elif random.random() < 0.1:
             self._send_raw()
         elif random.random() < 0.5:
             kind, content = random.choice(requests(random, run))
-            self._send(door, kind, _control(random, kind, content))
+            self._send(control, kind, _control(random, kind, content))
         else:
             kind, frame = random.choice(frames(random, run, self._seqs[which] + 1))
             self._seqs[which] += 1
-            self._send(door, kind, _spoilt(random, frame))
+            self._send(control, kind, _spoilt(random, frame))
         if random.random() < 0.5:
             with contextlib.suppress(zmq.Again):
-                door.recv(zmq.NOBLOCK)
+                control.recv(zmq.NOBLOCK)
 
     def _connect(self) -> "zmq.Socket[bytes]":
         made: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.SNDTIMEO, 1000)
-        made.connect(self._door)
+        made.connect(self._control)
         return made
 
-    def _send(self, door: "zmq.Socket[bytes]", kind: str, data: bytes) -> None:
-        self._sent.note("door", kind, data)
+    def _send(self, control: "zmq.Socket[bytes]", kind: str, data: bytes) -> None:
+        self._sent.note("control", kind, data)
         pieces = [data]
         if self._random.random() < 0.03:
             pieces = [data, b"", data[:100]]
         with contextlib.suppress(zmq.Again):
-            door.send_multipart(pieces)
+            control.send_multipart(pieces)
 
     def _send_raw(self) -> None:
         """Bytes that are no ZMTP, or not to the end; the connection stays open for a while."""
-        address = self._random.choice((self._door, self._stream))
+        address = self._random.choice((self._control, self._stream))
         data = self._random.choice(RAW)
         if self._random.random() < 0.5:
             data = mutate_bytes(self._random, data, RAW)
-        self._sent.note("raw", "stream" if address == self._stream else "door", data)
+        self._sent.note("raw", "stream" if address == self._stream else "control", data)
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         with contextlib.suppress(OSError):
             made = socket.create_connection((host, int(port)), timeout=1)
@@ -363,12 +371,12 @@ class FalseBroker:
         self._sent = sent
         self._recording = recording
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._door = self._context.socket(zmq.ROUTER)
+        self._control = self._context.socket(zmq.ROUTER)
         self._stream = self._context.socket(zmq.PUB)
-        for bound in (self._door, self._stream):
+        for bound in (self._control, self._stream):
             bound.setsockopt(zmq.LINGER, 0)
             bound.bind("tcp://127.0.0.1:*")
-        self.door = self._door.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.control = self._control.getsockopt_string(zmq.LAST_ENDPOINT)
         self._stream_address = self._stream.getsockopt_string(zmq.LAST_ENDPOINT)
         self._seq = 0
 
@@ -377,7 +385,7 @@ class FalseBroker:
         random = self._random
         for _ in range(20):
             try:
-                identity, *_, frame = self._door.recv_multipart(zmq.NOBLOCK)
+                identity, *_, frame = self._control.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
             self._answer(identity, frame)
@@ -435,7 +443,7 @@ class FalseBroker:
     def _send(self, identity: bytes, kind: str, data: bytes) -> None:
         self._sent.note("answer", kind, data)
         with contextlib.suppress(zmq.Again):
-            self._door.send_multipart([identity, data], zmq.NOBLOCK)
+            self._control.send_multipart([identity, data], zmq.NOBLOCK)
 
     def close(self) -> None:
         """Ends it."""
@@ -461,17 +469,17 @@ def attack(seconds: float, seed: int, sent: Sent) -> dict[str, Any]:
             stack.callback(peer.kill)
             return peer
 
-        door, stream = _free_addresses()
-        broker = started("broker", ["-m", "bus", "broker", "--listen", door], "serving at")
-        publisher = started("publisher", [str(PEERS), "publish", door, RUN], "ready")
-        consumer = started("consumer", [str(PEERS), "consume", door, RUN], "ready")
+        control, stream = _free_addresses()
+        broker = started("broker", ["-m", "bus", "broker", "--listen", control], "serving at")
+        publisher = started("publisher", [str(PEERS), "publish", control, RUN], "ready")
+        consumer = started("consumer", [str(PEERS), "consume", control, RUN], "ready")
         false = FalseBroker(random, sent, _recording(folder / "recording.mcap"))
         stack.callback(false.close)
         misled = [
-            started(f"misled {what}", [str(PEERS), f"{what}_again", false.door, RUN], "ready")
+            started(f"misled {what}", [str(PEERS), f"{what}_again", false.control, RUN], "ready")
             for what in ("publish", "consume")
         ]
-        strangers = Strangers(random, sent, door, stream)
+        strangers = Strangers(random, sent, control, stream)
         stack.callback(strangers.close)
         slowest = 0.0
         end, look_at = time.monotonic() + seconds, 0.0
@@ -481,7 +489,7 @@ def attack(seconds: float, seed: int, sent: Sent) -> dict[str, Any]:
             if time.monotonic() > look_at:
                 for peer in (broker, publisher, consumer, *misled):
                     peer.look()
-                slowest = max(slowest, _ask(door))
+                slowest = max(slowest, _ask(control))
                 look_at = time.monotonic() + 0.5
         strangers.close()
         told: dict[str, Any] = {}
@@ -500,7 +508,7 @@ def attack(seconds: float, seed: int, sent: Sent) -> dict[str, Any]:
 
 def _recording(path: Path) -> bytes:
     """A recording that goes on: events 1 to :data:`RECORDED`."""
-    writer = JournalWriter(path, RUN, 1)
+    writer = RecordingWriter(path, RUN, 1)
     for seq in range(1, RECORDED + 1):
         topic, _, body = event_frame(seq, run=RUN).partition(b"\0")
         writer.append(topic, seq, seq, seq, body)
@@ -528,11 +536,11 @@ def _judge(told: dict[str, Any]) -> None:
         raise FindingError(f"the consumer has {consumer['batches']} of {publisher['batches']} batches")
 
 
-def _ask(door: str) -> float:
+def _ask(control: str) -> float:
     """How many seconds the broker takes to answer."""
     begin = time.monotonic()
     try:
-        ask_broker(door, "statistics", {"run": RUN})
+        ask_broker(control, "statistics", {"run": RUN})
     except OffloopError as error:
         raise FindingError(f"the broker does not answer any more: {error}") from None
     return time.monotonic() - begin

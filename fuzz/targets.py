@@ -46,9 +46,9 @@ from bus.protocol.frames import (
     decode_body,
     decode_control,
     decode_event,
-    encode_beat,
-    encode_bundle,
     encode_control,
+    encode_frame_batch,
+    encode_heartbeat,
     event_encoder,
     pack_map,
     parse_topic,
@@ -57,9 +57,9 @@ from bus.protocol.frames import (
 from bus.protocol.order import CheckpointMark, Ending, StreamOrder
 from bus.protocol.snapshot import Snapshot
 from bus.recording import records
-from bus.recording.reader import JournalReader, Record
+from bus.recording.reader import Record, RecordingReader
 from bus.recording.recording import Recording
-from bus.recording.writer import JournalWriter
+from bus.recording.writer import RecordingWriter
 from bus.runs.directory import BROKER_FILE, RUN_FILE, read_run
 from bus.tools.recovery import recover
 from bus.types.demand import BASE_EVENTS, Demand, batch_number
@@ -84,8 +84,8 @@ def _frames() -> list[bytes]:
         event_frame(1),
         event_frame(2, END, {"status": "failed", "error": "text"}),
         event_frame(3, "$demand", {"demand": DEMAND}),
-        encode_beat("r", 1, 5, {0: (3, 3)}, 4096, {0: (2, 2)}),
-        encode_bundle([event_frame(1), event_frame(2)]),
+        encode_heartbeat("r", 1, 5, {0: (3, 3)}, 4096, {0: (2, 2)}),
+        encode_frame_batch([event_frame(1), event_frame(2)]),
         encode_control("want", {"run": "r", "name": "speed", "demand": DEMAND, "report": {"given": 5}}),
         encode_control("hello", {"run": "r", "rank": 0, "world_size": 1, "incarnation": "x", "info": {"command": []}}),
         encode_control("handled", {"run": "r", "handled": [[0, 5]], "id": "1"}),
@@ -189,9 +189,9 @@ def _follow(order: StreamOrder, steps: list[Any]) -> None:
                 elif isinstance(given, CheckpointMark):
                     check(given.action in ("save", "load"), "a checkpoint is neither saved nor loaded")
                 elif given is not None:
-                    check(not order.has(given), "what is missing is there")
-                    order.give_up(given)
-                    check(order.has(given), "what was given up is still missing")
+                    check(not order.is_filled(given), "what is missing is there")
+                    order.accept_gap(given)
+                    check(order.is_filled(given), "what was given up is still missing")
     for gap in order.gaps:
         check(gap.first <= gap.last, "a gap ends before it begins")
     check(order.ending is None or isinstance(order.ending, Ending), "an ending is none")
@@ -318,7 +318,7 @@ def _recording(data: bytes) -> None:
         check(0 <= done.records <= len(kept), "more was recovered than there is")
         check(len(_read(output.read_bytes())) == done.records, "what was recovered cannot be read")
     with contextlib.suppress(OffloopError):
-        writer = JournalWriter.resume(path, "r", 1)
+        writer = RecordingWriter.resume(path, "r", 1)
         topic, _, body = event_frame(2**31).partition(b"\0")
         writer.append(topic, 2**31, 2**31, 1, body)
         writer.close()
@@ -330,7 +330,7 @@ def _recording(data: bytes) -> None:
 
 def _read(data: bytes) -> list[Record]:
     source, found = _Memory(data), []
-    with contextlib.suppress(RecordingError), JournalReader(source, "recording") as reader:
+    with contextlib.suppress(RecordingError), RecordingReader(source, "recording") as reader:
         for _ in range(2):
             for chunk in reader.read():
                 found += chunk
@@ -389,7 +389,7 @@ def _recordings() -> list[bytes]:
     for chunks in ((2,), (2, 3, 1)):
         path = FOLDER / "seed.mcap"
         path.unlink(missing_ok=True)
-        writer, seq = JournalWriter(path, "r", 1), 0
+        writer, seq = RecordingWriter(path, "r", 1), 0
         for count in chunks:
             for _ in range(count):
                 seq += 1

@@ -127,7 +127,7 @@ def _scratch(request: pytest.FixtureRequest) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OFFLOOP_TEST", scratch.name)
         # On a busy machine a broker may take longer to come back than a training is to wait for it.
-        environment.setattr("bus.publisher.session.SETTLE_SECONDS", 30.0)
+        environment.setattr("bus.publisher.session.FLUSH_TIMEOUT", 30.0)
         yield scratch
     processes, sockets = watch.processes(), watch.sockets()
     leaked = [_describe(process) for process in processes] + [f"an open socket: {socket!r}" for socket in sockets]

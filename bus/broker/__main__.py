@@ -37,13 +37,13 @@ def main() -> None:
             found = take_over(root, name, Predecessor(*json.loads(sys.argv[4])))
             taken = {"path": str(found.path), "in_place": found.in_place}
             if found.directory is None:
-                _say({"ready": found.door, "joined": True, **taken})
+                _say({"ready": found.control, "joined": True, **taken})
                 return
             directory, resumes = found.directory, found.in_place
         else:
             directory = RunDirectory(root, name)
-        door, stream = (socket_address(directory.path / name) for name in SOCKET_FILES)
-        broker = Broker(door, stream, directory.path.parent, directory=directory, until_over=True)
+        control, stream = (socket_address(directory.path / name) for name in SOCKET_FILES)
+        broker = Broker(control, stream, directory.path.parent, directory=directory, until_over=True)
         _log_to(directory.path / "broker.log")
         if resumes:
             broker.resume()
@@ -54,7 +54,7 @@ def main() -> None:
         sys.exit(1)
     signal.signal(signal.SIGTERM, lambda *_: broker.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _say({"ready": door, **taken})
+    _say({"ready": control, **taken})
     broker.serve()
 
 

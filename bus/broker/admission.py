@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from bus.net.curve import DOOR, ROLE_NEEDED, STREAM, Gatekeeper
+from bus.net.curve import CONTROL, ROLE_NEEDED, STREAM, Gatekeeper
 from bus.net.handshakes import FailedHandshakes
 
 __all__ = ["Admission", "ForbiddenError"]
@@ -15,27 +15,27 @@ class ForbiddenError(Exception):
 
 
 class Admission:
-    """Asks ``gatekeeper`` what the keys of messages may do, and tells the log of those who come to ``door`` and
+    """Asks ``gatekeeper`` what the keys of messages may do, and tells the log of those who come to ``control`` and
     ``stream`` with no key at all.
 
     It lives in the broker's poll loop: poll :attr:`sockets`, call :meth:`handle` after each poll and :meth:`refresh`
     about twice a second.
     """
 
-    def __init__(self, gatekeeper: Gatekeeper, door: "zmq.Socket[bytes]", stream: "zmq.Socket[bytes]") -> None:
+    def __init__(self, gatekeeper: Gatekeeper, control: "zmq.Socket[bytes]", stream: "zmq.Socket[bytes]") -> None:
         self._gatekeeper = gatekeeper
-        self._strangers = FailedHandshakes({DOOR: door, STREAM: stream})
+        self._handshakes = FailedHandshakes({CONTROL: control, STREAM: stream})
         self._granted: dict[tuple[str, str], bool] = {}
 
     @property
     def sockets(self) -> "Sequence[zmq.Socket[bytes]]":
         """What to poll."""
-        return [self._gatekeeper.socket, *self._strangers.sockets]
+        return [self._gatekeeper.socket, *self._handshakes.sockets]
 
     def handle(self) -> None:
         """Answers and takes what waits, without waiting for more."""
         self._gatekeeper.handle()
-        self._strangers.handle()
+        self._handshakes.handle()
 
     def check(self, message: zmq.Frame, kind: str) -> None:
         """Whether the key that a message came with may send one of that kind.
@@ -61,9 +61,9 @@ class Admission:
     def refresh(self) -> None:
         """Sums up in the log who was not let in, and asks about every key again: the list may have changed."""
         self._gatekeeper.sum_up()
-        self._strangers.sum_up()
+        self._handshakes.sum_up()
         self._granted.clear()
 
     def close(self) -> None:
         """Stops watching the sockets; to be called before they are closed."""
-        self._strangers.close()
+        self._handshakes.close()

@@ -36,7 +36,7 @@ class Archive:
         else:
             path = self._root / check_run_name(name)
             runs = [read_run(path)] if (path / RUN_FILE).is_file() else []
-        return [_described(run, live.get(run.name, {})) for run in runs]
+        return [_describe(run, live.get(run.name, {})) for run in runs]
 
     def _all(self) -> list[RunInfo]:
         # Whoever asks often must not keep the broker busy with reading.
@@ -75,7 +75,7 @@ class Archive:
         return {"run": name, "attempt": attempt, "offset": offset, "data": data}
 
 
-def _described(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:
+def _describe(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:
     last = run.last
     live = served.get("attempt") == last.number
     return {

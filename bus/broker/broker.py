@@ -1,4 +1,4 @@
-"""The broker: it collects the events of publishers, writes them to the journal and fans them out to consumers."""
+"""The broker: it collects the events of publishers, writes them to the recording and fans them out to consumers."""
 
 import logging
 import time
@@ -12,20 +12,20 @@ import zmq
 from bus.broker.admission import Admission, ForbiddenError
 from bus.broker.archive import Archive
 from bus.broker.connection_guard import ConnectionGuard
-from bus.broker.control import MAX_REASON, Door
+from bus.broker.control import MAX_REASON, ControlHandler
 from bus.broker.run import LiveRank, LiveRun
 from bus.broker.runs import LiveRuns
 from bus.errors import OffloopError, ProtocolError
-from bus.net.curve import DOOR, STREAM, Gatekeeper, ServerSecurity
+from bus.net.curve import CONTROL, STREAM, Gatekeeper, ServerSecurity
 from bus.net.sockets import listen
 from bus.processes import allow_many_connections
 from bus.protocol.frames import (
-    BUNDLE,
     CHECKPOINT,
     COMMAND,
     CUT,
     DEMAND,
     END,
+    FRAME_BATCH,
     MAX_FRAME,
     MAX_TOPIC,
     Control,
@@ -33,10 +33,10 @@ from bus.protocol.frames import (
     Topic,
     decode_control,
     decode_event,
-    encode_beat,
     encode_control,
+    encode_heartbeat,
     event_encoder,
-    is_bundle,
+    is_frame_batch,
     pack_map,
     sequence_number,
     split_frame,
@@ -51,17 +51,17 @@ __all__ = ["Broker", "BrokerStatistics"]
 _log = logging.getLogger("offloop.broker")
 
 FLUSH_SECONDS = 0.2
-BEAT_SECONDS = 0.5
+HEARTBEAT_SECONDS = 0.5
 LIVE_FRAME = 32 * 1024
 COLLECT_SECONDS = 0.02
-MAX_BUNDLE = 4096
-ASK_AGAIN_SECONDS = 0.5
+MAX_BATCH_FRAMES = 4096
+RETRANSMIT_SECONDS = 0.5
 QUIET_SECONDS = 0.2
-BURIAL_SECONDS = 2.0
+REAP_TIMEOUT = 2.0
 NAMED_REFUSALS = 10
 FIRST_RUN_PATIENCE = 30.0
 RETURN_SECONDS = 2.0
-ABSENCE_SECONDS = 60.0
+UNREACHABLE_TIMEOUT = 60.0
 MAX_TOPICS = 200
 MAX_UNREAD = 1 << 20
 """Bytes of a message that is read although its sender publishes no run."""
@@ -82,7 +82,7 @@ class BrokerStatistics:
     collected: int
     """Events taken from publishers and sent out."""
     recorded: int
-    """Events written to journals."""
+    """Events written to recordings."""
     duplicates: int
     """Events that came a second time and were skipped."""
     refused: int
@@ -96,9 +96,9 @@ class BrokerStatistics:
 
 
 class Broker:
-    """Serves runs at one address: ``door`` for publishers and requests, ``stream`` for the events themselves.
+    """Serves runs at one address: ``control`` for publishers and requests, ``stream`` for the events themselves.
 
-    Nothing that a peer sends stops it: what makes no sense is counted and named in the log. Each event is journaled
+    Nothing that a peer sends stops it: what makes no sense is counted and named in the log. Each event is recorded
     and sent out once, in the order in which it came. :meth:`serve` runs until :meth:`stop`, or, with ``until_over``,
     until the runs that came have ended. With ``security`` only keys that its list admits get in, each for what the
     list says.
@@ -110,7 +110,7 @@ class Broker:
 
     def __init__(
         self,
-        door: str,
+        control: str,
         stream: str,
         runs_dir: Path,
         *,
@@ -131,31 +131,31 @@ class Broker:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             gatekeeper = Gatekeeper(self._context, security) if security is not None else None
-            self._door_socket = listen(self._context, zmq.ROUTER, door, DOOR, security)
+            self._control_socket = listen(self._context, zmq.ROUTER, control, CONTROL, security)
             self._stream_socket = listen(self._context, zmq.PUB, stream, STREAM, security)
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self.door = self._door_socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.control = self._control_socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.stream = self._stream_socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._guard = ConnectionGuard(self.door, self.stream)
+        self._guard = ConnectionGuard(self.control, self.stream)
         self._poller = zmq.Poller()
-        self._poller.register(self._door_socket, zmq.POLLIN)
+        self._poller.register(self._control_socket, zmq.POLLIN)
         self._admission: Admission | None = None
         if gatekeeper is not None:
-            self._admission = Admission(gatekeeper, self._door_socket, self._stream_socket)
+            self._admission = Admission(gatekeeper, self._control_socket, self._stream_socket)
             for asked in self._admission.sockets:
                 self._poller.register(asked, zmq.POLLIN)
         self._runs = LiveRuns(
             runs_dir,
             directory,
-            self.door,
+            self.control,
             self.stream,
             self._poller,
             lambda identity: self._answer(identity, "beat", {}),
         )
-        self._door = Door(
-            self._runs, Archive(runs_dir), self._answer, self._ask_again, self._go_on_from, self.statistics
+        self._control = ControlHandler(
+            self._runs, Archive(runs_dir), self._answer, self._request_retransmit, self._skip_to, self.statistics
         )
 
     def stop(self) -> None:
@@ -189,44 +189,44 @@ class Broker:
         return sorted(run.name for run in (*self._runs, *self._runs.announced()))
 
     def serve(self) -> list[str]:
-        """Collects, journals and fans out until stopped; then closes every journal in order. Returns the names of the
+        """Collects, records and fans out until stopped; then closes every recording in order. Returns the names of the
         runs that were live when it was stopped."""
-        next_flush = next_beat = 0.0
+        next_flush = next_heartbeat = 0.0
         begun = time.monotonic()
         self._guard.start()
         try:
-            while not self._stopping and not self._all_over(begun):
+            while not self._stopping and not self._is_done(begun):
                 ready = dict(self._poller.poll(50))
                 if self._admission is not None:
                     self._admission.handle()
-                if self._door_socket in ready:
+                if self._control_socket in ready:
                     self._collect()
                 now = time.monotonic()
-                if self._door_socket in ready:
+                if self._control_socket in ready:
                     self._heard = now
-                self._bury(ready, now)
+                self._reap_dead_publishers(ready, now)
                 if now >= next_flush or any(run.flush_soon for run in self._runs):
                     next_flush = now + FLUSH_SECONDS
                     self._flush(now)
-                if now >= next_beat:
-                    next_beat = now + BEAT_SECONDS
-                    self._beat()
-                    self._miss(now)
+                if now >= next_heartbeat:
+                    next_heartbeat = now + HEARTBEAT_SECONDS
+                    self._send_heartbeats()
+                    self._expire_unreachable_publishers(now)
                     self._runs.forget_disconnected()
                     self._sum_up_refusals()
             return self.live_runs
         finally:
             self._close()
 
-    def _all_over(self, begun: float) -> bool:
+    def _is_done(self, begun: float) -> bool:
         if not self._until_over or len(self._runs):
             return False
         return self._runs.served > 0 or time.monotonic() - begun > FIRST_RUN_PATIENCE
 
-    # -- collect -> journal -> fan out --------------------------------------------------------------------------------
+    # -- collect -> record -> fan out ---------------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        receive = self._door_socket.recv
+        receive = self._control_socket.recv
         gone: dict[bytes, bool] = {}
         until = time.monotonic() + COLLECT_SECONDS
         # Whatever comes in, what is due by the clock is done in between.
@@ -238,10 +238,10 @@ class Broker:
                 self._wasted.clear()
                 return
             # As a Frame it says itself whether more follow, which costs less than asking the socket.
-            frame = self._door_socket.recv(zmq.NOBLOCK, copy=False)
+            frame = self._control_socket.recv(zmq.NOBLOCK, copy=False)
             is_whole = not frame.more
             while frame.more:
-                frame = self._door_socket.recv(zmq.NOBLOCK, copy=False)
+                frame = self._control_socket.recv(zmq.NOBLOCK, copy=False)
             if self._has_wasted_too_much(identity):
                 continue
             if self._guard.is_overrun:
@@ -262,14 +262,14 @@ class Broker:
                 return
             frame = message.bytes
             if not frame.startswith(b"\0"):
-                self._admit(message, BUNDLE)
+                self._admit(message, FRAME_BATCH)
                 self._take_event(identity, message, frame)
                 return
             control = decode_control(split_frame(frame)[1])
             request = {name: value for name, value in control.content.items() if name == "id" and type(value) is str}
             self._admit(message, control.kind)
-            if control.kind != BUNDLE:
-                self._door.take(identity, self._peer(message), control, self._may_command(message))
+            if control.kind != FRAME_BATCH:
+                self._control.take(identity, self._peer(message), control, self._may_command(message))
                 self._note_who_it_is(identity, message, control)
                 return
             frames = control.content.get("frames")
@@ -280,8 +280,8 @@ class Broker:
             self._refuse(identity, message, str(error))
             self._answer(identity, "refused", {"reason": str(error), "error": "BrokerError", **request})
             return
-        if not isinstance(frames, list) or len(frames) > MAX_BUNDLE:
-            self._refuse(identity, message, f"a bundle that is not a list of at most {MAX_BUNDLE} events")
+        if not isinstance(frames, list) or len(frames) > MAX_BATCH_FRAMES:
+            self._refuse(identity, message, f"a batch that is not a list of at most {MAX_BATCH_FRAMES} events")
             return
         for event in frames:
             self._take_event(identity, message, event)
@@ -295,7 +295,7 @@ class Broker:
         """
         front = bytes(message.buffer[: MAX_TOPIC + 1])
         is_control = front.startswith(b"\0")
-        if is_control and not is_bundle(front):
+        if is_control and not is_frame_batch(front):
             if len(message) > MAX_UNREAD:
                 reason = f"{len(message)} bytes from a connection that publishes no run: it may send {MAX_UNREAD}"
                 self._answer(identity, "refused", {"reason": reason, "error": "ProtocolError"})
@@ -303,13 +303,13 @@ class Broker:
             return False
         if not is_control:
             split_frame(front)
-        self._admit(message, BUNDLE)
-        self._turn_away(identity, message)
+        self._admit(message, FRAME_BATCH)
+        self._reject_unknown(identity, message)
         return True
 
-    def _turn_away(self, identity: bytes, message: zmq.Frame) -> None:
+    def _reject_unknown(self, identity: bytes, message: zmq.Frame) -> None:
         # Most likely of a broker before this one, and sent again once the peer has said who it is.
-        if self._door.turn_away(identity):
+        if self._control.reject_unknown(identity):
             self._refuse(identity, message, "it has not said hello to this broker")
         else:
             self._refused += 1
@@ -339,7 +339,7 @@ class Broker:
             return
         try:
             if not isinstance(frame, bytes) or frame.startswith(b"\0"):
-                raise ProtocolError("a bundle holds something else than frames of events")
+                raise ProtocolError("a batch holds something else than frames of events")
             self._take(*place, frame)
         except ProtocolError as error:
             if self._refuse(identity, message, str(error)):
@@ -352,13 +352,13 @@ class Broker:
             try:
                 name = self._name_topic(run, rank, frame, end)
             except ProtocolError:
-                self._pass_over(run, rank, None)
+                self._skip_undecodable(run, rank, None)
                 raise
         body = frame[end + 1 :]
         try:
             event = decode_event(body)
         except ProtocolError:
-            self._pass_over(run, rank, sequence_number(body))
+            self._skip_undecodable(run, rank, sequence_number(body))
             raise
         if event.attempt != run.attempt:
             raise ProtocolError(f"an event of attempt {event.attempt} of run {run.name!r} in attempt {run.attempt}")
@@ -366,15 +366,15 @@ class Broker:
             raise ProtocolError(f"an event of {run.name}/{rank.rank} after its end")
         if event.seq > rank.seq + 1:
             # Something was lost on the way, or in a broker before this one.
-            self._ask_again(rank)
+            self._request_retransmit(rank)
         elif event.seq > rank.seq:
             problem = base_seq_problem(name, event.seq, event.base_seq, (rank.base_seq_at, rank.base_seq))
             problem = problem or (_end_problem(event) if name == END else None)
             if problem is not None:
-                self._pass_over(run, rank, event.seq)
+                self._skip_undecodable(run, rank, event.seq)
                 raise ProtocolError(f"rank {rank.rank} of run {run.name!r}: {problem}")
             self._accept(run, rank, name, event, frame, end)
-        elif event.seq == rank.journaled + 1 and run.trouble is None:
+        elif event.seq == rank.recorded + 1 and run.write_error is None:
             run.record(rank, frame[:end], event, body)
         else:
             self._duplicates += 1
@@ -388,8 +388,8 @@ class Broker:
             self._answer(identity, "refused", {"reason": str(error), "error": name})
             return None
         if place is None:
-            # Its run has ended in the same bundle.
-            self._turn_away(identity, message)
+            # Its run has ended in the same batch.
+            self._reject_unknown(identity, message)
         else:
             self._guard.know(int(message.get(zmq.SRCFD)))
         return place
@@ -414,11 +414,11 @@ class Broker:
         rank.names[frame[:end]] = topic.name
         return topic.name
 
-    def _pass_over(self, run: LiveRun, rank: LiveRank, number: int | None) -> None:
-        """An event that is refused is lost once it comes in its turn, by its number if it has one. What has none takes
-        none, until it comes again in the place of the event that was asked for."""
+    def _skip_undecodable(self, run: LiveRun, rank: LiveRank, number: int | None) -> None:
+        """A refused event is lost once it is the next one, by its number if it has one. A frame without a readable
+        number is skipped only when it comes again in the place of the event that was requested."""
         if number == rank.seq + 1 or (number is None and rank.spoiled == rank.seq + 1 and rank.asked_after == rank.seq):
-            self._go_on_from(run, rank, rank.seq + 2)
+            self._skip_to(run, rank, rank.seq + 2)
         elif number is None and rank.asked_after == rank.seq:
             rank.spoiled = rank.seq + 1
 
@@ -428,8 +428,8 @@ class Broker:
         rank.base_seq, rank.base_seq_at = event.base_seq, event.seq
         body = frame[end + 1 :]
         run.record(rank, frame[:end], event, body)
-        if rank.journaled < rank.seq and run.trouble is None:
-            self._ask_again(rank)
+        if rank.recorded < rank.seq and run.write_error is None:
+            self._request_retransmit(rank)
         if len(frame) <= LIVE_FRAME:
             # PUB never blocks: what a slow consumer cannot take is dropped for it, and it reads that part from the
             # recording.
@@ -450,16 +450,16 @@ class Broker:
             if run.over:
                 self._end_run(run)
 
-    def _ask_again(self, rank: LiveRank) -> None:
+    def _request_retransmit(self, rank: LiveRank) -> None:
         now = time.monotonic()
-        if rank.identity is not None and now - rank.asked > ASK_AGAIN_SECONDS:
+        if rank.identity is not None and now - rank.asked > RETRANSMIT_SECONDS:
             rank.asked = now
             rank.asked_times = rank.asked_times + 1 if rank.asked_after == rank.seq else 1
             rank.asked_after = rank.seq
             self._asked_again += 1
             if rank.asked_times == MAX_ASKED:
                 self._name_stuck(rank)
-            self._answer(rank.identity, "resend", {"after": min(rank.seq, rank.journaled)})
+            self._answer(rank.identity, "resend", {"after": min(rank.seq, rank.recorded)})
 
     def _name_stuck(self, rank: LiveRank) -> None:
         """ZeroMQ closes the connection of a message that is too large, and tells nobody."""
@@ -471,15 +471,15 @@ class Broker:
         _log.warning("%s: %s", rank.identity[:8].hex(), text)
         self._answer(rank.identity, "notice", {"text": text})
 
-    def _go_on_from(self, run: LiveRun, rank: LiveRank, first: int) -> None:
-        """A rank goes on with that event: what comes before it and is not here, nobody has."""
-        if run.trouble is None and first > rank.journaled + 1:
+    def _skip_to(self, run: LiveRun, rank: LiveRank, first: int) -> None:
+        """A rank resumes at event ``first``: the missing events before it are lost."""
+        if run.write_error is None and first > rank.recorded + 1:
             _log.warning(
                 "run %s, rank %d: events %d to %d are not recorded, because they were lost",
-                *(run.name, rank.rank, rank.journaled + 1, first - 1),
+                *(run.name, rank.rank, rank.recorded + 1, first - 1),
             )
-            run.lost += first - 1 - rank.journaled
-            rank.journaled = first - 1
+            run.lost += first - 1 - rank.recorded
+            rank.recorded = first - 1
         if first > rank.seq + 1:
             self._missing += first - rank.seq - 1
             rank.seq = first - 1
@@ -505,9 +505,9 @@ class Broker:
     def _is_connected(self, identity: bytes) -> bool:
         """Whether a peer is known to be connected at this very moment."""
         # Asked for its events, the socket takes what its connections have to say at once.
-        self._door_socket.getsockopt(zmq.EVENTS)
+        self._control_socket.getsockopt(zmq.EVENTS)
         try:
-            self._door_socket.send_multipart([identity, encode_control("beat", {})], zmq.NOBLOCK)
+            self._control_socket.send_multipart([identity, encode_control("beat", {})], zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
         return True
@@ -526,7 +526,7 @@ class Broker:
     def _answer(self, identity: bytes, kind: str, content: dict[str, Any]) -> bool:
         """Sends a control message, which is dropped when the peer does not read; whether the peer is connected."""
         try:
-            self._door_socket.send_multipart([identity, encode_control(kind, content)], zmq.NOBLOCK)
+            self._control_socket.send_multipart([identity, encode_control(kind, content)], zmq.NOBLOCK)
         except zmq.Again:
             return True
         except zmq.ZMQError:
@@ -539,18 +539,18 @@ class Broker:
     # -- what time brings ---------------------------------------------------------------------------------------------
 
     def _flush(self, now: float) -> None:
-        self._door.tidy()
+        self._control.tidy()
         for run in self._runs:
-            was_well = run.trouble is None
+            was_well = run.write_error is None
             run.flush()
-            if run.mend(now):
-                self._tell_all(run, "recovered", {})
+            if run.retry_write(now):
+                self._send_all(run, "recovered", {})
                 for rank in run.ranks.values():
-                    self._ask_again(rank)
-            elif was_well and run.trouble is not None:
-                self._tell_all(run, "trouble", {"reason": run.trouble})
+                    self._request_retransmit(rank)
+            elif was_well and run.write_error is not None:
+                self._send_all(run, "trouble", {"reason": run.write_error})
             self._acknowledge(run)
-            self._door.push_demand(run)
+            self._control.push_demand(run)
             if run.is_abandoned(now):
                 run.note_ending(Ending("lost", f"only {len(run.ranks)} of {run.world_size} ranks ever came"))
                 self._end_run(run)
@@ -558,40 +558,40 @@ class Broker:
                 # It had ended before a broker that did not come to write that down.
                 self._end_run(run)
 
-    def _tell_all(self, run: LiveRun, kind: str, content: dict[str, Any]) -> None:
+    def _send_all(self, run: LiveRun, kind: str, content: dict[str, Any]) -> None:
         for identity in run.connections():
             self._answer(identity, kind, content)
 
     def _acknowledge(self, run: LiveRun) -> None:
         for rank in run.ranks.values():
-            if rank.identity is not None and rank.acknowledged > rank.answered:
-                rank.answered = rank.acknowledged
+            if rank.identity is not None and rank.acknowledged > rank.ack_sent:
+                rank.ack_sent = rank.acknowledged
                 self._answer(rank.identity, "ack", {"seq": rank.acknowledged})
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         for run in self._runs:
             positions = {number: (rank.seq, rank.base_seq) for number, rank in run.ranks.items()}
-            on_disk = {number: (place.seq, place.base_seq) for number, place in run.journal.positions.items()}
-            beat = encode_beat(run.name, run.attempt, self._clock(), positions, run.journal.size, on_disk)
-            self._stream_socket.send(beat, zmq.NOBLOCK)
+            on_disk = {number: (place.seq, place.base_seq) for number, place in run.writer.positions.items()}
+            heartbeat = encode_heartbeat(run.name, run.attempt, self._clock(), positions, run.writer.size, on_disk)
+            self._stream_socket.send(heartbeat, zmq.NOBLOCK)
 
-    def _bury(self, ready: dict[Any, int], now: float) -> None:
-        """Ends the streams of publishers that died without a word, once all that they had sent is collected.
+    def _reap_dead_publishers(self, ready: dict[Any, int], now: float) -> None:
+        """Ends the streams of publishers whose processes died, once everything they sent is collected.
 
-        The news of a death can be faster than the last message, so nothing must have come for a while."""
+        A death may be noticed before the last message, so nothing must have come for a while."""
         for run in self._runs:
             for rank in run.ranks.values():
                 if rank.process in ready and rank.died is None:
                     rank.died = now
                 if rank.died is not None and not rank.ended:
                     quiet = now - max(rank.died, self._heard)
-                    if quiet > QUIET_SECONDS or now - rank.died > BURIAL_SECONDS:
-                        self._end_lost(run, rank)
+                    if quiet > QUIET_SECONDS or now - rank.died > REAP_TIMEOUT:
+                        self._end_as_lost(run, rank)
 
-    def _miss(self, now: float) -> None:
+    def _expire_unreachable_publishers(self, now: float) -> None:
         """Ends the streams of publishers on other machines that have not been connected for a long time.
 
-        Whether one is, ZeroMQ finds out by heartbeats of its own: a training that computes for an hour stays, and a
+        ZeroMQ's own heartbeats show whether one is connected: a training that computes for an hour stays, and a
         process that was forked from a dead trainer keeps nothing alive."""
         for run in self._runs:
             for rank in run.ranks.values():
@@ -601,10 +601,10 @@ class Broker:
                     rank.gone = None
                 elif rank.gone is None:
                     rank.gone = now
-                elif now - rank.gone > ABSENCE_SECONDS:
-                    self._end_lost(run, rank, f"the trainer could not be reached for {ABSENCE_SECONDS:g} s")
+                elif now - rank.gone > UNREACHABLE_TIMEOUT:
+                    self._end_as_lost(run, rank, f"the trainer could not be reached for {UNREACHABLE_TIMEOUT:g} s")
 
-    def _end_lost(self, run: LiveRun, rank: LiveRank, error: str = "the trainer's process died") -> None:
+    def _end_as_lost(self, run: LiveRun, rank: LiveRank, error: str = "the trainer's process died") -> None:
         # Should it come back by the same connection, an acknowledgement of this end would be one of its next event.
         self._runs.forget_connection(rank)
         rank.identity = None
@@ -624,14 +624,14 @@ class Broker:
         self._accept(run, rank, END, decode_event(frame[end + 1 :]), frame, end)
 
     def _end_run(self, run: LiveRun) -> None:
-        was_well = run.trouble is None
+        was_well = run.write_error is None
         unwritten = self._runs.end(run)
-        self._door.end(run)
+        self._control.end(run)
         if unwritten is not None:
             # Where the directory cannot be written, our log most likely cannot either.
-            self._tell_all(run, "notice", {"text": unwritten})
-        if was_well and run.trouble is not None:
-            self._tell_all(run, "trouble", {"reason": run.trouble})
+            self._send_all(run, "notice", {"text": unwritten})
+        if was_well and run.write_error is not None:
+            self._send_all(run, "trouble", {"reason": run.write_error})
         # The last acknowledgement comes last: a publisher that has it finds the run ended, on disk too.
         self._acknowledge(run)
 
@@ -641,7 +641,7 @@ class Broker:
             self._end_run(run)
         self._guard.close()
         self._runs.close()
-        self._door.close()
+        self._control.close()
         if self._admission is not None:
             self._admission.close()
         self._context.destroy()

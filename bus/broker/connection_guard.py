@@ -51,19 +51,19 @@ class _Connection(NamedTuple):
 
     descriptor: int
     inode: int
-    is_door: bool
+    is_control: bool
 
 
 class ConnectionGuard(threading.Thread):
-    """A thread that closes connections of the broker's sockets ``door`` and ``stream`` (their addresses) while the
+    """A thread that closes connections of the broker's sockets ``control`` and ``stream`` (their addresses) while the
     process takes up too much memory or too many descriptors. It is a thread so that it goes on while a disk keeps the
     broker waiting. Where the system has no ``/proc``, it does nothing."""
 
-    def __init__(self, door: str, stream: str) -> None:
+    def __init__(self, control: str, stream: str) -> None:
         super().__init__(name="connection guard", daemon=True)
         self.is_overrun = False
         """Whether more has come in than is to be kept: what peers sent that are gone is to be dropped unread."""
-        self._places = {_place(door): True, _place(stream): False}
+        self._places = {_place(control): True, _place(stream): False}
         self._known: dict[int, int] = {}
         self._done = threading.Event()
         self._received: dict[int, int] = {}
@@ -91,7 +91,7 @@ class ConnectionGuard(threading.Thread):
         descriptor may be another connection's: ``is_still_its`` is asked when that cannot happen any more. Returns
         whether it was closed."""
         with self._borrowed(descriptor) as connection:
-            if connection is None or self._is_door(connection) is None or not is_still_its():
+            if connection is None or self._is_control(connection) is None or not is_still_its():
                 return False
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -180,7 +180,7 @@ class ConnectionGuard(threading.Thread):
             return
         unknown = [one for one in connections if not self._is_known(one)]
         # The stream does not know who its readers are; they read on where they were when they connect again.
-        unknown.sort(key=lambda one: (not one.is_door, self._first_seen[one.inode]))
+        unknown.sort(key=lambda one: (not one.is_control, self._first_seen[one.inode]))
         old = [one for one in unknown if now - self._first_seen[one.inode] > NEWCOMER_SECONDS]
         closed = old[: used - limit // 2]
         if is_urgent and len(closed) < used - limit * 3 // 4:
@@ -198,10 +198,10 @@ class ConnectionGuard(threading.Thread):
     def _connections(self) -> Iterator[_Connection]:
         for descriptor in _open_descriptors():
             with self._borrowed(descriptor) as connection:
-                is_door = None if connection is None else self._is_door(connection)
+                is_control = None if connection is None else self._is_control(connection)
                 inode = 0 if connection is None else os.fstat(connection.fileno()).st_ino
-            if is_door is not None:
-                yield _Connection(descriptor, inode, is_door)
+            if is_control is not None:
+                yield _Connection(descriptor, inode, is_control)
 
     @contextlib.contextmanager
     def _borrowed(self, descriptor: int) -> Iterator[socket.socket | None]:
@@ -234,8 +234,8 @@ class ConnectionGuard(threading.Thread):
     def _is_known(self, one: _Connection) -> bool:
         return self._known.get(one.descriptor) == one.inode
 
-    def _is_door(self, connection: socket.socket) -> bool | None:
-        """Whether it is a connection of the door (or else of the stream); ``None`` for anything else."""
+    def _is_control(self, connection: socket.socket) -> bool | None:
+        """Whether it is a connection of the control endpoint (or else of the stream); ``None`` for anything else."""
         try:
             connection.getpeername()
             own = connection.getsockname()

@@ -1,4 +1,4 @@
-"""What peers ask of a broker at its door, events aside."""
+"""What peers ask of a broker at its control endpoint, events aside."""
 
 import time
 from collections import OrderedDict
@@ -10,19 +10,19 @@ from bus.broker.archive import Archive
 from bus.broker.content import integer, integer_or_none, text, text_or_none
 from bus.broker.run import MAX_RESUME, LiveRank, LiveRun
 from bus.broker.runs import AnnouncedRun, LiveRuns
-from bus.broker.segments import SegmentDesk
+from bus.broker.segments import SegmentServer
 from bus.errors import BrokerError, OffloopError, ProtocolError
 from bus.protocol.frames import PROTOCOL_VERSION, Control
 from bus.types.commands import Command, check_command, new_command_id
 from bus.types.demand import LEASE_SECONDS, Demand
 
-__all__ = ["Answer", "Door"]
+__all__ = ["Answer", "ControlHandler"]
 
-MAX_TOLD = 50
+MAX_REPORT = 50
 MAX_NAME = 100
 MAX_LISTED = 1000
 MAX_REMEMBERED = 1000
-TURN_AWAY_SECONDS = 1.0
+REJECT_SECONDS = 1.0
 MAX_REASON = 1000
 MAX_OUTCOME = 1 << 16
 MAX_ID = 100
@@ -45,41 +45,41 @@ class _Request(NamedTuple):
     may_command: bool = True
 
 
-class Door:
-    """Answers control messages. ``ask_again`` makes a publisher send again what did not come, ``go_on_from`` notes the
-    number with which it goes on, ``statistics`` gives the broker's own."""
+class ControlHandler:
+    """Answers control messages. ``request_retransmit`` asks a publisher to send missing events again, ``skip_to`` notes
+    the number of the event at which it resumes, ``statistics`` returns the broker's own."""
 
     def __init__(
         self,
         runs: LiveRuns,
         archive: Archive,
         answer: Answer,
-        ask_again: Callable[[LiveRank], object],
-        go_on_from: Callable[[LiveRun, LiveRank, int], object],
+        request_retransmit: Callable[[LiveRank], object],
+        skip_to: Callable[[LiveRun, LiveRank, int], object],
         statistics: Callable[[], Any],
     ) -> None:
         self._runs = runs
         self._archive = archive
         self._answer = answer
-        self._ask_again = ask_again
-        self._go_on_from = go_on_from
+        self._request_retransmit = request_retransmit
+        self._skip_to = skip_to
         self._statistics = statistics
-        self._turned_away: dict[bytes, float] = {}
+        self._rejected: dict[bytes, float] = {}
         # Who sent each command that has not been answered, by the command's id.
         self._senders: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
-        self._segments = SegmentDesk()
+        self._segments = SegmentServer()
         self._kinds: dict[str, Callable[[_Request, dict[str, Any]], None]] = {
             "hello": self._welcome,
             "resume": self._resume,
             "report": self._note_report,
-            "applied": self._tell_sender,
+            "applied": self._report_outcome,
             "want": self._lease,
             "handled": self._note_handled,
             "command": self._relay,
             "runs": self._list_runs,
             "fetch": self._fetch,
             "fetch_segment": self._fetch_segment,
-            "statistics": self._tell_statistics,
+            "statistics": self._send_statistics,
         }
 
     def take(self, identity: bytes, peer: str, message: Control, may_command: bool = True) -> None:
@@ -123,13 +123,18 @@ class Door:
         identity = request.identity
         greeted = self._runs.greet(identity, hello, request.peer)
         if isinstance(greeted, AnnouncedRun):
-            attempt, recording, acknowledged, trouble = greeted.attempt, greeted.recording, 0, None
+            attempt, recording, acknowledged, write_error = greeted.attempt, greeted.recording, 0, None
             run_id, ended = greeted.id, None
             news: dict[str, Any] = {"demand": {}, "unlimited": None, "consumers": {}}
         else:
             run, rank = greeted
             self.push_demand(run)
-            attempt, recording, acknowledged, trouble = run.attempt, run.journal.path, rank.acknowledged, run.trouble
+            attempt, recording, acknowledged, write_error = (
+                run.attempt,
+                run.writer.path,
+                rank.acknowledged,
+                run.write_error,
+            )
             run_id, ended = run.directory.run_id, rank.seq if rank.ended else None
             news = self._news(run, rank)
         welcome = {
@@ -143,18 +148,18 @@ class Door:
             "ended": ended,
         }
         self._reply(request, "welcome", welcome)
-        if trouble is not None:
-            self._answer(identity, "trouble", {"reason": trouble})
+        if write_error is not None:
+            self._answer(identity, "trouble", {"reason": write_error})
 
-    def turn_away(self, identity: bytes) -> bool:
-        """Tells a publisher that we do not know, at most once a second: it may have known a broker that listened here
-        before. Returns whether it was told now."""
+    def reject_unknown(self, identity: bytes) -> bool:
+        """Answers an unknown publisher with ``unknown``, at most once a second: it may have known an earlier broker at
+        this address. Returns whether it was answered now."""
         now = time.monotonic()
-        if now - self._turned_away.get(identity, 0.0) <= TURN_AWAY_SECONDS:
+        if now - self._rejected.get(identity, 0.0) <= REJECT_SECONDS:
             return False
-        if len(self._turned_away) >= MAX_REMEMBERED:
-            self._turned_away.clear()
-        self._turned_away[identity] = now
+        if len(self._rejected) >= MAX_REMEMBERED:
+            self._rejected.clear()
+        self._rejected[identity] = now
         self._answer(identity, "unknown", {})
         return True
 
@@ -162,65 +167,65 @@ class Door:
         first, after = integer(content, "from", 1, MAX_RESUME), integer_or_none(content, "after")
         place = self._runs.publisher(request.identity) or self._runs.begin_announced(request.identity)
         if place is None:
-            self.turn_away(request.identity)
+            self.reject_unknown(request.identity)
         elif after is not None and place[1].seq < after:
             # What was sent before it was lost on the way.
-            self._ask_again(place[1])
+            self._request_retransmit(place[1])
         else:
-            self._go_on_from(*place, first)
+            self._skip_to(*place, first)
 
     def _note_report(self, request: _Request, content: dict[str, Any]) -> None:
-        told = _report({name: value for name, value in content.items() if name != "id"})
+        report = _report({name: value for name, value in content.items() if name != "id"})
         place = self._runs.publisher(request.identity)
-        if place is None and told.get("last_sent", 0) > 0:
+        if place is None and report.get("last_sent", 0) > 0:
             place = self._runs.begin_announced(request.identity)
         if place is None:
             if not self._runs.is_announced(request.identity):
-                self.turn_away(request.identity)
+                self.reject_unknown(request.identity)
             return
         _, rank = place
-        if len(told) > 1:
-            rank.told = told
-        if told.get("last_sent", 0) > rank.seq:
+        if len(report) > 1:
+            rank.report = report
+        if report.get("last_sent", 0) > rank.seq:
             # It was sent before this message on the same connection, so it was lost on the way.
-            self._ask_again(rank)
+            self._request_retransmit(rank)
 
     # -- consumers ----------------------------------------------------------------------------------------------------
 
     def _lease(self, request: _Request, want: dict[str, Any]) -> None:
         identity = request.identity
         run = self._runs.find(text(want, "run"))
-        name, told = text_or_none(want, "name"), _report(want.get("report", {}))
+        name, report = text_or_none(want, "name"), _report(want.get("report", {}))
         demand = Demand.from_wire(want["demand"])
-        run.leases.renew(identity, demand, time.monotonic(), name, told, request.may_command)
-        is_news = run.standings.renew(identity, want, time.monotonic())
+        run.leases.renew(identity, demand, time.monotonic(), name, report, request.may_command)
+        is_news = run.consumers.renew(identity, want, time.monotonic())
         self._reply(request, "leased", {"seconds": LEASE_SECONDS})
         if is_news:
             # Someone may wait for this consumer.
             self.push_demand(run)
-            self._push_standing(run, identity)
+            self._push_progress(run, identity)
 
     def _note_handled(self, request: _Request, content: dict[str, Any]) -> None:
         run = self._runs.find(text(content, "run"))
-        run.standings.note_handled(request.identity, content.get("handled"))
-        self._push_standing(run, request.identity)
+        run.consumers.note_handled(request.identity, content.get("handled"))
+        self._push_progress(run, request.identity)
 
-    def _push_standing(self, run: LiveRun, consumer: bytes) -> None:
+    def _push_progress(self, run: LiveRun, consumer: bytes) -> None:
         """Reports to a run's publishers how far a consumer is."""
         for rank in run.publishers():
-            told = run.standings.told(rank.rank, [consumer])
-            if told and rank.identity is not None:
-                self._answer(rank.identity, "consumers", {"consumers": told})
+            progress = run.consumers.to_wire(rank.rank, [consumer])
+            if progress and rank.identity is not None:
+                self._answer(rank.identity, "consumers", {"consumers": progress})
 
     def push_demand(self, run: LiveRun) -> None:
         """Reports to a run's publishers what its consumers want, and who they are, when that has changed: in one
         message, because a publisher that waits for a consumer, or lends it memory, has to know both."""
         now = time.monotonic()
-        run.standings.forget_ended(now, lambda consumer: self._answer(consumer, "beat", {}))
+        run.consumers.forget_ended(now, lambda consumer: self._answer(consumer, "beat", {}))
         demand, unlimited = run.leases.merged(now), run.leases.unlimited(now)
-        if (demand, unlimited, run.standings.version) == (run.demand, run.unlimited, run.standings_told):
+        if (demand, unlimited, run.consumers.version) == (run.demand, run.unlimited, run.consumers_reported):
             return
-        run.demand, run.unlimited, run.standings_told = demand, unlimited, run.standings.version
+        run.demand, run.unlimited, run.consumers_reported = demand, unlimited, run.consumers.version
         for rank in run.publishers():
             if rank.identity is not None:
                 self._answer(rank.identity, "demand", self._news(run, rank))
@@ -230,7 +235,7 @@ class Door:
         return {
             "demand": run.demand.to_wire(),
             "unlimited": None if run.unlimited is None else run.unlimited.to_wire(),
-            "consumers": run.standings.told(rank.rank),
+            "consumers": run.consumers.to_wire(rank.rank),
         }
 
     def _list_runs(self, request: _Request, content: dict[str, Any]) -> None:
@@ -241,7 +246,7 @@ class Door:
         listed = self._archive.listing(name, live)
         if name is None and (announced := self._runs.announced()):
             others = {run["run"]: run for run in listed}
-            new = [_described(run, self._runs.stream, others.pop(run.name, {})) for run in announced]
+            new = [_describe_announced(run, self._runs.stream, others.pop(run.name, {})) for run in announced]
             listed = [*new, *others.values()][:MAX_LISTED]
         self._reply(request, "runs", {"runs": listed})
 
@@ -270,18 +275,18 @@ class Door:
         sender = request.identity, run.name
         if self._senders.get(command.id, sender) != sender:
             raise BrokerError(f"another command has the id {command.id!r}: choose another")
-        told = [rank.identity for rank in run.ranks.values() if not rank.ended and rank.identity is not None]
-        if told:
+        publishers = [rank.identity for rank in run.ranks.values() if not rank.ended and rank.identity is not None]
+        if publishers:
             self._senders[command.id] = sender
             if len(self._senders) > MAX_REMEMBERED:
                 self._senders.popitem(last=False)
-        for publisher in told:
+        for publisher in publishers:
             self._answer(publisher, "command", command.to_wire())
-        self._reply(request._replace(id=command.id), "told", {"ranks": len(told)})
+        self._reply(request._replace(id=command.id), "told", {"ranks": len(publishers)})
 
-    def _tell_sender(self, request: _Request, content: dict[str, Any]) -> None:
+    def _report_outcome(self, request: _Request, content: dict[str, Any]) -> None:
         command = text(content, "id", MAX_ID)
-        told = {
+        outcome = {
             "id": command,
             "event": text_or_none(content, "event"),
             "batch": integer_or_none(content, "batch"),
@@ -290,28 +295,28 @@ class Door:
         place = self._runs.publisher(request.identity)
         sender = self._senders.pop(command, None) if place is not None else None
         if sender is not None:
-            self._answer(sender[0], "applied", told)
+            self._answer(sender[0], "applied", outcome)
 
     def end(self, run: LiveRun) -> None:
         """Tells whoever still waits for a command of a run that has ended."""
         for command, (sender, name) in tuple(self._senders.items()):
             if name == run.name:
                 del self._senders[command]
-                told = {"id": command, "event": None, "batch": None, "error": "the run has ended"}
-                self._answer(sender, "applied", told)
+                outcome = {"id": command, "event": None, "batch": None, "error": "the run has ended"}
+                self._answer(sender, "applied", outcome)
 
-    def _tell_statistics(self, request: _Request, content: dict[str, Any]) -> None:
+    def _send_statistics(self, request: _Request, content: dict[str, Any]) -> None:
         run = self._runs.find(text(content, "run"))
-        told = {
+        statistics = {
             "broker": asdict(self._statistics()),
-            "publishers": [{"rank": number, **rank.told} for number, rank in run.ranks.items()],
-            "consumers": run.leases.told(time.monotonic())[:MAX_LISTED],
-            "trouble": run.trouble,
+            "publishers": [{"rank": number, **rank.report} for number, rank in run.ranks.items()],
+            "consumers": run.leases.describe(time.monotonic())[:MAX_LISTED],
+            "trouble": run.write_error,
         }
-        self._reply(request, "statistics", told)
+        self._reply(request, "statistics", statistics)
 
 
-def _described(run: AnnouncedRun, stream: str, before: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_announced(run: AnnouncedRun, stream: str, before: Mapping[str, Any]) -> dict[str, Any]:
     """A run of which there is nothing yet, with what is listed of its attempts before."""
     return {
         "run": run.name,
@@ -330,13 +335,13 @@ def _described(run: AnnouncedRun, stream: str, before: Mapping[str, Any]) -> dic
     }
 
 
-def _report(told: Any) -> dict[str, float]:
+def _report(values: Any) -> dict[str, float]:
     """What a peer says about itself: numbers by name, and not many, because it is kept."""
-    if type(told) is not dict or len(told) > MAX_TOLD:
-        raise ProtocolError(f"its report is not a map of at most {MAX_TOLD} numbers")
-    for name, value in told.items():
+    if type(values) is not dict or len(values) > MAX_REPORT:
+        raise ProtocolError(f"its report is not a map of at most {MAX_REPORT} numbers")
+    for name, value in values.items():
         if type(name) is not str or len(name) > MAX_NAME or type(value) not in (int, float):
             raise ProtocolError(
                 f"{str(name)[:40]!r} in its report is not a number with a name of at most {MAX_NAME} characters"
             )
-    return told
+    return values

@@ -1,15 +1,15 @@
-"""What consumers have told a broker: what they ask for, as leases that run out, and how far each of them is."""
+"""What consumers report to a broker: their demand, as leases that expire, and the progress of each."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from bus.errors import BrokerError, ProtocolError
-from bus.types.consumers import Standing
+from bus.types.consumers import ConsumerProgress
 from bus.types.demand import LEASE_SECONDS, MAX_EVENTS, MAX_FIELDS, Demand
 from bus.types.event import Event
 
-__all__ = ["Leases", "Standings"]
+__all__ = ["ConsumerTable", "Leases"]
 
 MAX_LEASES = 4096
 MAX_NAME = 100
@@ -100,7 +100,7 @@ class Leases:
         commanding = [lease.demand for lease in self._leases.values() if lease.may_command]
         self._unlimited = None if len(commanding) == len(self._leases) else Demand.merge(commanding)
 
-    def told(self, now: float) -> list[dict[str, Any]]:
+    def describe(self, now: float) -> list[dict[str, Any]]:
         """The ``name`` of each consumer whose lease runs, ``None`` for one without, the ``events`` that it wants, and
         what it last said of itself: plain values, for people to read."""
         self._forget_ended(now)
@@ -127,13 +127,13 @@ def _check_size(demand: Demand) -> None:
         ) from None
 
 
-class Standings:
+class ConsumerTable:
     """What the consumers of a run have said of themselves, each for as long as its lease lasts. Times are seconds of
     one steady clock."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._standings: dict[bytes, tuple[float, Standing]] = {}
+        self._consumers: dict[bytes, tuple[float, ConsumerProgress]] = {}
         self.version = 0
         """Changes whenever who is there does, or what somebody asks for or decides."""
 
@@ -147,48 +147,48 @@ class Standings:
         decides = want.get("decides") or ()
         if len(fields) > MAX_EVENTS * MAX_FIELDS or len(decides) > MAX_EVENTS:
             raise ValueError(f"more than {MAX_EVENTS} events")
-        standing = Standing(
+        progress = ConsumerProgress(
             name[:MAX_NAME] if isinstance(name, str) else None,
             frozenset(one for one in decides if isinstance(one, str) and one in _EVENTS),
             frozenset(fields),
             self._numbers(want.get("handled", [])),
         )
-        before = self._standings.get(consumer)
-        if not (standing.decides or standing.fields):
+        before = self._consumers.get(consumer)
+        if not (progress.decides or progress.fields):
             if before is not None:
                 self._forget(consumer)
             return before is not None
-        if before is None and len(self._standings) >= MAX_LEASES:
+        if before is None and len(self._consumers) >= MAX_LEASES:
             raise ValueError(f"{MAX_LEASES} consumers are there already")
-        self._standings[consumer] = now + LEASE_SECONDS, standing
-        if before is None or before[1]._replace(handled={}) != standing._replace(handled={}):
+        self._consumers[consumer] = now + LEASE_SECONDS, progress
+        if before is None or before[1]._replace(handled={}) != progress._replace(handled={}):
             self.version += 1
-        return before is None or before[1] != standing
+        return before is None or before[1] != progress
 
     def note_handled(self, consumer: bytes, handled: Any) -> None:
         """Takes how far a consumer is; one that is not known says so with its next ``want``."""
-        told = self._numbers(handled)
-        known = self._standings.get(consumer)
+        reported = self._numbers(handled)
+        known = self._consumers.get(consumer)
         if known is not None:
-            numbers = {**known[1].handled, **told}
+            numbers = {**known[1].handled, **reported}
             if len(numbers) > MAX_RANKS:
                 raise ValueError(f"more than {MAX_RANKS} ranks")
-            self._standings[consumer] = known[0], known[1]._replace(handled=numbers)
+            self._consumers[consumer] = known[0], known[1]._replace(handled=numbers)
 
     def forget_ended(self, now: float, is_there: Callable[[bytes], bool]) -> None:
         """Forgets whose lease has run out, and whose connection is gone: a consumer that was killed must not hold what
         it was lent until its lease runs out."""
-        for consumer, (until, _) in tuple(self._standings.items()):
+        for consumer, (until, _) in tuple(self._consumers.items()):
             if until <= now or not is_there(consumer):
                 self._forget(consumer)
 
-    def told(self, rank: int, only: Iterable[bytes] | None = None) -> dict[str, list[Any]]:
+    def to_wire(self, rank: int, only: Iterable[bytes] | None = None) -> dict[str, list[Any]]:
         """What a publisher of that rank is to know."""
-        chosen = self._standings if only is None else [one for one in only if one in self._standings]
-        return {consumer.hex(): self._standings[consumer][1].to_wire(rank) for consumer in chosen}
+        chosen = self._consumers if only is None else [one for one in only if one in self._consumers]
+        return {consumer.hex(): self._consumers[consumer][1].to_wire(rank) for consumer in chosen}
 
     def _forget(self, consumer: bytes) -> None:
-        del self._standings[consumer]
+        del self._consumers[consumer]
         self.version += 1
 
     def _numbers(self, handled: Any) -> dict[int, int]:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bus.broker.leases import Leases, Standings
+from bus.broker.leases import ConsumerTable, Leases
 from bus.errors import OffloopError, RunDirectoryError
 from bus.protocol.frames import EventBody
 from bus.protocol.order import Ending, Reached, worst_of
-from bus.recording.writer import JournalWriter
+from bus.recording.writer import RecordingWriter
 from bus.runs.directory import Pause, RunDirectory
 from bus.types.demand import Demand
 
@@ -27,8 +27,8 @@ class LiveRank:
     """One publisher: its connection, and the last numbers that came from it."""
 
     rank: int
-    incarnation: str = ""
-    """What the publisher calls itself, through every connection."""
+    publisher_id: str = ""
+    """The publisher's own id, the same through every connection."""
     identity: bytes | None = None
     """Its connection; ``None`` until it has one to a broker that was started again."""
     process: int | None = None
@@ -42,12 +42,12 @@ class LiveRank:
     base_seq_at: int = 0
     """``seq`` of the event that ``base_seq`` is of."""
     time: int = 0
-    journaled: int = 0
-    """Number of the last event in the journal, on disk or about to be."""
+    recorded: int = 0
+    """Number of the last event in the recording, on disk or about to be."""
     acknowledged: int = 0
     """Number of the last event on disk."""
-    answered: int = 0
-    """Number up to which the publisher was told that its events are on disk."""
+    ack_sent: int = 0
+    """The number in the last acknowledgement that the publisher was sent."""
     names: dict[bytes, str] = field(default_factory=dict)
     """The topics that its connection has used, and the names of events in them."""
     spoiled: int = 0
@@ -69,37 +69,37 @@ class LiveRank:
     """Since when its connection is, on the steady clock; only of processes that cannot be watched."""
     asked: float = 0.0
     """When it was last asked to send again, on the steady clock."""
-    told: Mapping[str, Any] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
     """What it last said about itself."""
 
 
 class LiveRun:
-    """One live run. ``journal`` may hold an attempt that goes on: then the ranks in it are where it left them."""
+    """One live run. ``writer`` may hold an attempt that goes on: then the ranks in it are where it left them."""
 
-    def __init__(self, directory: RunDirectory, attempt: int, journal: JournalWriter, world_size: int) -> None:
+    def __init__(self, directory: RunDirectory, attempt: int, writer: RecordingWriter, world_size: int) -> None:
         self.directory = directory
         self.name = directory.name
         self.attempt = attempt
-        self.journal = journal
+        self.writer = writer
         self.world_size = world_size
         self.ranks: dict[int, LiveRank] = {}
         self.leases = Leases()
         self.demand = Demand()
         self.unlimited: Demand | None = None
         """What of it consumers want that may command; ``None`` while all of them may."""
-        self.standings = Standings(world_size)
-        self.standings_told = 0
+        self.consumers = ConsumerTable(world_size)
+        self.consumers_reported = 0
         """Of which version of them the publishers were told."""
         self.ending = Ending("finished")
         """How it ended, as far as it has."""
         self.last_end: float | None = None
-        self.trouble: str | None = None
-        """Why nothing is recorded at the moment; ``None`` while all is well."""
+        self.write_error: str | None = None
+        """Why nothing is recorded at the moment; ``None`` without an error."""
         self.lost = 0
-        """Events that came but are not in the record."""
+        """Events that came but are not in the recording."""
         self.flush_soon = False
         self._retry_at = 0.0
-        for number, position in journal.positions.items():
+        for number, position in writer.positions.items():
             self.ranks[number] = LiveRank(
                 number,
                 seq=position.seq,
@@ -160,77 +160,77 @@ class LiveRun:
 
     @property
     def incomplete(self) -> str | None:
-        """What is to be said of a record that lacks something."""
-        if self.trouble is not None:
-            return f"the recording is incomplete: {self.trouble}"
+        """What is to be said of a recording that lacks something."""
+        if self.write_error is not None:
+            return f"the recording is incomplete: {self.write_error}"
         return f"the recording lacks {self.lost} events" if self.lost else None
 
-    # -- the record ---------------------------------------------------------------------------------------------------
+    # -- the recording -----------------------------------------------------------------------------------------------
 
     def record(self, rank: LiveRank, topic: bytes, event: EventBody, body: bytes) -> None:
-        """Appends an event to the journal if it is the next one there. While the disk takes nothing, none is: the
+        """Appends an event to the recording if it is the next one there. While the disk takes nothing, none is: the
         publishers keep what was not acknowledged, and send it again when it does."""
-        if self.trouble is not None or event.seq != rank.journaled + 1:
+        if self.write_error is not None or event.seq != rank.recorded + 1:
             return
         try:
-            self.journal.append(topic, event.seq, event.base_seq, event.time, body)
+            self.writer.append(topic, event.seq, event.base_seq, event.time, body)
         except (OSError, OffloopError) as error:
             self._fail(error)
         else:
-            rank.journaled = event.seq
+            rank.recorded = event.seq
 
     def flush(self) -> None:
         """Puts what was recorded on the disk."""
         self.flush_soon = False
-        if self.trouble is None and any(rank.journaled > rank.acknowledged for rank in self.ranks.values()):
+        if self.write_error is None and any(rank.recorded > rank.acknowledged for rank in self.ranks.values()):
             try:
-                self.journal.flush()
+                self.writer.flush()
             except (OSError, OffloopError) as error:
                 self._fail(error)
             else:
                 for rank in self.ranks.values():
-                    rank.acknowledged = rank.journaled
+                    rank.acknowledged = rank.recorded
 
-    def mend(self, now: float) -> bool:
-        """Tries, now and then, to record again after the disk took nothing; whether it does again."""
-        if self.trouble is None or now < self._retry_at:
+    def retry_write(self, now: float) -> bool:
+        """Tries to record again after a write error, at most once in a while; returns whether it succeeded."""
+        if self.write_error is None or now < self._retry_at:
             return False
         self._retry_at = now + RETRY_SECONDS
         try:
-            self.journal.mend()
+            self.writer.recover()
         except (OSError, OffloopError):
             return False
-        self.trouble = None
+        self.write_error = None
         self._back_to_disk()
         _log.warning("run %s is recorded again, from what is on disk on", self.name)
         return True
 
-    def close_journal(self) -> None:
-        """Ends the record. If the disk takes it now, it says at least how the run ended."""
-        self.mend(self._retry_at)
-        if self.trouble is None:
+    def close_recording(self) -> None:
+        """Ends the recording. If the disk takes it now, it says at least how the run ended."""
+        self.retry_write(self._retry_at)
+        if self.write_error is None:
             for rank in self.ranks.values():
-                if rank.end is not None and rank.end[1].seq > rank.journaled:
-                    self.lost += rank.end[1].seq - 1 - rank.journaled
-                    rank.journaled = rank.end[1].seq - 1
+                if rank.end is not None and rank.end[1].seq > rank.recorded:
+                    self.lost += rank.end[1].seq - 1 - rank.recorded
+                    rank.recorded = rank.end[1].seq - 1
                     self.record(rank, *rank.end)
         try:
-            self.journal.close()
+            self.writer.close()
         except (OSError, OffloopError) as error:
             self._fail(error)
         else:
-            if self.trouble is None:
+            if self.write_error is None:
                 for rank in self.ranks.values():
-                    rank.acknowledged = rank.journaled
+                    rank.acknowledged = rank.recorded
 
     def _back_to_disk(self) -> None:
-        for number, position in self.journal.positions.items():
+        for number, position in self.writer.positions.items():
             rank = self.ranks[number]
-            rank.journaled = rank.acknowledged = position.seq
+            rank.recorded = rank.acknowledged = position.seq
 
     def _fail(self, error: Exception) -> None:
-        if self.trouble is None:
-            self.trouble = str(error)
+        if self.write_error is None:
+            self.write_error = str(error)
             for rank in self.ranks.values():
-                rank.journaled = rank.acknowledged
+                rank.recorded = rank.acknowledged
             _log.error("run %s is not recorded at the moment: %s", self.name, error)

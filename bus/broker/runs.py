@@ -19,7 +19,7 @@ from bus.broker.run import MAX_RESUME, LiveRank, LiveRun
 from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError
 from bus.protocol.frames import check_run_name
 from bus.recording.recording import Recording
-from bus.recording.writer import JournalWriter
+from bus.recording.writer import RecordingWriter
 from bus.runs.directory import RUN_FILE, RunDirectory, check_writable, new_run_id, read_run
 from bus.types.demand import Demand
 
@@ -37,7 +37,7 @@ class _Publisher(NamedTuple):
 
     identity: bytes
     rank: int
-    incarnation: str
+    publisher_id: str
     pid: int | None
     started: int | None
     host: str | None
@@ -67,7 +67,7 @@ class AnnouncedRun:
 
 
 class LiveRuns:
-    """Every run at a broker with its publishers. ``door`` and ``stream`` are where the broker listens; with
+    """Every run at a broker with its publishers. ``control`` and ``stream`` are where the broker listens; with
     ``directory`` that run's is held already. Processes of this machine are watched by ``poller``; ``is_connected`` says
     whether a connection is still there."""
 
@@ -75,17 +75,17 @@ class LiveRuns:
         self,
         root: Path,
         directory: RunDirectory | None,
-        door: str,
+        control: str,
         stream: str,
         poller: zmq.Poller,
         is_connected: Callable[[bytes], bool],
     ) -> None:
-        self.door = door
+        self.control = control
         self.stream = stream
         self.served = 0
         """Runs that came."""
         self.recorded_before = 0
-        """Events in the journals of runs that have ended."""
+        """Events in the recordings of runs that have ended."""
         self._root = root
         self._directory = directory
         self._poller = poller
@@ -104,8 +104,8 @@ class LiveRuns:
 
     @property
     def recorded(self) -> int:
-        """Events in all journals."""
-        return self.recorded_before + sum(run.journal.written for run in self._live.values())
+        """Events in all recordings."""
+        return self.recorded_before + sum(run.writer.written for run in self._live.values())
 
     def get(self, name: str) -> LiveRun | None:
         """The run of that name, if it is live."""
@@ -140,26 +140,26 @@ class LiveRuns:
         name, number, world_size = text(hello, "run"), integer(hello, "rank"), integer(hello, "world_size", 1)
         if number >= world_size:
             raise ConfigurationError(f"rank {number} of {world_size}: ranks go from 0 to world_size - 1")
-        incarnation, attempt = text(hello, "incarnation"), integer_or_none(hello, "attempt", 1)
+        publisher_id, attempt = text(hello, "incarnation"), integer_or_none(hello, "attempt", 1)
         pid, started = integer_or_none(hello, "pid"), integer_or_none(hello, "started")
         host, is_replay = text_or_none(hello, "host"), boolean(hello, "replay")
         info = container(hello, "info", dict)
         container(hello, "events", list)
         recorded = integer_or_none(hello, "recorded", 0, MAX_RESUME)
         held = Demand.from_wire(hello["demand"]) if attempt is not None and hello.get("demand") else None
-        publisher = _Publisher(identity, number, incarnation, pid, started, host, is_replay, held, recorded)
+        publisher = _Publisher(identity, number, publisher_id, pid, started, host, is_replay, held, recorded)
         # It is written down as JSON, which does not take everything that travels: seen before anything is made.
         json.dumps(info, default=str)
         if self._directory is not None and self._directory.name != name:
             raise BrokerError(f"this broker serves run {self._directory.name!r} alone: 'bus broker' serves any number")
         self._refuse_second_run(identity, name)
-        self._forget_disconnected(self._announced.get(name), incarnation)
+        self._forget_disconnected(self._announced.get(name), publisher_id)
         announced = self._announced.get(name)
         if announced is not None and attempt is not None and attempt < announced.attempt:
             raise BrokerError(_overtaken(attempt, name, announced.attempt))
         run = self._live.get(name)
         if run is None and attempt is not None and self._has_begun(name, attempt, recorded):
-            run = self._resume(name, attempt, number, incarnation)
+            run = self._resume(name, attempt, number, publisher_id)
         elif run is None and self._directory is not None:
             run = self._begin(name, world_size, info, pid, attempt)
         elif run is None:
@@ -172,11 +172,11 @@ class LiveRuns:
             raise BrokerError(f"this connection publishes run {run.name!r}: use another one for run {name!r}")
 
     def _admit(self, run: LiveRun, publisher: _Publisher, attempt: int | None) -> tuple[LiveRun, LiveRank]:
-        rank = _rank_of(run, publisher.rank, publisher.incarnation, attempt)
+        rank = _rank_of(run, publisher.rank, publisher.publisher_id, attempt)
         self.forget_connection(rank)
         rank.identity, rank.may_cut = publisher.identity, publisher.is_replay or publisher.recorded is not None
         if publisher.recorded is not None and not rank.seq:
-            rank.seq = rank.journaled = rank.acknowledged = publisher.recorded
+            rank.seq = rank.recorded = rank.acknowledged = publisher.recorded
         self._publishers[publisher.identity] = run, rank
         pid, started, host = publisher.pid, publisher.started, publisher.host
         if publisher.held is not None:
@@ -185,8 +185,8 @@ class LiveRuns:
         if pid is not None and host == socket.gethostname() and processes.is_running(pid, started):
             rank.process, rank.pid = self._watch(pid), pid
         with _said_in_the_log(run):
-            told = {"pid": pid, "started": started, "host": host}
-            run.directory.note_publisher({"rank": publisher.rank, "incarnation": publisher.incarnation, **told})
+            process = {"pid": pid, "started": started, "host": host}
+            run.directory.note_publisher({"rank": publisher.rank, "incarnation": publisher.publisher_id, **process})
         return run, rank
 
     # -- they are announced -------------------------------------------------------------------------------------------
@@ -255,9 +255,9 @@ class LiveRuns:
         for run in tuple(self._announced.values()):
             self._forget_disconnected(run)
 
-    def _forget_disconnected(self, run: AnnouncedRun | None, incarnation: str | None = None) -> None:
+    def _forget_disconnected(self, run: AnnouncedRun | None, publisher_id: str | None = None) -> None:
         for publisher in () if run is None else tuple(run.publishers.values()):
-            if publisher.incarnation == incarnation or not self._is_connected(publisher.identity):
+            if publisher.publisher_id == publisher_id or not self._is_connected(publisher.identity):
                 self._forget_announcer(publisher.identity)
 
     def _forget_announcer(self, identity: bytes) -> None:
@@ -316,13 +316,13 @@ class LiveRuns:
                 number, recording = attempt, recording.with_name(f"recording-{attempt}.mcap")
             elif attempt not in (None, number):
                 raise BrokerError(f"attempt {attempt} of run {name!r} cannot begin: another one has begun since")
-            journal = JournalWriter(recording, name, number, directory.run_id)
+            writer = RecordingWriter(recording, name, number, directory.run_id)
             try:
                 directory.begin_attempt(recording, number, info, world_size)
-                directory.announce(number, self.door, self.stream)
-                run = LiveRun(directory, number, journal, world_size)
+                directory.announce(number, self.control, self.stream)
+                run = LiveRun(directory, number, writer, world_size)
             except BaseException:
-                journal.discard()
+                writer.discard()
                 raise
         except BaseException:
             directory.release()
@@ -339,33 +339,33 @@ class LiveRuns:
         entry = self._directory.resumable()
         self._resume(self._directory.name, 0 if entry is None else int(entry["attempt"]))
 
-    def _resume(self, name: str, attempt: int, number: int = 0, incarnation: str | None = None) -> LiveRun:
+    def _resume(self, name: str, attempt: int, number: int = 0, publisher_id: str | None = None) -> LiveRun:
         if not (self._root / check_run_name(name) / RUN_FILE).exists():
             raise BrokerError(f"attempt {attempt} of run {name!r} cannot go on: its directory is gone")
         directory = self._directory_of(name)
         try:
-            _refuse_others(directory, number, incarnation)
+            _refuse_others(directory, number, publisher_id)
             recording, world_size, publishers = directory.resume_attempt(attempt)
-            journal = JournalWriter.resume(recording, name, attempt, directory.run_id)
-            run = LiveRun(directory, attempt, journal, world_size)
-            directory.announce(attempt, self.door, self.stream)
+            writer = RecordingWriter.resume(recording, name, attempt, directory.run_id)
+            run = LiveRun(directory, attempt, writer, world_size)
+            directory.announce(attempt, self.control, self.stream)
         except BaseException:
             directory.release()
             raise
-        for told in publishers:
-            self._expect(run, told)
+        for entry in publishers:
+            self._expect(run, entry)
         if any(rank.ended for rank in run.ranks.values()):
             _note_endings(run)
         _log.warning("attempt %d of run %s goes on with a new broker", attempt, name)
         return self._serve(run)
 
-    def _expect(self, run: LiveRun, told: dict[str, Any]) -> None:
+    def _expect(self, run: LiveRun, entry: dict[str, Any]) -> None:
         """A publisher of an attempt that goes on, which may come again, or may have died in the meantime."""
-        rank = run.ranks.setdefault(int(told["rank"]), LiveRank(int(told["rank"])))
-        rank.incarnation = str(told.get("incarnation"))
-        if told.get("host") == socket.gethostname() and not rank.ended:
-            if processes.is_running(told.get("pid"), told.get("started")):
-                rank.pid = int(told["pid"])
+        rank = run.ranks.setdefault(int(entry["rank"]), LiveRank(int(entry["rank"])))
+        rank.publisher_id = str(entry.get("incarnation"))
+        if entry.get("host") == socket.gethostname() and not rank.ended:
+            if processes.is_running(entry.get("pid"), entry.get("started")):
+                rank.pid = int(entry["pid"])
                 rank.process = self._watch(rank.pid)
             else:
                 rank.died = time.monotonic()
@@ -394,7 +394,7 @@ class LiveRuns:
     def end(self, run: LiveRun) -> str | None:
         """Closes a run's record, writes down how it ended, and gives its directory back. Returns why it could not be
         written down, if it could not."""
-        run.close_journal()
+        run.close_recording()
         unwritten = None
         try:
             run.directory.end_attempt(run.ending, run.incomplete, run.reached)
@@ -405,7 +405,7 @@ class LiveRuns:
         for rank in run.ranks.values():
             self.forget_connection(rank)
         del self._live[run.name]
-        self.recorded_before += run.journal.written
+        self.recorded_before += run.writer.written
         return unwritten
 
     def close(self) -> None:
@@ -437,34 +437,38 @@ def _refuse_if_away(directory: RunDirectory, pid: int | None) -> None:
     """A run whose broker is gone belongs to its trainer for as long as that lives; another attempt would put an end to
     what it goes on with."""
     entry = directory.resumable()
-    for told in (entry or {}).get("publishers", ()):
-        other = told.get("pid")
-        here = told.get("host") == socket.gethostname()
-        if here and other != pid and processes.is_running(other, told.get("started")):
+    for publisher in (entry or {}).get("publishers", ()):
+        other = publisher.get("pid")
+        here = publisher.get("host") == socket.gethostname()
+        if here and other != pid and processes.is_running(other, publisher.get("started")):
             raise RunIsLiveError(
                 f"run {directory.name!r} is live already: its trainer, process {other}, goes on and finds this broker "
                 "again; choose another run name, or end that process"
             )
 
 
-def _refuse_others(directory: RunDirectory, number: int, incarnation: str | None) -> None:
+def _refuse_others(directory: RunDirectory, number: int, publisher_id: str | None) -> None:
     """An attempt is taken up for its own publishers alone."""
-    for told in (directory.resumable() or {}).get("publishers", ()):
-        if incarnation is not None and told.get("rank") == number and told.get("incarnation") != incarnation:
+    for publisher in (directory.resumable() or {}).get("publishers", ()):
+        if (
+            publisher_id is not None
+            and publisher.get("rank") == number
+            and publisher.get("incarnation") != publisher_id
+        ):
             raise BrokerError(f"rank {number} of run {directory.name!r} is another trainer's: choose another run name")
 
 
-def _rank_of(run: LiveRun, number: int, incarnation: str, attempt: Any) -> LiveRank:
+def _rank_of(run: LiveRun, number: int, publisher_id: str, attempt: Any) -> LiveRank:
     """The rank that says hello: a new one, or the same one again."""
     if attempt is not None and attempt != run.attempt:
         raise BrokerError(_overtaken(attempt, run.name, run.attempt))
     rank = run.ranks.get(number)
     if rank is None and number < run.world_size:
-        rank = run.ranks[number] = LiveRank(number, incarnation)
-    elif rank is not None and not rank.incarnation:
+        rank = run.ranks[number] = LiveRank(number, publisher_id)
+    elif rank is not None and not rank.publisher_id:
         # It could not be written down before the broker was lost.
-        rank.incarnation = incarnation
-    elif rank is None or rank.incarnation != incarnation:
+        rank.publisher_id = publisher_id
+    elif rank is None or rank.publisher_id != publisher_id:
         raise BrokerError(_taken(number, run.name))
     return rank
 
@@ -478,8 +482,8 @@ def _taken(rank: int, name: str) -> str:
 
 
 def _note_endings(run: LiveRun) -> None:
-    """How the ranks ended that had ended before the broker did, by the record."""
-    recording = Recording(run.journal.path)
+    """How the ranks ended that had ended before the broker did, by the recording."""
+    recording = Recording(run.writer.path)
     for ending in recording.read_endings():
         run.note_ending(ending)
     run.last_end = time.monotonic()

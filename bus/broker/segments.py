@@ -10,7 +10,7 @@ from bus.errors import BrokerError, ProtocolError
 from bus.tensors.segments import IMAGE_OFFSET, SegmentElsewhereError, SegmentReference, lock_segment
 from bus.tensors.transfer import PIECE
 
-__all__ = ["SegmentDesk"]
+__all__ = ["SegmentServer"]
 
 MAX_OPEN = 64
 IDLE_SECONDS = 10.0
@@ -22,7 +22,7 @@ class _Lease:
     used: float
 
 
-class SegmentDesk:
+class SegmentServer:
     """The broker's side. A segment that is read is leased until its last piece was read or nobody has read for
     :data:`IDLE_SECONDS`, so that all pieces are of one image; at most :data:`MAX_OPEN` are leased at a time."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bus.errors import CheckpointError, ConfigurationError, ProtocolError
-from bus.files import replacing
+from bus.files import atomic_replace
 from bus.tensors.view import Tensors, image_layout
 
 __all__ = [
@@ -83,7 +83,7 @@ def write_draft(path: Path, draft: Tensors, saved: list[str] | None) -> None:
         layout = image_layout({name: (draft[name].dtype, list(draft[name].shape)) for name in draft}, metadata)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigurationError) as error:
         raise ProtocolError(f"what was sent as a checkpoint is none: {error!r:.200}") from None
-    with replacing(path) as place, open(place, "wb") as file:
+    with atomic_replace(path) as place, open(place, "wb") as file:
         file.write(layout.header)
         for name in layout.offsets:
             file.write(draft[name].data)

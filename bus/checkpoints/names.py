@@ -14,7 +14,7 @@ from typing import Any
 
 from bus.checkpoints.image import read_contents
 from bus.errors import ConfigurationError
-from bus.files import TEMPORARY_NAME, replacing
+from bus.files import TEMPORARY_NAME, atomic_replace
 from bus.types.timestamp import Timestamp
 
 __all__ = ["CheckpointName", "CheckpointNames"]
@@ -163,7 +163,7 @@ class CheckpointNames:
 
     def _point_latest_to(self, path: Path) -> None:
         assert self._latest is not None  # save() looks
-        with replacing(self._latest) as draft:
+        with atomic_replace(self._latest) as draft:
             try:
                 draft.symlink_to(os.path.relpath(path, self._latest.parent))
             except OSError as error:

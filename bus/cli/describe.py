@@ -14,7 +14,7 @@ from bus.net.curve import ClientSecurity
 from bus.net.requests import ask_broker, list_remote_runs
 from bus.protocol.frames import CUT, EventBody, decode_event, parse_topic
 from bus.protocol.order import Gap, Reached, StreamOrder
-from bus.recording.reader import JournalReader, Record
+from bus.recording.reader import Record, RecordingReader
 from bus.recording.recording import Recording
 from bus.runs.directory import RunInfo, changed_in_words
 from bus.runs.origin import Origin
@@ -43,7 +43,7 @@ _ALREADY_SAID = ("command", "git/", "version/", "config/", "machine/host")
 def describe_run(run: RunInfo) -> dict[str, Any]:
     """A run's newest attempt, its recording, and, while it is live, what its broker, publishers and consumers say of
     themselves (see their ``statistics()``). Times are seconds since 1970."""
-    last, told = run.last, run.last.info
+    last, info = run.last, run.last.info
     described = {
         "run": run.name,
         "id": run.id,
@@ -55,14 +55,14 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
         "changed": run.changed,
         "started": last.started,
         "ended": last.ended,
-        "command": [str(word) for word in told.get("command", [])],
-        "host": told.get("host"),
-        "versions": {"python": told.get("python"), **told.get("versions", {})},
-        "git_commit": told.get("git_commit"),
-        "git_dirty": told.get("git_dirty"),
-        "config": told.get("config", {}),
+        "command": [str(word) for word in info.get("command", [])],
+        "host": info.get("host"),
+        "versions": {"python": info.get("python"), **info.get("versions", {})},
+        "git_commit": info.get("git_commit"),
+        "git_dirty": info.get("git_dirty"),
+        "config": info.get("config", {}),
     }
-    origin = Origin.of(told)
+    origin = Origin.of(info)
     if origin is not None:
         described["replay_of"] = origin._asdict()
     paused = None if run.paused is None else run.paused._asdict()
@@ -84,18 +84,18 @@ def describe_remote_run(address: str, name: str, security: ClientSecurity | None
         RunNotFoundError: it has no such run.
         BrokerError: nobody answers there.
     """
-    for told in list_remote_runs(address, security, name):
-        if not told.get("live"):
-            return told
-        return {**told, "statistics": ask_broker(address, "statistics", {"run": name}, security)}
+    for listed in list_remote_runs(address, security, name):
+        if not listed.get("live"):
+            return listed
+        return {**listed, "statistics": ask_broker(address, "statistics", {"run": name}, security)}
     raise RunNotFoundError(f"the broker at {address} has no run {name!r}: 'bus runs --broker {address}' lists them")
 
 
 def _statistics(run: RunInfo) -> dict[str, Any]:
-    if not run.live or run.door is None:
+    if not run.live or run.control is None:
         return {}
     try:
-        return {"statistics": ask_broker(run.door, "statistics", {"run": run.name})}
+        return {"statistics": ask_broker(run.control, "statistics", {"run": run.name})}
     except BrokerError as error:
         # A run that ends at this moment, or a broker that is stopped: everything else can be told all the same.
         return {"statistics": None, "trouble": str(error)}
@@ -114,13 +114,13 @@ def describe_recording(path: Path) -> dict[str, Any]:
     left_out: list[Gap] = []
     hyperparameters: dict[str, Any] = {}
     telling = {f"{recording.run_name}/{event.value}/0" for event in WITH_HYPERPARAMETERS}
-    with JournalReader(path) as reader:
+    with RecordingReader(path) as reader:
         for records in reader.read():
             for record in records:
                 counts[record.topic] += 1
                 order.from_record(record.topic, record.body)
-                if record.topic in telling and (told := _decoded(record.body)) is not None:
-                    hyperparameters |= hyperparameters_in(told.fields)
+                if record.topic in telling and (event := _decoded(record.body)) is not None:
+                    hyperparameters |= hyperparameters_in(event.fields)
                 left_out += _left_out(record) if f"/{CUT}/" in record.topic else ()
             bodies = [one.body for one in records if "/$" not in one.topic]
             last = _decoded(bodies[-1]) if bodies else last
@@ -143,9 +143,9 @@ def _left_out(record: Record) -> Iterator[Gap]:
     """The events that a mark ``$cut`` stands for."""
     with contextlib.suppress(ProtocolError):
         topic, event = parse_topic(record.topic.encode()), decode_event(record.body)
-        told = LeftOut.of(Recorded(topic, event, record.body))
-        if told is not None:
-            yield Gap(told.rank, told.first, told.last)
+        left_out = LeftOut.of(Recorded(topic, event, record.body))
+        if left_out is not None:
+            yield Gap(left_out.rank, left_out.first, left_out.last)
 
 
 def _pause(order: StreamOrder) -> dict[str, Any] | None:
@@ -235,27 +235,27 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "trouble", described.get("trouble")
 
 
-def _statistics_lines(told: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
-    for publisher in sorted(told.get("publishers", []), key=lambda one: one["rank"]):
+def _statistics_lines(statistics: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
+    for publisher in sorted(statistics.get("publishers", []), key=lambda one: one["rank"]):
         if len(publisher) > 1:
             yield f"rank {publisher['rank']}", _publisher(publisher)
-    consumers = told.get("consumers", [])
+    consumers = statistics.get("consumers", [])
     if consumers:
         yield "consumers", str(len(consumers))
     for consumer in consumers[:_LISTED]:
         given, lag, gaps = (consumer.get(key, 0) for key in ("given", "lag", "missing"))
         yield f"  {consumer.get('name') or 'unnamed'}", f"{given:,} events, {lag:,} behind, {gaps:,} missing"
-    yield "trouble", told.get("trouble")
+    yield "trouble", statistics.get("trouble")
 
 
-def _publisher(told: dict[str, Any]) -> str:
+def _publisher(publisher: dict[str, Any]) -> str:
     parts = [
-        f"{told.get('published', 0):,} events, {told.get('lag', 0):,} of them not on disk yet",
-        f"{told.get('nanoseconds_per_event', 0) / 1000:.1f} us each of the training thread's own time",
+        f"{publisher.get('published', 0):,} events, {publisher.get('lag', 0):,} of them not on disk yet",
+        f"{publisher.get('nanoseconds_per_event', 0) / 1000:.1f} us each of the training thread's own time",
     ]
     named = {"dropped": "dropped", "resent": "sent again", "broker_restarts": "broker restarts"}
     named["fields_left_out"] = "fields left out for who may only view"
-    parts += [f"{told[key]:,} {text}" for key, text in named.items() if told.get(key)]
+    parts += [f"{publisher[key]:,} {text}" for key, text in named.items() if publisher.get(key)]
     return ", ".join(parts)
 
 

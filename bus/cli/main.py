@@ -17,7 +17,7 @@ from bus.cli.replay import replay
 from bus.errors import ConfigurationError
 from bus.net.allow_list import ROLES, AllowList, allow, default_allow_list
 from bus.net.keys import PUBLIC_SUFFIX, load_public_key, make_keys
-from bus.plugins.registry import installed
+from bus.plugins.registry import list_entry_points
 from bus.printing import say
 from bus.strict_json import plain
 from bus.terminal import HELP, run_command
@@ -56,7 +56,7 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of all of them; says on standard error which packages' could not be read."""
-        points, problems = installed(COMMANDS_GROUP)
+        points, problems = list_entry_points(COMMANDS_GROUP)
         for problem in problems:
             say(f"left out: {problem}; install it again, or remove it", err=True)
         return sorted({*super().list_commands(ctx), *(point.name for point in points)})
@@ -66,7 +66,7 @@ class _Commands(click.Group):
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
-        points, _ = installed(COMMANDS_GROUP)
+        points, _ = list_entry_points(COMMANDS_GROUP)
         found = [one for one in points if one.name == cmd_name]
         if not found:
             return None
@@ -175,9 +175,9 @@ def info(
 
 
 def _say_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    told = list(pairs)
-    width = max((len(label) for label, _ in told), default=0)
-    for label, text in told:
+    rows = list(pairs)
+    width = max((len(label) for label, _ in rows), default=0)
+    for label, text in rows:
         say(f"{label:<{width}}  {text}")
 
 
@@ -344,7 +344,7 @@ def broker(listen: str, key: str | None, allow_list: str | None, runs_dir: str |
     serving = Broker(listen, stream, _where(runs_dir).absolute(), security=security)
     signal.signal(signal.SIGTERM, lambda *_: serving.stop())
     signal.signal(signal.SIGINT, _Interrupt(serving))
-    say(f"serving at {serving.door}, runs in {_where(runs_dir)}; start trainers with --broker {serving.door}")
+    say(f"serving at {serving.control}, runs in {_where(runs_dir)}; start trainers with --broker {serving.control}")
     left = serving.serve()
     say(f"stopped after {serving.statistics().collected:,} events{_left_live(left)}")
 
@@ -444,9 +444,9 @@ def _stream_address(listen: str) -> str:
     return f"{host}:{int(port) + 1 if port not in ('0', '*') else 0}"
 
 
-def _reached(told: dict[str, Any]) -> str:
+def _reached(listed: dict[str, Any]) -> str:
     """How far a run came: of one that was to go on for longer, that too."""
-    reached = told.get("reached")
+    reached = listed.get("reached")
     if not isinstance(reached, dict):
         return ""
     planned = reached.get("planned")

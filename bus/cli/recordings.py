@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bus.cli.replay_options import moment_given
+from bus.cli.replay_options import parse_bound_option
 from bus.errors import ConfigurationError, OffloopError
-from bus.printing import say, shortened
+from bus.printing import say, shorten
 from bus.strict_json import plain
-from bus.terminal import HELP, told_of_system
+from bus.terminal import HELP, describe_os_error
 from bus.tools.rows import FORMATS
 from bus.types.event import Event
 
 if TYPE_CHECKING:
     from bus.protocol.order import Ending, Gap
-    from bus.recording.window import Moment
+    from bus.recording.window import Bound
     from bus.tools.diff import Diff, EventDifference, FieldDifference, HyperparameterDifference, MetricDifference
 
 __all__ = ["cut_recording", "diff_recordings", "export_recording", "merge_recordings", "say_missing"]
@@ -93,14 +93,14 @@ def export_recording(
     done = export(path, target, to, events=_events(events), ranks=ranks or None, force=force)
     marks = f" and {done.marks} row{'s' * (done.marks > 1)} for commands and the end" if done.marks else ""
     say(f"exported {done.events} events{marks} of {path} to {done.path}")
-    _tell(done.damage, done.gaps, done.ending, done.left_out)
+    _say_findings(done.damage, done.gaps, done.ending, done.left_out)
     _finish(context, done.lost)
 
 
 @click.command(name="cut", short_help="Write a part of a recording.", context_settings=HELP)
 @click.argument("file")
-@click.option("--start", callback=moment_given, metavar="TIME", help="Leave out what comes before it.")
-@click.option("--until", callback=moment_given, metavar="TIME", help="Leave out what comes after it.")
+@click.option("--start", callback=parse_bound_option, metavar="TIME", help="Leave out what comes before it.")
+@click.option("--until", callback=parse_bound_option, metavar="TIME", help="Leave out what comes after it.")
 @_choice_options
 @_output_option("beside it, such as recording-1.cut.mcap")
 @_force_option
@@ -109,8 +109,8 @@ def export_recording(
 def cut_recording(
     context: click.Context,
     file: str,
-    start: "Moment | None",
-    until: "Moment | None",
+    start: "Bound | None",
+    until: "Bound | None",
     events: str | None,
     ranks: tuple[int, ...],
     output: str | None,
@@ -131,7 +131,7 @@ def cut_recording(
     target = Path(output) if output else cut_path(path)
     done = cut(path, target, start, until, events=_events(events), ranks=ranks or None, force=force)
     say(f"kept {done.events} events of {path} in {done.path}, left out {done.left_out}")
-    _tell(done.damage, done.gaps, done.ending)
+    _say_findings(done.damage, done.gaps, done.ending)
     _finish(context, done.lost)
 
 
@@ -156,7 +156,7 @@ def merge_recordings(
     done = merge(paths, Path(output) if output else merged_path(paths[0]), force=force)
     twice = f", {done.duplicates} that came more than once are in it once" if done.duplicates else ""
     say(f"merged {len(paths)} recordings into {done.path}: {done.events} events{twice}")
-    _tell(done.damage, done.gaps, done.ending, done.left_out)
+    _say_findings(done.damage, done.gaps, done.ending, done.left_out)
     _finish(context, done.lost)
 
 
@@ -188,9 +188,9 @@ def diff_recordings(a: str, b: str, tolerance: float, times: bool, as_json: bool
     try:
         found = diff(_recording(a, runs_dir), _recording(b, runs_dir), tolerance=tolerance, times=times)
     except OffloopError as error:
-        raise _Trouble(str(error)) from None
+        raise _Undecided(str(error)) from None
     except OSError as error:
-        raise _Trouble(told_of_system(error)) from None
+        raise _Undecided(describe_os_error(error)) from None
     if as_json:
         click.echo(json.dumps(plain({"same": found.same, **asdict(found)}), indent=2))
     else:
@@ -201,8 +201,8 @@ def diff_recordings(a: str, b: str, tolerance: float, times: bool, as_json: bool
     return EXIT_SAME if found.same else EXIT_DIFFERENT
 
 
-class _Trouble(click.ClickException):
-    """Neither the same nor different."""
+class _Undecided(click.ClickException):
+    """Whether two recordings differ cannot be decided."""
 
     exit_code = EXIT_TROUBLE
 
@@ -223,8 +223,8 @@ def _diff_lines(found: "Diff") -> Iterator[str]:
         yield from _metric_lines(found.metrics)
     if found.hyperparameters:
         yield from _hyperparameter_lines(found.hyperparameters)
-    yield from shortened(found.incomplete, "places like these")
-    yield from shortened(found.notes, "ranges of events")
+    yield from shorten(found.incomplete, "places like these")
+    yield from shorten(found.notes, "ranges of events")
     if found.same:
         yield f"{'no difference' if found.incomplete else 'the same'} in {found.events} events that both have"
 
@@ -242,13 +242,13 @@ def _first_lines(first: "EventDifference") -> Iterator[str]:
 
 
 def _hyperparameter_lines(differing: "Iterable[HyperparameterDifference]") -> Iterator[str]:
-    for kind, told in (
+    for kind, differences in (
         ("hyperparameters that differ", [one for one in differing if one.of_the_training]),
         ("different in how they were started", [one for one in differing if not one.of_the_training]),
     ):
-        if told:
+        if differences:
             yield f"{kind}:"
-            yield from map(_field_line, told)
+            yield from map(_field_line, differences)
 
 
 def _field_line(one: "FieldDifference") -> str:
@@ -276,15 +276,15 @@ def _short(value: Any) -> str:
 def say_missing(gaps: "Iterable[Gap]") -> None:
     """Says which events are lost, or how many ranges of them if they are many."""
     lost = (f"missing: events {first} to {last} of rank {rank}, which nobody has" for rank, first, last in gaps)
-    for line in shortened(lost, "ranges of events that nobody has"):
+    for line in shorten(lost, "ranges of events that nobody has"):
         say(line)
 
 
-def _tell(
+def _say_findings(
     damage: Iterable[str], gaps: "Iterable[Gap]", ending: "Ending | None", left_out: "Iterable[Gap]" = ()
 ) -> None:
     """Says what is missing."""
-    for line in shortened(damage, "places like these"):
+    for line in shorten(damage, "places like these"):
         say(line)
     say_missing(gaps)
     left_out = list(left_out)

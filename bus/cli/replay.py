@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bus.cli.replay_options import ReplayChoice, moment_given, rate_given
+from bus.cli.replay_options import ReplayChoice, parse_bound_option, rate_given
 from bus.errors import ConfigurationError
 from bus.printing import say
 from bus.terminal import HELP
 
 if TYPE_CHECKING:
-    from bus.recording.window import Moment
+    from bus.recording.window import Bound
     from bus.replay.serving import ReplayServer, ServedReplay
 
 __all__ = ["replay"]
@@ -35,12 +35,14 @@ EXIT_TROUBLE = 1
 )
 @click.option(
     "--start",
-    callback=moment_given,
+    callback=parse_bound_option,
     metavar="TIME",
     help="From there on, after the events before the first batch: 2ep, 100ba, 0.5dur; 90sec of training; +90s after "
     "the recording began; 2026-11-21T10:00.",
 )
-@click.option("--until", callback=moment_given, metavar="TIME", help="Up to there; what is at that time is included.")
+@click.option(
+    "--until", callback=parse_bound_option, metavar="TIME", help="Up to there; what is at that time is included."
+)
 @click.option("--loop", is_flag=True, help="Again and again, each time as a new attempt of the run, until Ctrl-C.")
 @click.option("--name", metavar="NAME", help="What the served run is called. Default: a new name.")
 @click.option(
@@ -54,8 +56,8 @@ EXIT_TROUBLE = 1
 def replay(
     run: str,
     rate: float | None,
-    start: "Moment | None",
-    until: "Moment | None",
+    start: "Bound | None",
+    until: "Bound | None",
     loop: bool,
     name: str | None,
     runs_dir: str | None,

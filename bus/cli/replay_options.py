@@ -9,9 +9,9 @@ import click
 from bus.errors import InvalidTimeError
 
 if TYPE_CHECKING:
-    from bus.recording.window import Moment
+    from bus.recording.window import Bound
 
-__all__ = ["ReplayChoice", "moment_given", "rate_given"]
+__all__ = ["ReplayChoice", "parse_bound_option", "rate_given"]
 
 
 def rate_given(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
@@ -33,16 +33,16 @@ def rate_given(_context: click.Context, _parameter: click.Parameter, value: str 
     return rate
 
 
-def moment_given(_context: click.Context, _parameter: click.Parameter, value: str | None) -> "Moment | None":
+def parse_bound_option(_context: click.Context, _parameter: click.Parameter, value: str | None) -> "Bound | None":
     """A moment of a run. A callback of a click option.
 
     Raises:
         click.BadParameter: it is none.
     """
-    from bus.recording.window import read_moment
+    from bus.recording.window import parse_bound
 
     try:
-        return None if value is None else read_moment(value)
+        return None if value is None else parse_bound(value)
     except InvalidTimeError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -52,8 +52,8 @@ class ReplayChoice:
     """What was chosen of how a recording is replayed; none of it when everything is as by default."""
 
     rate: float | None
-    start: "Moment | None"
-    until: "Moment | None"
+    start: "Bound | None"
+    until: "Bound | None"
     loop: bool
     paused: bool
 

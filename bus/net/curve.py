@@ -20,7 +20,7 @@ from bus.net.allow_list import AllowList
 from bus.net.keys import KeyPair, load_public_key, load_secret_key
 
 __all__ = [
-    "DOOR",
+    "CONTROL",
     "ROLE_NEEDED",
     "STREAM",
     "ClientSecurity",
@@ -35,7 +35,7 @@ __all__ = [
 
 _log = logging.getLogger("offloop.broker")
 
-DOOR = "door"
+CONTROL = "control endpoint"
 STREAM = "stream"
 
 ROLE_NEEDED = {
@@ -72,7 +72,7 @@ class ServerSecurity:
 
     def apply(self, socket: "zmq.Socket[bytes]", domain: str) -> None:
         """Makes a socket take only connections that a :class:`Gatekeeper` of the same context admits; before ``bind``.
-        ``domain`` is :data:`DOOR` or :data:`STREAM`."""
+        ``domain`` is :data:`CONTROL` or :data:`STREAM`."""
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.keys.secret)
         socket.setsockopt_string(zmq.ZAP_DOMAIN, domain)

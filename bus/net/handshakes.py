@@ -40,11 +40,11 @@ class FailedHandshakes:
         for monitor, name in self._monitors.items():
             for _ in range(_BURST):
                 try:
-                    told = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
+                    event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
                 except zmq.Again:
                     break
-                if told["event"] == zmq.EVENT_ACCEPTED:
-                    self._note_peer(told["value"])
+                if event["event"] == zmq.EVENT_ACCEPTED:
+                    self._note_peer(event["value"])
                 else:
                     self._note_failure(name)
 

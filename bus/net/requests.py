@@ -8,10 +8,10 @@ import zmq
 
 from bus.errors import BrokerError, ProtocolError
 from bus.net.curve import ClientSecurity, client_security_for
-from bus.net.sockets import connected
+from bus.net.sockets import connect_socket
 from bus.protocol.frames import Control, decode_control, encode_control, split_frame
 
-__all__ = ["Asker", "ask_broker", "exchange", "list_remote_runs", "next_answer"]
+__all__ = ["RequestClient", "ask_broker", "list_remote_runs", "next_answer", "request"]
 
 CONNECT_SECONDS = 5.0
 
@@ -29,8 +29,8 @@ def ask_broker(
     security = security or client_security_for(address)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        door = connected(context, zmq.DEALER, address, security)
-        answer = exchange(door, kind, content, CONNECT_SECONDS)
+        socket = connect_socket(context, zmq.DEALER, address, security)
+        answer = request(socket, kind, content, CONNECT_SECONDS)
     finally:
         context.destroy(linger=0)
     if answer is None:
@@ -38,7 +38,7 @@ def ask_broker(
     return answer
 
 
-class Asker:
+class RequestClient:
     """One connection to a broker for several questions, each asked when the one before is answered.
 
     ``security`` holds the keys for it, by default those that the environment names."""
@@ -47,7 +47,7 @@ class Asker:
         self._address = address
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._door = connected(self._context, zmq.DEALER, address, security or client_security_for(address))
+            self._socket = connect_socket(self._context, zmq.DEALER, address, security or client_security_for(address))
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -55,7 +55,7 @@ class Asker:
     def __call__(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
         """The answer to a question. Raises :class:`bus.errors.BrokerError` when nobody answers, or the broker
         refuses."""
-        answer = exchange(self._door, kind, content, CONNECT_SECONDS)
+        answer = request(self._socket, kind, content, CONNECT_SECONDS)
         if answer is None:
             raise BrokerError(f"the broker at {self._address} does not answer: it may be busy or gone")
         return answer
@@ -73,20 +73,20 @@ def list_remote_runs(
     Raises:
         BrokerError: nobody answers, or the broker refuses.
     """
-    told = ask_broker(address, "runs", {"run": name}, security).get("runs")
-    return [run for run in told if isinstance(run, dict)] if isinstance(told, list) else []
+    listed = ask_broker(address, "runs", {"run": name}, security).get("runs")
+    return [run for run in listed if isinstance(run, dict)] if isinstance(listed, list) else []
 
 
-def exchange(door: "zmq.Socket[bytes]", kind: str, content: dict[str, Any], patience: float) -> dict[str, Any] | None:
+def request(socket: "zmq.Socket[bytes]", kind: str, content: dict[str, Any], patience: float) -> dict[str, Any] | None:
     """Asks at a connection and waits so many seconds for the answer, ``None`` when none comes. The answer has the
     ``id`` of ``content``, or one made here.
 
     Raises :class:`bus.errors.BrokerError` when the broker refuses."""
     asked = content.get("id") or os.urandom(8).hex()
-    _send(door, kind, {**content, "id": asked})
+    _send(socket, kind, {**content, "id": asked})
     deadline = time.monotonic() + patience
-    while door.poll(max(0, int(1000 * (deadline - time.monotonic())))):
-        answer = next_answer(door)
+    while socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
+        answer = next_answer(socket)
         if answer is None or answer.content.get("id") != asked:
             continue
         if answer.kind == "refused":
@@ -102,18 +102,18 @@ def _keys_hint(security: ClientSecurity | None) -> str:
     return "or it does not know your key, or has another one than '--broker-key' says"
 
 
-def _send(door: "zmq.Socket[bytes]", kind: str, content: dict[str, Any]) -> None:
+def _send(socket: "zmq.Socket[bytes]", kind: str, content: dict[str, Any]) -> None:
     try:
-        door.send(encode_control(kind, content), zmq.NOBLOCK)
+        socket.send(encode_control(kind, content), zmq.NOBLOCK)
     except zmq.Again:
         return  # it is asked again
 
 
-def next_answer(door: "zmq.Socket[bytes]") -> Control | None:
+def next_answer(socket: "zmq.Socket[bytes]") -> Control | None:
     """The next control message of a connection, if there is one now."""
     while True:
         try:
-            topic, body = split_frame(door.recv(zmq.NOBLOCK))
+            topic, body = split_frame(socket.recv(zmq.NOBLOCK))
             if topic is None:
                 return decode_control(body)
         except zmq.Again:

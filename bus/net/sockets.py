@@ -8,7 +8,7 @@ from bus.errors import BrokerError, ConfigurationError
 from bus.net.curve import ClientSecurity, ServerSecurity, allow_ipv6, check_listen_address
 from bus.protocol.frames import MAX_FRAME
 
-__all__ = ["connected", "listen", "notice_silence"]
+__all__ = ["connect_socket", "listen", "notice_silence"]
 
 KEEPALIVE_SECONDS = 10
 KEEPALIVE_PROBE_SECONDS = 5
@@ -30,8 +30,8 @@ ACCEPT_QUEUE = 4096
 def listen(
     context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str, domain: str, security: ServerSecurity | None
 ) -> "zmq.Socket[bytes]":
-    """A socket that is bound to ``address``: ``zmq.ROUTER`` for the door, ``zmq.PUB`` for the stream. The gatekeeper
-    knows it by ``domain``. When it cannot be had, the context is left to be destroyed.
+    """A socket that is bound to ``address``: ``zmq.ROUTER`` for the control endpoint, ``zmq.PUB`` for the stream.
+    The gatekeeper knows it by ``domain``. When it cannot be had, the context is left to be destroyed.
 
     Raises:
         BrokerError: the address is in use, or cannot be listened at.
@@ -67,7 +67,7 @@ def listen(
     return bound
 
 
-def connected(
+def connect_socket(
     context: "zmq.Context[zmq.Socket[bytes]]",
     kind: int,
     address: str,

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from bus.errors import ConfigurationError, close_matches
 from bus.plugins.options import Option, convert_options, options_of, parse_assignment
 
-__all__ = ["Entry", "Registry", "installed", "options_for"]
+__all__ = ["Entry", "Registry", "list_entry_points", "options_for"]
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ class Registry(Generic[T]):
     def _plugins(self) -> tuple[dict[str, EntryPoint], list[str]]:
         """The entry points by name, and for each that is left out why."""
         plugins: dict[str, EntryPoint] = {}
-        points, problems = installed(self._group)
+        points, problems = list_entry_points(self._group)
         for point in points:
             if point.name in self._own or point.name in plugins:
                 owner = "offloop has" if point.name in self._own else f"{_distribution(plugins[point.name])} has"
@@ -198,7 +198,7 @@ def _summary(found: type) -> str:
     return " ".join(first_sentence.replace("``", "").split())
 
 
-def installed(group: str) -> tuple[list[EntryPoint], list[str]]:
+def list_entry_points(group: str) -> tuple[list[EntryPoint], list[str]]:
     """The entry points of all packages, and those packages whose entry points cannot be read."""
     try:
         return list(entry_points(group=group)), []

@@ -11,13 +11,13 @@ from bus.errors import InvalidRunNameError, ProtocolError
 from bus.types.timestamp import TrainingTime
 
 __all__ = [
-    "BEAT",
-    "BUNDLE",
     "CHECKPOINT",
     "COMMAND",
     "CUT",
     "DEMAND",
     "END",
+    "FRAME_BATCH",
+    "HEARTBEAT",
     "MAX_DEPTH",
     "MAX_FRAME",
     "MAX_TOPIC",
@@ -30,11 +30,11 @@ __all__ = [
     "decode_control",
     "decode_event",
     "decode_positions",
-    "encode_beat",
-    "encode_bundle",
     "encode_control",
+    "encode_frame_batch",
+    "encode_heartbeat",
     "event_encoder",
-    "is_bundle",
+    "is_frame_batch",
     "is_shallow",
     "is_training_time",
     "pack_map",
@@ -53,12 +53,12 @@ MAX_NUMBER = 1 << 63
 
 DELIMITER = b"\0"
 END = "$end"
-BEAT = "$beat"
+HEARTBEAT = "$beat"
 DEMAND = "$demand"
 COMMAND = "$command"
 CHECKPOINT = "$checkpoint"
 CUT = "$cut"
-BUNDLE = "events"
+FRAME_BATCH = "events"
 
 _COUNTS = len(TrainingTime._fields)
 _EVENT_ELEMENTS = 9
@@ -142,23 +142,23 @@ def encode_control(kind: str, content: dict[str, Any]) -> bytes:
     return DELIMITER + bytes(msgpack.packb([PROTOCOL_VERSION, kind, content]))
 
 
-def encode_bundle(frames: list[bytes]) -> bytes:
-    """Several events of one publisher as one message to the door."""
-    return encode_control(BUNDLE, {"frames": frames})
+def encode_frame_batch(frames: list[bytes]) -> bytes:
+    """Several events of one publisher as one message to the control endpoint."""
+    return encode_control(FRAME_BATCH, {"frames": frames})
 
 
-def frames_of(bundle: bytes) -> list[bytes]:
-    """The frames of a message that :func:`encode_bundle` has made."""
-    frames: list[bytes] = decode_control(split_frame(bundle)[1]).content["frames"]
+def frames_of(batch: bytes) -> list[bytes]:
+    """The frames of a message that :func:`encode_frame_batch` has made."""
+    frames: list[bytes] = decode_control(split_frame(batch)[1]).content["frames"]
     return frames
 
 
-def is_bundle(front: bytes) -> bool:
+def is_frame_batch(front: bytes) -> bool:
     """Whether a control message that begins like this holds events, without reading it further."""
-    return front[3:10] == b"\xa6" + BUNDLE.encode()
+    return front[3:10] == b"\xa6" + FRAME_BATCH.encode()
 
 
-def encode_beat(
+def encode_heartbeat(
     run: str,
     attempt: int,
     time: int,
@@ -168,8 +168,8 @@ def encode_beat(
 ) -> bytes:
     """The broker's sign of life for one run, with the last ``seq`` and ``base_seq`` that it has collected from each
     rank, how many bytes of the recording are on disk, and the last numbers in those."""
-    beat = [PROTOCOL_VERSION, attempt, time, _position_rows(positions), size, _position_rows(on_disk or {})]
-    return Topic(run, BEAT, 0).encode() + bytes(msgpack.packb(beat))
+    heartbeat = [PROTOCOL_VERSION, attempt, time, _position_rows(positions), size, _position_rows(on_disk or {})]
+    return Topic(run, HEARTBEAT, 0).encode() + bytes(msgpack.packb(heartbeat))
 
 
 def _position_rows(positions: dict[int, tuple[int, int]]) -> list[tuple[int, int, int]]:
@@ -177,7 +177,7 @@ def _position_rows(positions: dict[int, tuple[int, int]]) -> list[tuple[int, int
 
 
 def decode_positions(rows: Any) -> dict[int, tuple[int, int]]:
-    """Of each rank ``(seq, base_seq)``, from the rows ``[rank, seq, base_seq]`` of a beat.
+    """Of each rank ``(seq, base_seq)``, from the rows ``[rank, seq, base_seq]`` of a heartbeat.
 
     Raises:
         ProtocolError: they are no such rows.
@@ -185,7 +185,7 @@ def decode_positions(rows: Any) -> dict[int, tuple[int, int]]:
     positions = {}
     for row in rows if type(rows) is list else [None]:
         if type(row) is not list or len(row) < 3 or not all(type(number) is int and number >= 0 for number in row[:3]):
-            raise ProtocolError("the positions of a beat are not rows of rank, seq and base_seq")
+            raise ProtocolError("the positions of a heartbeat are not rows of rank, seq and base_seq")
         positions[row[0]] = row[1], row[2]
     return positions
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from bus.printing import shortened
+from bus.printing import shorten
 from bus.protocol.frames import CHECKPOINT, COMMAND, DEMAND, END
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
@@ -72,4 +72,4 @@ class Numbering:
             + (f"; so are {self._more[rank]:,} more events" if self._more[rank] else "")
             for rank, first in tuple(self._wrong.items())
         )
-        return shortened(lines, "ranks that are wrongly numbered")
+        return shorten(lines, "ranks that are wrongly numbered")

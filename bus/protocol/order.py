@@ -6,12 +6,12 @@ from typing import Any, Literal, NamedTuple
 
 from bus.errors import InvalidRunNameError, ProtocolError
 from bus.protocol.frames import (
-    BEAT,
     CHECKPOINT,
     COMMAND,
     CUT,
     DEMAND,
     END,
+    HEARTBEAT,
     EventBody,
     Topic,
     check_run_name,
@@ -25,7 +25,7 @@ from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.event import Event
 from bus.types.timestamp import Timestamp
 
-__all__ = ["CheckpointMark", "Ending", "Gap", "InEffect", "Missing", "Reached", "StreamOrder", "worst_of"]
+__all__ = ["CheckpointMark", "DemandActive", "Ending", "Gap", "Missing", "Reached", "StreamOrder", "worst_of"]
 
 SEVERITY = ("finished", "stopped", "failed", "lost")
 """How a rank can end; of several ranks the one that comes last here tells how the run ended."""
@@ -76,8 +76,8 @@ class Reached(NamedTuple):
     @classmethod
     def of(cls, last: EventBody) -> "Reached":
         """By the last event of the first rank."""
-        told = {**last.context, **last.fields}
-        planned = told.get("planned_duration") or told.get("max_duration")
+        values = {**last.context, **last.fields}
+        planned = values.get("planned_duration") or values.get("max_duration")
         _, epoch, batch, sample, *_ = last.timestamp
         return cls(epoch, batch, sample, None if planned is None else str(planned))
 
@@ -124,7 +124,7 @@ class CheckpointMark(NamedTuple):
         return cls(action, name, Timestamp.from_values(event.timestamp), event.seq)
 
 
-class InEffect(NamedTuple):
+class DemandActive(NamedTuple):
     """From where on a rank publishes what was asked for."""
 
     seq: int
@@ -140,7 +140,7 @@ class Missing(NamedTuple):
     numbers: Numbers
 
 
-class _Place(NamedTuple):
+class _Route(NamedTuple):
     """What a topic's text means; marks, and events that this version does not know, have no event."""
 
     rank: int
@@ -179,7 +179,7 @@ class StreamOrder:
         self.skipped = 0
         """Records that were not messages of the protocol, or of an event that this version does not know."""
         self._base_only = self.events is not None and self.events <= BASE_EVENTS
-        self._places: dict[str, _Place | None] = {}
+        self._routes: dict[str, _Route | None] = {}
         self._numbering = Numbering(after)
         self._ends: dict[int, Ending] = {}
         self._world_size = 1
@@ -188,7 +188,7 @@ class StreamOrder:
         self.checkpoints: list[CheckpointMark] = []
         """The checkpoints that the first rank has saved and loaded, as far as it was read."""
         self._demand = demand or Demand()
-        self.in_effect: dict[int, InEffect] = {}
+        self.in_effect: dict[int, DemandActive] = {}
         """Of each rank that has said so: from where on it meets the demand, up to the last event that was read."""
 
     @property
@@ -196,7 +196,7 @@ class StreamOrder:
         """What to subscribe to on the live stream."""
         if not self._base_only:
             return [f"{self.run}/"]
-        marks = (END, DEMAND, COMMAND, CHECKPOINT, CUT, BEAT)
+        marks = (END, DEMAND, COMMAND, CHECKPOINT, CUT, HEARTBEAT)
         return [f"{self.run}/{name}/" for name in (*(event.value for event in BASE_EVENTS), *marks)]
 
     @property
@@ -217,10 +217,10 @@ class StreamOrder:
         found = self._next(topic, body)
         if found is None:
             return None
-        place, event, number, expected = found
-        if number > expected and (first := self._first_covered(place, event, number)) > expected:
-            self.gaps.append(Gap(place.rank, expected, first - 1))
-        return self._accept(place, event)
+        route, event, number, expected = found
+        if number > expected and (first := self._first_covered(route, event, number)) > expected:
+            self.gaps.append(Gap(route.rank, expected, first - 1))
+        return self._accept(route, event)
 
     def from_live(self, topic: str, body: bytes) -> Snapshot | CheckpointMark | Missing | None:
         """The snapshot in a live frame, if it is wanted, new and next, or the first rank's mark of a checkpoint; what
@@ -228,13 +228,13 @@ class StreamOrder:
         found = self._next(topic, body)
         if found is None:
             return None
-        place, event, number, expected = found
-        if number > expected and self._first_covered(place, event, number) > expected:
-            return Missing(place.rank, Numbers(event.seq, event.base_seq))
-        return self._accept(place, event)
+        route, event, number, expected = found
+        if number > expected and self._first_covered(route, event, number) > expected:
+            return Missing(route.rank, Numbers(event.seq, event.base_seq))
+        return self._accept(route, event)
 
-    def behind(self, positions: dict[int, tuple[int, int]]) -> Missing | None:
-        """Compares with the broker's positions, ``{rank: (seq, base_seq)}``; what is missing, if something is."""
+    def missing_at(self, positions: dict[int, tuple[int, int]]) -> Missing | None:
+        """What is missing at the broker's positions, ``{rank: (seq, base_seq)}``; ``None`` if nothing is."""
         for rank, position in positions.items():
             if self._number(position) > self._last_number(rank):
                 return Missing(rank, Numbers(*position))
@@ -244,12 +244,12 @@ class StreamOrder:
         """How many events the broker's positions are ahead, of all ranks."""
         return sum(max(0, self._number(position) - self._last_number(rank)) for rank, position in positions.items())
 
-    def has(self, missing: Missing) -> bool:
-        """Whether what was missing has been read."""
+    def is_filled(self, missing: Missing) -> bool:
+        """Whether the missing events have been read."""
         return self._last_number(missing.rank) >= self._number(missing.numbers)
 
-    def give_up(self, missing: Missing) -> None:
-        """Takes what is missing as missing for good: a gap."""
+    def accept_gap(self, missing: Missing) -> None:
+        """Counts the missing events as lost for good: a gap."""
         self.gaps.append(Gap(missing.rank, self._last_number(missing.rank) + 1, self._number(missing.numbers)))
         self._numbering.skip_to(missing.rank, missing.numbers)
 
@@ -264,37 +264,37 @@ class StreamOrder:
     def _number(self, position: tuple[int, int]) -> int:
         return position[1] if self._base_only else position[0]
 
-    def _next(self, topic: str, body: bytes) -> tuple[_Place, EventBody, int, int] | None:
+    def _next(self, topic: str, body: bytes) -> tuple[_Route, EventBody, int, int] | None:
         """The event in a frame with its number and the number that is next, unless it is old, or none of ours."""
-        place = self._place(topic)
-        event = self._decode(body) if place is not None else None
+        route = self._route(topic)
+        event = self._decode(body) if route is not None else None
         # By ``seq``, which every event has of its own: a wrong ``base_seq`` makes no event old.
-        if place is None or event is None or event.seq <= self._numbering.last(place.rank).seq:
+        if route is None or event is None or event.seq <= self._numbering.last(route.rank).seq:
             return None
         number = event.base_seq if self._base_only else event.seq
-        if self._base_only and place.name == CUT and event.fields.get("base_first") == number + 1:
+        if self._base_only and route.name == CUT and event.fields.get("base_first") == number + 1:
             # In the place of events that this reader is not given either: the number that it bears is of one before.
             return None
-        return place, event, number, self._last_number(place.rank) + 1
+        return route, event, number, self._last_number(route.rank) + 1
 
-    def _first_covered(self, place: _Place, event: EventBody, number: int) -> int:
+    def _first_covered(self, route: _Route, event: EventBody, number: int) -> int:
         """The first of the numbers that a frame stands for: its own, or the first that was left out on purpose."""
-        first = event.fields.get("base_first" if self._base_only else "first") if place.name == CUT else None
+        first = event.fields.get("base_first" if self._base_only else "first") if route.name == CUT else None
         return min(first, number) if type(first) is int else number
 
-    def _accept(self, place: _Place, event: EventBody) -> Snapshot | CheckpointMark | None:
-        self._numbering.follow(place.rank, place.name, event.seq, event.base_seq)
-        if place.event is not None:
-            return Snapshot(place.event, self.run, place.rank, event) if place.wanted else None
-        if place.name == END:
-            self._note_end(place.rank, event)
-        elif place.name == DEMAND:
-            self._note_demand(place.rank, event)
-        elif place.name == COMMAND:
-            self._note_command(place.rank, event)
-        elif place.name == CHECKPOINT:
-            return self._checkpoint_mark(place.rank, event)
-        elif place.name != CUT:
+    def _accept(self, route: _Route, event: EventBody) -> Snapshot | CheckpointMark | None:
+        self._numbering.follow(route.rank, route.name, event.seq, event.base_seq)
+        if route.event is not None:
+            return Snapshot(route.event, self.run, route.rank, event) if route.wanted else None
+        if route.name == END:
+            self._note_end(route.rank, event)
+        elif route.name == DEMAND:
+            self._note_demand(route.rank, event)
+        elif route.name == COMMAND:
+            self._note_command(route.rank, event)
+        elif route.name == CHECKPOINT:
+            return self._checkpoint_mark(route.rank, event)
+        elif route.name != CUT:
             self.skipped += 1
         return None
 
@@ -307,7 +307,7 @@ class StreamOrder:
         if Demand.merge([demand, self._demand]) != demand:
             self.in_effect.pop(rank, None)
         else:
-            self.in_effect.setdefault(rank, InEffect(event.seq, Timestamp.from_values(event.timestamp)))
+            self.in_effect.setdefault(rank, DemandActive(event.seq, Timestamp.from_values(event.timestamp)))
 
     def _note_command(self, rank: int, event: EventBody) -> None:
         try:
@@ -316,8 +316,8 @@ class StreamOrder:
             self.skipped += 1
             return
         if rank == 0:
-            told = {"batch": event.timestamp.batch, **event.fields}
-            self.outcomes.append(Outcome.from_wire(command, told)._replace(time_ns=event.time))
+            outcome = {"batch": event.timestamp.batch, **event.fields}
+            self.outcomes.append(Outcome.from_wire(command, outcome)._replace(time_ns=event.time))
 
     def _checkpoint_mark(self, rank: int, event: EventBody) -> CheckpointMark | None:
         try:
@@ -343,14 +343,14 @@ class StreamOrder:
             return None
         return event if event.attempt == self.attempt else None
 
-    def _place(self, text: str) -> _Place | None:
+    def _route(self, text: str) -> _Route | None:
         try:
-            return self._places[text]
+            return self._routes[text]
         except KeyError:
-            place = self._places[text] = self._find_place(text)
-            return place
+            route = self._routes[text] = self._parse_route(text)
+            return route
 
-    def _find_place(self, text: str) -> _Place | None:
+    def _parse_route(self, text: str) -> _Route | None:
         try:
             topic: Topic = parse_topic(text.encode())
         except ProtocolError:
@@ -362,7 +362,7 @@ class StreamOrder:
             event = Event(topic.name)
         except ValueError:
             # It is numbered like every other, so it must not look like a loss.
-            return _Place(topic.rank, topic.name, None, False)
+            return _Route(topic.rank, topic.name, None, False)
         if self._base_only and event not in BASE_EVENTS:
             return None
-        return _Place(topic.rank, topic.name, event, self.events is None or event in self.events)
+        return _Route(topic.rank, topic.name, event, self.events is None or event in self.events)

@@ -100,8 +100,8 @@ class Snapshot:
         _set(self, "_opened", None)
 
     @property
-    def is_lent(self) -> bool:
-        """Whether it has tensors in memory that the trainer has lent until the event is handled."""
+    def is_borrowed(self) -> bool:
+        """Whether it has tensors in memory borrowed from the trainer until the event is handled."""
         fields = self.fields
         return any(isinstance(value := fields.get(name), dict) and "segment" in value for name in self.on_demand)
 

@@ -18,13 +18,13 @@ from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolEr
 from bus.net.curve import ClientSecurity, allow_ipv6, client_security_for
 from bus.net.sockets import notice_silence
 from bus.protocol.frames import Control, check_run_name, decode_control, encode_control, split_frame
-from bus.publisher.launch import BrokerProcess, Taken, named_error
+from bus.publisher.launch import BrokerProcess, Taken, error_by_name
 from bus.publisher.redaction import redact_command
 from bus.runs.directory import SOCKET_FILES, new_run_id, new_run_name, runs_dir, socket_address
 from bus.runs.takeover import Predecessor
 from bus.types.event import Event
 
-__all__ = ["BrokerLink", "connect", "describe_process"]
+__all__ = ["BrokerConnection", "connect", "describe_process"]
 
 WELCOME_PATIENCE = 10.0
 SEND_QUEUE = 1000
@@ -33,7 +33,7 @@ _IDENTITY = re.compile(r"[0-9a-f]{1,32}")
 _GIT_SECONDS = 2.0
 
 
-class BrokerLink:
+class BrokerConnection:
     """A connection to a broker that has said ``welcome``, and the broker's process when it is ours.
 
     It stays until :meth:`close`, also when nobody holds it any more."""
@@ -60,27 +60,27 @@ class BrokerLink:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        _open_links.add(self)
+        _open_connections.add(self)
 
     def _connect(self) -> "zmq.Socket[bytes]":
-        door: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        door.setsockopt(zmq.LINGER, 0)
-        door.setsockopt(zmq.SNDHWM, SEND_QUEUE)
-        door.setsockopt(zmq.RECONNECT_IVL, 50)
+        dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.SNDHWM, SEND_QUEUE)
+        dealer.setsockopt(zmq.RECONNECT_IVL, 50)
         if self.address.startswith("tcp://"):
-            notice_silence(door)
+            notice_silence(dealer)
         # The broker knows a publisher by this name, so that it stays the same one through a reconnect.
-        door.setsockopt(zmq.IDENTITY, b"p" + os.urandom(16))
-        allow_ipv6(door, self.address)
+        dealer.setsockopt(zmq.IDENTITY, b"p" + os.urandom(16))
+        allow_ipv6(dealer, self.address)
         if self._security is not None:
-            self._security.apply(door)
+            self._security.apply(dealer)
         try:
-            door.connect(self.address)
+            dealer.connect(self.address)
         except zmq.ZMQError as error:
             raise ConfigurationError(
                 f"{self.address!r} is not an address of a broker ({error.strerror}): use one like tcp://127.0.0.1:5570"
             ) from None
-        return door
+        return dealer
 
     def _greet(self) -> dict[str, Any]:
         self.socket.send(encode_control("hello", self._hello))
@@ -119,11 +119,11 @@ class BrokerLink:
         Raises:
             OSError: no process can be started.
         """
-        told = self.welcome
-        identity = told.get("id")
+        welcome = self.welcome
+        identity = welcome.get("id")
         if not (isinstance(identity, str) and _IDENTITY.fullmatch(identity)):
             identity = new_run_id()
-        before = Predecessor(told["path"] if in_place else "", told["attempt"], identity)
+        before = Predecessor(welcome["path"] if in_place else "", welcome["attempt"], identity)
         self._successor = BrokerProcess(root, self.run_name, before)
 
     def taken(self) -> Taken | None:
@@ -142,7 +142,7 @@ class BrokerLink:
             raise
         if taken is not None:
             self.process, self._successor = self._successor, None
-            self.address, self._security = taken.door, None
+            self.address, self._security = taken.control, None
         return taken
 
     def say_recorded(self, number: int) -> None:
@@ -165,8 +165,8 @@ class BrokerLink:
             return None
 
     def close(self) -> None:
-        """Closes the connection, and waits a moment for a broker of ours to finish the record."""
-        _open_links.discard(self)
+        """Closes the connection, and waits a moment for a broker of ours to finish the recording."""
+        _open_connections.discard(self)
         self._context.destroy(linger=0)
         if self._successor is not None:
             self._successor.kill()
@@ -176,7 +176,7 @@ class BrokerLink:
 
 # The garbage collector makes a context forget its sockets before anything can close them, and the context then waits
 # for them for ever. What is held here it does not collect, and a publisher in a cycle can still close it.
-_open_links: set[BrokerLink] = set()
+_open_connections: set[BrokerConnection] = set()
 
 
 def connect(
@@ -189,7 +189,7 @@ def connect(
     events: Iterable[Event],
     security: ClientSecurity | None = None,
     is_replay: bool = False,
-) -> BrokerLink:
+) -> BrokerConnection:
     """Joins the broker at ``broker``, or starts one in the run's directory. With ``is_replay`` it is told that what
     comes was recorded before.
 
@@ -205,7 +205,7 @@ def connect(
         "rank": rank,
         "world_size": world_size,
         "pid": pid,
-        "started": processes.started(pid),
+        "started": processes.start_time(pid),
         "host": socket.gethostname(),
         # Who we are, through restarts of the broker: another process must not go on with our numbers.
         "incarnation": os.urandom(16).hex(),
@@ -220,7 +220,7 @@ def connect(
             f"what is to be written down about the run cannot be ({error}): use numbers, text, lists, maps and None"
         ) from None
     if broker is not None:
-        return BrokerLink(broker, hello, security=security or client_security_for(broker))
+        return BrokerConnection(broker, hello, security=security or client_security_for(broker))
     if rank > 0:
         raise ConfigurationError(
             f"rank {rank} needs the address of its run's broker: rank 0 starts one and has it as Publisher.address, "
@@ -230,7 +230,7 @@ def connect(
     address = socket_address(root / name / SOCKET_FILES[0])
     process = BrokerProcess(root, name)
     try:
-        return BrokerLink(address, hello, process)
+        return BrokerConnection(address, hello, process)
     except BaseException:
         process.kill()
         raise
@@ -253,7 +253,7 @@ def _checked_welcome(content: dict[str, Any], address: str) -> dict[str, Any]:
 
 
 def _refusal(content: dict[str, Any]) -> OffloopError:
-    return named_error(str(content.get("error")), str(content.get("reason", "the broker refused without a reason")))
+    return error_by_name(str(content.get("error")), str(content.get("reason", "the broker refused without a reason")))
 
 
 def describe_process() -> dict[str, Any]:

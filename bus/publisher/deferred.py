@@ -9,13 +9,13 @@ from bus.protocol.frames import MAX_FRAME
 from bus.types.deferred import Deferred
 from bus.types.timestamp import TrainingTime
 
-__all__ = ["HeldEvent", "HeldEvents"]
+__all__ = ["PendingEvent", "PendingEvents"]
 
 _log = logging.getLogger("offloop")
 _PLAIN = {float, int, bool, str, bytes, list, dict, type(None)}
 
 
-class HeldEvent(NamedTuple):
+class PendingEvent(NamedTuple):
     """What :func:`bus.protocol.frames.event_encoder` makes a frame of, kept until its fields are complete."""
 
     encode: Callable[..., bytes]
@@ -41,16 +41,16 @@ class HeldEvent(NamedTuple):
             return bare
 
 
-class HeldEvents:
+class PendingEvents:
     """A queue of events in order, each of which becomes a frame once its values are there, and after all before it."""
 
     def __init__(self) -> None:
-        self._events: deque[HeldEvent] = deque()
+        self._events: deque[PendingEvent] = deque()
 
     def __len__(self) -> int:
         return len(self._events)
 
-    def append(self, event: HeldEvent) -> None:
+    def append(self, event: PendingEvent) -> None:
         """Puts an event at the end."""
         self._events.append(event)
 
@@ -66,7 +66,7 @@ class HeldEvents:
         return frames
 
 
-def _complete(event: HeldEvent, wait: bool) -> dict[str, Any] | None:
+def _complete(event: PendingEvent, wait: bool) -> dict[str, Any] | None:
     """The fields with their values, or ``None`` while one is on its way."""
     fields = event.fields.items()
     # Asking whether something is a Deferred is slow, and most values obviously are not.

@@ -13,7 +13,7 @@ from bus import errors
 from bus.errors import BrokerError, OffloopError, RunDirectoryError, RunIsLiveError
 from bus.runs.takeover import Predecessor
 
-__all__ = ["TEMPORARY", "BrokerProcess", "Taken", "named_error", "python_path"]
+__all__ = ["TEMPORARY", "BrokerProcess", "Taken", "error_by_name", "python_path"]
 
 TEMPORARY = (RunDirectoryError, RunIsLiveError)
 """Why a broker may not take up a run now and may later: a disk that takes nothing, a lock that somebody still holds."""
@@ -27,7 +27,7 @@ STEADY_SECONDS = 10.0
 class Taken(NamedTuple):
     """Where an attempt is recorded whose broker is gone."""
 
-    door: str
+    control: str
     """Address of its new broker."""
     path: Path
     """The run's directory."""
@@ -36,8 +36,8 @@ class Taken(NamedTuple):
 
 
 class BrokerProcess:
-    """The process that serves one run. It is started again when it dies, and then takes up the attempt where the record
-    ends.
+    """The process that serves one run. It is started again when it dies, and then resumes the attempt where its
+    recording ends.
 
     With ``before`` it takes up an attempt whose broker stood alone and is gone: that one is not waited for, see
     :meth:`taken`.
@@ -66,7 +66,7 @@ class BrokerProcess:
             raise
         if "error" in answer:
             self._process.wait()
-            raise named_error(answer["error"], answer["message"])
+            raise error_by_name(answer["error"], answer["message"])
         return answer
 
     def taken(self) -> Taken | None:
@@ -85,7 +85,7 @@ class BrokerProcess:
         return Taken(answer["ready"], path, answer["in_place"])
 
     def _spawn(self, what: str, *more: str) -> "subprocess.Popen[bytes]":
-        # A session of its own: Ctrl-C in the terminal ends the trainer, and the broker then finishes the record.
+        # A session of its own: Ctrl-C in the terminal ends the trainer, and the broker then finishes the recording.
         return subprocess.Popen(
             # -P: what lies in the current folder must not take the place of a package.
             [sys.executable, "-P", "-m", "bus.broker", what, str(self._root), self._name, *more],
@@ -138,7 +138,7 @@ class BrokerProcess:
         line = out.readline()
         try:
             answer = json.loads(line)
-            return named_error(answer["error"], str(answer["message"]))
+            return error_by_name(answer["error"], str(answer["message"]))
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -163,7 +163,7 @@ class BrokerProcess:
         self._close_pipes()
 
     def leave(self) -> None:
-        """Waits a moment for it to finish the record; then it goes on by itself."""
+        """Waits a moment for it to finish the recording; then it goes on by itself."""
         try:
             self._process.wait(EXIT_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -177,7 +177,7 @@ def python_path() -> str:
     return os.pathsep.join(part for part in (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")) if part)
 
 
-def named_error(name: str, message: str) -> OffloopError:
+def error_by_name(name: str, message: str) -> OffloopError:
     """The error of ours that a broker named, so that users catch the same one wherever it arose."""
     kind = getattr(errors, name, None) if name in errors.__all__ else None
     return kind(message) if kind is not None else BrokerError(message)

@@ -7,16 +7,16 @@ from typing import NamedTuple
 import zmq
 
 from bus.errors import ConfigurationError
-from bus.protocol.frames import MAX_FRAME, encode_bundle, encode_control, frames_of
+from bus.protocol.frames import MAX_FRAME, encode_control, encode_frame_batch, frames_of
 
 __all__ = ["Outbox"]
 
-BUNDLE_FRAMES = 256
-BUNDLE_BYTES = 64 * 1024
+BATCH_FRAMES = 256
+BATCH_BYTES = 64 * 1024
 
 
-class _Parcel(NamedTuple):
-    """Frames that go out as one message: a message costs sender and receiver far more than a frame in it."""
+class _Batch(NamedTuple):
+    """Frames sent as one message: a message costs sender and receiver far more than a frame in it."""
 
     message: bytes
     first: int
@@ -27,16 +27,16 @@ class _Parcel(NamedTuple):
 class Outbox:
     """The frames of one rank in order, numbered from 1 as they are put in, until they are acknowledged.
 
-    What is sent stays in a ring, so that it can be sent once more (:meth:`rewind`) to a broker that was started again
-    or has lost something on the way. All together is bounded in bytes: past the bound the oldest frames fall off. One
-    that was sent before is most likely there already; one that was not is lost, and counted as dropped."""
+    Sent frames stay in the send buffer, so that they can be sent again (:meth:`retransmit`) to a broker that was
+    restarted or has lost some of them. The buffer is bounded in bytes: past the bound the oldest frames are removed. A
+    frame that was sent before has most likely arrived already; one that was not is lost, and counted as dropped."""
 
     def __init__(self, send: Callable[[bytes, int], object], limit: int) -> None:
         self._send = send
         self._limit = limit
         self._frames: deque[bytes] = deque()
-        self._unsent: deque[_Parcel] = deque()
-        self._sent: deque[_Parcel] = deque()
+        self._unsent: deque[_Batch] = deque()
+        self._sent: deque[_Batch] = deque()
         self._put = 0
         self._announce = False
         self.last_sent = 0
@@ -50,13 +50,13 @@ class Outbox:
         self.sent = 0
         """Frames handed to the socket, those sent once more not counted."""
         self.resent = 0
-        """Frames handed to the socket once more."""
+        """Frames sent again."""
         self.dropped = 0
         """Frames given up before they were sent, because the bound was reached."""
 
     def __len__(self) -> int:
         """How many frames wait to be sent."""
-        return len(self._frames) + sum(parcel.last - parcel.first + 1 for parcel in self._unsent)
+        return len(self._frames) + sum(batch.last - batch.first + 1 for batch in self._unsent)
 
     @property
     def is_half_full(self) -> bool:
@@ -71,9 +71,9 @@ class Outbox:
     @property
     def first(self) -> int:
         """Number of the oldest frame that is kept; of the next one when none is."""
-        for parcels in (self._sent, self._unsent):
-            if parcels:
-                return parcels[0].first
+        for batches in (self._sent, self._unsent):
+            if batches:
+                return batches[0].first
         return self._put - len(self._frames) + 1
 
     def put(self, frame: bytes) -> None:
@@ -98,9 +98,9 @@ class Outbox:
                 self.size -= self._sent.popleft().size
                 continue
             if self._unsent:
-                parcel = self._unsent.popleft()
-                self.size -= parcel.size
-                self.dropped += self._new_in(parcel)
+                batch = self._unsent.popleft()
+                self.size -= batch.size
+                self.dropped += self._new_in(batch)
             else:
                 self.size -= len(self._frames.popleft())
                 self.dropped += 1
@@ -116,44 +116,44 @@ class Outbox:
                 self._announce = False
             while self._unsent or self._frames:
                 if not self._unsent:
-                    self._unsent.append(self._gather())
-                parcel = self._unsent[0]
-                self._send(parcel.message, zmq.NOBLOCK)
+                    self._unsent.append(self._next_batch())
+                batch = self._unsent[0]
+                self._send(batch.message, zmq.NOBLOCK)
                 self._sent.append(self._unsent.popleft())
-                self.last_sent = parcel.last
-                new = self._new_in(parcel)
+                self.last_sent = batch.last
+                new = self._new_in(batch)
                 self.sent += new
-                self.resent += parcel.last - parcel.first + 1 - new
+                self.resent += batch.last - batch.first + 1 - new
         except zmq.Again:
             pass
         if self.size > self.size_high:
             self.size_high = self.size
 
-    def _new_in(self, parcel: _Parcel) -> int:
-        """How many frames of a parcel were neither sent nor dropped before."""
-        return max(0, parcel.last - max(parcel.first - 1, self.sent + self.dropped))
+    def _new_in(self, batch: _Batch) -> int:
+        """The number of frames in a batch that were neither sent nor dropped before."""
+        return max(0, batch.last - max(batch.first - 1, self.sent + self.dropped))
 
-    def _gather(self) -> _Parcel:
+    def _next_batch(self) -> _Batch:
         """Takes the frames of the next message from the front of the queue."""
         queue = self._frames
         first = self._put - len(queue) + 1
         gathered = [queue.popleft()]
         size = len(gathered[0])
-        while queue and len(gathered) < BUNDLE_FRAMES and size + len(queue[0]) <= BUNDLE_BYTES:
+        while queue and len(gathered) < BATCH_FRAMES and size + len(queue[0]) <= BATCH_BYTES:
             frame = queue.popleft()
             gathered.append(frame)
             size += len(frame)
-        message = gathered[0] if len(gathered) == 1 else encode_bundle(gathered)
-        return _Parcel(message, first, first + len(gathered) - 1, size)
+        message = gathered[0] if len(gathered) == 1 else encode_frame_batch(gathered)
+        return _Batch(message, first, first + len(gathered) - 1, size)
 
     def acknowledge(self, number: int) -> None:
         """Forgets the frames up to ``number``: they are on disk."""
-        for parcels in (self._sent, self._unsent):
-            while parcels and parcels[0].last <= number:
-                self.size -= parcels.popleft().size
+        for batches in (self._sent, self._unsent):
+            while batches and batches[0].last <= number:
+                self.size -= batches.popleft().size
 
-    def rewind(self) -> None:
-        """Begins again at the oldest frame that is kept, and tells the broker with which number that is."""
+    def retransmit(self) -> None:
+        """Sends all kept frames again, after a message with the number of the oldest."""
         self._unsent.extendleft(reversed(self._sent))
         self._sent.clear()
         self._announce = True
@@ -161,18 +161,18 @@ class Outbox:
     @property
     def oldest(self) -> bytes | None:
         """The oldest frame that is kept."""
-        for parcels in (self._sent, self._unsent):
-            if parcels:
-                message, first, last, _ = parcels[0]
+        for batches in (self._sent, self._unsent):
+            if batches:
+                message, first, last, _ = batches[0]
                 frame: bytes = message if first == last else frames_of(message)[0]
                 return frame
         return self._frames[0] if self._frames else None
 
     def put_in_front(self, frame: bytes) -> None:
-        """Puts a frame before the oldest one that is kept, with the number before it, and begins again there."""
+        """Puts a frame before the oldest one that is kept, with the number before it, and sends all again."""
         number = self.first - 1
-        self.rewind()
-        self._unsent.appendleft(_Parcel(frame, number, number, len(frame)))
+        self.retransmit()
+        self._unsent.appendleft(_Batch(frame, number, number, len(frame)))
         self.size += len(frame)
 
     def clear(self) -> None:

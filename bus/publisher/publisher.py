@@ -19,16 +19,16 @@ from bus.net.curve import ClientSecurity
 from bus.protocol.frames import CHECKPOINT, COMMAND, DEMAND, END, MAX_DEPTH, Topic, event_encoder, is_shallow, pack_map
 from bus.protocol.order import Ending
 from bus.publisher.connection import connect
-from bus.publisher.deferred import HeldEvent, HeldEvents
+from bus.publisher.deferred import PendingEvent, PendingEvents
 from bus.publisher.logged import LoggedValues, checked_step
-from bus.publisher.session import Uplink
+from bus.publisher.session import BrokerSession
 from bus.runs.directory import runs_dir as runs_directory
 from bus.types.commands import Command
-from bus.types.consumers import Standing
+from bus.types.consumers import ConsumerProgress
 from bus.types.deferred import Deferred
 from bus.types.demand import BASE_EVENTS, Demand, batch_number
 from bus.types.event import Event
-from bus.types.intervals import Moment
+from bus.types.intervals import EventPosition
 from bus.types.timestamp import Timestamp, TrainingTime, wall_clock
 
 __all__ = ["BASE_EVENTS", "Deferred", "Publisher", "PublisherStatistics"]
@@ -84,7 +84,7 @@ class PublisherStatistics:
     and of sending and listening (measured always). Without what the caller does before it publishes."""
 
 
-class _Lane:
+class _EventEncoder:
     """What is kept for one event: its encoder, whether it counts among the base events (1) or not (0), and whether it
     is sent at once."""
 
@@ -155,23 +155,23 @@ class Publisher:
         """A number that changes whenever one of these does."""
         self.fields_left_out = 0
         """How often a field was left out because those who may only view had asked for too much."""
-        link = connect(run_name, runs_dir, broker, rank, world_size, info or {}, self._always, security)
+        connection = connect(run_name, runs_dir, broker, rank, world_size, info or {}, self._always, security)
         self._closed = False
-        welcome = link.welcome
-        self.run_name: str = link.run_name
+        welcome = connection.welcome
+        self.run_name: str = connection.run_name
         self.attempt: int = welcome["attempt"]
-        self.info = link.info
+        self.info = connection.info
         """What is written down about the run in ``run.json``: what was given as ``info``, and the process."""
-        self.address = link.address
+        self.address = connection.address
         """Where the run's broker is: further ranks join it there."""
         self._topic = Topic(self.run_name, END, rank)
         self._world_size = world_size
         self._clock = clock or wall_clock()
         self._began = self._clock()
-        self._lanes = {event: _Lane(event, self._encoder(event.value)) for event in Event}
-        self._uplink = Uplink(link, backlog_bytes, runs_directory(runs_dir).absolute())
-        self._outbox = self._uplink.outbox
-        self._held = HeldEvents()
+        self._encoders = {event: _EventEncoder(event, self._new_encoder(event.value)) for event in Event}
+        self._session = BrokerSession(connection, backlog_bytes, runs_directory(runs_dir).absolute())
+        self._outbox = self._session.outbox
+        self._pending = PendingEvents()
         self._max_delay = round(max_delay * 1e9)
         self._last_time = self._flush_at = self._next_exchange = self._next_report = 0
         self._seq = self._base_seq = 0
@@ -184,7 +184,7 @@ class Publisher:
         self._counts_batches = False
         self._logged = LoggedValues()
         self._logged_at = 0
-        self._standings: dict[str, Standing] = {}
+        self._consumers: dict[str, ConsumerProgress] = {}
         self.expected_consumers: set[str] = set()
         """Names of consumers that are waited for to come: a name is taken out when its consumer has come, also when it
         has left since."""
@@ -194,7 +194,7 @@ class Publisher:
         self._take_news()
         _open_publishers.add(self)
 
-    def _encoder(self, name: str) -> Callable[..., bytes]:
+    def _new_encoder(self, name: str) -> Callable[..., bytes]:
         return event_encoder(self._topic._replace(name=name), self.attempt)
 
     @staticmethod
@@ -228,14 +228,16 @@ class Publisher:
             now = self._clock()
             if now < self._last_time:
                 now = self._last_time
-            lane = self._lanes[event]
+            encoder = self._encoders[event]
             seq = self._seq + 1
-            base_seq = self._base_seq + lane.counts
+            base_seq = self._base_seq + encoder.counts
             began = 0 if seq & _SAMPLE_MASK else thread_time_ns()
-            if has_deferred or self._held:
-                self._held.append(HeldEvent(lane.encode, seq, base_seq, now, timestamp, previous, fields, context))
+            if has_deferred or self._pending:
+                self._pending.append(
+                    PendingEvent(encoder.encode, seq, base_seq, now, timestamp, previous, fields, context)
+                )
             else:
-                self._outbox.put(lane.encode(seq, base_seq, now, timestamp, previous, fields, context))
+                self._outbox.put(encoder.encode(seq, base_seq, now, timestamp, previous, fields, context))
             # Numbers are given only now: a field that cannot be packed leaves no hole in them.
             self._last_time = now
             self._seq = seq
@@ -243,7 +245,7 @@ class Publisher:
             if began:
                 self._encoding_time += thread_time_ns() - began
                 self._encodings_timed += 1
-            if now >= self._flush_at or lane.is_urgent or not seq & _FLUSH_MASK:
+            if now >= self._flush_at or encoder.is_urgent or not seq & _FLUSH_MASK:
                 self._flush(wait=event is Event.FIT_END)
         finally:
             self._sending -= 1
@@ -282,7 +284,7 @@ class Publisher:
             # The first batch begins where every training does, also in a loop that says nothing before its end.
             previous = self._previous or (Timestamp().values if timestamp.batch == 1 else None)
             if event not in self._always and not self.demand.is_due(
-                event, batch_number(event, timestamp), Moment(event, timestamp, previous)
+                event, batch_number(event, timestamp), EventPosition(event, timestamp, previous)
             ):
                 return
             context = self._pack_plain_context({name: fields.pop(name) for name in _CONTEXT_NAMES if name in fields})
@@ -363,7 +365,7 @@ class Publisher:
 
     def _check_lost(self) -> None:
         """Raises :class:`ClosedError` unless it was closed because no broker would take the run any more."""
-        if not self._uplink.lost:
+        if not self._session.lost:
             raise ClosedError(
                 f"the publisher of run {self.run_name!r} is closed: publish before close(), or make a new one"
             )
@@ -389,12 +391,12 @@ class Publisher:
     def run_dir(self) -> Path:
         """The run's directory, as the broker sees it; another one once a broker of our own has taken the place of one
         elsewhere."""
-        return self._uplink.run_dir
+        return self._session.run_dir
 
     @property
     def recording(self) -> Path:
         """Where the broker records this attempt."""
-        return self._uplink.recording
+        return self._session.recording
 
     @property
     def closed(self) -> bool:
@@ -404,14 +406,14 @@ class Publisher:
     def wait(self) -> None:
         """As :meth:`poll`, after a moment in which something may come."""
         if not self._closed:
-            self._uplink.wait()
+            self._session.wait()
             self.poll()
 
     def _flush(self, *, wait: bool) -> None:
         began = thread_time_ns()
         self._flush_at = self._last_time + self._max_delay
-        if self._held:
-            for frame in self._held.take(wait=wait):
+        if self._pending:
+            for frame in self._pending.take(wait=wait):
                 self._outbox.put(frame)
         self._outbox.send()
         if self._last_time >= self._next_exchange:
@@ -420,25 +422,25 @@ class Publisher:
         self._flushing_time += thread_time_ns() - began
 
     def _exchange(self) -> None:
-        self._uplink.listen()
-        if self._uplink.lost:
+        self._session.listen()
+        if self._session.lost:
             self._shut()
             return
         self._take_news()
         self._outbox.send()
         if self._last_time >= self._next_report:
             self._next_report = self._last_time + _REPORT_EVERY
-            self._uplink.report(asdict(self.statistics()))
+            self._session.report(asdict(self.statistics()))
 
     def _take_news(self) -> None:
-        uplink = self._uplink
-        while uplink.news:
-            news = uplink.news.pop(0)
-            self._take_standings(news)
+        session = self._session
+        while session.news:
+            news = session.news.pop(0)
+            self._take_progress(news)
             if "demand" in news:
                 self._take_demand(news)
-        while uplink.commands:
-            content = uplink.commands.pop(0)
+        while session.commands:
+            content = session.commands.pop(0)
             try:
                 command = Command.from_wire(content)
             except ProtocolError as error:
@@ -462,31 +464,31 @@ class Publisher:
         batch = timestamp.batch
         self._publish_mark(COMMAND, timestamp, {**command.to_wire(), "event": event.value, "error": error})
         if command.id:
-            told = {"id": command.id, "event": event.value, "batch": batch, "error": error}
-            self._uplink.say("applied", told)
+            outcome = {"id": command.id, "event": event.value, "batch": batch, "error": error}
+            self._session.say("applied", outcome)
 
-    def _take_standings(self, told: dict[str, Any]) -> None:
+    def _take_progress(self, report: dict[str, Any]) -> None:
         rank = self._topic.rank
         try:
-            standings = {key: Standing.from_wire(one, rank) for key, one in told.get("consumers", {}).items()}
+            consumers = {key: ConsumerProgress.from_wire(one, rank) for key, one in report.get("consumers", {}).items()}
         except (ProtocolError, AttributeError) as error:
             _log.warning("run %s: what the broker says of consumers makes no sense: %s", self.run_name, error)
             return
-        if "demand" in told:
-            self._standings = {}
-        self._standings.update(standings)
-        self.expected_consumers.difference_update(one.name for one in standings.values() if one.name is not None)
+        if "demand" in report:
+            self._consumers = {}
+        self._consumers.update(consumers)
+        self.expected_consumers.difference_update(one.name for one in consumers.values() if one.name is not None)
 
     def is_handled(self, seq: int, field: str) -> bool:
         """Whether every consumer that asks for a field is through with an event, by its number; for whoever lends them
         memory with that field."""
         rank = self._topic.rank
-        return all(one.handled[rank] >= seq for one in self._standings.values() if field in one.fields)
+        return all(one.handled[rank] >= seq for one in self._consumers.values() if field in one.fields)
 
     @property
-    def consumers(self) -> Collection[Standing]:
+    def consumers(self) -> Collection[ConsumerProgress]:
         """The consumers that decide something, or ask for further fields; as far as the broker has said."""
-        return self._standings.values()
+        return self._consumers.values()
 
     @property
     def next_seq(self) -> int:
@@ -520,15 +522,15 @@ class Publisher:
         rank = self._topic.rank
         return {
             one.name or UNNAMED
-            for one in self._standings.values()
+            for one in self._consumers.values()
             if event.value in one.decides
             and one.handled[rank] < seq
             and (names is None or (one.name or UNNAMED) in names)
         }
 
-    def _take_demand(self, told: dict[str, Any]) -> None:
+    def _take_demand(self, report: dict[str, Any]) -> None:
         try:
-            demand, limit = Demand.from_wire(told["demand"] or {}), told.get("unlimited")
+            demand, limit = Demand.from_wire(report["demand"] or {}), report.get("unlimited")
             unlimited = None if limit is None else Demand.from_wire(limit)
         except ProtocolError as error:
             _log.warning("run %s: what the broker says consumers want makes no sense: %s", self.run_name, error)
@@ -563,9 +565,11 @@ class Publisher:
     def _publish_mark(self, name: str, timestamp: TrainingTime, fields: dict[str, Any]) -> None:
         context = pack_map({"world_size": self._world_size})
         now = max(self._clock(), self._last_time)
-        mark = HeldEvent(self._encoder(name), self._seq + 1, self._base_seq + 1, now, timestamp, None, fields, context)
-        if self._held:
-            self._held.append(mark)
+        mark = PendingEvent(
+            self._new_encoder(name), self._seq + 1, self._base_seq + 1, now, timestamp, None, fields, context
+        )
+        if self._pending:
+            self._pending.append(mark)
         else:
             self._outbox.put(mark.to_frame())
         self._last_time = now
@@ -592,7 +596,7 @@ class Publisher:
             if not self._closed:
                 ending = Ending(status, error, reason or (self.stop_reason if status == "stopped" else None))
                 self._publish_mark(END, Timestamp().values, ending.to_fields())
-                self._uplink.settle(self._seq)
+                self._session.flush(self._seq)
         finally:
             self._shut()
 
@@ -602,30 +606,30 @@ class Publisher:
         self._closed = True
         self.wanted &= self.kept_events
         _open_publishers.discard(self)
-        self._uplink.close()
+        self._session.close()
 
     @property
     def recorded_all(self) -> bool:
         """Whether the broker has everything that was published so far on disk."""
-        uplink = self._uplink
-        return not uplink.lost and uplink.trouble is None and uplink.acknowledged >= self._seq
+        session = self._session
+        return not session.lost and session.write_error is None and session.acknowledged >= self._seq
 
     def statistics(self) -> PublisherStatistics:
         """How the sending end is doing."""
-        uplink, outbox = self._uplink, self._outbox
+        session, outbox = self._session, self._outbox
         encoding = self._encoding_time / max(1, self._encodings_timed)
         return PublisherStatistics(
             published=self._seq,
             sent=outbox.sent,
-            acknowledged=uplink.acknowledged,
-            lag=self._seq - uplink.acknowledged,
+            acknowledged=session.acknowledged,
+            lag=self._seq - session.acknowledged,
             resent=outbox.resent,
             dropped=outbox.dropped,
-            held=len(self._held),
+            held=len(self._pending),
             backlog=len(outbox),
             backlog_bytes=outbox.size,
             backlog_bytes_high=outbox.size_high,
-            broker_restarts=uplink.restarts,
+            broker_restarts=session.restarts,
             fields_left_out=self.fields_left_out,
             nanoseconds_per_event=encoding + self._flushing_time / max(1, self._seq),
         )

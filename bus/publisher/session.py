@@ -10,25 +10,25 @@ import zmq
 
 from bus.errors import OffloopError
 from bus.protocol.frames import CUT, decode_event, encode_control, event_encoder, pack_map, split_frame
-from bus.publisher.connection import BrokerLink
-from bus.publisher.launch import START_PATIENCE, TEMPORARY, named_error
+from bus.publisher.connection import BrokerConnection
+from bus.publisher.launch import START_PATIENCE, TEMPORARY, error_by_name
 from bus.publisher.outbox import Outbox
 from bus.types.demand import BASE_EVENTS
 
-__all__ = ["Uplink"]
+__all__ = ["BrokerSession"]
 
 _log = logging.getLogger("offloop")
 
 SILENCE_SECONDS = 5.0
 PROBE_SECONDS = 0.5
 HELLO_AGAIN_SECONDS = 2.0
-SETTLE_SECONDS = 5.0
+FLUSH_TIMEOUT = 5.0
 POLL_MILLISECONDS = 20
 
 
-class Uplink:
+class BrokerSession:
     """Hands frames to the broker, keeps them until they are on disk there, and hears what it says; never waits but in
-    :meth:`settle`.
+    :meth:`flush`.
 
     A broker of our own that dies is started again, and whatever broker comes back is sent what it lacks, as far as
     ``limit`` bytes reach. When one that stands alone has not come back by the time that half of this is full, or at the
@@ -36,24 +36,24 @@ class Uplink:
     with a recording of what came later. :attr:`lost` is true once no broker will take the run any more; everything is
     then forgotten."""
 
-    def __init__(self, link: BrokerLink, limit: int, runs_dir: Path) -> None:
-        self.run_name = link.run_name
-        self.outbox = Outbox(link.send, limit)
+    def __init__(self, connection: BrokerConnection, limit: int, runs_dir: Path) -> None:
+        self.run_name = connection.run_name
+        self.outbox = Outbox(connection.send, limit)
         self.acknowledged = 0
         """Number of the last event that the broker has on disk."""
-        self.trouble: str | None = None
+        self.write_error: str | None = None
         """Why the broker records nothing at the moment."""
         self.restarts = 0
         """How often the broker was lost and a new one had to be found or started."""
         self.lost = False
-        self.news: list[dict[str, Any]] = [link.welcome]
+        self.news: list[dict[str, Any]] = [connection.welcome]
         """What the broker has reported of consumers, in order, in the form of the wire: ``demand`` and all
         ``consumers``, or only those of them that have come further. The reader empties it."""
         self.commands: list[Any] = []
         """Commands that have come, in the form of the wire; whoever reads them empties it."""
-        self._link = link
-        self._note_place(link.welcome)
-        self._demand = link.welcome.get("demand")
+        self._connection = connection
+        self._note_place(connection.welcome)
+        self._demand = connection.welcome.get("demand")
         self._heard = time.monotonic()
         self._probed = self._asked = 0.0
         self._silence_named = False
@@ -62,7 +62,7 @@ class Uplink:
         """Number of the last event that was named as lost."""
         self._ended = False
         self._runs_dir = runs_dir
-        self._shared_address = link.address
+        self._shared_address = connection.address
         self._taking_over = False
         self._refused_to_take_over = False
         self._first_part: tuple[int, Path] | None = None
@@ -75,7 +75,7 @@ class Uplink:
             self._look_after_successor()
             return
         # What a broker that is left for one of our own says after that is of its record, not of ours.
-        while not (self.lost or self._taking_over) and (message := self._link.receive()) is not None:
+        while not (self.lost or self._taking_over) and (message := self._connection.receive()) is not None:
             self._heard = time.monotonic()
             self._take(message.kind, message.content)
         if self._taking_over:
@@ -93,33 +93,33 @@ class Uplink:
         elif kind == "command":
             self.commands.append(content)
         elif kind == "resend":
-            self._send_again(content.get("after"))
+            self._retransmit(content.get("after"))
         elif kind == "ended":
             self._ended = True
         elif kind == "unknown":
             self._find_again("is another one, which does not know the run yet")
         elif kind == "welcome":
             if self._has_ended_without_us(content):
-                why = "took this trainer for lost while it could not be reached, and ended the record"
+                why = "took this trainer for lost while it could not be reached, and ended the recording"
                 self._give_up(why, is_closed=True)
                 return
             self._note_acknowledged(content.get("acknowledged"))
             self._note_place(content)
             self._demand = content.get("demand", self._demand)
             self.news.append(content)
-            self._send_again(self.acknowledged)
+            self._retransmit(self.acknowledged)
             self.outbox.paused = self._refused_to_take_over = False
             self._delay = None
         elif kind == "refused":
-            self._take_refusal(named_error(str(content.get("error")), str(content.get("reason"))))
+            self._take_refusal(error_by_name(str(content.get("error")), str(content.get("reason"))))
         elif kind == "trouble":
-            self.trouble = str(content.get("reason"))
+            self.write_error = str(content.get("reason"))
             _log.warning(
                 "run %s goes on, but events after %d are not recorded at the moment: %s",
-                *(self.run_name, self.acknowledged, self.trouble),
+                *(self.run_name, self.acknowledged, self.write_error),
             )
         elif kind == "recovered":
-            self.trouble = None
+            self.write_error = None
             _log.warning("run %s is recorded again", self.run_name)
         elif kind == "notice":
             _log.warning("run %s: %s", self.run_name, content.get("text"))
@@ -144,9 +144,9 @@ class Uplink:
             self._delay = str(why)
             _log.warning("run %s is not recorded yet, and it is tried again: %s", self.run_name, why)
 
-    def _send_again(self, after: Any) -> None:
-        """Begins again with the oldest event that is kept, for a broker that has all up to ``after``; what came between
-        the two is lost, and is named once."""
+    def _retransmit(self, after: Any) -> None:
+        """Retransmits all kept events to a broker that has everything up to ``after``. Events between the two are lost,
+        and named once in the log."""
         lost = self.outbox.first - 1
         if isinstance(after, int) and lost > max(after, self._named):
             _log.warning(
@@ -155,7 +155,7 @@ class Uplink:
                 *(self.run_name, max(after, self._named) + 1, lost),
             )
             self._named = lost
-        self.outbox.rewind()
+        self.outbox.retransmit()
 
     def _has_ended_without_us(self, welcome: dict[str, Any]) -> bool:
         """Whether a broker has written the end of the stream itself, in the place of an event of ours."""
@@ -167,7 +167,7 @@ class Uplink:
         if isinstance(number, int) and number > self.acknowledged:
             self.acknowledged = number
             self.outbox.acknowledge(number)
-            self.trouble = None
+            self.write_error = None
             self._silence_named = False
 
     def _find_again(self, what: str) -> None:
@@ -185,12 +185,12 @@ class Uplink:
     def _renew(self) -> None:
         self._asked = time.monotonic()
         try:
-            self._link.renew(self._demand)
+            self._connection.renew(self._demand)
         except (OffloopError, zmq.ZMQError) as error:
             self._give_up(f"cannot be reached again: {error}")
 
     def _look_after_broker(self) -> None:
-        process = self._link.process
+        process = self._connection.process
         if process is not None and process.is_another_ranks:
             return
         how = process.ended() if process is not None and not self.lost else None
@@ -228,7 +228,7 @@ class Uplink:
             self.report({})
         if now - self._heard <= SILENCE_SECONDS:
             return
-        if not self.outbox.paused and self._link.address.startswith("tcp://"):
+        if not self.outbox.paused and self._connection.address.startswith("tcp://"):
             # The connection may be dead, and nobody closed it: the broker is lost until it is found again.
             self.restarts += 1
             self.outbox.paused = True
@@ -244,12 +244,12 @@ class Uplink:
     def _take_over(self, why: str, *, is_closed: bool = False) -> bool:
         """Has a broker of our own take the place of one that stands alone; whether it is one, and that was begun. With
         ``is_closed`` nothing more can be added to the recording there."""
-        if not self._link.is_shared:
+        if not self._connection.is_shared:
             return False
         self.outbox.paused = True
-        self._ended, self.trouble = False, None
+        self._ended, self.write_error = False, None
         try:
-            self._link.take_over(self._runs_dir, in_place=not is_closed)
+            self._connection.take_over(self._runs_dir, in_place=not is_closed)
         except OSError as error:
             self._note_refusal(error)
             return False
@@ -262,7 +262,7 @@ class Uplink:
 
     def _look_after_successor(self) -> None:
         try:
-            taken = self._link.taken()
+            taken = self._connection.taken()
         except OffloopError as error:
             self._taking_over = False
             self._note_refusal(error)
@@ -287,9 +287,9 @@ class Uplink:
         before = self.outbox.first - 1
         if before > self.acknowledged:
             # What fell off is in neither, and has to be missed between the two.
-            self._link.say_recorded(self.acknowledged)
+            self._connection.say_recorded(self.acknowledged)
         else:
-            self._link.say_recorded(max(0, before - 1))
+            self._connection.say_recorded(max(0, before - 1))
             oldest = self.outbox.oldest
             if before and oldest is not None:
                 self.outbox.put_in_front(_mark_before(oldest, before))
@@ -323,18 +323,18 @@ class Uplink:
         """Tells the broker something that may be lost."""
         if not self.outbox.paused and not self.lost:
             with contextlib.suppress(zmq.Again):
-                self._link.send(encode_control(kind, content), zmq.NOBLOCK)
+                self._connection.send(encode_control(kind, content), zmq.NOBLOCK)
 
     def wait(self) -> None:
         """Waits for the broker's next word, for a moment at most."""
-        self._link.socket.poll(POLL_MILLISECONDS)
+        self._connection.socket.poll(POLL_MILLISECONDS)
 
-    def settle(self, last: int) -> None:
+    def flush(self, last: int) -> None:
         """Waits until the broker has everything up to event ``last`` on disk, for as long as it gets on with that; has
         a broker of our own take the place of one that does not, and says what is missing if neither does."""
         if self._has_recorded(last) or (self._take_over("does not answer") and self._has_recorded(last)):
             return
-        if not self.lost and not (self.trouble and self._ended):
+        if not self.lost and not (self.write_error and self._ended):
             _log.warning(
                 "the broker of run %s does not answer: events %d to %d may not be recorded",
                 *(self.run_name, self.acknowledged + 1, last),
@@ -342,21 +342,21 @@ class Uplink:
 
     def _has_recorded(self, last: int) -> bool:
         """Whether everything up to that event is on disk, after waiting for it as long as the broker gets on."""
-        deadline = time.monotonic() + (START_PATIENCE if self._taking_over else SETTLE_SECONDS)
+        deadline = time.monotonic() + (START_PATIENCE if self._taking_over else FLUSH_TIMEOUT)
         before = self.acknowledged, self._taking_over
-        while self.acknowledged < last and not (self.trouble and self._ended) and not self.lost:
+        while self.acknowledged < last and not (self.write_error and self._ended) and not self.lost:
             if time.monotonic() > deadline:
                 return False
             self.outbox.send()
             self.wait()
             self.listen()
             if before != (before := (self.acknowledged, self._taking_over)):
-                deadline = time.monotonic() + (START_PATIENCE if self._taking_over else SETTLE_SECONDS)
+                deadline = time.monotonic() + (START_PATIENCE if self._taking_over else FLUSH_TIMEOUT)
         return self.acknowledged >= last
 
     def close(self) -> None:
         """Ends the connection."""
-        self._link.close()
+        self._connection.close()
         dropped = self.outbox.dropped
         self.outbox.clear()
         if dropped:

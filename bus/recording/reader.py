@@ -16,7 +16,7 @@ from bus.printing import Damage
 from bus.recording import records
 from bus.recording.records import MAGIC, PROFILE, Chunk, ChunkHead, DamageError, Mark, Position
 
-__all__ = ["FileSource", "JournalReader", "Record", "Source"]
+__all__ = ["ByteSource", "FileSource", "Record", "RecordingReader"]
 
 BLOCK_BYTES = 1 << 20
 FRONT_BYTES = 4096
@@ -44,7 +44,7 @@ class Record(NamedTuple):
     body: bytes
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """Where a recording's bytes come from."""
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -119,19 +119,19 @@ class _NotWholeError(_Problem):
     """A record ends behind the end of what is there."""
 
 
-class JournalReader:
+class RecordingReader:
     """Reads a recording from its front, also one that is still being written, was cut off, or is damaged.
 
     :meth:`read` gives what is there and can be called again later for what came after. Every chunk whose own bytes are
     good is given, in order, whatever happened around it. The recording is a file, or anything that is a
-    :class:`Source`, with a ``name`` for messages.
+    :class:`ByteSource`, with a ``name`` for messages.
 
     Raises:
         RecordingError: the file is missing or cannot be opened.
     """
 
-    def __init__(self, source: Path | Source, name: str | None = None) -> None:
-        self._source: Source = FileSource(source) if isinstance(source, Path) else source
+    def __init__(self, source: Path | ByteSource, name: str | None = None) -> None:
+        self._source: ByteSource = FileSource(source) if isinstance(source, Path) else source
         self._name = name or str(source)
         self.cut: str | None = None
         """The record within which the recording ends, after :meth:`read`, if it does."""
@@ -156,7 +156,7 @@ class JournalReader:
         self._wasted = 0
         self._opened: tuple[tuple[int, int], Chunk] | None = None
 
-    def __enter__(self) -> "JournalReader":
+    def __enter__(self) -> "RecordingReader":
         return self
 
     def __exit__(

@@ -8,7 +8,7 @@ from bus.errors import RecordingError, RunNotFoundError
 from bus.protocol.frames import CHECKPOINT, COMMAND, END
 from bus.protocol.order import CheckpointMark, Ending, Gap, StreamOrder
 from bus.protocol.snapshot import Snapshot
-from bus.recording.reader import JournalReader
+from bus.recording.reader import RecordingReader
 from bus.runs.directory import RUN_FILE, read_run
 from bus.types.commands import Outcome
 from bus.types.event import Event
@@ -32,7 +32,7 @@ class Recording:
 
     def __init__(self, path: str | os.PathLike[str], attempt: int | None = None) -> None:
         self.path = _find(Path(path), attempt)
-        with JournalReader(self.path) as reader:
+        with RecordingReader(self.path) as reader:
             # The name stands in a metadata record before the first chunk.
             for _ in reader.read():
                 break
@@ -54,7 +54,7 @@ class Recording:
         """What could not be read, with its offset, after an iteration; ``None`` when all was good."""
         self._order = StreamOrder(self.run_name, self.attempt, None)
         self.gaps: tuple[Gap, ...] = ()
-        """Events that are missing in the record, as far as the iteration has come."""
+        """Events that are missing in the recording, as far as the iteration has come."""
 
     def __iter__(self) -> Iterator[Snapshot]:
         return self.snapshots()
@@ -76,7 +76,7 @@ class Recording:
         self._order = order = StreamOrder(self.run_name, self.attempt, events, after)
         self.gaps = ()
         from_record = order.from_record
-        with JournalReader(self.path) as reader:
+        with RecordingReader(self.path) as reader:
             for records in reader.read():
                 for record in records:
                     snapshot = from_record(record.topic, record.body)
@@ -108,7 +108,7 @@ class Recording:
 
     def _read_marks(self, name: str) -> StreamOrder:
         order = StreamOrder(self.run_name, self.attempt, None)
-        with JournalReader(self.path) as reader:
+        with RecordingReader(self.path) as reader:
             for records in reader.read():
                 for record in records:
                     if f"/{name}/" in record.topic:

@@ -1,4 +1,4 @@
-"""Where a replay begins and ends: moments of a recorded run, by training time or by the clock."""
+"""Where a replay begins and ends: bounds by training time or by the clock."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from bus.recording.recording import Recording
 from bus.types.event import Event
 from bus.types.timestamp import Time, TimeUnit, TrainingTime
 
-__all__ = ["SETUP_EVENTS", "Moment", "Window", "read_moment", "recording_began"]
+__all__ = ["SETUP_EVENTS", "Bound", "Window", "parse_bound", "recording_began"]
 
 SETUP_EVENTS = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START})
 """The events before the first batch, by which callbacks learn what is trained. They come first wherever a replay
@@ -43,11 +43,11 @@ _SINCE = {
 }
 
 
-class Moment(Protocol):
-    """A moment of a run."""
+class Bound(Protocol):
+    """Where a part of a recording begins or ends."""
 
     def compare(self, state: Snapshot, began: int) -> int:
-        """-1 when an event comes before the moment, 0 when it is at it, 1 when it comes after it; ``began`` is when the
+        """-1 when an event comes before the bound, 0 when it is at it, 1 when it comes after it; ``began`` is when the
         recording began, in nanoseconds since 1970.
 
         Raises:
@@ -56,8 +56,8 @@ class Moment(Protocol):
 
 
 @dataclass(frozen=True)
-class _TrainingMoment:
-    """So many batches, epochs, ... have ended, and none since. An event within the next batch is at the moment too:
+class _TrainingBound:
+    """So many batches, epochs, ... have ended, and none since. An event within the next batch is at the bound too:
     only with its end the training has gone on."""
 
     time: Time
@@ -66,7 +66,7 @@ class _TrainingMoment:
         return str(self.time)
 
     def compare(self, state: Snapshot, began: int) -> int:
-        """See :class:`Moment`."""
+        """See :class:`Bound`."""
         values, unit = state.timestamp.values, self.time.unit
         reached: float
         if unit is TimeUnit.DURATION:
@@ -93,7 +93,7 @@ def _reached(values: TrainingTime, unit: TimeUnit) -> float:
 
 
 @dataclass(frozen=True)
-class _ClockMoment:
+class _ClockBound:
     """A moment by the recorded times; ``text`` is how it was written."""
 
     text: str
@@ -105,12 +105,12 @@ class _ClockMoment:
         return self.text
 
     def compare(self, state: Snapshot, began: int) -> int:
-        """See :class:`Moment`."""
+        """See :class:`Bound`."""
         moment = self.nanoseconds + (began if self.since_start else 0)
         return (state.time_ns > moment) - (state.time_ns < moment)
 
 
-def read_moment(text: str) -> Moment:
+def parse_bound(text: str) -> Bound:
     """Reads a moment of a run: a training time (``2ep``, ``100ba``, ``0.5dur``; ``90sec`` and ``1h30m`` are time spent
     training), ``+`` and the time since the recording began (``+90s``, ``+1.5s``, ``+1h30m``), or a date with a time as
     in ISO 8601, of this machine's time zone unless it names one.
@@ -121,16 +121,16 @@ def read_moment(text: str) -> Moment:
     stripped = text.strip()
     try:
         if stripped.startswith("+"):
-            return _ClockMoment(stripped, _nanoseconds(stripped[1:].strip()), since_start=True)
+            return _ClockBound(stripped, _nanoseconds(stripped[1:].strip()), since_start=True)
         if _DATE.match(stripped):
             since = datetime.fromisoformat(stripped).astimezone() - _EPOCH
-            return _ClockMoment(stripped, since // _MICROSECOND * 1000, since_start=False)
+            return _ClockBound(stripped, since // _MICROSECOND * 1000, since_start=False)
         time = Time.from_timestring(stripped)
         if not time.value >= 0:
             raise InvalidTimeError("it is before the beginning")
     except (ValueError, OverflowError):
         raise InvalidTimeError(f"{text[:60]!r} is no moment of a run: {_HOW_TO_WRITE}") from None
-    return _TrainingMoment(time)
+    return _TrainingBound(time)
 
 
 def _nanoseconds(text: str) -> int:
@@ -149,7 +149,7 @@ class Window:
 
     ``began`` is when the recording began, in nanoseconds since 1970."""
 
-    def __init__(self, start: Moment | None, until: Moment | None, began: int) -> None:
+    def __init__(self, start: Bound | None, until: Bound | None, began: int) -> None:
         self._start = start
         self._until = until
         self._began = began

@@ -20,7 +20,7 @@ from bus.recording import records
 from bus.recording.records import MAGIC, PROFILE, Mark, Position
 from bus.recording.scan import Scan, scan
 
-__all__ = ["JournalWriter"]
+__all__ = ["RecordingWriter"]
 
 CHUNK_BYTES = 1024 * 1024
 MAX_INDEX_BYTES = 16 * 1024 * 1024
@@ -38,11 +38,11 @@ class _Channel(NamedTuple):
     """Time and offset of one message after the other."""
 
 
-class JournalWriter:
+class RecordingWriter:
     """Appends frames to a recording in the order in which they are given; nothing is on disk before :meth:`flush`.
 
-    What :meth:`append` and :meth:`flush` could not write makes the writer :attr:`broken`: the frames since the last
-    good flush are forgotten, and the file ends where it ended then. It goes on after :meth:`mend`.
+    What :meth:`append` and :meth:`flush` could not write makes the writer :attr:`failed`: the frames since the last
+    good flush are forgotten, and the file ends where it ended then. It goes on after :meth:`recover`.
 
     ``run_id`` is the run's identity: see :attr:`bus.runs.RunInfo.id`.
 
@@ -65,7 +65,7 @@ class JournalWriter:
             raise RunDirectoryError(f"the recording {path} cannot be created: {error.strerror}") from None
 
     @classmethod
-    def resume(cls, path: Path, run: str, attempt: int, run_id: str | None = None) -> "JournalWriter":
+    def resume(cls, path: Path, run: str, attempt: int, run_id: str | None = None) -> "RecordingWriter":
         """Goes on with the recording of an attempt: behind its last whole record, or in place of its footer.
 
         Raises:
@@ -93,7 +93,7 @@ class JournalWriter:
         if run_id is not None:
             self._metadata["id"] = run_id
         self._compress = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compress
-        self._trouble: str | None = None
+        self._write_error: str | None = None
         self._closed = False
         self._size = 0
         # What the file holds.
@@ -178,16 +178,16 @@ class JournalWriter:
         return dict(self._positions)
 
     @property
-    def broken(self) -> bool:
-        """Whether something could not be written, so that :meth:`mend` must come before more can be."""
-        return self._trouble is not None
+    def failed(self) -> bool:
+        """Whether something could not be written, so that :meth:`recover` must come before more can be."""
+        return self._write_error is not None
 
     def append(self, topic: bytes, seq: int, base_seq: int, time: int, body: bytes) -> None:
         """Appends one frame; ``topic`` without its delimiter, ``time`` the event's, in nanoseconds since 1970.
 
         Raises:
             OSError: a chunk was full, and the disk does not take it.
-            RunDirectoryError: the file is gone, or the writer is broken.
+            RunDirectoryError: the file is gone, or writing failed before.
             ProtocolError: ``topic`` is none, or one too many for a file.
         """
         channel = self._channels.get(topic)
@@ -226,10 +226,10 @@ class JournalWriter:
 
         Raises:
             OSError: the disk does not take it.
-            RunDirectoryError: the file is gone from its path, or the writer is broken.
+            RunDirectoryError: the file is gone from its path, or writing failed before.
         """
         self._check_usable()
-        with self._breaking():
+        with self._note_write_errors():
             self._check_present()
             if self._appended:
                 self._write_chunk()
@@ -300,12 +300,12 @@ class JournalWriter:
         self._size = offset
 
     @contextlib.contextmanager
-    def _breaking(self) -> Iterator[None]:
-        """What goes wrong within it makes the writer broken."""
+    def _note_write_errors(self) -> Iterator[None]:
+        """Errors within it make the writer unusable until it is recovered."""
         try:
             yield
         except (OSError, RunDirectoryError) as error:
-            self._trouble = str(error)
+            self._write_error = str(error)
             for name in self._topics.values():
                 del self._identities[name]
             self._forget()
@@ -314,8 +314,8 @@ class JournalWriter:
     def _check_usable(self) -> None:
         if self._closed:
             raise RunDirectoryError(f"the recording {self.path} is closed")
-        if self._trouble is not None:
-            raise RunDirectoryError(f"the recording {self.path} cannot be written: {self._trouble}")
+        if self._write_error is not None:
+            raise RunDirectoryError(f"the recording {self.path} cannot be written: {self._write_error}")
 
     def _check_present(self) -> None:
         try:
@@ -325,13 +325,13 @@ class JournalWriter:
         if not present:
             raise RunDirectoryError(f"the recording {self.path} is gone")
 
-    def mend(self) -> None:
-        """Makes a broken writer usable again: the file ends at its last good byte, and takes a record.
+    def recover(self) -> None:
+        """Makes a failed writer usable again: the file ends at its last good byte, and takes a record.
 
         Raises:
             OSError: it still cannot be written.
         """
-        if self._closed or self._trouble is None:
+        if self._closed or self._write_error is None:
             return
         try:
             self._check_present()
@@ -345,7 +345,7 @@ class JournalWriter:
         os.ftruncate(self._descriptor, end)
         self._size = end
         self._put(self._mark(b"", 0).encode())
-        self._trouble = None
+        self._write_error = None
 
     def discard(self) -> None:
         """Closes and removes a file that is not to be a recording after all."""
@@ -355,7 +355,7 @@ class JournalWriter:
             self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Flushes, writes the index and the footer, and closes the file; a broken writer's file ends without them. Can
+        """Flushes, writes the index and the footer, and closes the file; a failed writer's file ends without them. Can
         be called more than once.
 
         Raises:
@@ -365,7 +365,7 @@ class JournalWriter:
         if self._closed:
             return
         try:
-            if self._trouble is None:
+            if self._write_error is None:
                 self.flush()
                 # One more mark, so that damage to the last chunk's does not leave open what the file holds.
                 self._put(self._mark(b"", 0).encode())

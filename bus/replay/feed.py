@@ -11,12 +11,12 @@ import msgpack
 import zmq
 
 from bus.errors import BrokerError
-from bus.protocol.frames import Topic, encode_bundle, encode_control
-from bus.publisher.connection import BrokerLink
-from bus.publisher.launch import TEMPORARY, named_error
-from bus.publisher.outbox import BUNDLE_BYTES, BUNDLE_FRAMES
+from bus.protocol.frames import Topic, encode_control, encode_frame_batch
+from bus.publisher.connection import BrokerConnection
+from bus.publisher.launch import TEMPORARY, error_by_name
+from bus.publisher.outbox import BATCH_BYTES, BATCH_FRAMES
 
-__all__ = ["Feed", "reframed", "wait_for_any"]
+__all__ = ["Feed", "reframe", "wait_for_any"]
 
 _log = logging.getLogger("offloop")
 
@@ -30,7 +30,7 @@ _REFUSAL = "this is a recording that is replayed: its training is over, and noth
 _NUMBERS_BYTES = 64
 
 
-def reframed(topic: Topic, body: bytes, attempt: int, left_out: int = 0, base_left_out: int = 0) -> bytes:
+def reframe(topic: Topic, body: bytes, attempt: int, left_out: int = 0, base_left_out: int = 0) -> bytes:
     """A recorded event as a frame of another run: everything is as it was recorded, but for the topic, the attempt, and
     the two numbers of the event, which are lower by how many events before it were left out."""
     unpacker = msgpack.Unpacker()
@@ -44,7 +44,7 @@ def reframed(topic: Topic, body: bytes, attempt: int, left_out: int = 0, base_le
     return topic.encode() + bytes(packer.bytes()) + body[unpacker.tell() :]
 
 
-class _Parcel(NamedTuple):
+class _Batch(NamedTuple):
     """Events that follow one another, as one message."""
 
     message: bytes
@@ -61,16 +61,16 @@ class Feed:
         BrokerError: from any of its methods: the broker is gone for good, or takes the run no more.
     """
 
-    def __init__(self, link: BrokerLink, rank: int) -> None:
-        self._link = link
+    def __init__(self, connection: BrokerConnection, rank: int) -> None:
+        self._connection = connection
         self._rank = rank
-        self.attempt: int = link.welcome["attempt"]
+        self.attempt: int = connection.welcome["attempt"]
         self.last = 0
         """Number of the event put in last."""
         self._acknowledged = 0
         self._frames: deque[tuple[int, bytes]] = deque()
-        self._unsent: deque[_Parcel] = deque()
-        self._sent: deque[_Parcel] = deque()
+        self._unsent: deque[_Batch] = deque()
+        self._sent: deque[_Batch] = deque()
         self._size = 0
         # Number of the event that the broker expects, as far as it was told.
         self._next = 1
@@ -78,14 +78,14 @@ class Feed:
         self._asks = False
         self.is_taken = True
         """Whether the broker has taken everything up to the last :meth:`ask`."""
-        self._trouble: str | None = None
+        self._last_error: str | None = None
         self._died: float | None = None
         self._heard = self._probed = time.monotonic()
 
     @property
     def socket(self) -> "zmq.Socket[bytes]":
         """What becomes readable when the broker says something."""
-        return self._link.socket
+        return self._connection.socket
 
     @property
     def is_full(self) -> bool:
@@ -115,33 +115,33 @@ class Feed:
     def _send(self) -> None:
         while self._unsent or self._frames:
             if not self._unsent:
-                self._unsent.append(self._gathered())
-            parcel = self._unsent[0]
-            if parcel.first != self._next:
+                self._unsent.append(self._next_batch())
+            batch = self._unsent[0]
+            if batch.first != self._next:
                 # What is missing in the recording is missing here.
                 after = {"after": self._next - 1} if self._next else {}
-                self._link.send(encode_control("resume", {"from": parcel.first, **after}), zmq.NOBLOCK)
-            self._link.send(parcel.message, zmq.NOBLOCK)
-            self._next = parcel.last + 1
+                self._connection.send(encode_control("resume", {"from": batch.first, **after}), zmq.NOBLOCK)
+            self._connection.send(batch.message, zmq.NOBLOCK)
+            self._next = batch.last + 1
             self._sent.append(self._unsent.popleft())
         if self._asks:
-            self._link.send(encode_control("statistics", {"run": self._link.run_name}), zmq.NOBLOCK)
+            self._connection.send(encode_control("statistics", {"run": self._connection.run_name}), zmq.NOBLOCK)
             self._asks = False
 
-    def _gathered(self) -> _Parcel:
+    def _next_batch(self) -> _Batch:
         first, frame = self._frames.popleft()
         frames, last, size = [frame], first, len(frame)
-        while self._frames and len(frames) < BUNDLE_FRAMES:
+        while self._frames and len(frames) < BATCH_FRAMES:
             number, frame = self._frames[0]
-            if number != last + 1 or size + len(frame) > BUNDLE_BYTES:
+            if number != last + 1 or size + len(frame) > BATCH_BYTES:
                 break
             self._frames.popleft()
             frames.append(frame)
             last, size = number, size + len(frame)
-        return _Parcel(frames[0] if len(frames) == 1 else encode_bundle(frames), first, last, size)
+        return _Batch(frames[0] if len(frames) == 1 else encode_frame_batch(frames), first, last, size)
 
     def _listen(self) -> None:
-        while (message := self._link.receive()) is not None:
+        while (message := self._connection.receive()) is not None:
             self._heard = time.monotonic()
             kind, content = message.kind, message.content
             # Kinds that are not known come from a newer broker: they are skipped.
@@ -150,9 +150,9 @@ class Feed:
             elif kind == "resend":
                 self._begin_again()
             elif kind == "command" and self._rank == 0:
-                told = {"id": content.get("id"), "event": None, "batch": None, "error": _REFUSAL}
+                outcome = {"id": content.get("id"), "event": None, "batch": None, "error": _REFUSAL}
                 with contextlib.suppress(zmq.Again):
-                    self._link.send(encode_control("applied", told), zmq.NOBLOCK)
+                    self._connection.send(encode_control("applied", outcome), zmq.NOBLOCK)
             elif kind == "statistics":
                 self.is_taken = True
             elif kind == "unknown" and not self._away:
@@ -164,27 +164,27 @@ class Feed:
                 self._asks = not self.is_taken
             elif kind == "refused":
                 if self._away:
-                    why = named_error(str(content.get("error")), str(content.get("reason")))
+                    why = error_by_name(str(content.get("error")), str(content.get("reason")))
                     if isinstance(why, TEMPORARY):
                         # Hello is said again.
-                        self._trouble = str(why)
+                        self._last_error = str(why)
                         continue
                     raise BrokerError(f"the broker does not take the replay up again: {why}")
                 # A key that may not view is refused an answer, and that is one too.
                 self.is_taken = True
             elif kind == "trouble":
-                self._trouble = str(content.get("reason"))
-                _log.warning("run %s is not recorded at the moment: %s", self._link.run_name, self._trouble)
+                self._last_error = str(content.get("reason"))
+                _log.warning("run %s is not recorded at the moment: %s", self._connection.run_name, self._last_error)
             elif kind == "recovered":
-                self._trouble = None
+                self._last_error = None
 
     def _acknowledge(self, number: object) -> None:
         if not isinstance(number, int) or number <= self._acknowledged:
             return
         self._acknowledged = number
-        for parcels in (self._sent, self._unsent):
-            while parcels and parcels[0].last <= number:
-                self._size -= parcels.popleft().size
+        for batches in (self._sent, self._unsent):
+            while batches and batches[0].last <= number:
+                self._size -= batches.popleft().size
 
     def _begin_again(self) -> None:
         self._unsent.extendleft(reversed(self._sent))
@@ -195,10 +195,10 @@ class Feed:
     def _find_again(self) -> None:
         self._away = True
         self._probed = time.monotonic()
-        self._link.renew()
+        self._connection.renew()
 
     def _look_after_broker(self) -> None:
-        process, now = self._link.process, time.monotonic()
+        process, now = self._connection.process, time.monotonic()
         if process is None or process.ended() is None:
             self._died = None
         elif self._died is None:
@@ -207,7 +207,9 @@ class Feed:
             # Nothing comes any more of what it said before, which may have been that all is over.
             refusal = process.refusal()
             if refusal is not None and not isinstance(refusal, TEMPORARY):
-                raise BrokerError(f"the broker of run {self._link.run_name!r} ended, and does not go on: {refusal}")
+                raise BrokerError(
+                    f"the broker of run {self._connection.run_name!r} ended, and does not go on: {refusal}"
+                )
             if process.restart():
                 self._find_again()
 
@@ -217,17 +219,17 @@ class Feed:
             self._heard = now
         elif now - self._heard > PATIENCE_SECONDS:
             raise BrokerError(
-                f"the broker at {self._link.address} has recorded nothing for {PATIENCE_SECONDS:g} s: "
-                f"{self._trouble or 'see whether it runs'}"
+                f"the broker at {self._connection.address} has recorded nothing for {PATIENCE_SECONDS:g} s: "
+                f"{self._last_error or 'see whether it runs'}"
             )
         elif now - max(self._heard, self._probed) > PROBE_SECONDS:
             # A broker that was started again says nothing to somebody whom it does not know, unless it is spoken to.
             self._probed = now
             if self._away:
-                self._link.renew()
+                self._connection.renew()
                 return
             with contextlib.suppress(zmq.Again):
-                self._link.send(encode_control("report", {"last_sent": self._next - 1}), zmq.NOBLOCK)
+                self._connection.send(encode_control("report", {"last_sent": self._next - 1}), zmq.NOBLOCK)
             # The question itself may have been lost with a connection.
             self._asks |= not self.is_taken and now - self._heard > ASK_AGAIN_SECONDS
 
@@ -239,7 +241,7 @@ class Feed:
 
     def close(self) -> None:
         """Ends the connection; waits a moment for a broker of ours to end."""
-        self._link.close()
+        self._connection.close()
 
 
 def wait_for_any(feeds: Iterable[Feed], seconds: float) -> None:

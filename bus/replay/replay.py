@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from bus.protocol.order import CheckpointMark, Ending, Gap
 from bus.protocol.snapshot import Snapshot
 from bus.recording.recording import Recording
-from bus.recording.window import Moment, Window, read_moment, recording_began
+from bus.recording.window import Bound, Window, parse_bound, recording_began
 from bus.replay.pace import Pace
 from bus.types.commands import Outcome
 from bus.types.event import Event
@@ -25,7 +25,7 @@ class Replay:
 
     ``rate`` is how many times as fast it goes as it was, at once by default; replays that are to go together share a
     :class:`~bus.replay.pace.Pace`. ``start`` and ``until`` are moments in the words of
-    :func:`~bus.recording.window.read_moment`; events at either moment belong to the replay. Wherever it begins, the
+    :func:`~bus.recording.window.parse_bound`; events at either moment belong to the replay. Wherever it begins, the
     events before the training itself (``init``, ``fit_start``) come first, by which callbacks know what is trained; the
     others before ``start`` are left out, so that averages and the like begin there. ``events`` are those that are
     wanted, all by default, ``after`` is where to go on: of each rank ``(seq, base_seq)`` of the last snapshot that need
@@ -40,16 +40,16 @@ class Replay:
         self,
         recording: Recording,
         rate: float | Pace | None = None,
-        start: str | Moment | None = None,
-        until: str | Moment | None = None,
+        start: str | Bound | None = None,
+        until: str | Bound | None = None,
         *,
         events: Iterable[Event] | None = None,
         after: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
         self._recording = recording
         self._pace = rate if isinstance(rate, Pace) else Pace(math.inf if rate is None else rate)
-        self._start = read_moment(start) if isinstance(start, str) else start
-        self.until = read_moment(until) if isinstance(until, str) else until
+        self._start = parse_bound(start) if isinstance(start, str) else start
+        self.until = parse_bound(until) if isinstance(until, str) else until
         """Up to which moment it goes; ``None`` for the end."""
         self._events = None if events is None else frozenset(events)
         self._after = after
@@ -74,7 +74,7 @@ class Replay:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """Events that are missing in the record, as far as the iteration has come."""
+        """Events that are missing in the recording, as far as the iteration has come."""
         return self._recording.gaps
 
     def answered(self) -> tuple[Outcome, ...]:

@@ -22,10 +22,10 @@ from bus.protocol.numbering import Numbering
 from bus.protocol.order import SEVERITY, Ending
 from bus.protocol.snapshot import Snapshot
 from bus.publisher.connection import connect
-from bus.recording.reader import JournalReader
+from bus.recording.reader import RecordingReader
 from bus.recording.recording import Recording
-from bus.recording.window import Moment, Window, recording_began
-from bus.replay.feed import Feed, reframed, wait_for_any
+from bus.recording.window import Bound, Window, recording_began
+from bus.replay.feed import Feed, reframe, wait_for_any
 from bus.replay.pace import Pace
 from bus.runs.origin import Origin
 from bus.types.demand import BASE_EVENTS
@@ -105,8 +105,8 @@ class ReplayServer:
         run_name: str,
         *,
         pace: Pace,
-        start: Moment | None = None,
-        until: Moment | None = None,
+        start: Bound | None = None,
+        until: Bound | None = None,
         runs_dir: str | os.PathLike[str] | None = None,
         broker: str | None = None,
         security: ClientSecurity | None = None,
@@ -162,7 +162,7 @@ class ReplayServer:
         origin = Origin(recording.run_name, recording.attempt, str(recording.path.absolute()))
         address = self._broker
         for number in range(self._world_size):
-            link = connect(
+            connection = connect(
                 *(self.run_name, self._runs_dir, address, number, self._world_size),
                 origin.info(),
                 BASE_EVENTS,
@@ -170,8 +170,8 @@ class ReplayServer:
                 is_replay=True,
             )
             # The broker's own address, where one was started for the first rank.
-            address = link.address
-            feed = Feed(link, number)
+            address = connection.address
+            feed = Feed(connection, number)
             # Closed in the order in which they were opened: the first one may wait for the broker to end.
             opened.callback(feed.close)
             self._ranks[number] = _Rank(feed, Topic(self.run_name, END, number))
@@ -215,7 +215,7 @@ class ReplayServer:
     def _records(self) -> Iterator[_Recorded]:
         """The run's records in order, each once."""
         numbering = Numbering()
-        with JournalReader(self._recording.path) as reader:
+        with RecordingReader(self._recording.path) as reader:
             for records in reader.read():
                 for record in records:
                     try:
@@ -236,7 +236,7 @@ class ReplayServer:
     def _serve_one(self, recorded: _Recorded) -> None:
         rank = self._ranks[recorded.topic.rank]
         event = recorded.event
-        frame = reframed(
+        frame = reframe(
             rank.topic._replace(name=recorded.topic.name),
             recorded.body,
             rank.feed.attempt,
@@ -256,7 +256,7 @@ class ReplayServer:
     def _put(self, rank: _Rank, number: int, frame: bytes) -> None:
         before, self._speaking = self._speaking, rank
         if before is not None and before is not rank:
-            # The order of the ranks among each other is part of the record.
+            # The order of the ranks among each other is part of the recording.
             before.feed.ask()
             while not before.feed.is_taken:
                 self._exchange(LOOK_SECONDS)
@@ -293,7 +293,7 @@ def _world_size(recording: Recording) -> int:
         RecordingError: more than can be served.
     """
     ranks = {0}
-    with JournalReader(recording.path) as reader:
+    with RecordingReader(recording.path) as reader:
         for records in reader.read():
             for topic in {record.topic for record in records}:
                 with contextlib.suppress(ProtocolError):

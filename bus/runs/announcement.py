@@ -13,7 +13,7 @@ from bus import processes
 from bus.files import open_file, replace_file
 from bus.runs.directory import runs_dir
 
-__all__ = ["Announcement", "announced", "list_announcements"]
+__all__ = ["Announcement", "announce", "list_announcements"]
 
 _PREFIX = ".starting-"
 _MAX_BYTES = 4096
@@ -31,28 +31,28 @@ class Announcement(NamedTuple):
 
 
 @contextlib.contextmanager
-def announced(name: str, where: str | os.PathLike[str] | None = None) -> Iterator[None]:
+def announce(name: str, where: str | os.PathLike[str] | None = None) -> Iterator[None]:
     """While this is open, whoever waits for a run in that runs directory can tell that this process is about to begin
     one. A directory that does not exist is made, and removed if it stays empty."""
     with contextlib.ExitStack() as taken_back:
         # What cannot be written is named when the run begins; until then nobody depends on it.
         with contextlib.suppress(OSError):
-            _announce(name, runs_dir(where), taken_back)
+            _write_announcement(name, runs_dir(where), taken_back)
         yield
 
 
-def _announce(name: str, root: Path, taken_back: contextlib.ExitStack) -> None:
+def _write_announcement(name: str, root: Path, taken_back: contextlib.ExitStack) -> None:
     if not root.exists():
         root.mkdir()
         taken_back.callback(_remove_if_empty, root)
     _remove_left_behind(root)
     file = f"{_PREFIX}{secrets.token_hex(8)}"
     pid = os.getpid()
-    told = {"name": name, "pid": pid, "started": processes.started(pid), "host": socket.gethostname()}
+    entry = {"name": name, "pid": pid, "started": processes.start_time(pid), "host": socket.gethostname()}
     directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         taken_back.callback((root / file).unlink, missing_ok=True)
-        replace_file(directory, file, json.dumps(told) + "\n")
+        replace_file(directory, file, json.dumps(entry) + "\n")
     finally:
         os.close(directory)
 
@@ -60,13 +60,13 @@ def _announce(name: str, root: Path, taken_back: contextlib.ExitStack) -> None:
 def list_announcements(where: str | os.PathLike[str] | None = None) -> list[Announcement]:
     """The trainers of this machine that are starting with that runs directory. What those on other machines announce
     is passed over: nothing tells whether they are still there."""
-    told = (told for _, told in _announcements_of_this_machine(runs_dir(where)) if _is_there(told))
-    return sorted(Announcement(one["pid"], str(one.get("name"))) for one in told)
+    entries = (entry for _, entry in _announcements_of_this_machine(runs_dir(where)) if _is_there(entry))
+    return sorted(Announcement(one["pid"], str(one.get("name"))) for one in entries)
 
 
 def _remove_left_behind(root: Path) -> None:
-    for path, told in _announcements_of_this_machine(root):
-        if not _is_there(told):
+    for path, entry in _announcements_of_this_machine(root):
+        if not _is_there(entry):
             path.unlink(missing_ok=True)
 
 
@@ -75,13 +75,13 @@ def _announcements_of_this_machine(root: Path) -> Iterator[tuple[Path, dict[str,
     for path in root.glob(f"{_PREFIX}*"):
         # Another process may take it back meanwhile.
         with contextlib.suppress(OSError, ValueError, RecursionError), open(open_file(path), "rb") as file:
-            told = json.loads(file.read(_MAX_BYTES))
-            if isinstance(told, dict) and told.get("host") == here:
-                yield path, told
+            entry = json.loads(file.read(_MAX_BYTES))
+            if isinstance(entry, dict) and entry.get("host") == here:
+                yield path, entry
 
 
-def _is_there(told: dict[str, Any]) -> bool:
-    return processes.is_running(told.get("pid"), told.get("started"))
+def _is_there(entry: dict[str, Any]) -> bool:
+    return processes.is_running(entry.get("pid"), entry.get("started"))
 
 
 def _remove_if_empty(root: Path) -> None:

@@ -79,7 +79,7 @@ class Attempt:
     world_size: int = 1
     """Number of ranks."""
     publishers: tuple[dict[str, Any], ...] = field(default=(), repr=False)
-    """The processes that publish: ``rank``, ``pid``, ``started`` (see :func:`bus.processes.started`), ``host``,
+    """The processes that publish: ``rank``, ``pid``, ``started`` (see :func:`bus.processes.start_time`), ``host``,
     ``incarnation``."""
     paused: Pause | None = None
     """Since when it stands still by command, unless it has gone on."""
@@ -89,15 +89,15 @@ class Attempt:
         """Whether a process of this machine that publishes it is still there."""
         here = socket.gethostname()
         return any(
-            told.get("host") == here and processes.is_running(told.get("pid"), told.get("started"))
-            for told in self.publishers
+            publisher.get("host") == here and processes.is_running(publisher.get("pid"), publisher.get("started"))
+            for publisher in self.publishers
         )
 
     @property
     def is_published_elsewhere(self) -> bool:
         """Whether one of the processes that publish it is on another machine."""
         here = socket.gethostname()
-        return any(told.get("host") != here for told in self.publishers)
+        return any(publisher.get("host") != here for publisher in self.publishers)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class RunInfo:
     live: bool
     """Whether a broker serves it at this moment."""
     attempts: tuple[Attempt, ...]
-    door: str | None
+    control: str | None
     """Address of the live broker for publishers and for leases."""
     stream: str | None
     """Address of the live broker's stream."""
@@ -167,8 +167,8 @@ def changed_in_words(changed: Mapping[str, Sequence[Any]]) -> str:
 
 def _trained(attempt: Attempt) -> dict[str, Any]:
     config = attempt.info.get("config")
-    told = {**attempt.info, "task": config.get("task") if isinstance(config, dict) else None}
-    return {name: told[name] for name in ("task", "model", "parameters") if told.get(name) is not None}
+    values = {**attempt.info, "task": config.get("task") if isinstance(config, dict) else None}
+    return {name: values[name] for name in ("task", "model", "parameters") if values.get(name) is not None}
 
 
 def runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
@@ -293,7 +293,7 @@ def _attempt(path: Path, entry: dict[str, Any], locked: bool) -> Attempt:
         reached=Reached(**{name: entry["reached"][name] for name in Reached._fields}) if entry.get("reached") else None,
         info=dict(entry.get("info", {})),
         world_size=int(entry.get("world_size", 1)),
-        publishers=tuple(dict(told) for told in entry.get("publishers", ())),
+        publishers=tuple(dict(publisher) for publisher in entry.get("publishers", ())),
         paused=Pause(float(entry["paused"]["since"]), int(entry["paused"]["batch"])) if entry.get("paused") else None,
     )
 
@@ -403,7 +403,7 @@ class RunDirectory:
         """
         entry = self.resumable()
         if entry is None or entry["attempt"] != number:
-            raise BrokerError(f"attempt {number} of run {self.name!r} cannot go on: {self._standing()}")
+            raise BrokerError(f"attempt {number} of run {self.name!r} cannot go on: {self._describe_status()}")
         try:
             recording = self.path / plain_name(entry["recording"])
         except ValueError as error:
@@ -423,17 +423,17 @@ class RunDirectory:
         attempts = self._record["attempts"]
         return attempts[-1] if attempts and attempts[-1].get("status") in ("running", "lost") else None
 
-    def _standing(self) -> str:
+    def _describe_status(self) -> str:
         attempts = self._record["attempts"]
         if not attempts:
             return "the run's directory was removed or made anew"
         return f"attempt {attempts[-1]['attempt']} is the newest and is {attempts[-1]['status']}"
 
-    def note_publisher(self, told: dict[str, Any]) -> None:
+    def note_publisher(self, publisher: dict[str, Any]) -> None:
         """Writes down which process publishes a rank: ``rank``, ``pid``, ``started``, ``host``, ``incarnation``."""
         entry = self._record["attempts"][-1]
-        others = [other for other in entry["publishers"] if other.get("rank") != told["rank"]]
-        entry["publishers"] = [*others, told]
+        others = [other for other in entry["publishers"] if other.get("rank") != publisher["rank"]]
+        entry["publishers"] = [*others, publisher]
         self._write(RUN_FILE, self._record)
 
     def note_pause(self, pause: Pause | None) -> None:
@@ -444,9 +444,9 @@ class RunDirectory:
             entry["paused"] = pause._asdict()
         self._write(RUN_FILE, self._record)
 
-    def announce(self, number: int, door: str, stream: str) -> None:
+    def announce(self, number: int, control: str, stream: str) -> None:
         """Writes down where the broker of an attempt listens: from here on it is live."""
-        self._write(BROKER_FILE, {"door": door, "stream": stream, "pid": os.getpid(), "attempt": number})
+        self._write(BROKER_FILE, {"door": control, "stream": stream, "pid": os.getpid(), "attempt": number})
 
     def end_attempt(self, ending: Ending, trouble: str | None = None, reached: Reached | None = None) -> None:
         """Writes down how the attempt ended, and how far it came; ``trouble`` stands in the place of an error where

@@ -24,10 +24,10 @@ class Origin(NamedTuple):
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> "Origin | None":
         """Reads it in what a publisher has said of itself; ``None`` where that is no replay."""
-        told = info.get(_KEY)
-        if not isinstance(told, Mapping) or not all(name in told for name in cls._fields):
+        origin = info.get(_KEY)
+        if not isinstance(origin, Mapping) or not all(name in origin for name in cls._fields):
             return None
-        return cls(str(told["run"]), int(told["attempt"]), str(told["path"]))
+        return cls(str(origin["run"]), int(origin["attempt"]), str(origin["path"]))
 
     def __str__(self) -> str:
         return f"run {self.run}, attempt {self.attempt} ({self.path})"

@@ -31,7 +31,7 @@ class Takeover(NamedTuple):
     path: Path
     directory: RunDirectory | None
     """The run's directory, locked; ``None`` where the broker of another rank serves it."""
-    door: str | None
+    control: str | None
     """Where that broker listens."""
     in_place: bool
     """Whether it is the same recording; otherwise the attempt has one more, which holds what came later."""
@@ -69,10 +69,10 @@ def _take(path: Path, before: Predecessor, in_place: bool) -> Takeover:
         try:
             directory = RunDirectory(path.parent, path.name, before.id)
         except RunIsLiveError:
-            door = _door_of(path, before)
-            if door is not None:
-                if door.startswith("ipc://"):
-                    return Takeover(path, None, door, in_place)
+            control = _control_of(path, before)
+            if control is not None:
+                if control.startswith("ipc://"):
+                    return Takeover(path, None, control, in_place)
                 raise
             # Whoever holds it may be the broker of another rank that has just begun.
             if time.monotonic() > deadline:
@@ -110,10 +110,10 @@ def _check(path: Path, before: Predecessor, in_place: bool) -> None:
         raise ConfigurationError(f"{path} has a recording of attempt {before.attempt} already")
 
 
-def _door_of(path: Path, before: Predecessor) -> str | None:
+def _control_of(path: Path, before: Predecessor) -> str | None:
     """Where the attempt is served, if it is."""
     with contextlib.suppress(RunDirectoryError):
         run = read_run(path)
         if run.live and (run.id, run.last.number) == (before.id, before.attempt):
-            return run.door
+            return run.control
     return None

@@ -11,14 +11,14 @@ import zmq
 
 from bus.errors import BrokerError, ConfigurationError
 from bus.net.curve import ClientSecurity, client_security_for
-from bus.net.requests import exchange, next_answer
-from bus.net.sockets import connected
+from bus.net.requests import next_answer, request
+from bus.net.sockets import connect_socket
 from bus.protocol.frames import Control
 from bus.runs.directory import RunInfo
-from bus.subscriber.subscription import StreamLink
+from bus.subscriber.subscription import LiveSubscription
 from bus.types.commands import WAIT_SECONDS, Argument, Command, Outcome, check_command
 
-__all__ = ["SentCommands", "send_command", "send_command_through", "sent_by"]
+__all__ = ["PendingCommands", "send_command", "send_command_through", "sent_by"]
 
 AGAIN_SECONDS = 0.2
 UNCONFIRMED_SECONDS = 1.0
@@ -45,9 +45,9 @@ def send_command(
         BrokerError: the broker does not answer, or refuses.
     """
     check_command(name, arguments, reason)
-    if not run.live or run.door is None:
+    if not run.live or run.control is None:
         raise ConfigurationError(f"run {run.name!r} is {run.status}, so there is nobody to tell: 'bus runs --live'")
-    return send_command_through(run.door, run.name, name, *arguments, wait=wait, security=security, reason=reason)
+    return send_command_through(run.control, run.name, name, *arguments, wait=wait, security=security, reason=reason)
 
 
 def send_command_through(
@@ -63,17 +63,17 @@ def send_command_through(
     command = check_command(name, arguments, reason)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        door = connected(context, zmq.DEALER, address, security or client_security_for(address))
-        told = exchange(door, "command", {"run": run, **command.to_wire()}, ANSWER_SECONDS)
-        if told is None:
+        control = connect_socket(context, zmq.DEALER, address, security or client_security_for(address))
+        response = request(control, "command", {"run": run, **command.to_wire()}, ANSWER_SECONDS)
+        if response is None:
             raise BrokerError(f"the broker at {address} does not answer: it may be busy or gone; 'bus runs' tells")
-        command = command._replace(id=str(told.get("id", "")))
-        if not told.get("ranks"):
+        command = command._replace(id=str(response.get("id", "")))
+        if not response.get("ranks"):
             raise BrokerError(
                 f"the broker of run {run!r} has no connection to its trainer at the moment: try again, or look with "
                 "'bus info' how the run is"
             )
-        return _await(door, command, wait) or Outcome(command, None, None)
+        return _await(control, command, wait) or Outcome(command, None, None)
     finally:
         context.destroy(linger=0)
 
@@ -92,10 +92,10 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _await(door: "zmq.Socket[bytes]", command: Command, wait: float) -> Outcome | None:
+def _await(control: "zmq.Socket[bytes]", command: Command, wait: float) -> Outcome | None:
     deadline = time.monotonic() + wait
-    while door.poll(max(0, int(1000 * (deadline - time.monotonic())))):
-        answer = next_answer(door)
+    while control.poll(max(0, int(1000 * (deadline - time.monotonic())))):
+        answer = next_answer(control)
         if answer is not None and answer.kind == "applied" and answer.content.get("id") == command.id:
             return Outcome.from_wire(command, answer.content)
         if answer is not None and answer.kind == "refused":
@@ -103,9 +103,9 @@ def _await(door: "zmq.Socket[bytes]", command: Command, wait: float) -> Outcome 
     return None
 
 
-class SentCommands:
-    """Sends commands to a broker's door, and again until the broker says that it has passed them on to the trainer, or
-    that it refuses them: also to a broker that comes after that one.
+class PendingCommands:
+    """Commands that a broker has not confirmed yet. Each is sent again, also to a broker that replaces the first one,
+    until the broker reports that it has forwarded or refused it.
 
     :meth:`hear` may be called on another thread than everything else.
     """
@@ -125,23 +125,23 @@ class SentCommands:
         """Whether a command of that name was sent."""
         return any(command.name == name for command in tuple(self._sent.values()))
 
-    def send(self, command: Command, link: StreamLink | None) -> None:
-        """Sends a command, as soon as there is a ``link``."""
+    def send(self, command: Command, subscription: LiveSubscription | None) -> None:
+        """Sends a command, as soon as there is a ``subscription``."""
         self._sent[command.id] = command
         self._unconfirmed[command.id] = command
         self._again_at = time.monotonic() + UNCONFIRMED_SECONDS
-        if link is not None:
-            link.tell("command", command.to_wire())
+        if subscription is not None:
+            subscription.send("command", command.to_wire())
 
-    def send_again(self, link: StreamLink | None) -> None:
+    def send_again(self, subscription: LiveSubscription | None) -> None:
         """Sends what nobody has confirmed."""
         self._again_at = time.monotonic() + UNCONFIRMED_SECONDS if self._unconfirmed else math.inf
         for command in tuple(self._unconfirmed.values()):
-            if link is not None:
-                link.tell("command", command.to_wire())
+            if subscription is not None:
+                subscription.send("command", command.to_wire())
 
     def hear(self, message: Control) -> None:
-        """Takes what the door says."""
+        """Takes an answer of the broker."""
         name = message.content.get("id")
         if not isinstance(name, str) or name not in self._unconfirmed:
             return

@@ -13,16 +13,16 @@ import zmq
 from bus.errors import BrokerError, RunDirectoryError, RunNotFoundError
 from bus.files import open_file
 from bus.net.curve import ClientSecurity
-from bus.net.requests import CONNECT_SECONDS, _keys_hint, _send, exchange, next_answer
-from bus.net.sockets import connected
+from bus.net.requests import CONNECT_SECONDS, _keys_hint, _send, next_answer, request
+from bus.net.sockets import connect_socket
 from bus.protocol.frames import check_run_name
 from bus.protocol.order import StreamOrder
 from bus.protocol.snapshot import Snapshot
-from bus.recording.reader import JournalReader
+from bus.recording.reader import RecordingReader
 from bus.runs.directory import LOCK_FILE, RunInfo, read_run
 from bus.runs.lock import is_held
 
-__all__ = ["LocalRun", "Place", "RemoteRun", "RunSource", "Standing"]
+__all__ = ["Endpoints", "LocalRun", "RemoteRun", "RunSource", "RunStatus"]
 
 LOOK_SECONDS = 0.5
 RETURN_SECONDS = 10.0
@@ -32,21 +32,21 @@ SILENCE_SECONDS = 5.0
 FETCH_SECONDS = 0.05
 
 
-class Standing(enum.Enum):
-    """How an attempt stands."""
+class RunStatus(enum.Enum):
+    """Whether an attempt of a run is served."""
 
     LIVE = "live"
     AWAY = "away"
-    """No broker serves it, and another one may."""
-    OVER = "over"
+    """No broker serves it now, but another one may."""
+    FINISHED = "finished"
     UNREACHABLE = "unreachable"
     """Its broker has not answered for a long time."""
 
 
-class Place(NamedTuple):
-    """Where a live run is served."""
+class Endpoints(NamedTuple):
+    """The addresses at which the broker of a live run listens."""
 
-    door: str
+    control: str
     stream: str
 
 
@@ -59,12 +59,12 @@ class RunSource(Protocol):
     run_dir: Path | None
     """``None`` where the directory cannot be seen."""
     recording: Path | None
-    reader: JournalReader
-    place: Place | None
+    reader: RecordingReader
+    endpoints: Endpoints | None
     """Where it is served, when last looked at."""
 
-    def look(self) -> Standing:
-        """How the attempt stands. Does not wait: it may be what was so half a second ago."""
+    def look(self) -> RunStatus:
+        """The attempt's status. Does not wait: it may be up to half a second old."""
 
     @property
     def pending(self) -> bool:
@@ -92,43 +92,43 @@ class LocalRun:
         self.run_dir: Path | None = info.path
         self._path = info.path
         self.recording: Path | None = info.recording
-        self.reader = JournalReader(info.recording)
-        self.place: Place | None = None
+        self.reader = RecordingReader(info.recording)
+        self.endpoints: Endpoints | None = None
         self._lost_since: float | None = None
-        self._standing = self._found(info)
+        self._status = self._found(info)
         self._lock = -1
         with contextlib.suppress(OSError):
             self._lock = open_file(info.path / LOCK_FILE)
         self._look_at = time.monotonic() + LOOK_SECONDS
 
-    def look(self) -> Standing:
-        """How the attempt stands, by its directory."""
+    def look(self) -> RunStatus:
+        """The attempt's status, by its directory."""
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_SECONDS
             try:
-                self._standing = self._found(read_run(self._path))
+                self._status = self._found(read_run(self._path))
             except RunDirectoryError:
                 # Deleted under the broker, which goes on with the live stream: its lock is all that still tells of it.
-                alive = self._standing is Standing.LIVE and is_held(self._lock)
-                self._standing = Standing.LIVE if alive else Standing.OVER
-        return self._standing
+                alive = self._status is RunStatus.LIVE and is_held(self._lock)
+                self._status = RunStatus.LIVE if alive else RunStatus.FINISHED
+        return self._status
 
-    def _found(self, run: RunInfo) -> Standing:
+    def _found(self, run: RunInfo) -> RunStatus:
         if run.last.number != self.attempt:
-            return Standing.OVER
-        if run.live and run.door is not None and run.stream is not None:
-            self.place = Place(run.door, run.stream)
+            return RunStatus.FINISHED
+        if run.live and run.control is not None and run.stream is not None:
+            self.endpoints = Endpoints(run.control, run.stream)
             self._lost_since = None
-            return Standing.LIVE
+            return RunStatus.LIVE
         if run.away or run.last.status == "running":
-            return Standing.AWAY
+            return RunStatus.AWAY
         if run.last.status == "lost" and run.last.is_published_elsewhere:
             # Whether its trainer is still there cannot be seen from here; it has a moment to find a broker again.
             now = time.monotonic()
             self._lost_since = self._lost_since or now
-            return Standing.AWAY if now - self._lost_since < RETURN_SECONDS else Standing.OVER
-        return Standing.OVER
+            return RunStatus.AWAY if now - self._lost_since < RETURN_SECONDS else RunStatus.FINISHED
+        return RunStatus.FINISHED
 
     def refresh(self) -> None:
         """Nothing to do: the file shows what it has."""
@@ -157,89 +157,91 @@ class RemoteRun:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.run_dir: Path | None = None
         self.recording: Path | None = None
-        self.place: Place | None = None
-        self._door_address = address
+        self.endpoints: Endpoints | None = None
+        self._control_address = address
         try:
-            self._door = connected(self._context, zmq.DEALER, address, security)
-            told = self._first_answer(address, run, security)
+            self._socket = connect_socket(self._context, zmq.DEALER, address, security)
+            listed = self._first_answer(address, run, security)
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self.run_name = check_run_name(told["run"])
-        self.run_id: str | None = told["id"] if isinstance(told.get("id"), str) else None
-        self.attempt: int = told["attempt"]
-        self._file = _RemoteFile(self._door, self.run_name, self.attempt)
-        self.reader = JournalReader(self._file, f"the recording of run {self.run_name}")
+        self.run_name = check_run_name(listed["run"])
+        self.run_id: str | None = listed["id"] if isinstance(listed.get("id"), str) else None
+        self.attempt: int = listed["attempt"]
+        self._file = _RemoteFile(self._socket, self.run_name, self.attempt)
+        self.reader = RecordingReader(self._file, f"the recording of run {self.run_name}")
         self._heard = self._connected = time.monotonic()
         self._security = security
         self._ask_at = 0.0
         self._lost_since: float | None = None
-        self._standing = Standing.AWAY
-        self._note(told)
+        self._status = RunStatus.AWAY
+        self._note(listed)
 
     def _first_answer(self, address: str, run: str | None, security: ClientSecurity | None) -> dict[str, Any]:
-        answer = exchange(self._door, "runs", {"run": run}, CONNECT_SECONDS)
+        answer = request(self._socket, "runs", {"run": run}, CONNECT_SECONDS)
         if answer is None:
             raise BrokerError(f"no broker answers at {address}: it is not there, {_keys_hint(security)}")
-        runs = _runs_told(answer)
+        runs = _listed_runs(answer)
         if not runs:
             what = "has no runs yet" if run is None else f"has no run {run!r}"
             raise RunNotFoundError(f"the broker at {address} {what}: 'bus runs --broker {address}' lists them")
-        live = [told for told in runs if told.get("live")]
+        live = [listed for listed in runs if listed.get("live")]
         chosen: dict[str, Any] = (live or runs)[0]
         return chosen
 
-    def look(self) -> Standing:
+    def look(self) -> RunStatus:
         """How the attempt stands, by what the broker last said of it."""
         now = time.monotonic()
         if now >= self._ask_at:
             self._ask_at = now + LOOK_SECONDS
-            _send(self._door, "runs", {"run": self.run_name})
+            _send(self._socket, "runs", {"run": self.run_name})
         self._take_answers()
         if now - self._heard > PATIENCE_SECONDS:
-            return Standing.UNREACHABLE
+            return RunStatus.UNREACHABLE
         if now - max(self._heard, self._connected) > SILENCE_SECONDS:
             self._connect_anew(now)
-        return self._standing
+        return self._status
 
     def _connect_anew(self, now: float) -> None:
         """The connection may be dead, and nobody closed it."""
         self._connected = now
-        self._door.close(linger=0)
-        self._door = connected(self._context, zmq.DEALER, self._door_address, self._security)
-        self._file.use(self._door)
+        self._socket.close(linger=0)
+        self._socket = connect_socket(self._context, zmq.DEALER, self._control_address, self._security)
+        self._file.use(self._socket)
 
     def _take_answers(self) -> None:
-        while (answer := next_answer(self._door)) is not None:
+        while (answer := next_answer(self._socket)) is not None:
             self._heard = time.monotonic()
             if answer.kind == "data":
                 self._file.take(answer.content)
             elif answer.kind == "refused":
                 # Nothing more is to be had; what there is has been read.
                 self._file.at_end = True
-                self._standing = Standing.OVER
+                self._status = RunStatus.FINISHED
             elif answer.kind == "runs":
-                for told in _runs_told(answer.content):
-                    if told["run"] == self.run_name:
-                        self._note(told)
+                for listed in _listed_runs(answer.content):
+                    if listed["run"] == self.run_name:
+                        self._note(listed)
 
-    def _note(self, told: dict[str, Any]) -> None:
+    def _note(self, listed: dict[str, Any]) -> None:
         now = time.monotonic()
-        if told.get("attempt") != self.attempt:
-            self._standing = Standing.OVER
-        elif told.get("live"):
+        if listed.get("attempt") != self.attempt:
+            self._status = RunStatus.FINISHED
+        elif listed.get("live"):
             self._lost_since = None
-            self.place = Place(self._door_address, _seen_from_here(str(told.get("stream")), self._door_address))
-            self._standing = Standing.LIVE
-        elif told.get("status") in ("live", "paused"):
+            self.endpoints = Endpoints(
+                self._control_address, _seen_from_here(str(listed.get("stream")), self._control_address)
+            )
+            self._status = RunStatus.LIVE
+        elif listed.get("status") in ("live", "paused"):
             self._lost_since = None
-            self._standing = Standing.AWAY
-        elif told.get("status") == "lost":
+            self._status = RunStatus.AWAY
+        elif listed.get("status") == "lost":
             # Its trainer may be on yet another machine, and about to find the broker again.
             self._lost_since = self._lost_since or now
-            self._standing = Standing.AWAY if now - self._lost_since < RETURN_SECONDS else Standing.OVER
+            self._status = RunStatus.AWAY if now - self._lost_since < RETURN_SECONDS else RunStatus.FINISHED
         else:
-            self._standing = Standing.OVER
+            self._status = RunStatus.FINISHED
 
     def recorded(self) -> Iterator[Snapshot]:
         """The events that are recorded at the moment.
@@ -256,8 +258,8 @@ class RemoteRun:
                         yield snapshot
             if not self.pending:
                 return
-            if self.look() is Standing.UNREACHABLE:
-                raise BrokerError(f"the broker at {self._door_address} does not answer any more")
+            if self.look() is RunStatus.UNREACHABLE:
+                raise BrokerError(f"the broker at {self._control_address} does not answer any more")
             self.wait(FETCH_SECONDS)
 
     @property
@@ -273,29 +275,29 @@ class RemoteRun:
 
     def wait(self, seconds: float) -> None:
         """Waits so long, or until an answer has come."""
-        self._door.poll(int(seconds * 1000))
+        self._socket.poll(int(seconds * 1000))
 
     def close(self) -> None:
         """Ends the connection."""
         self._context.destroy(linger=0)
 
 
-def _runs_told(content: dict[str, Any]) -> list[dict[str, Any]]:
+def _listed_runs(content: dict[str, Any]) -> list[dict[str, Any]]:
     """The runs in an answer, those that are told as the protocol has it."""
     runs = content.get("runs")
     return [
-        told
-        for told in (runs if isinstance(runs, list) else ())
-        if isinstance(told, dict) and isinstance(told.get("run"), str) and type(told.get("attempt")) is int
+        listed
+        for listed in (runs if isinstance(runs, list) else ())
+        if isinstance(listed, dict) and isinstance(listed.get("run"), str) and type(listed.get("attempt")) is int
     ]
 
 
 class _RemoteFile:
-    """A recording as :class:`~bus.recording.reader.JournalReader` wants it, from ranges that are asked for as it goes
+    """A recording as :class:`~bus.recording.reader.RecordingReader` wants it, from ranges that are asked for as it goes
     on."""
 
-    def __init__(self, door: "zmq.Socket[bytes]", run: str, attempt: int) -> None:
-        self._door = door
+    def __init__(self, socket: "zmq.Socket[bytes]", run: str, attempt: int) -> None:
+        self._socket = socket
         self._which = {"run": run, "attempt": attempt}
         self._start = 0
         self._data = bytearray()
@@ -320,7 +322,7 @@ class _RemoteFile:
         now = time.monotonic()
         if not self.at_end and now - self._asked > ANSWER_SECONDS:
             self._asked = now
-            _send(self._door, "fetch", {**self._which, "offset": self._start + len(self._data)})
+            _send(self._socket, "fetch", {**self._which, "offset": self._start + len(self._data)})
 
     def take(self, content: dict[str, Any]) -> None:
         """Takes an answer, if it is the one that is waited for."""
@@ -336,9 +338,9 @@ class _RemoteFile:
         del self._data[max(0, offset - self._start) :]
         self._asked, self.at_end = 0.0, False
 
-    def use(self, door: "zmq.Socket[bytes]") -> None:
+    def use(self, socket: "zmq.Socket[bytes]") -> None:
         """Asks by another connection from here on."""
-        self._door = door
+        self._socket = socket
         self._asked = 0.0
 
     def close(self) -> None:
@@ -348,8 +350,9 @@ class _RemoteFile:
 MAX_BEHIND = 32 << 20
 
 
-def _seen_from_here(stream: str, door: str) -> str:
-    """A broker that listens everywhere names no machine: it is where its door is, with a port of its own."""
-    host, _, _ = door.removeprefix("tcp://").rpartition(":")
+def _seen_from_here(stream: str, control: str) -> str:
+    """The address of a stream: its port at the host of the control endpoint, since a broker that listens on all
+    interfaces names no host."""
+    host, _, _ = control.removeprefix("tcp://").rpartition(":")
     _, _, port = stream.rpartition(":")
     return f"tcp://{host}:{port}" if stream.startswith("tcp://") else stream

@@ -12,15 +12,15 @@ from typing import Any
 
 from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
 from bus.net.curve import ClientSecurity, client_security_for
-from bus.net.requests import Asker
-from bus.protocol.frames import BEAT, decode_body, decode_positions, split_frame
-from bus.protocol.order import CheckpointMark, Ending, Gap, InEffect, Missing, StreamOrder
+from bus.net.requests import RequestClient
+from bus.protocol.frames import HEARTBEAT, decode_body, decode_positions, split_frame
+from bus.protocol.order import CheckpointMark, DemandActive, Ending, Gap, Missing, StreamOrder
 from bus.protocol.snapshot import Snapshot
 from bus.recording.reader import Record
 from bus.runs.directory import find_run
-from bus.subscriber.commands import SentCommands, send_command_through
-from bus.subscriber.source import LocalRun, RemoteRun, RunSource, Standing
-from bus.subscriber.subscription import StreamLink
+from bus.subscriber.commands import PendingCommands, send_command_through
+from bus.subscriber.source import LocalRun, RemoteRun, RunSource, RunStatus
+from bus.subscriber.subscription import LiveSubscription
 from bus.tensors.transfer import fetch_segment
 from bus.types.commands import Argument, Command, Outcome, check_command, new_command_id
 from bus.types.demand import Demand
@@ -134,11 +134,11 @@ class Subscriber:
         self._demand = Demand.of(events or ()) if demand is None else demand
         self._order = StreamOrder(self.run_name, self.attempt, events, after, self._demand)
         # Somebody may wait for what is handled, or lend memory until then.
-        self._tells_handled = bool(self._decides) or bool(self._demand.fields)
+        self._reports_handled = bool(self._decides) or bool(self._demand.fields)
         # Somebody does: it is said at once, and not with the next renewal.
         self._is_awaited = False
         self._handled: dict[int, int] = {rank: seq for rank, (seq, _) in (after or {}).items()}
-        self._commands = SentCommands()
+        self._commands = PendingCommands()
         self._given_security = security
         self._reader = self._source.reader
         self._chunks = self._reader.read()
@@ -147,23 +147,25 @@ class Subscriber:
         self._catching_up = True
         self._over = False
         self._closed = False
-        self._link: StreamLink | None = None
+        self._subscription: LiveSubscription | None = None
         self._give_up_at = 0.0
         self._heard = time.monotonic()
         self._given = self._fallbacks = self._reconnects = self._lag = self._lag_high = self._last_seq = 0
         # The stream first, then the history: what comes in between is in both.
-        if self._source.look() is Standing.LIVE:
+        if self._source.look() is RunStatus.LIVE:
             self._connect()
 
     def _connect(self) -> None:
-        place = self._source.place
-        assert place is not None  # it is live
+        endpoints = self._source.endpoints
+        assert endpoints is not None  # it is live
         self._heard = time.monotonic()
         # A run whose directory is here may all the same be served by a broker that takes keys.
-        security = self._given_security or client_security_for(place.door)
+        security = self._given_security or client_security_for(endpoints.control)
         hear = self._commands.hear
-        self._link = StreamLink(place.stream, place.door, self._order, self._wanted, self._report, hear, security)
-        self._commands.send_again(self._link)
+        self._subscription = LiveSubscription(
+            endpoints.stream, endpoints.control, self._order, self._wanted, self._report, hear, security
+        )
+        self._commands.send_again(self._subscription)
 
     @property
     def _wanted(self) -> dict[str, Any]:
@@ -177,12 +179,12 @@ class Subscriber:
         """Asks the training for less than before: ``demand`` and ``decides`` take the place of those that it was made
         with. The events that it gives stay the same."""
         self._demand, self._decides = demand, frozenset(decides)
-        if self._link is not None:
-            self._link.want(self._wanted)
+        if self._subscription is not None:
+            self._subscription.update_demand(self._wanted)
 
     def _report(self) -> dict[str, Any]:
-        told = {"report": asdict(self.statistics())}
-        return {**told, "handled": self._handled_pairs()} if self._tells_handled else told
+        report = {"report": asdict(self.statistics())}
+        return {**report, "handled": self._handled_pairs()} if self._reports_handled else report
 
     def _handled_pairs(self) -> list[tuple[int, int]]:
         # In one step, because the lease's thread asks too.
@@ -204,7 +206,7 @@ class Subscriber:
     @property
     def live(self) -> bool:
         """Whether it is connected to the run's broker; a subscriber that is not reads the recording alone."""
-        return self._link is not None
+        return self._subscription is not None
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
@@ -214,10 +216,10 @@ class Subscriber:
     @property
     def damage(self) -> str | None:
         """What of the recording could not be read, with its offset."""
-        cut = [self._reader.cut] if self._reader.cut and self._link is None else []
+        cut = [self._reader.cut] if self._reader.cut and self._subscription is None else []
         return "; ".join([*self._reader.damage, *cut, *self._order.problems]) or None
 
-    def in_effect(self, rank: int = 0) -> InEffect | None:
+    def in_effect(self, rank: int = 0) -> DemandActive | None:
         """From where on a rank publishes what was asked for beyond what is always there; ``None`` until it has said
         so."""
         return self._order.in_effect.get(rank)
@@ -235,7 +237,7 @@ class Subscriber:
         command = check_command(name, arguments, reason)._replace(id=new_command_id(), decided_at=decided_at)
         if self._over or self.ending is not None:
             return False
-        self._commands.send(command, self._link)
+        self._commands.send(command, self._subscription)
         return True
 
     def command(
@@ -249,14 +251,14 @@ class Subscriber:
             BrokerError: the broker does not answer, or refuses.
         """
         check_command(name, arguments)
-        place = self._source.place
-        if self._over or self.ending is not None or place is None:
+        endpoints = self._source.endpoints
+        if self._over or self.ending is not None or endpoints is None:
             raise ConfigurationError(
                 f"run {self.run_name!r} takes no command: it is not live; 'bus runs' lists the runs"
             )
-        security = self._given_security or client_security_for(place.door)
+        security = self._given_security or client_security_for(endpoints.control)
         return send_command_through(
-            place.door, self.run_name, name, *arguments, wait=wait, security=security, reason=reason
+            endpoints.control, self.run_name, name, *arguments, wait=wait, security=security, reason=reason
         )
 
     @property
@@ -279,22 +281,22 @@ class Subscriber:
 
     def _fetch_tensors(self, reference: Mapping[str, Any]) -> bytearray:
         """Tensors in the memory of another machine, through the broker there."""
-        place = self._source.place
-        if place is None:
+        endpoints = self._source.endpoints
+        if endpoints is None:
             raise FieldNotAvailableError("these tensors cannot be had any more: no broker serves the run")
-        with contextlib.closing(Asker(place.door, self._given_security)) as ask:
+        with contextlib.closing(RequestClient(endpoints.control, self._given_security)) as ask:
             return fetch_segment(ask, self.run_name, reference)
 
     def _note_handled(self, snapshot: Snapshot) -> None:
         self._handled[snapshot.rank] = snapshot.seq
-        if snapshot.event in self._decides or (snapshot.on_demand and snapshot.is_lent):
+        if snapshot.event in self._decides or (snapshot.on_demand and snapshot.is_borrowed):
             self._is_awaited = True
 
-    def _tell_handled(self) -> None:
+    def _report_handled(self) -> None:
         """Says how far it is, before it waits for more."""
-        if self._is_awaited and self._link is not None:
+        if self._is_awaited and self._subscription is not None:
             self._is_awaited = False
-            self._link.tell("handled", {"handled": self._handled_pairs()})
+            self._subscription.send("handled", {"handled": self._handled_pairs()})
 
     # -- iterating ----------------------------------------------------------------------------------------------------
 
@@ -311,9 +313,9 @@ class Subscriber:
                 return
             if not pause:
                 continue
-            self._tell_handled()
-            if self._link is not None and not self._catching_up:
-                self._link.wait(pause)
+            self._report_handled()
+            if self._subscription is not None and not self._catching_up:
+                self._subscription.wait(pause)
             else:
                 self._source.wait(pause)
 
@@ -329,9 +331,9 @@ class Subscriber:
             if pause is None:
                 return
             if pause:
-                self._tell_handled()
-            if pause and self._link is not None and not self._catching_up:
-                await self._link.wait_async(pause)
+                self._report_handled()
+            if pause and self._subscription is not None and not self._catching_up:
+                await self._subscription.wait_async(pause)
             else:
                 # A long history must not keep other tasks of the loop from running.
                 await asyncio.sleep(min(pause, FETCH_SECONDS))
@@ -355,7 +357,7 @@ class Subscriber:
         if self.ending is not None:
             return None
         if self._commands.is_due:
-            self._commands.send_again(self._link)
+            self._commands.send_again(self._subscription)
         pause = self._read_recording() if self._catching_up else self._receive()
         if self.ending is None:
             self.ending = self._order.ending
@@ -368,7 +370,7 @@ class Subscriber:
             return 0.0
         self._chunks = self._reader.read()
         if self._source.pending:
-            if self._source.look() is Standing.UNREACHABLE:
+            if self._source.look() is RunStatus.UNREACHABLE:
                 self._end_unreachable()
                 return 0.0
             return FETCH_SECONDS
@@ -376,9 +378,9 @@ class Subscriber:
             # Read to the end after nobody could write to it any more.
             self._end_of_recording()
             return 0.0
-        if self._link is None:
+        if self._subscription is None:
             return self._find_broker()
-        if self._missing is not None and not self._order.has(self._missing):
+        if self._missing is not None and not self._order.is_filled(self._missing):
             return self._await_missing(self._missing)
         self._missing = None
         self._catching_up = False
@@ -386,13 +388,13 @@ class Subscriber:
 
     def _find_broker(self) -> float:
         """Without a broker: whether there is one again, or is going to be."""
-        standing = self._source.look()
-        if standing is Standing.AWAY:
+        status = self._source.look()
+        if status is RunStatus.AWAY:
             return AWAY_SECONDS
-        if standing is Standing.LIVE:
+        if status is RunStatus.LIVE:
             self._connect()
             self._reconnects += 1
-        elif standing is Standing.UNREACHABLE:
+        elif status is RunStatus.UNREACHABLE:
             self._end_unreachable()
         else:
             self._over = True
@@ -406,8 +408,8 @@ class Subscriber:
         if time.monotonic() < self._give_up_at:
             self._source.refresh()
             return DISK_SECONDS
-        # The broker lives, but its disk does not take the record: better to go on with a named gap than to stand still.
-        self._order.give_up(missing)
+        # The broker lives, but its disk takes no recording: a named gap is better than standing still.
+        self._order.accept_gap(missing)
         return 0.0
 
     def _take_records(self, records: list[Record]) -> None:
@@ -425,9 +427,9 @@ class Subscriber:
             self.ending = Ending("lost", "the broker ended before the run did")
 
     def _receive(self) -> float:
-        assert self._link is not None  # without a stream there is only the recording
+        assert self._subscription is not None  # without a stream there is only the recording
         for _ in range(BURST):
-            frame = self._link.receive()
+            frame = self._subscription.receive()
             if frame is None:
                 break
             self._take_frame(frame)
@@ -449,7 +451,7 @@ class Subscriber:
             return
         if topic is None:
             return
-        if topic.name == BEAT:
+        if topic.name == HEARTBEAT:
             self._compare(body)
             return
         result = self._order.from_live(f"{topic.run}/{topic.name}/{topic.rank}", body)
@@ -464,10 +466,10 @@ class Subscriber:
             if attempt != self.attempt:
                 return
             positions = decode_positions(positions)
-            missing = self._order.behind(positions)
+            missing = self._order.missing_at(positions)
             self._lag = self._order.lag(positions)
             self._lag_high = max(self._lag_high, self._lag)
-            if missing is None and len(more) >= 2 and self._order.behind(decode_positions(more[1])) is None:
+            if missing is None and len(more) >= 2 and self._order.missing_at(decode_positions(more[1])) is None:
                 # Whatever may be missed from here on comes after this place in the recording.
                 self._go_on_reading_at(int(more[0]))
         except (ProtocolError, ValueError, TypeError, AttributeError, LookupError):
@@ -493,26 +495,26 @@ class Subscriber:
 
     def _is_silent(self) -> bool:
         """Whether not even the broker's sign of life has come for long; the connection is then begun anew."""
-        if self._link is None or time.monotonic() - self._heard < SILENCE_SECONDS:
+        if self._subscription is None or time.monotonic() - self._heard < SILENCE_SECONDS:
             return False
-        self._link.close()
-        self._link = None
+        self._subscription.close()
+        self._subscription = None
         return True
 
     def _is_live(self) -> bool:
         """Whether the broker of our attempt still serves the run; when it does not, only the recording is left."""
-        if self._link is not None and self._source.look() is not Standing.LIVE:
-            self._link.close()
-            self._link = None
-        return self._link is not None
+        if self._subscription is not None and self._source.look() is not RunStatus.LIVE:
+            self._subscription.close()
+            self._subscription = None
+        return self._subscription is not None
 
     def close(self) -> None:
         """Ends the subscription. Can be called more than once."""
         self._closed = True
         self._source.close()
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        if self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
 
     def __del__(self) -> None:
         # One whose constructor failed has nothing to close.

@@ -12,12 +12,12 @@ import zmq
 
 from bus.errors import ProtocolError
 from bus.net.curve import ClientSecurity
-from bus.net.sockets import connected
+from bus.net.sockets import connect_socket
 from bus.protocol.frames import Control, decode_control, encode_control, split_frame
 from bus.protocol.order import StreamOrder
 from bus.types.demand import RENEW_SECONDS
 
-__all__ = ["StreamLink"]
+__all__ = ["LiveSubscription"]
 
 STREAM_QUEUE = 5000
 ANSWER_SECONDS = 30.0
@@ -25,13 +25,13 @@ ANSWER_POLL_SECONDS = 0.05
 LINGER_MILLISECONDS = 500
 
 
-class StreamLink:
-    """The connection to a broker's stream, and to its door, where the subscriber's lease is renewed."""
+class LiveSubscription:
+    """The connection to a broker's stream, and to its control endpoint, where the subscriber's lease is renewed."""
 
     def __init__(
         self,
         stream: str,
-        door: str,
+        control: str,
         order: StreamOrder,
         wanted: dict[str, Any],
         report: Callable[[], dict[str, Any]],
@@ -46,13 +46,13 @@ class StreamLink:
                 made.subscribe(topic)
 
         try:
-            self._socket = connected(self._context, zmq.SUB, stream, security, subscribe)
-            renewals = connected(self._context, zmq.DEALER, door, security)
+            self._socket = connect_socket(self._context, zmq.SUB, stream, security, subscribe)
+            renewals = connect_socket(self._context, zmq.DEALER, control, security)
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._lease = _Lease(renewals, {"run": order.run, **wanted}, report, take)
-        _open_links.add(self)
+        self._renewer = LeaseRenewer(renewals, {"run": order.run, **wanted}, report, take)
+        _open_subscriptions.add(self)
 
     def receive(self) -> bytes | None:
         """The next frame, if there is one now."""
@@ -80,38 +80,38 @@ class StreamLink:
         finally:
             loop.remove_reader(descriptor)
 
-    def tell(self, kind: str, content: dict[str, Any]) -> None:
-        """Sends something to the door, from any thread and without waiting."""
-        self._lease.tell(kind, content)
+    def send(self, kind: str, content: dict[str, Any]) -> None:
+        """Sends something to the control endpoint, from any thread and without waiting."""
+        self._renewer.send(kind, content)
 
-    def want(self, wanted: dict[str, Any]) -> None:
+    def update_demand(self, wanted: dict[str, Any]) -> None:
         """Says at once, and from now on, that something else is wanted."""
-        self._lease.want(wanted)
+        self._renewer.update_demand(wanted)
 
     def close(self) -> None:
         """Ends the connection."""
-        _open_links.discard(self)
-        self._lease.stop()
+        _open_subscriptions.discard(self)
+        self._renewer.stop()
         self._context.destroy(linger=0)
 
 
 # See bus.publisher.connection: a context that the garbage collector finds in a cycle waits for its sockets for ever.
-_open_links: set[StreamLink] = set()
+_open_subscriptions: set[LiveSubscription] = set()
 
 
-class _Lease:
-    """Tells the broker once a second what is wanted and how the subscriber is doing, on a thread of its own: a slow
-    callback must not let the lease run out. What else there is to say to the door goes out at once, and what it says is
-    handed to ``take``, on that thread."""
+class LeaseRenewer:
+    """Renews the subscriber's lease once a second, with its demand and statistics, on a thread of its own: a slow
+    callback must not let the lease expire. Other messages to the broker are sent at once, and its answers are passed
+    to ``take`` on that thread."""
 
     def __init__(
         self,
-        door: "zmq.Socket[bytes]",
+        control: "zmq.Socket[bytes]",
         wanted: dict[str, Any],
         report: Callable[[], dict[str, Any]],
         take: Callable[[Control], object],
     ) -> None:
-        self._socket = door
+        self._socket = control
         self._wanted = wanted
         self._report = report
         self._take = take
@@ -122,12 +122,12 @@ class _Lease:
         self._thread = threading.Thread(target=self._serve, name="offloop-lease", daemon=True)
         self._thread.start()
 
-    def tell(self, kind: str, content: dict[str, Any]) -> None:
+    def send(self, kind: str, content: dict[str, Any]) -> None:
         """Puts a message in the line; it goes out before anything that is told later."""
         self._queue.append(encode_control(kind, {"run": self._wanted["run"], **content}))
         self._wake.set()
 
-    def want(self, wanted: dict[str, Any]) -> None:
+    def update_demand(self, wanted: dict[str, Any]) -> None:
         """Renews the lease with other wishes."""
         self._wanted = {**self._wanted, **wanted}
         self._renew_at = 0.0

@@ -76,14 +76,14 @@ class SegmentReference(NamedTuple):
         return {"pid": self.pid, "fd": self.descriptor, "token": self.token, "number": self.number, "size": self.size}
 
     @classmethod
-    def from_wire(cls, told: Any) -> "SegmentReference":
+    def from_wire(cls, wire: Any) -> "SegmentReference":
         """Reads the map.
 
         Raises:
             ProtocolError: it makes no sense.
         """
-        if isinstance(told, Mapping):
-            read = cls(*(told.get(key) for key in ("pid", "fd", "token", "number", "size")))  # type: ignore[arg-type]
+        if isinstance(wire, Mapping):
+            read = cls(*(wire.get(key) for key in ("pid", "fd", "token", "number", "size")))  # type: ignore[arg-type]
             numbers = read.pid, read.descriptor, read.number, read.size
             if (
                 all(type(number) is int for number in numbers)
@@ -95,7 +95,7 @@ class SegmentReference(NamedTuple):
                 and 0 <= read.size <= MAX_SIZE
             ):
                 return read
-        raise ProtocolError(f"{str(told)[:200]} is no reference to a segment")
+        raise ProtocolError(f"{str(wire)[:200]} is no reference to a segment")
 
 
 # -- the trainer's side -----------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class _Slot:
         """When it was last published or released, on the steady clock."""
         self.token = os.urandom(16)
         self._unpin: Callable[[], object] | None = None
-        self.descriptor, self.told = create_memory(IMAGE_OFFSET + capacity, self.token)
+        self.descriptor, self.shared = create_memory(IMAGE_OFFSET + capacity, self.token)
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.memory: mmap | None = map_memory(self.descriptor, IMAGE_OFFSET + capacity, writable=True)
@@ -169,7 +169,7 @@ class Segment:
         slot.mark(slot.number, self._size)
         slot.published = seq, self._field
         fcntl.flock(slot.descriptor, fcntl.LOCK_UN)
-        return SegmentReference(os.getpid(), slot.told, slot.token, slot.number, self._size).to_wire()
+        return SegmentReference(os.getpid(), slot.shared, slot.token, slot.number, self._size).to_wire()
 
     def release(self) -> None:
         """Gives the segment back to its pool when it is not published after all; does nothing after that or

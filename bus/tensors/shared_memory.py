@@ -56,11 +56,11 @@ def create_memory(size: int, token: bytes) -> tuple[int, int]:
         raise OSError(errno.ENOMEM, f"{available} bytes are available, and a tenth of that is left to others")
     if HAS_MEMFD:
         _keep_from_forks()
-        descriptor = told = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        descriptor = shared = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     else:
         _sweep()
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor, told = os.open(_path(os.getpid(), token), flags, 0o600), NO_DESCRIPTOR
+        descriptor, shared = os.open(_path(os.getpid(), token), flags, 0o600), NO_DESCRIPTOR
     try:
         # What is not there in full would be missed only when it is written to, by a signal that ends the process.
         if hasattr(os, "posix_fallocate"):
@@ -70,7 +70,7 @@ def create_memory(size: int, token: bytes) -> tuple[int, int]:
     except BaseException:
         discard_memory(descriptor, token)
         raise
-    return descriptor, told
+    return descriptor, shared
 
 
 def memory_available() -> float:
@@ -94,7 +94,7 @@ def discard_memory(descriptor: int, token: bytes) -> None:
         _path(os.getpid(), token).unlink(missing_ok=True)
 
 
-def open_memory(pid: int, told: int, token: bytes) -> int:
+def open_memory(pid: int, shared: int, token: bytes) -> int:
     """Opens what may be the memory of a process, to be read; that it is has to be seen from what is in it.
 
     Raises:
@@ -105,7 +105,7 @@ def open_memory(pid: int, told: int, token: bytes) -> int:
     _keep_from_forks()
     # To open a device or a pipe may wait, or do something. With O_PATH it is looked at without being opened, and it
     # cannot become something else in between.
-    place = os.open(f"/proc/{pid}/fd/{told}", os.O_PATH | os.O_CLOEXEC)
+    place = os.open(f"/proc/{pid}/fd/{shared}", os.O_PATH | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(place).st_mode):
             raise OSError("that is no memory")

@@ -300,7 +300,7 @@ def _read_header(image: memoryview) -> tuple[dict[str, _Entry], dict[str, str], 
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise ProtocolError("the metadata of a safetensors file are not a map of strings")
     entries = sorted(
-        ((name, _read_entry(name, told)) for name, told in header.items()),
+        ((name, _read_entry(name, entry)) for name, entry in header.items()),
         key=lambda item: (item[1].start, item[1].end),
     )
     end = 0
@@ -340,9 +340,9 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _read_entry(name: str, told: Any) -> _Entry:
-    if isinstance(told, dict):
-        dtype, shape, offsets = told.get("dtype"), told.get("shape"), told.get("data_offsets")
+def _read_entry(name: str, entry: Any) -> _Entry:
+    if isinstance(entry, dict):
+        dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
         if isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2 and _are_sizes(offsets):
             start, end = offsets
             if end - start == _size_of(dtype, shape):

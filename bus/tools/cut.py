@@ -5,12 +5,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.files import placing
+from bus.files import atomic_output
 from bus.protocol.order import Ending, Gap
 from bus.recording.recording import Recording
-from bus.recording.window import Moment, Window, read_moment, recording_began
-from bus.recording.writer import JournalWriter
-from bus.tools.records import LeftOut, Recorded, Source, check_any, check_ranks, is_mark, snapshot_of
+from bus.recording.window import Bound, Window, parse_bound, recording_began
+from bus.recording.writer import RecordingWriter
+from bus.tools.records import LeftOut, Recorded, RecordSource, check_any, check_ranks, is_mark, snapshot_of
 from bus.types.event import Event
 
 __all__ = ["Cut", "CutMarks", "append", "cut", "cut_path"]
@@ -39,8 +39,8 @@ class Cut:
 def cut(
     path: Path,
     output: Path,
-    start: str | Moment | None = None,
-    until: str | Moment | None = None,
+    start: str | Bound | None = None,
+    until: str | Bound | None = None,
     *,
     events: Collection[Event] | None = None,
     ranks: Collection[int] | None = None,
@@ -48,7 +48,7 @@ def cut(
 ) -> Cut:
     """Writes the events of a recording from ``start`` to ``until`` to ``output``, a recording as every other.
 
-    The moments are those of :func:`bus.recording.window.read_moment`, and choose what a replay between them shows:
+    The moments are those of :func:`bus.recording.window.parse_bound`, and choose what a replay between them shows:
     events at either moment are kept, and the events before the training (``init``, ``fit_start``) as well. ``events``
     and ``ranks`` choose further. Kept events keep their numbers and times, byte for byte. The stream's marks (how it
     ended, its commands) are kept whatever is chosen. In the place of events that are left out there is a mark ``$cut``,
@@ -60,8 +60,8 @@ def cut(
         RecordingError: ``path`` is not a recording.
         RunDirectoryError: ``output`` cannot be written.
     """
-    source = Source(path)
-    first, last = (read_moment(moment) if isinstance(moment, str) else moment for moment in (start, until))
+    source = RecordSource(path)
+    first, last = (parse_bound(moment) if isinstance(moment, str) else moment for moment in (start, until))
     window = Window(first, last, recording_began(Recording(path)) if first or last else 0)
     names = None if events is None else frozenset(event.value for event in events)
 
@@ -73,8 +73,8 @@ def cut(
 
     kept = left_out = 0
     with (
-        placing(output, [path], force) as draft,
-        closing(JournalWriter(draft, source.run, source.attempt, source.run_id)) as writer,
+        atomic_output(output, [path], force) as draft,
+        closing(RecordingWriter(draft, source.run, source.attempt, source.run_id)) as writer,
     ):
         marks = CutMarks(source.run, source.attempt)
         for record in source:
@@ -128,7 +128,7 @@ class CutMarks:
             yield from self.before(rank)
 
 
-def append(writer: JournalWriter, records: "Iterator[Recorded] | list[Recorded]") -> None:
+def append(writer: RecordingWriter, records: "Iterator[Recorded] | list[Recorded]") -> None:
     """Appends records as they are."""
     for topic, event, body in records:
         writer.append(topic.encode()[:-1], event.seq, event.base_seq, event.time, body)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bus.errors import ConfigurationError
-from bus.printing import shortened
+from bus.printing import shorten
 from bus.protocol.frames import COMMAND, CUT, END
 from bus.protocol.order import Gap
-from bus.strict_json import flattened
-from bus.tools.records import Recorded, Source, is_base, is_mark, ranks_in
+from bus.strict_json import flatten
+from bus.tools.records import Recorded, RecordSource, is_base, is_mark, ranks_in
 from bus.tools.rows import COUNTERS, DURATIONS, as_row
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import FIELD as HYPERPARAMETERS
@@ -154,12 +154,12 @@ def diff(a: Path, b: Path, *, tolerance: float = 0.0, times: bool = False) -> Di
     if not 0 <= tolerance < math.inf:
         raise ConfigurationError(f"the tolerance is a number of 0 or more, not {tolerance}")
     for path in (a, b):
-        Source(path)  # refuses what is none
+        RecordSource(path)  # refuses what is none
     comparison = _Comparison(tolerance, times)
     of_a, of_b = ranks_in(a), ranks_in(b)
     sides: list[_Side] = []
     for rank in sorted(of_a & of_b):
-        pair = _Side("A", Source(a, [rank])), _Side("B", Source(b, [rank]))
+        pair = _Side("A", RecordSource(a, [rank])), _Side("B", RecordSource(b, [rank]))
         _compare_rank(rank, *pair, comparison)
         sides += pair
     notes = [
@@ -186,7 +186,7 @@ def diff(a: Path, b: Path, *, tolerance: float = 0.0, times: bool = False) -> Di
         tuple(sorted(comparison.metrics.values(), key=lambda one: (one.batch, one.rank))),
         _differing(hyperparameters_a, hyperparameters_b, tolerance),
         (*notes, *comparison.notes(), *(line for side in sides for line in side.left_out())),
-        tuple(dict.fromkeys(line for side in sides for line in side.trouble())),
+        tuple(dict.fromkeys(line for side in sides for line in side.incomplete_lines())),
     )
 
 
@@ -196,7 +196,7 @@ def diff(a: Path, b: Path, *, tolerance: float = 0.0, times: bool = False) -> Di
 class _Side:
     """The events of one rank in one of the recordings, with the batches in which some are missing."""
 
-    def __init__(self, name: str, source: Source) -> None:
+    def __init__(self, name: str, source: RecordSource) -> None:
         self.name = name
         self.source = source
         self._records = iter(source)
@@ -247,11 +247,11 @@ class _Side:
             more, rank = len(ranges) - _LISTED, ranges[0].rank
             yield f"{self.name} is a cut without {more:,} more ranges of events of rank {rank}"
 
-    def trouble(self) -> Iterator[str]:
+    def incomplete_lines(self) -> Iterator[str]:
         for line in self.source.damage:
             yield f"{self.name}: {line}"
         lost = (f"{self.name} lacks {_numbers(gap)}, which nobody has" for gap in self.source.gaps)
-        yield from shortened(lost, f"ranges of events that {self.name} lacks", _LISTED)
+        yield from shorten(lost, f"ranges of events that {self.name} lacks", _LISTED)
 
 
 def _numbers(gap: Gap) -> str:
@@ -413,7 +413,7 @@ class _Comparison:
                 row[name] = row[name][:_COUNTED]
         if "logged" in row:
             row["logged"] = _logged(row["logged"])
-        return flattened(row)
+        return flatten(row)
 
     def _note_metric(self, where: EventDifference, difference: FieldDifference) -> None:
         pairs = _numbers_in(difference.a, difference.b)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bus.errors import ConfigurationError, close_matches
-from bus.files import placing
+from bus.files import atomic_output
 from bus.protocol.frames import COMMAND, END
 from bus.protocol.order import Ending, Gap
 from bus.tools.json import write_json_mcap, write_jsonl
-from bus.tools.records import Recorded, Source, check_any, check_ranks, is_known, is_mark, snapshot_of
+from bus.tools.records import Recorded, RecordSource, check_any, check_ranks, is_known, is_mark, snapshot_of
 from bus.tools.rows import FORMATS
 from bus.tools.tables import write_csv, write_parquet
 from bus.trace.writer import TraceWriter
@@ -80,9 +80,9 @@ def export(
         RunDirectoryError: ``output`` cannot be written.
     """
     write = _WRITERS.get(_known(to))
-    source = Source(path, ranks)
+    source = RecordSource(path, ranks)
     chosen = _Chosen(source, events)
-    with placing(output, [path], force) as draft:
+    with atomic_output(output, [path], force) as draft:
         if write is None:
             _write_trace(chosen, draft)
         else:
@@ -110,7 +110,7 @@ def _known(to: str) -> str:
 class _Chosen:
     """The records that are exported: the same ones each time it is gone through, also while the recording grows."""
 
-    def __init__(self, source: Source, events: Collection[Event] | None) -> None:
+    def __init__(self, source: RecordSource, events: Collection[Event] | None) -> None:
         self.source = source
         self._names = None if events is None else frozenset(event.value for event in events)
         self._limit: int | None = None
@@ -137,14 +137,14 @@ class _Chosen:
 
 def _write_trace(chosen: _Chosen, path: Path) -> None:
     source = chosen.source
-    told = 0
+    shown = 0
     with closing(TraceWriter(path)) as writer:
         for record in chosen:
             if is_known(record):
                 writer.see(snapshot_of(record))
-            for outcome in source.outcomes[told:] if record.topic.name == COMMAND else ():
+            for outcome in source.outcomes[shown:] if record.topic.name == COMMAND else ():
                 writer.command(outcome)
-                told += 1
+                shown += 1
         writer.close(source.ending)
 
 

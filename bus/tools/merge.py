@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bus.errors import ConfigurationError, RecordingError
-from bus.files import placing
+from bus.files import atomic_output
 from bus.protocol.frames import END, EventBody
 from bus.protocol.order import Ending, Gap
-from bus.recording.writer import JournalWriter
+from bus.recording.writer import RecordingWriter
 from bus.tools.cut import append
-from bus.tools.records import LeftOut, Recorded, Source, base_before, is_mark, ranks_in
+from bus.tools.records import LeftOut, Recorded, RecordSource, base_before, is_mark, ranks_in
 
 __all__ = ["Merged", "merge", "merged_path"]
 
@@ -52,7 +52,7 @@ def merge(paths: Sequence[Path], output: Path, *, force: bool = False) -> Merged
         RecordingError: one of them is not a recording, or nothing is in any of them.
         RunDirectoryError: ``output`` cannot be written.
     """
-    sources = [Source(path) for path in paths]
+    sources = [RecordSource(path) for path in paths]
     run, attempt = _identity(sources)
     ids = {source.run_id for source in sources}
     run_id = ids.pop() if len(ids) == 1 else None
@@ -65,17 +65,17 @@ def merge(paths: Sequence[Path], output: Path, *, force: bool = False) -> Merged
             pass
     if not ranks:
         raise RecordingError(f"none of {', '.join(map(str, paths))} holds an event: there is nothing to merge")
-    merged = {rank: _Rank([Source(path, [rank]) for path in paths if rank in there[path]]) for rank in ranks}
+    merged = {rank: _Rank([RecordSource(path, [rank]) for path in paths if rank in there[path]]) for rank in ranks}
     events = 0
     reached: dict[int, int] = {}
-    with placing(output, paths, force) as draft, closing(JournalWriter(draft, run, attempt, run_id)) as writer:
+    with atomic_output(output, paths, force) as draft, closing(RecordingWriter(draft, run, attempt, run_id)) as writer:
         # In a rank the times never decrease, so that merging by time keeps its order; of equal times the lower rank is
         # first.
         for record in heapq.merge(*merged.values(), key=lambda record: record.event.time):
             append(writer, [record])
             events += not is_mark(record)
             reached[record.topic.rank] = record.event.seq
-    written = Source(output)
+    written = RecordSource(output)
     for _ in written:
         pass
     parts = [*(source for rank in merged.values() for source in rank.sources), *without_ranks]
@@ -97,7 +97,7 @@ def merged_path(first: Path) -> Path:
     return first.with_name(f"{first.stem}.merged{first.suffix}")
 
 
-def _identity(sources: Sequence[Source]) -> tuple[str, int]:
+def _identity(sources: Sequence[RecordSource]) -> tuple[str, int]:
     """Of which run and attempt they all are."""
     if len(sources) < 2:
         raise ConfigurationError("one recording has nothing to be merged with: name two or more")
@@ -111,7 +111,7 @@ def _identity(sources: Sequence[Source]) -> tuple[str, int]:
     return first.run, first.attempt
 
 
-def _missing_at_the_end(parts: Sequence[Source], reached: Mapping[int, int]) -> Iterator[Gap]:
+def _missing_at_the_end(parts: Sequence[RecordSource], reached: Mapping[int, int]) -> Iterator[Gap]:
     """What none of them has of what one of them says was recorded last; ``reached`` is the last number of each rank."""
     recorded: dict[int, int] = {}
     for gap in (gap for source in parts for gap in source.gaps):
@@ -124,7 +124,7 @@ def _missing_at_the_end(parts: Sequence[Source], reached: Mapping[int, int]) -> 
 class _Head:
     """The next record of one of the recordings."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RecordSource) -> None:
         self.path = source.path
         self._records = iter(source)
         self.record: Recorded | None = None
@@ -152,7 +152,7 @@ class _Head:
 class _Rank:
     """The records of one rank of all recordings, each number once and in order."""
 
-    def __init__(self, sources: list[Source]) -> None:
+    def __init__(self, sources: list[RecordSource]) -> None:
         self.sources = sources
         self.duplicates = 0
 
@@ -170,8 +170,8 @@ class _Rank:
             if events:
                 record = _agreed(events)
                 self.duplicates += 0 if is_mark(record) else len(events) - 1
-                told = [*stated, *(head.left_out for head in heads if head.left_out is not None)]
-                yield from self._marks(_still_left_out(told, last, record))
+                all_left_out = [*stated, *(head.left_out for head in heads if head.left_out is not None)]
+                yield from self._marks(_still_left_out(all_left_out, last, record))
                 yield record
                 last, stated = record, []
             for head in first:

@@ -12,7 +12,7 @@ from bus.protocol.frames import CUT, EventBody, Topic, decode_event, event_encod
 from bus.protocol.numbering import Numbering
 from bus.protocol.order import Ending, Gap, StreamOrder
 from bus.protocol.snapshot import Snapshot
-from bus.recording.reader import JournalReader
+from bus.recording.reader import RecordingReader
 from bus.recording.recording import Recording
 from bus.types.commands import Outcome
 from bus.types.demand import BASE_EVENTS
@@ -21,8 +21,8 @@ from bus.types.timestamp import TrainingTime
 
 __all__ = [
     "LeftOut",
+    "RecordSource",
     "Recorded",
-    "Source",
     "base_before",
     "check_any",
     "check_ranks",
@@ -117,7 +117,7 @@ def snapshot_of(record: Recorded) -> Snapshot:
     return Snapshot(event, record.topic.run, record.topic.rank, record.event)
 
 
-class Source:
+class RecordSource:
     """Goes through everything whole in a recording, in the order of the file; may be gone through again.
 
     What is damaged or foreign is left out and named in ``damage``, numbers that nobody has are in ``gaps``, what a cut
@@ -160,7 +160,7 @@ class Source:
 
     def __iter__(self) -> Iterator[Recorded]:
         self._begin()
-        with JournalReader(self.path) as reader:
+        with RecordingReader(self.path) as reader:
             for records in reader.read():
                 for topic, body in records:
                     record = self._read(topic, body)
@@ -235,7 +235,7 @@ def ranks_in(path: Path) -> set[int]:
     Raises:
         RecordingError: there is no such file, or it is not a recording.
     """
-    with JournalReader(path) as reader:
+    with RecordingReader(path) as reader:
         names = {record.topic for records in reader.read() for record in records}
         found = set(reader.positions)
     for name in names:

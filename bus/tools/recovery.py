@@ -10,8 +10,8 @@ from bus.printing import Damage
 from bus.protocol.frames import CUT, END, Topic, decode_event, parse_topic
 from bus.protocol.numbering import Numbering
 from bus.protocol.order import Gap
-from bus.recording.reader import JournalReader, Record
-from bus.recording.writer import JournalWriter
+from bus.recording.reader import Record, RecordingReader
+from bus.recording.writer import RecordingWriter
 from bus.runs.directory import is_locked, read_run
 
 __all__ = ["Recovery", "recover", "recovered_path"]
@@ -51,14 +51,14 @@ def recover(path: Path, output: Path) -> Recovery:
     """
     if os.path.lexists(output):
         raise ConfigurationError(f"{output} exists: choose another file with '--output', or move it away")
-    with JournalReader(path) as reader:
+    with RecordingReader(path) as reader:
         if _is_live(path):
             raise ConfigurationError(f"{path} is being written by a live run: wait until the run has ended")
         kept = _Kept()
         chunks = reader.read()
         first = next(chunks, [])
         run, attempt = _identity(reader, path)
-        writer = JournalWriter(output, run, attempt, reader.metadata.get("id"))
+        writer = RecordingWriter(output, run, attempt, reader.metadata.get("id"))
         try:
             kept.copy(first, writer)
             for records in chunks:
@@ -89,7 +89,7 @@ class _Kept:
         self.numbering = Numbering()
         self._topics: dict[str, tuple[bytes, Topic]] = {}
 
-    def copy(self, records: list[Record], writer: JournalWriter) -> None:
+    def copy(self, records: list[Record], writer: RecordingWriter) -> None:
         """Appends the records that are messages of the protocol, and names the others."""
         for name, body in records:
             try:
@@ -114,13 +114,13 @@ class _Kept:
         if number > expected:
             self.gaps.append(Gap(rank, expected, number - 1))
 
-    def note_ends(self, reader: JournalReader) -> None:
+    def note_ends(self, reader: RecordingReader) -> None:
         """Adds what is missing at the end, as far as the marks of the recording say it."""
         for rank, position in reader.positions.items():
             self._note_missing(rank, position.seq + 1)
 
 
-def _identity(reader: JournalReader, path: Path) -> tuple[str, int]:
+def _identity(reader: RecordingReader, path: Path) -> tuple[str, int]:
     try:
         return reader.metadata["run"], int(reader.metadata["attempt"])
     except (KeyError, ValueError):

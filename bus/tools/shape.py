@@ -111,8 +111,11 @@ class Shape:
             items = self.items.json_schema() if self.items else None
             return None if items is None or items["type"] == "array" else {"type": "array", "items": items}
         if kind == "map":
-            told = {name: member.json_schema() for name, member in self.members.items()}
-            return {"type": "object", "properties": {str(name): one for name, one in told.items() if one is not None}}
+            properties = {name: member.json_schema() for name, member in self.members.items()}
+            return {
+                "type": "object",
+                "properties": {str(name): one for name, one in properties.items() if one is not None},
+            }
         name = {"bool": "boolean", "int": "integer", "text": "string"}.get(kind)
         return None if name is None else {"type": name}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import ConfigurationError
-from bus.strict_json import flattened, json_text
+from bus.strict_json import flatten, json_text
 from bus.tools.records import Recorded
 from bus.tools.rows import as_row, clock
 from bus.tools.shape import Shape, as_text
@@ -31,11 +31,11 @@ def write_csv(records: Iterable[Recorded], path: Path) -> None:
     ``inf`` and ``-inf``.
 
     ``records`` is gone through twice: for the columns, in the order in which they first came, and for the rows."""
-    columns = list(dict.fromkeys(chain.from_iterable(flattened(as_row(record)) for record in records)))
+    columns = list(dict.fromkeys(chain.from_iterable(flatten(as_row(record)) for record in records)))
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(_line(columns))
         for record in records:
-            row = flattened(as_row(record))
+            row = flatten(as_row(record))
             row["utc"] = clock(row["utc"])
             file.write(_line(_cell(row.get(name)) for name in columns))
 
@@ -77,7 +77,7 @@ def write_parquet(records: Iterable[Recorded], path: Path) -> None:
         ) from None
     shape = Shape()
     for record in records:
-        shape.see_members(flattened(as_row(record)))
+        shape.see_members(flatten(as_row(record)))
     types = {name: column.arrow_type() for name, column in shape.members.items()}
     if types:
         types["utc"] = pa.timestamp("ns", tz="UTC")
@@ -92,7 +92,7 @@ def _groups(records: Iterable[Recorded], rows: int) -> Iterator[list[dict[str, A
     group: list[dict[str, Any]] = []
     size = 0
     for record in records:
-        group.append(flattened(as_row(record)))
+        group.append(flatten(as_row(record)))
         size += len(record.body)
         if len(group) == rows or size >= _BYTES_IN_A_GROUP:
             yield group

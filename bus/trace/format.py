@@ -141,8 +141,8 @@ class TraceEvents:
 
     def _add(self, kind: str, name: str | None, pid: int, tid: int, at: int, args: Args, more: str = "") -> None:
         named = "" if name is None else f',"name":{_json(name)}'
-        told = f',"args":{_json(args)}' if args else ""
-        self._out.append(f'{{"ph":"{kind}"{named},"pid":{pid},"tid":{tid},"ts":{_microseconds(at)}{more}{told}}}')
+        arguments = f',"args":{_json(args)}' if args else ""
+        self._out.append(f'{{"ph":"{kind}"{named},"pid":{pid},"tid":{tid},"ts":{_microseconds(at)}{more}{arguments}}}')
 
 
 def _main_tid(pid: int) -> int:

@@ -209,7 +209,7 @@ class TraceWriter:
         rank.last, rank.last_ended, rank.resumed = batch, rank.now, rank.now
         if state.rank == 0:
             self._counted.busy_ns += rank.now - began
-            self._tell_of_loss(state, rank.now)
+            self._draw_loss(state, rank.now)
         if batch % self._every == 0:
             self._draw_batches(state.rank, rank)
             phases = read_phases(state.fields.get("phases"))
@@ -287,7 +287,7 @@ class TraceWriter:
         counted.batch, counted.sample, counted.token = values[2:5]
         counted.busy_ns = 0
 
-    def _tell_of_loss(self, state: Snapshot, now: int) -> None:
+    def _draw_loss(self, state: Snapshot, now: int) -> None:
         """Says when the loss is no number any more, which a counter cannot show."""
         loss = state.loss
         if not isinstance(loss, float | int):

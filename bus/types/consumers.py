@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 from bus.errors import ProtocolError
 
-__all__ = ["Standing"]
+__all__ = ["ConsumerProgress"]
 
 
-class Standing(NamedTuple):
+class ConsumerProgress(NamedTuple):
     """A consumer that a publisher has to know of: it may decide something, or is handed memory."""
 
     name: str | None
@@ -24,12 +24,12 @@ class Standing(NamedTuple):
         return [self.name, sorted(self.decides), sorted(self.fields), self.handled.get(rank, 0)]
 
     @classmethod
-    def from_wire(cls, told: Any, rank: int) -> "Standing":
+    def from_wire(cls, wire: Any, rank: int) -> "ConsumerProgress":
         """Reads :meth:`to_wire`.
 
         Raises :class:`bus.errors.ProtocolError` for anything else."""
         try:
-            name, decides, fields, handled = told[:4]
+            name, decides, fields, handled = wire[:4]
             return cls(None if name is None else str(name), frozenset(decides), frozenset(fields), {rank: int(handled)})
         except (TypeError, ValueError) as error:
             raise ProtocolError(f"how far a consumer is makes no sense: {error}") from None

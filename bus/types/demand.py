@@ -8,9 +8,18 @@ from typing import Any, NamedTuple
 
 from bus.errors import ConfigurationError, ProtocolError
 from bus.types.event import Event
-from bus.types.intervals import BATCH_EVENTS, MAX_INTERVAL, Moment, batch_number, check_interval, is_due
+from bus.types.intervals import BATCH_EVENTS, MAX_INTERVAL, EventPosition, batch_number, check_interval, is_due
 
-__all__ = ["BASE_EVENTS", "LEASE_SECONDS", "MAX_INTERVAL", "RENEW_SECONDS", "Demand", "Moment", "Want", "batch_number"]
+__all__ = [
+    "BASE_EVENTS",
+    "LEASE_SECONDS",
+    "MAX_INTERVAL",
+    "RENEW_SECONDS",
+    "Demand",
+    "EventPosition",
+    "Want",
+    "batch_number",
+]
 
 
 LEASE_SECONDS = 5.0
@@ -78,11 +87,11 @@ class _Intervals(NamedTuple):
                 numbers.append(number)
         return cls(frozenset(numbers), frozenset(one for one in every if isinstance(one, str)))
 
-    def are_due(self, number: int, moment: Moment | None) -> bool:
+    def are_due(self, number: int, position: EventPosition | None) -> bool:
         for interval in self.numbers:
             if number % interval == 0:
                 return True
-        return moment is not None and any(is_due(time, moment) for time in self.times)
+        return position is not None and any(is_due(time, position) for time in self.times)
 
     def each(self) -> list[int | str]:
         return [*sorted(self.numbers), *sorted(self.times)]
@@ -158,23 +167,23 @@ class Demand:
             }
         )
 
-    def is_due(self, event: Event, number: int, moment: Moment | None = None) -> bool:
-        """Whether an event is wanted at a batch, by its :func:`batch_number`; ``moment`` is what intervals other than
+    def is_due(self, event: Event, number: int, position: EventPosition | None = None) -> bool:
+        """Whether an event is wanted at a batch, by its :func:`batch_number`; ``position`` is what intervals other than
         numbers of batches are judged by."""
         wanted = self._wanted.get(event)
-        return wanted is not None and wanted.intervals.are_due(number, moment)
+        return wanted is not None and wanted.intervals.are_due(number, position)
 
-    def due_fields(self, event: Event, number: int, moment: Moment | None = None) -> tuple[str, ...]:
+    def due_fields(self, event: Event, number: int, position: EventPosition | None = None) -> tuple[str, ...]:
         """The further fields that are wanted of an event, judged as by :meth:`is_due`."""
         wanted = self._wanted.get(event)
         if wanted is None:
             return ()
-        return tuple(name for name, intervals in wanted.fields.items() if intervals.are_due(number, moment))
+        return tuple(name for name, intervals in wanted.fields.items() if intervals.are_due(number, position))
 
-    def is_due_itself(self, event: Event, number: int, moment: Moment | None = None) -> bool:
+    def is_due_itself(self, event: Event, number: int, position: EventPosition | None = None) -> bool:
         """Whether an event is wanted, judged as by :meth:`is_due`, whatever fields come with it."""
         wanted = self._wanted.get(event)
-        return wanted is not None and wanted.own.are_due(number, moment)
+        return wanted is not None and wanted.own.are_due(number, position)
 
     def has_field(self, event: Event, name: str) -> bool:
         """Whether a field is wanted of an event at all."""

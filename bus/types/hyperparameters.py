@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from bus.strict_json import flattened, json_text
+from bus.strict_json import flatten, json_text
 from bus.types.event import Event
 
 __all__ = ["EVENTS", "FIELD", "MOST", "hyperparameters_in", "is_of_the_training", "value_text"]
@@ -26,10 +26,10 @@ def hyperparameters_in(fields: Mapping[Any, Any]) -> dict[str, Any]:
 
     Values are texts, numbers, booleans, ``None`` and lists of these: a peer may send anything, and what is something
     else is JSON text."""
-    told = fields.get(FIELD)
-    if not isinstance(told, Mapping):
+    given = fields.get(FIELD)
+    if not isinstance(given, Mapping):
         return {}
-    flat = flattened(told)
+    flat = flatten(given)
     return {str(name): _plain(flat[name]) for name, _ in zip(flat, range(MOST), strict=False)}
 
 

@@ -14,7 +14,7 @@ __all__ = [
     "BATCH_EVENTS",
     "MAX_INTERVAL",
     "MICROBATCH_EVENTS",
-    "Moment",
+    "EventPosition",
     "batch_number",
     "check_interval",
     "counter_of",
@@ -83,7 +83,7 @@ _COUNTERS = {
 _EVENTS_OF = {TimeUnit.EPOCH: _AFTER_EPOCH, TimeUnit.ITERATION: _AFTER_ITERATION}
 
 
-class Moment(NamedTuple):
+class EventPosition(NamedTuple):
     """What tells whether an interval is due: an event, and how far the training, the evaluation and the prediction were
     then; ``None`` for all zero."""
 
@@ -118,8 +118,8 @@ def batch_number(
     return (values.batch if values is not None else 0) + ahead
 
 
-def is_due(interval: int | str, moment: Moment) -> bool:
-    """Whether something that is wanted so often is due at a moment.
+def is_due(interval: int | str, position: EventPosition) -> bool:
+    """Whether something that is wanted so often is due at a position.
 
     A number stands for batches, counted from 1, those of an evaluation or a prediction by themselves: 10 for the 10th,
     20th, .... Events that belong to no batch come every time.
@@ -138,29 +138,33 @@ def is_due(interval: int | str, moment: Moment) -> bool:
     With ``+end`` it is due as well where ``max_duration`` is reached, after the batch, epoch or iteration with which it
     is; a training that is stopped has reached it. ``end`` stands for that alone, and at other events for their coming
     then. Reference: ``composer/utils/misc.py``, ``create_interval_scheduler``, with ``include_end_of_training``."""
-    event = moment.event
+    event = position.event
     if not isinstance(interval, str):
-        return batch_number(event, moment.timestamp, moment.eval_timestamp, moment.predict_timestamp) % interval == 0
+        return (
+            batch_number(event, position.timestamp, position.eval_timestamp, position.predict_timestamp) % interval == 0
+        )
     time, at_end = _read(interval)
     if event in _AFTER:
-        return (time is not None and _is_passed(time, moment)) or (at_end and _is_end(moment))
+        return (time is not None and _is_passed(time, position)) or (at_end and _is_end(position))
     if event in _WITHIN_BATCH:
-        return time is not None and _is_first(time, moment)
-    return time is not None or _is_reached(moment.timestamp, moment.max_duration)
+        return time is not None and _is_first(time, position)
+    return time is not None or _is_reached(position.timestamp, position.max_duration)
 
 
-def _is_passed(time: Time, moment: Moment) -> bool:
-    time = _in_units(time, moment.max_duration, moment.dataloader_len)
-    if time.unit is TimeUnit.DURATION or moment.event not in _EVENTS_OF.get(time.unit, _AFTER_BATCH):
+def _is_passed(time: Time, position: EventPosition) -> bool:
+    time = _in_units(time, position.max_duration, position.dataloader_len)
+    if time.unit is TimeUnit.DURATION or position.event not in _EVENTS_OF.get(time.unit, _AFTER_BATCH):
         return False
-    return passes(time, moment.timestamp, moment.previous)
+    return passes(time, position.timestamp, position.previous)
 
 
-def _is_end(moment: Moment) -> bool:
-    if not _is_reached(moment.timestamp, moment.max_duration):
+def _is_end(position: EventPosition) -> bool:
+    if not _is_reached(position.timestamp, position.max_duration):
         return False
     # A batch is the last one when the end is reached with it; an epoch or iteration may only follow the last batch.
-    return moment.event in _AFTER_BATCH or not (moment.previous and _is_reached(moment.previous, moment.max_duration))
+    return position.event in _AFTER_BATCH or not (
+        position.previous and _is_reached(position.previous, position.max_duration)
+    )
 
 
 def _is_reached(timestamp: TrainingTime, max_duration: Time | None) -> bool:
@@ -170,15 +174,17 @@ def _is_reached(timestamp: TrainingTime, max_duration: Time | None) -> bool:
     return timestamp[index] >= limit
 
 
-def _is_first(time: Time, moment: Moment) -> bool:
-    which, _ = _COUNTED_BY[moment.event]
+def _is_first(time: Time, position: EventPosition) -> bool:
+    which, _ = _COUNTED_BY[position.event]
     if which:
-        batch = batch_number(moment.event, moment.timestamp, moment.eval_timestamp, moment.predict_timestamp) - 1
+        batch = (
+            batch_number(position.event, position.timestamp, position.eval_timestamp, position.predict_timestamp) - 1
+        )
         return batch % int(time.value) == 0 if time.unit is TimeUnit.BATCH else batch == 0
-    if moment.microbatch:
+    if position.microbatch:
         return False
-    time = _in_units(time, moment.max_duration, moment.dataloader_len)
-    timestamp = moment.timestamp
+    time = _in_units(time, position.max_duration, position.dataloader_len)
+    timestamp = position.timestamp
     if time.unit is TimeUnit.EPOCH:
         return timestamp.batch_in_epoch == 0 and timestamp.epoch % int(time.value) == 0
     if time.unit is TimeUnit.BATCH:

@@ -8,7 +8,7 @@ from bus.protocol.order import Ending
 from bus.protocol.snapshot import Snapshot
 from bus.types.demand import Demand, Want, batch_number
 from bus.types.event import Event
-from bus.types.intervals import MICROBATCH_EVENTS, Moment
+from bus.types.intervals import MICROBATCH_EVENTS, EventPosition
 from consumers.api.logger import Logger, LoggerDestination
 
 __all__ = ["Callback", "CannotWorkError", "MaybeAwaitable", "OnError", "demand_of", "view_for"]
@@ -278,9 +278,9 @@ def view_for(demand: Demand, snapshot: Snapshot) -> Snapshot | None:
     if not on_demand and demand.is_at_every_batch(event):
         return snapshot
     values = (snapshot.timestamp.values, snapshot.eval_timestamp.values, snapshot.predict_timestamp.values)
-    number, moment = batch_number(event, *values), _moment_of(snapshot) if demand.is_timed(event) else None
-    due = {*demand.due_fields(event, number, moment), *_late_fields(demand, snapshot)}
-    if not due and not demand.is_due(event, number, moment):
+    number, position = batch_number(event, *values), _position_of(snapshot) if demand.is_timed(event) else None
+    due = {*demand.due_fields(event, number, position), *_late_fields(demand, snapshot)}
+    if not due and not demand.is_due(event, number, position):
         return None
     hidden = set(on_demand) - due
     return snapshot.without(hidden) if hidden else snapshot
@@ -292,22 +292,22 @@ def _late_fields(demand: Demand, snapshot: Snapshot) -> Iterator[str]:
     for name, told in late.items() if isinstance(late, dict) else ():
         if demand.has_field(snapshot.event, name) and name in snapshot.on_demand:
             try:
-                moments = [Moment(Event(event), now, before) for event, now, before in told]
+                positions = [EventPosition(Event(event), now, before) for event, now, before in told]
             except (TypeError, ValueError):
                 continue
-            now = _moment_of(snapshot)
-            for one in moments:
-                moment = now._replace(event=one.event, timestamp=one.timestamp, previous=one.previous)
+            now = _position_of(snapshot)
+            for one in positions:
+                position = now._replace(event=one.event, timestamp=one.timestamp, previous=one.previous)
                 number = batch_number(one.event, one.timestamp)
-                if name in demand.due_fields(one.event, number, moment):
+                if name in demand.due_fields(one.event, number, position):
                     yield name
                     break
 
 
-def _moment_of(snapshot: Snapshot) -> Moment:
+def _position_of(snapshot: Snapshot) -> EventPosition:
     event = snapshot.event
     previous = snapshot.previous_timestamp
-    return Moment(
+    return EventPosition(
         event,
         snapshot.timestamp.values,
         None if previous is None else previous.values,

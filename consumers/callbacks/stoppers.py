@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from bus.errors import ConfigurationError
-from bus.printing import shortened
+from bus.printing import shorten
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
 from bus.types.timestamp import Time, Timestamp, TimeUnit
@@ -147,7 +147,7 @@ class Stopper(Callback, ABC):
     def _problem(self, problem: str, names: list[str] | None = None) -> CannotWorkError:
         there = ""
         if names is not None:
-            there = f"there are: {', '.join(shortened(names, 'of them')) or 'none'}; "
+            there = f"there are: {', '.join(shorten(names, 'of them')) or 'none'}; "
         return CannotWorkError(
             f"{type(self).__name__} cannot stop this training: {problem}; {there}give it another monitor or "
             "dataloader_label"

@@ -7,7 +7,7 @@ import click
 from click.core import ParameterSource
 
 from bus.cli.replay_options import ReplayChoice
-from bus.recording.window import Moment
+from bus.recording.window import Bound
 from bus.replay.pace import Pace
 from consumers.api.callback import Callback, OnError, demand_of
 from consumers.api.logger import LoggerDestination
@@ -37,8 +37,8 @@ def consume(
     broker_key: str | None,
     replay: Path | None,
     rate: float | None,
-    start: Moment | None,
-    until: Moment | None,
+    start: Bound | None,
+    until: Bound | None,
     loop: bool,
     paused: bool,
     wait: bool,

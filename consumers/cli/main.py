@@ -6,7 +6,7 @@ from typing import Any, get_args
 import click
 
 from bus.cli.replay_keys import KEYS_HELP
-from bus.cli.replay_options import moment_given, rate_given
+from bus.cli.replay_options import parse_bound_option, rate_given
 from bus.terminal import run_command
 from consumers.api.callback import OnError
 from consumers.delivery.commit import COMMIT_EVENTS
@@ -68,13 +68,16 @@ def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[s
 )
 @click.option(
     "--start",
-    callback=moment_given,
+    callback=parse_bound_option,
     metavar="TIME",
     help="Replays from there on, after the events before the first batch: 2ep, 100ba, 0.5dur; 90sec of training; +90s "
     "after the recording began; 2026-11-21T10:00.",
 )
 @click.option(
-    "--until", callback=moment_given, metavar="TIME", help="Replays up to there; what is at that time is included."
+    "--until",
+    callback=parse_bound_option,
+    metavar="TIME",
+    help="Replays up to there; what is at that time is included.",
 )
 @click.option(
     "--loop", is_flag=True, help="Replays again and again, each time with new callbacks and loggers, until Ctrl-C."

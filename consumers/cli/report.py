@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from bus import printing
-from bus.printing import shortened
+from bus.printing import shorten
 from bus.recording.recording import Recording
 from bus.replay.replay import Replay
 from bus.runs.directory import RUN_FILE, read_run
@@ -45,7 +45,7 @@ def report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str]
     lost = (
         f"missing: events {gap.first} to {gap.last} of rank {gap.rank}, which nobody has" for gap in statistics.gaps
     )
-    missing = shortened(lost, "ranges of events that nobody has")
+    missing = shorten(lost, "ranges of events that nobody has")
     problems = [*statistics.problems, *missing]
     for problem in problems:
         say(problem)

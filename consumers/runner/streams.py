@@ -15,7 +15,7 @@ from bus.runs.announcement import Announcement, list_announcements
 from bus.runs.directory import RunInfo, find_run, in_words, list_runs, runs_dir
 from bus.runs.origin import Origin
 from bus.subscriber.subscriber import Subscriber
-from bus.terminal import left_on_request
+from bus.terminal import exit_on_signal
 from bus.types.demand import Demand
 from bus.types.event import Event
 
@@ -258,7 +258,7 @@ def _live_or_next(
 
 
 def _as_soon_as_there(look: Callable[[], _Run | None], waiting: str, say: Say) -> _Run:
-    with left_on_request("detached before there was a run"):
+    with exit_on_signal("detached before there was a run"):
         say(waiting)
         while True:
             began = time.monotonic()

@@ -24,8 +24,8 @@ const pack = (value) => Buffer.from(encode(value, { useBigInt64: true }));
 const control = (kind, content) => Buffer.concat([Buffer.from([0]), pack([VERSION, kind, content])]);
 const controlOf = (frame) => (frame[0] === 0 ? unpack(frame.subarray(1)) : []);
 
-// A connection to a door. It hands every message to `take(kind, content)`, and sends in order, one at a time.
-class Door {
+// A connection to a control endpoint. It hands every message to `take(kind, content)`, and sends in order, one at a time.
+class ControlConnection {
   constructor(address, take) {
     this.dealer = new Dealer({ linger: 0, routingId: `js-${randomBytes(8).toString("hex")}` });
     this.dealer.connect(address);
@@ -96,12 +96,12 @@ export class Publisher {
   }
 
   connect() {
-    this.door?.close();
+    this.connection?.close();
     this.isWelcome = false;
     this.said = this.heard = Date.now();
-    const door = new Door(this.address, (kind, content) => door === this.door && this.take(kind, content));
-    this.door = door;
-    this.door.send(control("hello", this.hello));
+    const connection = new ControlConnection(this.address, (kind, content) => connection === this.connection && this.take(kind, content));
+    this.connection = connection;
+    this.connection.send(control("hello", this.hello));
   }
 
   take(kind, content) {
@@ -131,8 +131,8 @@ export class Publisher {
   }
 
   sendAgain() {
-    this.door.send(control("resume", { from: this.kept.length ? this.kept[0][0] : this.seq + 1 }));
-    for (const [, frame] of this.kept) this.door.send(frame);
+    this.connection.send(control("resume", { from: this.kept.length ? this.kept[0][0] : this.seq + 1 }));
+    for (const [, frame] of this.kept) this.connection.send(frame);
   }
 
   look() {
@@ -142,7 +142,7 @@ export class Publisher {
     } else if (this.kept.length && now - Math.max(this.heard, this.said) > 500) {
       // A broker that was started again says nothing until it is spoken to.
       this.said = now;
-      this.door.send(control("report", { last_sent: this.seq }));
+      this.connection.send(control("report", { last_sent: this.seq }));
     }
   }
 
@@ -167,7 +167,7 @@ export class Publisher {
     const body = [VERSION, this.hello.attempt, this.seq, this.baseSeq, now, time, null, fields, this.context];
     const frame = Buffer.concat([Buffer.from(`${this.run}/${event}/0\0`), pack(body)]);
     this.kept.push([this.seq, frame]);
-    if (this.isWelcome) this.door.send(frame);
+    if (this.isWelcome) this.connection.send(frame);
   }
 
   obey(command) {
@@ -175,24 +175,24 @@ export class Publisher {
     const at = { event: "batch_end", error: null };
     this.onCommand(command);
     this.publish("$command", 0, { ...command, ...at });
-    this.door.send(control("applied", { id, batch: 0, ...at }));
+    this.connection.send(control("applied", { id, batch: 0, ...at }));
   }
 
   async close(status = "finished") {
     this.publish("$end", 0, { status });
     await this.until(() => this.acknowledged >= this.seq);
     clearInterval(this.timer);
-    this.door.close();
+    this.connection.close();
   }
 }
 
-// Asks a door, and tries again when a broker was lost with the question.
+// Asks a control endpoint, and tries again when a broker was lost with the question.
 export class Client {
   constructor(address) {
     this.address = address;
     this.asked = new Map();
     this.applied = new Map();
-    this.door = new Door(address, (kind, content) => {
+    this.connection = new ControlConnection(address, (kind, content) => {
       if (kind === "applied") this.applied.set(content.id, content);
       else this.asked.get(content.id)?.([kind, content]);
     });
@@ -201,7 +201,7 @@ export class Client {
   async ask(kind, content, id = randomUUID()) {
     for (let tries = 0; tries < 60; tries++) {
       const answer = new Promise((resolve) => this.asked.set(id, resolve));
-      this.door.send(control(kind, { ...content, id }));
+      this.connection.send(control(kind, { ...content, id }));
       const got = await Promise.race([answer, sleep(2000, null, { ref: false })]);
       this.asked.delete(id);
       if (got === null) continue;
@@ -230,7 +230,7 @@ export class Client {
   }
 
   close() {
-    this.door.close();
+    this.connection.close();
   }
 }
 

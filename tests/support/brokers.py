@@ -14,9 +14,9 @@ def free_address() -> str:
         # Below the ports that the system gives to connections, which would take one between this look and its use.
         # Tests that run beside this one begin with the same random numbers.
         port = random.SystemRandom().randrange(15_000, 32_000, 2)
-        with socket.socket() as door, socket.socket() as stream:
+        with socket.socket() as control, socket.socket() as stream:
             try:
-                door.bind(("127.0.0.1", port))
+                control.bind(("127.0.0.1", port))
                 stream.bind(("127.0.0.1", port + 1))
             except OSError:
                 continue

@@ -8,7 +8,7 @@ from typing import Any
 
 from bus.protocol.frames import END, Topic, event_encoder, pack_map
 from bus.protocol.snapshot import Snapshot
-from bus.recording.writer import JournalWriter
+from bus.recording.writer import RecordingWriter
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
 from bus.types.timestamp import Timestamp
@@ -95,18 +95,18 @@ def record_run(
     Events whose ``seq`` is in ``without`` were published, and never reached the recording."""
     directory = runs / name
     directory.mkdir(parents=True)
-    journal = JournalWriter(directory / "recording-1.mcap", name, 1)
+    writer = RecordingWriter(directory / "recording-1.mcap", name, 1)
     seq = base_seq = 0
     for seq, snapshot in enumerate(snapshots, 1):
         base_seq += snapshot.event in BASE_EVENTS
         if seq not in without:
             numbers, fields = (seq, base_seq), dict(snapshot.fields)
-            _append(journal, name, snapshot.event.value, numbers, snapshot.time_ns, _values(snapshot), fields)
+            _append(writer, name, snapshot.event.value, numbers, snapshot.time_ns, _values(snapshot), fields)
         if snapshot.event is Event.EPOCH_END:
-            journal.flush()
+            writer.flush()
     if status is not None:
-        _append(journal, name, END, (seq + 1, base_seq + 1), 0, ([0] * 14, None), {"status": status, "error": error})
-    journal.close()
+        _append(writer, name, END, (seq + 1, base_seq + 1), 0, ([0] * 14, None), {"status": status, "error": error})
+    writer.close()
     attempt = {"attempt": 1, "recording": "recording-1.mcap", "started": 1.7e9, "ended": 1.7e9 + 1, "info": {}}
     attempt |= {"status": status or "running", "error": error}
     (directory / "run.json").write_text(json.dumps({"name": name, "attempts": [attempt]}))
@@ -119,7 +119,7 @@ def _values(snapshot: Snapshot) -> tuple[list[int], list[int] | None]:
 
 
 def _append(
-    journal: JournalWriter,
+    writer: RecordingWriter,
     run: str,
     name: str,
     numbers: tuple[int, int],
@@ -129,4 +129,4 @@ def _append(
 ) -> None:
     frame = event_encoder(Topic(run, name, 0), 1)(*numbers, time, *values, fields, pack_map({}))
     topic, _, body = frame.partition(b"\0")
-    journal.append(topic, *numbers, time, body)
+    writer.append(topic, *numbers, time, body)

@@ -104,7 +104,7 @@ def publish(
     if restart_pauses is not None:
         launch.RESTART_PAUSES = restart_pauses
     # On a busy machine a broker may take longer to come back than a training is to wait for it.
-    session.SETTLE_SECONDS = PATIENCE
+    session.FLUSH_TIMEOUT = PATIENCE
     told_to_end: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: told_to_end.append(number))
     descriptor = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -60,7 +60,7 @@ class StandingBroker:
 
 class Network:
     """Between whoever uses :attr:`address` and the standing broker at ``port``: both of its ports are forwarded, the
-    stream's too, because a client expects it where the door is."""
+    stream's too, because a client expects it where the control endpoint is."""
 
     def __init__(self, port: int) -> None:
         self.address = f"tcp://{FAR}:{port}"
@@ -99,8 +99,8 @@ def _free_pair() -> int:
     """A port that is free with the next one, at both addresses."""
     while True:
         port = int(free_address().rpartition(":")[2])
-        with contextlib.suppress(OSError), socket.socket() as door, socket.socket() as stream:
-            door.bind((FAR, port))
+        with contextlib.suppress(OSError), socket.socket() as control, socket.socket() as stream:
+            control.bind((FAR, port))
             stream.bind((FAR, port + 1))
             return port
 

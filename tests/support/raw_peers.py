@@ -12,7 +12,7 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bus.protocol.frames import Topic, encode_bundle, encode_control, event_encoder, pack_map
+from bus.protocol.frames import Topic, encode_control, encode_frame_batch, event_encoder, pack_map
 
 __all__ = ["FLOODS", "connect", "frame", "hello", "large_frame", "open_connection", "ping", "reset", "shake_hands"]
 
@@ -88,7 +88,7 @@ FLOODS = {
     "junk": lambda: os.urandom(100),
     "small events": lambda: _event({}),
     "large events": lambda: _event({"x": b"x" * 1_000_000}),
-    "bundles": lambda: encode_bundle([_event({})] * 1000),
+    "batches": lambda: encode_frame_batch([_event({})] * 1000),
     "large requests": lambda: (
         b"\0" + msgpack.packb([1, "want", {"run": "flood", "demand": {}, "more": b"x" * 2_000_000}])
     ),
@@ -102,15 +102,15 @@ def main() -> None:
     """The program."""
     address, kind = sys.argv[1:]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    door = context.socket(zmq.DEALER)
-    door.connect(address)
+    control = context.socket(zmq.DEALER)
+    control.connect(address)
     message = FLOODS[kind]()
     if kind == "known":
-        door.send(hello("flood"))
-        door.recv()
+        control.send(hello("flood"))
+        control.recv()
     print("flooding", flush=True)
     while True:
-        door.send(message)
+        control.send(message)
 
 
 if __name__ == "__main__":

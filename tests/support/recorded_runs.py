@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mcap.writer import Writer
 
 from bus.protocol.frames import Topic, event_encoder, pack_map
-from bus.recording.reader import JournalReader, Record
-from bus.recording.writer import JournalWriter
+from bus.recording.reader import Record, RecordingReader
+from bus.recording.writer import RecordingWriter
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
 
@@ -44,7 +44,7 @@ def write_recording(
 ) -> list[Record]:
     """Writes a recording, ``chunk`` events in each chunk; entries at the places ``missing`` were never recorded.
     Returns what is in it."""
-    writer = JournalWriter(path, run, attempt)
+    writer = RecordingWriter(path, run, attempt)
     numbers: dict[int, tuple[int, int]] = {}
     written = []
     for place, entry in enumerate(entries):
@@ -87,7 +87,7 @@ def write_foreign(path: Path) -> None:
 
 def read_records(path: Path) -> list[Record]:
     """Everything in a recording, in the order of the file."""
-    with JournalReader(path) as reader:
+    with RecordingReader(path) as reader:
         return [record for chunk in reader.read() for record in chunk]
 
 

@@ -11,8 +11,8 @@ import mcap.reader
 import mcap.writer
 
 from bus.protocol.frames import Topic, event_encoder, pack_map
-from bus.recording.reader import JournalReader, Record
-from bus.recording.writer import JournalWriter
+from bus.recording.reader import Record, RecordingReader
+from bus.recording.writer import RecordingWriter
 
 TOPICS = [Topic("r", name, rank) for name in ("batch_end", "epoch_end", "loss", "$end") for rank in (0, 1)]
 
@@ -25,21 +25,21 @@ def body(topic: Topic, seq: int, attempt: int = 1) -> bytes:
     return frame[frame.index(b"\0") + 1 :]
 
 
-def append(writer: JournalWriter, seq: int, topic: Topic = TOPICS[0]) -> Record:
+def append(writer: RecordingWriter, seq: int, topic: Topic = TOPICS[0]) -> Record:
     """Appends one event; returns it as it is going to be read."""
     name = topic.encode()[:-1]
     writer.append(name, seq, seq, seq, body(topic, seq))
     return Record(name.decode(), body(topic, seq))
 
 
-def crash(writer: JournalWriter) -> None:
+def crash(writer: RecordingWriter) -> None:
     """Ends a writer as a kill does: without a footer."""
     os.close(writer._descriptor)
     writer._closed = True
 
 
 def read(path: Path) -> list[Record]:
-    with JournalReader(path) as reader:
+    with RecordingReader(path) as reader:
         return [record for chunk in reader.read() for record in chunk]
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bus.protocol.frames import COMMAND, DEMAND, END, Topic, decode_event, event_encoder, pack_map
-from bus.recording.reader import JournalReader
-from bus.recording.writer import JournalWriter
+from bus.recording.reader import RecordingReader
+from bus.recording.writer import RecordingWriter
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
 
@@ -31,8 +31,8 @@ class Recorded(NamedTuple):
 
 
 class _Rank:
-    def __init__(self, journal: JournalWriter, run: str, rank: int, world_size: int, without: Collection[int]) -> None:
-        self._journal, self._run, self._rank, self._without = journal, run, rank, without
+    def __init__(self, writer: RecordingWriter, run: str, rank: int, world_size: int, without: Collection[int]) -> None:
+        self._writer, self._run, self._rank, self._without = writer, run, rank, without
         self._context = {"world_size": world_size, "max_duration": "3ep"}
         self._seq = self._base_seq = 0
 
@@ -43,7 +43,7 @@ class _Rank:
         frame = encode(self._seq, self._base_seq, time, timestamp, None, fields, pack_map(self._context))
         topic, _, body = frame.partition(b"\0")
         if self._seq not in self._without:
-            self._journal.append(topic, self._seq, self._base_seq, time, body)
+            self._writer.append(topic, self._seq, self._base_seq, time, body)
 
 
 def record(
@@ -61,8 +61,8 @@ def record(
     """Writes a recording: every ``step`` nanoseconds a batch, of every rank in turn. ``without`` are numbers of events
     that were lost; ``status=None`` leaves it without an end; ``inner`` adds an event within each batch, ``padding`` so
     many bytes to each batch's end."""
-    journal = JournalWriter(path, run, 1)
-    writers = [_Rank(journal, run, rank, ranks, without) for rank in range(ranks)]
+    writer = RecordingWriter(path, run, 1)
+    rank_writers = [_Rank(writer, run, rank, ranks, without) for rank in range(ranks)]
     time = BEGAN
 
     def append(name: str, epoch: int, in_epoch: int, **fields: Any) -> None:
@@ -70,9 +70,9 @@ def record(
         batch = epoch * batches + in_epoch
         wct = batch * step // 1000
         timestamp = [0, epoch, batch, 8 * batch, 0, epoch, 0, in_epoch, 8 * in_epoch, 0, wct, wct, 0, 0]
-        for rank, writer in enumerate(writers):
+        for rank, rank_writer in enumerate(rank_writers):
             time += 1000
-            writer.append(name, time + rank, [0] * 14 if name == END else timestamp, fields)
+            rank_writer.append(name, time + rank, [0] * 14 if name == END else timestamp, fields)
 
     append("init", 0, 0, system={"host": "h"})
     append("fit_start", 0, 0, seed=3)
@@ -94,18 +94,18 @@ def record(
         append("eval_end", epoch + 1, 0, eval_metrics={"eval": {"accuracy": 1 - 1 / (epoch + 2)}})
         if epoch == 0:
             append(COMMAND, epoch + 1, 0, command="set", arguments=["lr", 0.1], id="c", event="batch_end", error=None)
-        journal.flush()
+        writer.flush()
     append("fit_end", epochs, 0)
     if status is not None:
         append(END, epochs, 0, status=status, error="ValueError: boom" if status == "failed" else None)
-    journal.close()
+    writer.close()
     return path
 
 
 def records_of(path: Path) -> list[Recorded]:
     """The records of a recording, in order."""
     found = []
-    with JournalReader(path) as reader:
+    with RecordingReader(path) as reader:
         for records in reader.read():
             for record in records:
                 _, name, rank = record.topic.split("/")

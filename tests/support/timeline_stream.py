@@ -8,7 +8,7 @@ from typing import Any
 
 from bus.protocol.frames import COMMAND, END, Topic, event_encoder, pack_map
 from bus.protocol.snapshot import Snapshot
-from bus.recording.writer import JournalWriter
+from bus.recording.writer import RecordingWriter
 from bus.types.commands import Command
 from bus.types.event import Event
 from bus.types.timestamp import Timestamp
@@ -101,7 +101,7 @@ def record_commanded(runs: Path, name: str, snapshots: Iterable[Snapshot], comma
     millisecond after the end of the batch of that number."""
     directory = runs / name
     directory.mkdir(parents=True)
-    journal = JournalWriter(directory / "recording-1.mcap", name, 1)
+    writer = RecordingWriter(directory / "recording-1.mcap", name, 1)
     seq = 0
 
     def append(kind: str, time: int, values: list[int], fields: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ def record_commanded(runs: Path, name: str, snapshots: Iterable[Snapshot], comma
         seq += 1
         frame = event_encoder(Topic(name, kind, 0), 1)(seq, seq, time, values, None, fields, pack_map({}))
         topic, _, body = frame.partition(b"\0")
-        journal.append(topic, seq, seq, time, body)
+        writer.append(topic, seq, seq, time, body)
 
     for snapshot in snapshots:
         values = list(snapshot.timestamp.values)
@@ -118,7 +118,7 @@ def record_commanded(runs: Path, name: str, snapshots: Iterable[Snapshot], comma
             told = {**Command(commands[values[2]]).to_wire(), "event": "batch_checkpoint", "error": None}
             append(COMMAND, snapshot.time_ns + MS // 2, values, told)
     append(END, BEGAN_NS, [0] * 14, {"status": "finished", "error": None})
-    journal.close()
+    writer.close()
     attempt = {"attempt": 1, "recording": "recording-1.mcap", "started": 1.7e9, "ended": 1.7e9 + 1, "info": {}}
     (directory / "run.json").write_text(json.dumps({"name": name, "attempts": [attempt | {"status": "finished"}]}))
     return directory

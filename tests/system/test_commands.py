@@ -19,7 +19,7 @@ from training import Act, gold_evaluators, gold_trainer
 from bus import Event, Publisher, Recording, Subscriber, find_run
 from bus.errors import BrokerError, ConfigurationError, ProtocolError
 from bus.protocol.frames import Control
-from bus.subscriber.commands import SentCommands, send_command
+from bus.subscriber.commands import PendingCommands, send_command
 from bus.types.commands import COMMANDS, Command, Outcome, check_command
 from bus.types.demand import Demand, Want
 from consumers import Callback, NaNMonitor
@@ -377,15 +377,15 @@ def test_a_trainer_waits_for_nobody_longer_than_it_was_told(runs_dir, consumer, 
 
 def one_message_at_a_time(publisher):
     """Has a publisher read one message of its broker each time that it looks."""
-    link, has_read = publisher._uplink._link, [False]
-    receive = link.receive
+    connection, has_read = publisher._session._connection, [False]
+    receive = connection.receive
 
     def read_one():
         message = None if has_read[0] else receive()
         has_read[0] = message is not None
         return message
 
-    link.receive = read_one
+    connection.receive = read_one
 
 
 def test_a_publisher_learns_at_once_who_is_there_and_what_is_asked_for(runs_dir):
@@ -496,9 +496,9 @@ def test_arguments_that_make_no_sense_are_refused(runs_dir, arguments):
 def test_a_run_without_a_connection_to_its_trainer_takes_no_command(runs_dir):
     with Publisher("r") as publisher:
         publisher.publish(Event.BATCH_END, batch=1)
-        door = find_run("r")
+        run = find_run("r")
     with pytest.raises((BrokerError, ConfigurationError)):
-        send_command(door, "stop", wait=0)
+        send_command(run, "stop", wait=0)
 
 
 @pytest.mark.parametrize(
@@ -545,7 +545,7 @@ def test_a_command_that_the_trainer_did_not_live_to_see_is_answered(runs_dir):
         thread = threading.Thread(target=lambda: outcomes.append(send_command(info, "stop", wait=30)))
         thread.start()
         # The publisher ends without having looked once more.
-        wait_for(lambda: publisher._uplink._link.socket.poll(0), "the command to be there")
+        wait_for(lambda: publisher._session._connection.socket.poll(0), "the command to be there")
     thread.join()
     assert outcomes[0].error == "the run has ended"
 
@@ -631,7 +631,7 @@ def test_what_a_script_says_is_applied_in_every_fit(runs_dir):
 
 @pytest.mark.parametrize("name", [[], {}, 5, None])
 def test_an_answer_of_a_broker_whose_id_is_no_text_is_nobodys(name):
-    sent, command = SentCommands(), Command("stop", (), "mine")
+    sent, command = PendingCommands(), Command("stop", (), "mine")
     sent.send(command, None)
     for kind in ("refused", "told"):
         sent.hear(Control(kind, {"id": name, "ranks": 1, "reason": "none"}))

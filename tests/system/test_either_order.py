@@ -12,7 +12,7 @@ import pytest
 from consumers_stream import record_run, snapshots_of_training
 from faults import StandingBroker
 
-from bus.runs.announcement import announced, list_announcements
+from bus.runs.announcement import announce, list_announcements
 from bus.runs.directory import list_runs
 
 SLOW = """
@@ -129,12 +129,12 @@ def test_an_announcement_ends_with_its_process_and_the_next_trainer_removes_what
     killed = [
         sys.executable,
         "-c",
-        f"import os, bus.runs.announcement as a\nwith a.announced('x', {str(runs)!r}): os._exit(9)",
+        f"import os, bus.runs.announcement as a\nwith a.announce('x', {str(runs)!r}): os._exit(9)",
     ]
     assert subprocess.run(killed, check=False, timeout=60).returncode == 9
     assert len(list(runs.iterdir())) == 1
     assert list_announcements(runs) == []
-    with announced("mine", runs):
+    with announce("mine", runs):
         [mine] = list_announcements(runs)
         assert mine.name == "mine"
         assert len(list(runs.iterdir())) == 1
@@ -143,10 +143,10 @@ def test_an_announcement_ends_with_its_process_and_the_next_trainer_removes_what
 
 def test_a_directory_that_is_made_for_an_announcement_goes_with_it_unless_a_run_is_in_it(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    with announced("mine", runs):
+    with announce("mine", runs):
         assert runs.is_dir()
     assert not runs.exists()
-    with announced("mine", runs):
+    with announce("mine", runs):
         (runs / "r").mkdir()
     assert (runs / "r").is_dir()
 
@@ -159,5 +159,5 @@ def test_what_is_no_announcement_is_passed_over(tmp_path: Path, content: bytes) 
     (tmp_path / ".starting-folder").mkdir()
     (tmp_path / ".starting-link").symlink_to("/etc/passwd")
     assert list_announcements(tmp_path) == []
-    with announced("mine", tmp_path):
+    with announce("mine", tmp_path):
         assert [one.name for one in list_announcements(tmp_path)] == ["mine"]

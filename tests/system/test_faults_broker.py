@@ -25,7 +25,7 @@ from helpers import wait_for
 
 from bus import BrokerError, Event, Publisher, Recording, RunIsLiveError, find_run
 from bus.protocol.frames import decode_event
-from bus.recording.reader import JournalReader
+from bus.recording.reader import RecordingReader
 from bus.runs import lock as run_lock
 
 AT_ONCE = (0.0, 0.0)
@@ -266,7 +266,7 @@ def test_event_times_never_go_back_although_clocks_do(runs_dir: Path) -> None:
         told = follower.result()
     assert told["numbers"] == list(range(1, len(told["numbers"]) + 1))
     wait_for(lambda: not find_run("r").live, "the broker to end")
-    with JournalReader(find_run("r").recording) as reader:
+    with RecordingReader(find_run("r").recording) as reader:
         times = [decode_event(record.body).time for records in reader.read() for record in records]
     assert times == sorted(times)
     assert len(times) == len(told["numbers"]) + 1

@@ -222,7 +222,7 @@ import os, signal, sys, threading, time
 from bus import Event, Publisher
 from bus.publisher import session
 # Nothing is left to wait for: who waited all the same would do so for longer than the test.
-session.SETTLE_SECONDS = 1000.0
+session.FLUSH_TIMEOUT = 1000.0
 signal.signal(signal.SIGINT, signal.default_int_handler)
 publisher = Publisher("r")
 for batch in range(1, 501):

@@ -90,7 +90,7 @@ def assert_recorded(runs_dir, events):
         ("junk", SPARE),
         ("small events", SPARE),
         ("large events", SPARE),
-        ("bundles", SPARE),
+        ("batches", SPARE),
         ("large requests", SPARE),
         ("requests", BUDGET + SPARE),
         ("known", BUDGET + SPARE),
@@ -150,7 +150,7 @@ def test_heartbeats_behind_a_flood_whose_connection_is_reset_do_no_harm(broker, 
                 for _ in range(20):
                     connection.sendall(raw_peers.frame(b"x") * 500 + raw_peers.ping())
             raw_peers.reset(connection)
-            stream = raw_peers.connect(publisher._uplink._link.welcome["stream"], b"SUB")
+            stream = raw_peers.connect(publisher._session._connection.welcome["stream"], b"SUB")
             with contextlib.suppress(OSError):
                 stream.sendall((raw_peers.frame(b"\1r/") + raw_peers.ping()) * 500)
             raw_peers.reset(stream)
@@ -273,15 +273,15 @@ def test_a_publisher_whose_broker_ends_before_the_first_event_begins_at_the_next
 def test_a_connection_publishes_one_run(broker):
     context = zmq.Context()
     try:
-        door = context.socket(zmq.DEALER)
-        door.connect(broker.address)
-        door.send(raw_peers.hello("one"))
-        door.send(event_encoder(Topic("one", "epoch_end", 0), 1)(1, 1, 5, [0] * 14, None, {}, pack_map({})))
-        door.send(raw_peers.hello("two"))
+        control = context.socket(zmq.DEALER)
+        control.connect(broker.address)
+        control.send(raw_peers.hello("one"))
+        control.send(event_encoder(Topic("one", "epoch_end", 0), 1)(1, 1, 5, [0] * 14, None, {}, pack_map({})))
+        control.send(raw_peers.hello("two"))
         kind = ""
         while kind != "refused":
-            assert door.poll(60_000)
-            kind, content, _ = decode_control(split_frame(door.recv())[1])
+            assert control.poll(60_000)
+            kind, content, _ = decode_control(split_frame(control.recv())[1])
         assert content["reason"] == "this connection publishes run 'one': use another one for run 'two'"
     finally:
         context.destroy(linger=0)

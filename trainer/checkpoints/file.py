@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bus.checkpoints.image import CRC_KEY, DRAFT_KEY, TEXT_KEY, VERSION, crc_of, metadata_of, text_of
 from bus.errors import CheckpointError, ConfigurationError
-from bus.files import replacing
+from bus.files import atomic_replace
 from bus.tensors.view import image_layout
 
 __all__ = [
@@ -114,7 +114,7 @@ def write_checkpoint(path: PathLike, tree: Mapping[str, Any]) -> None:
         layout = image_layout({name: tensor_spec(tensor) for name, tensor in stored.items()}, metadata)
     except (CheckpointError, ConfigurationError) as error:
         raise CheckpointError(f"cannot write {path}: {error}") from None
-    with replacing(path) as place, open(place, "wb") as file:
+    with atomic_replace(path) as place, open(place, "wb") as file:
         file.write(layout.header)
         for name in layout.offsets:
             file.write(_bytes_of(stored[name]))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bus.errors import CheckpointError
-from bus.files import replacing
+from bus.files import atomic_replace
 from trainer.checkpoints.file import read_checkpoint, read_part, write_checkpoint
 from trainer.distributed.ranks import Ranks
 
@@ -54,7 +54,7 @@ def write_sharded(path: Path | None, tree: Mapping[str, Any], ranks: Ranks) -> N
     rest, sharded = _take_apart(tree)
     with contextlib.ExitStack() as stack:
         # Only the first rank makes and moves folders.
-        draft = Path(_on_first(ranks, lambda: str(stack.enter_context(replacing(_given(path))))))
+        draft = Path(_on_first(ranks, lambda: str(stack.enter_context(atomic_replace(_given(path))))))
         _save(draft / _SHARDS, {_name(place): tensor for place, tensor in sharded})
         checksums = _on_all(ranks, lambda: _checksums(draft, _files(draft)[ranks.rank :: ranks.world_size]))
         contents = {

@@ -79,9 +79,9 @@ class _Beginning:
         """Announces the training of that task, unless its arguments say that nobody on this machine will find it."""
         given = _WHERE.make_context("where", list(arguments), resilient_parsing=True).params
         if _is_first_rank() and not (given["broker"] or given["no_publish"] or given["help"]):
-            from bus.runs.announcement import announced
+            from bus.runs.announcement import announce
 
-            self._announced.enter_context(announced(task, given["runs_dir"]))
+            self._announced.enter_context(announce(task, given["runs_dir"]))
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:

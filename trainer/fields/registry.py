@@ -9,7 +9,7 @@ import torch
 
 from bus.errors import ConfigurationError, close_matches
 from bus.protocol.snapshot import Snapshot
-from bus.types.demand import MAX_FIELD_NAME, Demand, Moment
+from bus.types.demand import MAX_FIELD_NAME, Demand, EventPosition
 from bus.types.event import Event
 from bus.types.timestamp import TrainingTime
 from trainer.arguments.checks import check_function
@@ -144,7 +144,7 @@ def check_fields(given: Any) -> FieldRegistry:
     return registry
 
 
-MayCompute: TypeAlias = Callable[[Event, str, int, Moment], bool]
+MayCompute: TypeAlias = Callable[[Event, str, int, EventPosition], bool]
 """Whether a field that is due at an event, of the batch with that number, is going to be computed."""
 
 
@@ -167,7 +167,7 @@ class _Schedule:
         number = values.batch + 1
         for event in self._events:
             after_batch = event is Event.BATCH_END
-            moment = Moment(
+            moment = EventPosition(
                 event,
                 _after_batch(values) if after_batch else values,
                 values if after_batch else None,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter_ns
 from typing import Any
 
-from bus.types.demand import Demand, Moment
+from bus.types.demand import Demand, EventPosition
 from bus.types.event import Event
 
 __all__ = ["BYTES_PER_SECOND", "TIME_SHARE", "FieldBudget", "wire_size"]
@@ -38,7 +38,7 @@ class FieldBudget:
         self._allowed = True
 
     def limited(
-        self, event: Event, names: Iterable[str], late: Iterable[str], number: int, moment: Moment | None
+        self, event: Event, names: Iterable[str], late: Iterable[str], number: int, moment: EventPosition | None
     ) -> list[str]:
         """Those of the fields that are due at an event, or late for it, that only consumers want who may not
         command."""
@@ -49,7 +49,7 @@ class FieldBudget:
         overdue = [name for name in late if not self.unlimited.has_field(event, name)]
         return list(dict.fromkeys([*(name for name in names if name not in free), *overdue]))
 
-    def may_compute(self, event: Event, name: str, number: int, moment: Moment) -> bool:
+    def may_compute(self, event: Event, name: str, number: int, moment: EventPosition) -> bool:
         """Whether a field that is due in the batch that is being trained on, by its number, is going to be computed."""
         return not self.limited(event, [name], (), number, moment) or self.allows((number, False, False))
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bus.publisher.redaction import redact, redact_command
-from bus.strict_json import flattened
+from bus.strict_json import flatten
 from bus.types.hyperparameters import MOST
 from bus.types.timestamp import Time
 from trainer.arguments.values import numbered_names, optimizer_names
@@ -69,7 +69,7 @@ def describe_hyperparameters(state: State, system: Mapping[str, Any], info: Mapp
             **{name: value for name, value in system.items() if name not in _VERSIONS},
         },
     }
-    flat = flattened(_plain(told))
+    flat = flatten(_plain(told))
     named = ((_text(name, _LONGEST_NAME), redact(value)) for name, value in flat.items() if value is not None)
     return dict(islice(named, MOST))
 

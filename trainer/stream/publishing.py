@@ -12,7 +12,7 @@ from bus.publisher.publisher import Publisher
 from bus.types import hyperparameters
 from bus.types.demand import BASE_EVENTS, Demand, batch_number
 from bus.types.event import Event
-from bus.types.intervals import MICROBATCH_EVENTS, Moment
+from bus.types.intervals import MICROBATCH_EVENTS, EventPosition
 from bus.types.timestamp import Timestamp, TrainingTime
 from trainer.arguments.values import optimizer_names
 from trainer.data.models import read_metrics
@@ -81,9 +81,9 @@ _BASE = Demand.of(BASE_EVENTS)
 class _Due(NamedTuple):
     """The further fields that go with an event."""
 
-    moment: Moment
+    moment: EventPosition
     fields: Sequence[str] = ()
-    late: Mapping[str, Sequence[Moment]] = {}
+    late: Mapping[str, Sequence[EventPosition]] = {}
     """Fields that could not be had when they were due, and when they were."""
     limited: Sequence[str] = ()
     """Those of the fields that only consumers want who may not command."""
@@ -91,7 +91,7 @@ class _Due(NamedTuple):
     """Those that these would have, but for their budget."""
 
 
-_NOTHING_MORE = _Due(Moment(Event.INIT, TrainingTime()))
+_NOTHING_MORE = _Due(EventPosition(Event.INIT, TrainingTime()))
 
 
 class StatePublisher:
@@ -131,7 +131,7 @@ class StatePublisher:
         self._sharing = sharing
         self._clock = clock
         self._fields = FieldsOnDemand(state, fields, None if sharing is None else sharing.share)
-        self._late: dict[str, list[Moment]] = {}
+        self._late: dict[str, list[EventPosition]] = {}
         self._budget = FieldBudget()
         self._said_over_budget = False
         # The fields that memory is to be got for when there are all of their tensors, and those that it was got for.
@@ -376,10 +376,10 @@ class StatePublisher:
             if any(self._demand.has_field(event, name) for event in events)
         }
 
-    def _moment(self, event: Event) -> Moment:
+    def _moment(self, event: Event) -> EventPosition:
         state = self._state
         previous = state.previous_timestamp
-        return Moment(
+        return EventPosition(
             event,
             state.timestamp.values,
             None if previous is None else previous.values,
@@ -483,7 +483,7 @@ class StatePublisher:
         )
 
 
-def _told(moments: Sequence[Moment]) -> list[list[Any]]:
+def _told(moments: Sequence[EventPosition]) -> list[list[Any]]:
     return [[moment.event.value, moment.timestamp, moment.previous] for moment in moments]
 
 

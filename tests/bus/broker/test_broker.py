@@ -220,10 +220,10 @@ def test_a_stranger_cannot_publish_into_a_run(standalone, stranger, runs_dir):
 
 def test_events_that_come_twice_are_recorded_once(standalone, runs_dir):
     with Publisher("r", broker=standalone) as publisher:
-        encode = publisher._encoder("batch_end")
+        encode = publisher._new_encoder("batch_end")
         frames = [encode(seq, seq, seq, [0] * 14, None, {}, pack_map({})) for seq in (1, 2, 1, 3, 2)]
         for frame in frames:
-            publisher._uplink._link.socket.send(frame)
+            publisher._session._connection.socket.send(frame)
         publisher._seq = publisher._base_seq = 3
     assert [snapshot.seq for snapshot in Recording(runs_dir / "r")] == [1, 2, 3]
 
@@ -257,7 +257,7 @@ print("ready", flush=True)
 input()
 for batch in range(50):
     publisher.publish(Event.EPOCH_END, batch=batch)
-publisher._uplink._link._context.destroy(linger=5000)  # returns when everything is in the system's hands
+publisher._session._connection._context.destroy(linger=5000)  # returns when everything is in the system's hands
 os.kill(os.getpid(), 9)
 """
     trainer = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -380,7 +380,7 @@ def test_a_stopped_broker_finishes_its_records(runs_dir):
     assert recording.damage is None
     assert str(find_run("r").last.error) == "the broker was stopped"
     publisher._forget()
-    publisher._uplink.close()
+    publisher._session.close()
 
 
 def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_dir, caplog, monkeypatch):
@@ -399,7 +399,7 @@ def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_d
     wait_for(lambda: publisher.poll() or "not recorded at the moment" in caplog.text, "the warning")
     follower.close()
     # It waits for no answer: that would take longer than a test may.
-    monkeypatch.setattr("bus.publisher.session.SETTLE_SECONDS", 1000.0)
+    monkeypatch.setattr("bus.publisher.session.FLUSH_TIMEOUT", 1000.0)
     publisher.close()
     assert "goes on, but events after 1 are not recorded at the moment: the recording" in caplog.text
 
@@ -452,7 +452,7 @@ def test_a_run_that_had_ended_before_its_broker_could_write_that_down_is_finishe
     publisher._outbox.send()
     broker.kill()
     # Whatever the broker came to before it was killed.
-    publisher._uplink.settle(publisher._seq)
+    publisher._session.flush(publisher._seq)
     publisher._shut()
     wait_for(lambda: not find_run("r").live, "the end of the run")
     assert (find_run("r").status, find_run("r").last.error) == ("failed", "a reason")
@@ -474,7 +474,7 @@ _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
 broker = json.loads(open(publisher.run_dir / "broker.json").read())["pid"]
 os.kill(broker, signal.SIGKILL)
-first = publisher._uplink._link.process
+first = publisher._session._connection.process
 deadline = time.monotonic() + 60
 while first._restarts < 3 and time.monotonic() < deadline:
     publisher.publish(Event.EPOCH_END)

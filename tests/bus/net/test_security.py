@@ -25,7 +25,7 @@ from bus import BrokerError, ConfigurationError, Event, Publisher, Recording, Su
 from bus.cli.main import bus
 from bus.net.allow_list import AllowList, allow
 from bus.net.curve import (
-    DOOR,
+    CONTROL,
     STREAM,
     ClientSecurity,
     Gatekeeper,
@@ -270,7 +270,7 @@ context.destroy(linger=0)
 
 
 def heard(addresses: Sequence[str], key: Path | None, broker_key: Path | None) -> list[str | None]:
-    """What a process of its own with these keys hears at a door and on a stream; ``None`` where it is refused."""
+    """What a process with these keys receives at a control endpoint and on a stream; ``None`` where it is refused."""
     named = {"OFFLOOP_KEY": key, "OFFLOOP_BROKER_KEY": broker_key}
     done = subprocess.run(
         [sys.executable, "-c", PEER, *addresses],
@@ -285,15 +285,15 @@ def heard(addresses: Sequence[str], key: Path | None, broker_key: Path | None) -
 
 
 class Gate:
-    """A door and a stream behind a gatekeeper. The door answers with the roles of whoever asks."""
+    """A control endpoint and a stream behind a gatekeeper. The endpoint answers with the roles of whoever asks."""
 
     def __init__(self, security: ServerSecurity) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.gatekeeper = Gatekeeper(self._context, security)
-        self._door = self._context.socket(zmq.ROUTER)
+        self._control = self._context.socket(zmq.ROUTER)
         self._stream = self._context.socket(zmq.PUB)
         self.addresses = []
-        for guarded, domain in ((self._door, DOOR), (self._stream, STREAM)):
+        for guarded, domain in ((self._control, CONTROL), (self._stream, STREAM)):
             security.apply(guarded, domain)
             guarded.bind("tcp://127.0.0.1:*")
             self.addresses.append(guarded.getsockopt_string(zmq.LAST_ENDPOINT))
@@ -303,21 +303,21 @@ class Gate:
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._door, zmq.POLLIN)
+        poller.register(self._control, zmq.POLLIN)
         poller.register(self.gatekeeper.socket, zmq.POLLIN)
         while not self._stopping.is_set():
             ready = dict(poller.poll(20))
             if self.gatekeeper.socket in ready:
                 self.gatekeeper.handle()
             self._stream.send(b"event")
-            if self._door in ready:
-                identity, frame = self._door.recv_multipart(copy=False)
+            if self._control in ready:
+                identity, frame = self._control.recv_multipart(copy=False)
                 user_id = str(frame.get("User-Id"))
                 roles = [role for role in ("publish", "view", "command") if self.gatekeeper.may(user_id, role)]
-                self._door.send_multipart([identity.bytes, " ".join(roles).encode()])
+                self._control.send_multipart([identity.bytes, " ".join(roles).encode()])
 
     def ask(self, key: Path | None, broker_key: Path | None) -> list[str | None]:
-        """What somebody with these keys hears at the door and on the stream."""
+        """What somebody with these keys receives at the control endpoint and on the stream."""
         return heard(self.addresses, key, broker_key)
 
     def close(self) -> None:
@@ -350,7 +350,7 @@ def test_each_key_may_do_what_its_lines_say_and_no_more(gate: Gate, keys: Path) 
 def test_strangers_get_nothing_and_are_named(gate: Gate, keys: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert gate.ask(keys / "stranger.key_secret", keys / "broker.key") == [None, None]
     key = load_public_key(keys / "stranger.key").decode()
-    assert f"refused key {key} from 127.0.0.1 at the door" in caplog.text
+    assert f"refused key {key} from 127.0.0.1 at the control endpoint" in caplog.text
     # Without keys, and with another broker's key in mind.
     assert gate.ask(None, None) == [None, None]
     assert gate.ask(keys / "viewer.key_secret", keys / "stranger.key") == [None, None]
@@ -401,7 +401,7 @@ def test_malformed_questions_are_answered_with_no_or_not_at_all(
     lone_gatekeeper: tuple[Gatekeeper, "zmq.Socket[bytes]"],
 ) -> None:
     gatekeeper, asker = lone_gatekeeper
-    good = [b"", b"1.0", b"7", b"door", b"10.0.0.1", b"", b"CURVE", b"\xff" * 32]
+    good = [b"", b"1.0", b"7", b"control endpoint", b"10.0.0.1", b"", b"CURVE", b"\xff" * 32]
     malformed = [good[:length] for length in range(1, len(good))]
     malformed += [[*good, b"more"], [*good[:6], b"PLAIN", b"x"], [*good[:-1], b"short"], [b"", b"9.9", *good[2:]]]
     malformed += [[*good[:3], b"\xff\xfe", b"\xff", *good[5:]], good]
@@ -417,7 +417,9 @@ def test_the_log_grows_by_a_few_lines_however_many_strangers_come(
 ) -> None:
     gatekeeper, asker = lone_gatekeeper
     for number in range(500):
-        asker.send_multipart([b"", b"1.0", b"1", b"door", b"10.0.0.1", b"", b"CURVE", number.to_bytes(32, "big")])
+        asker.send_multipart(
+            [b"", b"1.0", b"1", b"control endpoint", b"10.0.0.1", b"", b"CURVE", number.to_bytes(32, "big")]
+        )
         gatekeeper.handle()
         asker.recv_multipart()
     gatekeeper.sum_up()
@@ -433,13 +435,13 @@ def test_without_a_gatekeeper_nobody_is_admitted(keys: Path) -> None:
     assert security is not None
     assert client is not None
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    door, peer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
-    security.apply(door, DOOR)
-    door.bind("tcp://127.0.0.1:*")
+    control, peer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    security.apply(control, CONTROL)
+    control.bind("tcp://127.0.0.1:*")
     client.apply(peer)
-    peer.connect(door.getsockopt_string(zmq.LAST_ENDPOINT))
+    peer.connect(control.getsockopt_string(zmq.LAST_ENDPOINT))
     peer.send(b"hello")
-    assert not door.poll(500)
+    assert not control.poll(500)
     context.destroy(linger=0)
 
 
@@ -469,7 +471,10 @@ def guarded(runs_dir: Path, keys: Path) -> Iterator[str]:
     _, error = process.communicate(timeout=100)
     assert process.returncode == 0, error
     assert load_public_key(keys / "stranger.key").decode() in error
-    assert "a connection to the door came without a key, or with another broker's, and was refused; the last" in error
+    assert (
+        "a connection to the control endpoint came without a key, or with another broker's, and was refused; the last"
+        in error
+    )
     assert "to connect: 127.0.0.1" in error
     assert "Traceback" not in error
 
@@ -711,18 +716,18 @@ def test_hostile_payloads_are_only_data(runs_dir: Path, tmp_path: Path) -> None:
         for batch, value in enumerate(hostile, 1):
             publisher.publish(Event.BATCH_END, batch=batch, fields={"loss": value, "__class__": value, "bait": value})
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        door = context.socket(zmq.DEALER)
-        door.connect(json.loads((runs_dir / "hostile" / "broker.json").read_text())["door"])
+        control = context.socket(zmq.DEALER)
+        control.connect(json.loads((runs_dir / "hostile" / "broker.json").read_text())["door"])
         for value in hostile:
             for kind in ("hello", "want", "command", "fetch", "runs", "statistics", "__class__", "trap:Trap"):
                 content = {"run": value, "command": value, "info": value, "demand": value, "rank": 0, "world_size": 1}
-                door.send(encode_control(kind, content))
-            door.send(Topic("hostile", "trap", 0).encode() + msgpack.packb(value))
-        door.send(encode_control("command", {"run": "hostile", "command": "nothing"}))
+                control.send(encode_control(kind, content))
+            control.send(Topic("hostile", "trap", 0).encode() + msgpack.packb(value))
+        control.send(encode_control("command", {"run": "hostile", "command": "nothing"}))
         answers: list[str] = []
         while not any("'nothing' is unknown" in reason for reason in answers):
-            assert door.poll(30_000), "the broker does not answer any more"
-            answers.append(str(decode_control(split_frame(door.recv())[1]).content.get("reason")))
+            assert control.poll(30_000), "the broker does not answer any more"
+            answers.append(str(decode_control(split_frame(control.recv())[1]).content.get("reason")))
         context.destroy(linger=0)
     seen, imported = json.loads(reader.communicate(timeout=100)[0])
     assert seen == len(hostile)

@@ -17,9 +17,9 @@ from bus.protocol.frames import (
     decode_control,
     decode_event,
     decode_positions,
-    encode_beat,
-    encode_bundle,
     encode_control,
+    encode_frame_batch,
+    encode_heartbeat,
     event_encoder,
     pack_map,
     split_frame,
@@ -145,14 +145,14 @@ def test_names_that_cannot(name):
 
 
 @given(st.lists(st.binary(max_size=50), max_size=5))
-def test_a_bundle_holds_its_frames(frames):
-    topic, body = split_frame(encode_bundle(frames))
+def test_a_batch_holds_its_frames(frames):
+    topic, body = split_frame(encode_frame_batch(frames))
     assert topic is None
     assert decode_control(body) == ("events", {"frames": frames}, 1)
 
 
 def test_a_beat_names_every_position():
-    topic, body = split_frame(encode_beat("r", 2, 77, {0: (5, 4)}, 999, {0: (3, 2)}))
+    topic, body = split_frame(encode_heartbeat("r", 2, 77, {0: (5, 4)}, 999, {0: (3, 2)}))
     assert topic == ("r", "$beat", 0)
     _, attempt, time, sent, size, on_disk = decode_body(body)
     assert (attempt, time, sent, size, on_disk) == (2, 77, [[0, 5, 4]], 999, [[0, 3, 2]])

@@ -9,9 +9,9 @@ from bus import Event, Recording
 from bus.cli.describe import describe_recording
 from bus.protocol.frames import END, Topic, event_encoder, pack_map
 from bus.protocol.numbering import Numbering, base_seq_problem
-from bus.recording.writer import JournalWriter
+from bus.recording.writer import RecordingWriter
 from bus.replay.replay import Replay
-from bus.tools.records import Source
+from bus.tools.records import RecordSource
 from bus.tools.recovery import recover
 
 WRONG = "rank 0 is wrongly numbered: event 2 (batch_end) has the base_seq 1, where 2 belongs"
@@ -57,7 +57,7 @@ def test_every_rank_is_followed_for_itself():
 def recording(tmp_path):
     """Ten batches of which each says that it is the first base event."""
     path = tmp_path / "recording-1.mcap"
-    writer = JournalWriter(path, "r", 1)
+    writer = RecordingWriter(path, "r", 1)
 
     def append(name, seq, base_seq, fields):
         frame = event_encoder(Topic("r", name, 0), 1)(
@@ -89,7 +89,7 @@ async def test_a_replay_names_it(recording):
 
 def test_info_export_and_recover_name_it(recording, tmp_path):
     assert any(WRONG in line for line in describe_recording(recording)["damage"])
-    stream = Source(recording)
+    stream = RecordSource(recording)
     assert len(list(stream)) == 11
     assert any(WRONG in line for line in stream.damage)
     recovered = recover(recording, tmp_path / "out.mcap")

@@ -39,7 +39,7 @@ def receive(order, live, recorded):
         result = order.from_live(topic, body)
         if isinstance(result, Missing):
             out += [found for record in recorded if (found := order.from_record(*record))]
-            assert order.has(result)
+            assert order.is_filled(result)
         elif result is not None:
             out.append(result)
     out += [found for record in recorded if (found := order.from_record(*record))]
@@ -86,8 +86,8 @@ def test_a_gap_in_the_recording_is_a_gap():
 def test_positions_of_the_broker_show_what_a_quiet_stream_lost():
     order = StreamOrder("r", 1, {Event.BATCH_END})
     order.from_live(*frame("batch_end", 0, 1, 2, 1))
-    assert order.behind({0: (9, 1)}) is None
-    assert order.behind({0: (9, 2)}) == Missing(0, (9, 2))
+    assert order.missing_at({0: (9, 1)}) is None
+    assert order.missing_at({0: (9, 2)}) == Missing(0, (9, 2))
 
 
 def test_another_attempt_another_run_and_unknown_events_are_left_out():

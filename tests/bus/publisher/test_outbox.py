@@ -18,7 +18,7 @@ class Line:
         self.room = 0
         self.losing = False
         self.position = 0
-        self.journaled = 0
+        self.recorded = 0
         self.gaps: list[tuple[int, int]] = []
         self.taken: list[int] = []
         self.asks = False
@@ -74,7 +74,7 @@ def test_everything_comes_once_and_in_order_or_is_named(steps: list[tuple[str, i
         outbox.send()
         if line.asks:
             line.asks = False
-            outbox.rewind()
+            outbox.retransmit()
 
     for what, value in steps:
         if what == "put":
@@ -85,17 +85,17 @@ def test_everything_comes_once_and_in_order_or_is_named(steps: list[tuple[str, i
             line.room = value
             exchange()
         elif what == "ack":
-            line.journaled = line.position
-            outbox.acknowledge(line.journaled)
+            line.recorded = line.position
+            outbox.acknowledge(line.recorded)
         elif what == "restart":
-            # The broker dies with what it has not journaled, and another one goes on from there.
-            line.position = line.journaled
-            outbox.rewind()
+            # The broker dies with what it has not recorded, and another one goes on from there.
+            line.position = line.recorded
+            outbox.retransmit()
         else:
             line.losing = what == "lose"
     line.losing = False
     line.room = 1 << 30
-    outbox.rewind()
+    outbox.retransmit()
     exchange()
     exchange()
     assert line.position == put
@@ -115,7 +115,7 @@ def test_what_is_acknowledged_is_forgotten() -> None:
     assert outbox.size == 100
     outbox.acknowledge(7)
     assert (outbox.size, outbox.first) == (30, 8)
-    outbox.rewind()
+    outbox.retransmit()
     outbox.send()
     assert (outbox.resent, outbox.sent, outbox.dropped) == (3, 10, 0)
 

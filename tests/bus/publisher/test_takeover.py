@@ -15,7 +15,7 @@ from proxy import Network
 from bus import Event, Publisher, Recording, find_run
 from bus.cli.describe import describe_recording
 from bus.cli.recordings import merge_recordings
-from bus.publisher.connection import BrokerLink
+from bus.publisher.connection import BrokerConnection
 
 FAST = {"rate": 50, "size": 300, "backlog_bytes": 256 * 1024}
 """A training that keeps what it publishes in twelve seconds."""
@@ -36,7 +36,7 @@ def near(runs_dir):
 @pytest.fixture
 def impatient(monkeypatch):
     """A publisher that waits for its broker a moment, as they do not in other tests."""
-    monkeypatch.setattr("bus.publisher.session.SETTLE_SECONDS", 0.5)
+    monkeypatch.setattr("bus.publisher.session.FLUSH_TIMEOUT", 0.5)
 
 
 def publish(publisher, begin, end):
@@ -148,7 +148,7 @@ def test_where_nothing_can_be_written_the_loss_is_named(far, near, monkeypatch, 
 def test_what_a_trainer_does_after_it_was_taken_for_lost_is_recorded(far, near, tmp_path, monkeypatch):
     """By a broker elsewhere, which could not reach it for a minute and has written the end of its stream."""
     monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(near))
-    receive = BrokerLink.receive
+    receive = BrokerConnection.receive
 
     def receive_late(link):
         """What the broker says after its welcome is there when that is read, as in a process that had no time."""
@@ -157,8 +157,8 @@ def test_what_a_trainer_does_after_it_was_taken_for_lost_is_recorded(far, near, 
             link.socket.poll(1000)
         return message
 
-    monkeypatch.setattr(BrokerLink, "receive", receive_late)
-    impatient = "import bus.broker.broker, bus.cli.main; bus.broker.broker.ABSENCE_SECONDS = 1; bus.cli.main.main()"
+    monkeypatch.setattr(BrokerConnection, "receive", receive_late)
+    impatient = "import bus.broker.broker, bus.cli.main; bus.broker.broker.UNREACHABLE_TIMEOUT = 1; bus.cli.main.main()"
     port = int(free_address().rpartition(":")[2])
     command = [sys.executable, "-c", impatient, "broker", "--listen", f"tcp://127.0.0.1:{port}", "--runs-dir", str(far)]
     with Popen(command, stdout=PIPE, text=True) as broker, ExitStack() as stack:

@@ -15,8 +15,8 @@ from documents import ROOT
 from recorded_runs import Entry, write_recording
 
 from bus.recording import records
-from bus.recording.reader import JournalReader
-from bus.recording.writer import JournalWriter
+from bus.recording.reader import RecordingReader
+from bus.recording.writer import RecordingWriter
 
 MIB = 1 << 20
 MOST_MEMORY = 420 * MIB
@@ -29,7 +29,7 @@ CHANNEL = records.encode(records.channel_record(1, "r/batch_end/0"))
 def front(path: Path) -> bytes:
     """What every recording of run ``r`` begins with."""
     scratch = path.with_suffix(".front")
-    JournalWriter(scratch, "r", 1)
+    RecordingWriter(scratch, "r", 1)
     begin = scratch.read_bytes()
     scratch.unlink()
     return begin
@@ -158,8 +158,8 @@ def test_a_broker_that_goes_on_with_it_stays_in_proportion(tmp_path, make):
     path = tmp_path / "a.mcap"
     make(path)
     code = (
-        "import sys; from pathlib import Path; from bus.recording.writer import JournalWriter\n"
-        "JournalWriter.resume(Path(sys.argv[1]), 'r', 1).close()\n"
+        "import sys; from pathlib import Path; from bus.recording.writer import RecordingWriter\n"
+        "RecordingWriter.resume(Path(sys.argv[1]), 'r', 1).close()\n"
         "print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -169,7 +169,7 @@ def test_a_broker_that_goes_on_with_it_stays_in_proportion(tmp_path, make):
 def test_damage_is_listed_up_to_a_bound_and_summed_up(tmp_path):
     path = tmp_path / "a.mcap"
     many_places(path)
-    with JournalReader(path) as reader:
+    with RecordingReader(path) as reader:
         for _ in reader.read():
             pass
         assert len(reader.damage) == 101
@@ -198,7 +198,7 @@ def test_a_damaged_chunk_is_decompressed_once_however_often_it_is_read(tmp_path,
         return found
 
     monkeypatch.setattr(records.Chunk, "decode", classmethod(counting))
-    with JournalReader(path) as reader:
+    with RecordingReader(path) as reader:
         assert [len(found) for _ in range(3) for found in reader.read()] == [1]
     assert len(opened) == 6
 
@@ -210,5 +210,5 @@ def test_a_sound_chunk_behind_many_damaged_ones_is_still_found(tmp_path):
     begin = front(path)
     sound = path.read_bytes()[len(begin) :]
     path.write_bytes(begin + chunk(bytes(31 * MIB), checksum=1) * 300 + sound)
-    with JournalReader(path) as reader:
+    with RecordingReader(path) as reader:
         assert sum(len(found) for found in reader.read()) == 10

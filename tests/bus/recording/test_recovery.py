@@ -11,8 +11,8 @@ from recording_files import TOPICS, append, crash, official, read, spoil
 
 from bus import ConfigurationError, Gap, Recording, RecordingError
 from bus.cli.main import bus
-from bus.recording.reader import JournalReader, Record
-from bus.recording.writer import JournalWriter
+from bus.recording.reader import Record, RecordingReader
+from bus.recording.writer import RecordingWriter
 from bus.runs import lock as run_lock
 from bus.tools.recovery import recover
 
@@ -27,7 +27,7 @@ class Written:
         self.chunks: list[tuple[int, int, list[Record]]] = []
         """Of each chunk where its record begins and ends, and its messages."""
         generator = random.Random(7)
-        writer = JournalWriter(path, "r", 1)
+        writer = RecordingWriter(path, "r", 1)
         self.front = writer.size
         seq = 0
         for number in range(chunks):
@@ -67,7 +67,7 @@ def test_a_flipped_bit_anywhere_costs_at_most_its_chunk_and_is_named(tmp_path, f
         data = bytearray(written.data)
         data[offset] ^= 1 << generator.randrange(8)
         spoilt.write_bytes(data)
-        with JournalReader(spoilt) as reader:
+        with RecordingReader(spoilt) as reader:
             found = [record for chunk in reader.read() for record in chunk]
         complete = found == written.records
         assert complete or found == written.without_chunk_at(offset), offset
@@ -140,7 +140,7 @@ def test_a_run_is_recovered_by_its_name(tmp_path):
 
 def test_what_is_missing_is_named_with_its_numbers_to_the_last_one(tmp_path):
     path = tmp_path / "a.mcap"
-    writer = JournalWriter(path, "r", 1)
+    writer = RecordingWriter(path, "r", 1)
     sizes = []
     for first in (1, 4, 7):
         sizes.append(writer.size)
@@ -157,7 +157,7 @@ def test_what_is_missing_is_named_with_its_numbers_to_the_last_one(tmp_path):
 
 def test_a_run_without_an_end_stays_so(tmp_path):
     path = tmp_path / "a.mcap"
-    writer = JournalWriter(path, "r", 1)
+    writer = RecordingWriter(path, "r", 1)
     append(writer, 1)
     writer.flush()
     crash(writer)
@@ -169,7 +169,7 @@ def test_a_run_without_an_end_stays_so(tmp_path):
 
 
 def test_a_record_that_is_no_event_is_left_out_and_named(tmp_path):
-    writer = JournalWriter(tmp_path / "a.mcap", "r", 1)
+    writer = RecordingWriter(tmp_path / "a.mcap", "r", 1)
     append(writer, 1)
     writer.append(TOPICS[0].encode()[:-1], 2, 2, 2, b"no event")
     writer.close()

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from recording_files import BATCH_END, TOPICS, append, body, crash, file_limit, official, read
 
 from bus import ProtocolError, Recording, RecordingError, RunDirectoryError
-from bus.recording.reader import JournalReader
+from bus.recording.reader import RecordingReader
 from bus.recording.records import SIGNS, Position
-from bus.recording.writer import JournalWriter
+from bus.recording.writer import RecordingWriter
 
 
 def write(path: Path, chunks: list[int], close: bool = True) -> list[int]:
     """A recording with so many events in each chunk; returns the offset at which each ends, with its mark."""
-    writer = JournalWriter(path, "r", 1)
+    writer = RecordingWriter(path, "r", 1)
     sizes, seq = [], 1
     for count in chunks:
         for _ in range(count):
@@ -55,7 +55,7 @@ def test_what_was_written_is_read_in_order(tmp_path):
 @pytest.mark.parametrize("seeking", [True, False])
 def test_other_tools_read_it(tmp_path, seeking):
     path = tmp_path / "a.mcap"
-    writer = JournalWriter(path, "r", 1)
+    writer = RecordingWriter(path, "r", 1)
     written = []
     for seq in range(1, 40):
         written.append(append(writer, seq, TOPICS[seq % 5]))
@@ -69,7 +69,7 @@ def test_other_tools_read_it(tmp_path, seeking):
 def test_an_index_that_would_fill_the_memory_is_left_out_and_all_is_read_without_it(tmp_path, monkeypatch, seeking):
     monkeypatch.setattr("bus.recording.writer.MAX_INDEX_BYTES", 500)
     path = tmp_path / "a.mcap"
-    writer = JournalWriter(path, "r", 1)
+    writer = RecordingWriter(path, "r", 1)
     written = []
     for seq in range(1, 40):
         written.append(append(writer, seq, TOPICS[seq % 5]))
@@ -113,7 +113,7 @@ def test_a_recording_of_nothing_is_whole_too(tmp_path):
 
 def test_a_reader_may_begin_at_any_chunk(tmp_path):
     sizes = write(tmp_path / "a.mcap", [5, 5, 5])
-    with JournalReader(tmp_path / "a.mcap") as reader:
+    with RecordingReader(tmp_path / "a.mcap") as reader:
         reader.position = sizes[1]
         (chunk,) = reader.read()
         assert [record.body for record in chunk] == [body(TOPICS[0], seq) for seq in range(11, 16)]
@@ -123,16 +123,16 @@ def test_a_reader_may_begin_at_any_chunk(tmp_path):
 
 
 def test_a_chunk_that_has_become_large_is_written_without_being_asked(tmp_path):
-    writer = JournalWriter(tmp_path / "a.mcap", "r", 1)
+    writer = RecordingWriter(tmp_path / "a.mcap", "r", 1)
     for seq in range(1, 4):
         writer.append(BATCH_END, seq, seq, seq, os.urandom(700_000))
-    assert [len(chunk) for chunk in JournalReader(tmp_path / "a.mcap").read()] == [2]
+    assert [len(chunk) for chunk in RecordingReader(tmp_path / "a.mcap").read()] == [2]
     assert (writer.written, writer.positions[0].seq) == (3, 2)
     writer.close()
 
 
 def test_more_topics_than_a_file_may_hold_are_refused_by_name(tmp_path):
-    writer = JournalWriter(tmp_path / "a.mcap", "r", 1)
+    writer = RecordingWriter(tmp_path / "a.mcap", "r", 1)
     for number in range(65535):
         writer.append(f"r/event_{number}/0".encode(), 1, 1, 1, b"")
     with pytest.raises(ProtocolError, match="event_65535"):
@@ -142,7 +142,7 @@ def test_more_topics_than_a_file_may_hold_are_refused_by_name(tmp_path):
 
 
 def test_positions_are_those_that_are_flushed(tmp_path):
-    writer = JournalWriter(tmp_path / "a.mcap", "r", 1)
+    writer = RecordingWriter(tmp_path / "a.mcap", "r", 1)
     append(writer, 1)
     assert (writer.positions, writer.written) == ({}, 1)
     writer.flush()
@@ -156,8 +156,8 @@ def test_positions_are_those_that_are_flushed(tmp_path):
 
 def test_a_reader_goes_on_where_it_stopped_while_the_file_grows(tmp_path):
     path = tmp_path / "a.mcap"
-    writer = JournalWriter(path, "r", 1)
-    with JournalReader(path) as reader:
+    writer = RecordingWriter(path, "r", 1)
+    with RecordingReader(path) as reader:
         assert list(reader.read()) == []
         for begin in (1, 6, 11):
             for seq in range(begin, begin + 5):
@@ -173,9 +173,9 @@ def test_a_reader_goes_on_where_it_stopped_while_the_file_grows(tmp_path):
 
 def test_a_recording_that_was_finished_and_gone_on_with_is_read_on(tmp_path):
     write(tmp_path / "a.mcap", [3, 4])
-    with JournalReader(tmp_path / "a.mcap") as reader:
+    with RecordingReader(tmp_path / "a.mcap") as reader:
         assert sum(len(chunk) for chunk in reader.read()) == 7
-        writer = JournalWriter.resume(tmp_path / "a.mcap", "r", 1)
+        writer = RecordingWriter.resume(tmp_path / "a.mcap", "r", 1)
         added = append(writer, 8)
         writer.close()
         assert (list(reader.read()), reader.damage) == ([[added]], [])
@@ -184,7 +184,7 @@ def test_a_recording_that_was_finished_and_gone_on_with_is_read_on(tmp_path):
 def write_at_random(path: Path, count: int) -> None:
     """Writes with many flushes, and is now and then killed within one."""
     generator = random.Random(3)
-    writer = JournalWriter(path, "r", 1)
+    writer = RecordingWriter(path, "r", 1)
     for seq in range(1, count + 1):
         writer.append(BATCH_END, seq, seq, seq, generator.randbytes(generator.randint(1, 3000)))
         if generator.random() < 0.1:
@@ -194,7 +194,7 @@ def write_at_random(path: Path, count: int) -> None:
             crash(writer)
             with open(path, "ab") as file:
                 file.write(path.read_bytes()[172 : 172 + generator.randint(1, 300)])
-            writer = JournalWriter.resume(path, "r", 1)
+            writer = RecordingWriter.resume(path, "r", 1)
     writer.close()
 
 
@@ -205,7 +205,7 @@ def test_a_reader_in_another_process_sees_everything_once_and_never_damage(tmp_p
     try:
         wait_for(path.exists, "the recording")
         count = 0
-        with JournalReader(path) as reader:
+        with RecordingReader(path) as reader:
             while not reader.finished:
                 assert process.exitcode in (None, 0)
                 count += sum(len(chunk) for chunk in reader.read())
@@ -236,7 +236,7 @@ class Arriving:
 def test_a_recording_that_arrives_in_pieces_is_read_once_and_is_never_damaged(tmp_path, step):
     write(tmp_path / "a.mcap", [2, 3, 4])
     source = Arriving((tmp_path / "a.mcap").read_bytes())
-    reader = JournalReader(source, "the recording from afar")
+    reader = RecordingReader(source, "the recording from afar")
     found = []
     while not reader.finished:
         found += [record for chunk in reader.read() for record in chunk]
@@ -273,9 +273,9 @@ def test_a_copy_of_what_was_cut_off_and_written_anew_is_no_damage(tmp_path):
     path.write_bytes(data + data[data.index(b"\x04\x00\x00\x00zstd") - 37 :][:100])
     source = Copied(path)
     source.fetch()
-    reader = JournalReader(source, "the recording from afar")
+    reader = RecordingReader(source, "the recording from afar")
     found = [record for chunk in reader.read() for record in chunk]
-    resumed = JournalWriter.resume(path, "r", 1)
+    resumed = RecordingWriter.resume(path, "r", 1)
     for seq in range(6, 10):
         append(resumed, seq)
         resumed.flush()
@@ -309,7 +309,7 @@ def test_recordings_without_marks_are_read(tmp_path):
     missing = set(range(1, 31)) - {snapshot.seq for snapshot in recording}
     assert 0 < len(missing) < 10
     assert f"offset {chunks[2]}" in recording.damage
-    resumed = JournalWriter.resume(tmp_path / "a.mcap", "r", 1)
+    resumed = RecordingWriter.resume(tmp_path / "a.mcap", "r", 1)
     append(resumed, 31)
     resumed.close()
     assert seqs(tmp_path / "a.mcap")[-1] == 31
@@ -329,7 +329,7 @@ def test_a_file_cut_at_any_byte_gives_every_whole_chunk_and_says_where_it_ends(t
     between_records = 0
     for length in range(begins[0], len(data) + 1):
         (tmp_path / "cut.mcap").write_bytes(data[:length])
-        with JournalReader(tmp_path / "cut.mcap") as reader:
+        with RecordingReader(tmp_path / "cut.mcap") as reader:
             found = sum(len(chunk) for chunk in reader.read())
         assert found == sum(count for end, count in ends if end <= length)
         assert reader.damage == []
@@ -360,7 +360,7 @@ def test_a_spoilt_opcode_or_length_costs_nothing(tmp_path, place):
         spoilt = bytearray(original)
         spoilt[sizes[0] + place] ^= 1 << bit
         (tmp_path / "a.mcap").write_bytes(spoilt)
-        with JournalReader(tmp_path / "a.mcap") as reader:
+        with RecordingReader(tmp_path / "a.mcap") as reader:
             assert [len(chunk) for chunk in reader.read()] == [5, 5, 5]
         assert not reader.lost
         assert any(f"offset {sizes[0]}" in line for line in reader.damage)
@@ -371,7 +371,7 @@ def test_what_somebody_wrote_over_several_chunks_costs_those_alone(tmp_path):
     spoilt = bytearray((tmp_path / "a.mcap").read_bytes())
     spoilt[sizes[0] + 45 : sizes[2] + 45] = bytes(sizes[2] - sizes[0])
     (tmp_path / "a.mcap").write_bytes(spoilt)
-    with JournalReader(tmp_path / "a.mcap") as reader:
+    with RecordingReader(tmp_path / "a.mcap") as reader:
         numbers = [record.body for chunk in reader.read() for record in chunk]
     assert numbers == [body(TOPICS[0], seq) for seq in (*range(1, 6), *range(21, 26))]
     assert any("lost 15 messages" in line for line in reader.damage)
@@ -382,7 +382,7 @@ def test_a_record_that_claims_too_much_takes_no_memory(tmp_path):
     spoilt = bytearray((tmp_path / "a.mcap").read_bytes())
     spoilt[sizes[0] + 17 + 9 : sizes[0] + 17 + 16] = b"\xff" * 7  # the uncompressed size
     (tmp_path / "a.mcap").write_bytes(spoilt)
-    with JournalReader(tmp_path / "a.mcap") as reader:
+    with RecordingReader(tmp_path / "a.mcap") as reader:
         assert [len(chunk) for chunk in reader.read()] == [5]
     assert "claims more than" in reader.damage[0]
 
@@ -400,14 +400,14 @@ def test_what_is_missing_or_a_folder_is_refused(tmp_path):
     with pytest.raises(RecordingError, match="no run"):
         Recording(tmp_path)
     with pytest.raises(RecordingError, match="not a file"):
-        JournalReader(tmp_path)
+        RecordingReader(tmp_path)
 
 
 def test_a_recording_is_never_written_over(tmp_path):
     write(tmp_path / "a.mcap", [1])
     before = (tmp_path / "a.mcap").read_bytes()
     with pytest.raises(RunDirectoryError, match="cannot be created"):
-        JournalWriter(tmp_path / "a.mcap", "r", 1)
+        RecordingWriter(tmp_path / "a.mcap", "r", 1)
     assert (tmp_path / "a.mcap").read_bytes() == before
 
 
@@ -419,7 +419,7 @@ def test_a_recording_is_never_written_over(tmp_path):
 def test_what_is_appended_comes_out_through_crashes_and_torn_tails(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "resumed.mcap"
     path.unlink(missing_ok=True)
-    writer = JournalWriter(path, "r", 1)
+    writer = RecordingWriter(path, "r", 1)
     kept, unflushed, positions = [], [], {}
     for step in data.draw(st.lists(st.sampled_from(["append", "append", "append", "flush", "crash", "tear", "close"]))):
         if step == "append":
@@ -440,7 +440,7 @@ def test_what_is_appended_comes_out_through_crashes_and_torn_tails(tmp_path_fact
             # A write that the crash cut off: of a chunk, or what the file system made of it.
             with open(path, "ab") as file:
                 file.write(data.draw(st.sampled_from([b"\0" * 50, path.read_bytes()[:100][60:], b"\x06\xff\0\0"])))
-        writer = JournalWriter.resume(path, "r", 1)
+        writer = RecordingWriter.resume(path, "r", 1)
         assert writer.size >= whole
         assert writer.positions == positions
         assert writer.written == len(kept)
@@ -460,9 +460,9 @@ def test_a_file_cut_at_any_byte_of_its_last_chunk_and_mark_is_gone_on_with(tmp_p
         path = tmp_path / f"cut-{length}.mcap"
         path.write_bytes(data[:length])
         # A reader that has read what is there goes on with what comes in the place of what was torn.
-        with JournalReader(path) as reader:
+        with RecordingReader(path) as reader:
             before = [record for chunk in reader.read() for record in chunk]
-            writer = JournalWriter.resume(path, "r", 1)
+            writer = RecordingWriter.resume(path, "r", 1)
             kept = 9 if length >= chunk_end else 5
             assert writer.positions == {0: Position(kept, kept, kept, False)}
             last = append(writer, kept + 1, TOPICS[1])
@@ -479,7 +479,7 @@ def test_a_file_cut_within_its_front_is_begun_anew(tmp_path):
     front = path.read_bytes()
     for length in range(len(front)):
         path.write_bytes(front[:length])
-        JournalWriter.resume(path, "r", 1).close()
+        RecordingWriter.resume(path, "r", 1).close()
         assert official(path) == []
 
 
@@ -489,7 +489,7 @@ def test_going_on_never_costs_what_stands_behind_damage(tmp_path):
         spoilt = bytearray((tmp_path / "a.mcap").read_bytes())
         spoilt[sizes[0] + place] ^= 0xFF
         (tmp_path / "b.mcap").write_bytes(spoilt)
-        writer = JournalWriter.resume(tmp_path / "b.mcap", "r", 1)
+        writer = RecordingWriter.resume(tmp_path / "b.mcap", "r", 1)
         append(writer, 16)
         writer.close()
         # Damage to its length costs no chunk, damage to its content the chunk.
@@ -502,13 +502,13 @@ def test_a_recording_of_something_else_is_not_gone_on_with(tmp_path):
     before = path.read_bytes()
     for run, attempt in (("s", 1), ("r", 2)):
         with pytest.raises(RecordingError, match=f"not run '{run}', attempt {attempt}"):
-            JournalWriter.resume(path, run, attempt)
+            RecordingWriter.resume(path, run, attempt)
     assert path.read_bytes() == before
     (tmp_path / "b.mcap").write_bytes(b"something else")
     with pytest.raises(RecordingError, match="not a recording"):
-        JournalWriter.resume(tmp_path / "b.mcap", "r", 1)
+        RecordingWriter.resume(tmp_path / "b.mcap", "r", 1)
     with pytest.raises(RunDirectoryError, match="cannot be opened"):
-        JournalWriter.resume(tmp_path / "c.mcap", "r", 1)
+        RecordingWriter.resume(tmp_path / "c.mcap", "r", 1)
 
 
 # -- going on after a full disk ---------------------------------------------------------------------------------------
@@ -516,7 +516,7 @@ def test_a_recording_of_something_else_is_not_gone_on_with(tmp_path):
 
 def test_a_full_disk_breaks_the_writer_until_there_is_room_again(tmp_path):
     path = tmp_path / "a.mcap"
-    writer = JournalWriter(path, "r", 1)
+    writer = RecordingWriter(path, "r", 1)
     append(writer, 1)
     writer.flush()
     before, positions = writer.size, writer.positions
@@ -524,7 +524,7 @@ def test_a_full_disk_breaks_the_writer_until_there_is_room_again(tmp_path):
         append(writer, 2, TOPICS[1])
         with pytest.raises(OSError, match="large"):
             writer.flush()
-        assert writer.broken
+        assert writer.failed
         assert (writer.size, writer.positions, writer.written) == (before, positions, 1)
         # Readers never see a part of what was not written.
         assert path.stat().st_size == before
@@ -533,29 +533,29 @@ def test_a_full_disk_breaks_the_writer_until_there_is_room_again(tmp_path):
         with pytest.raises(RunDirectoryError, match="cannot be written"):
             writer.flush()
     with file_limit(before), pytest.raises(OSError, match="large"):
-        writer.mend()
-    assert writer.broken
-    writer.mend()
-    assert not writer.broken
+        writer.recover()
+    assert writer.failed
+    writer.recover()
+    assert not writer.failed
     append(writer, 3, TOPICS[1])
     writer.close()
     assert [record.body for record in official(path)] == [body(TOPICS[0], 1), body(TOPICS[1], 3)]
-    with JournalReader(path) as reader:
+    with RecordingReader(path) as reader:
         assert [len(chunk) for chunk in reader.read()] == [1, 1]
     assert (reader.damage, reader.lost) == ([], False)
 
 
 def test_a_disk_that_fails_within_append_or_close_leaves_a_good_file_and_nothing_open(tmp_path):
     path = tmp_path / "a.mcap"
-    writer = JournalWriter(path, "r", 1)
+    writer = RecordingWriter(path, "r", 1)
     append(writer, 1)
     writer.flush()
     with file_limit(writer.size + 10):
         with pytest.raises(OSError, match="large"):
             writer.append(BATCH_END, 2, 2, 2, os.urandom(2_000_000))
-        assert writer.broken
+        assert writer.failed
         writer.close()
-        other = JournalWriter(tmp_path / "b.mcap", "r", 1)
+        other = RecordingWriter(tmp_path / "b.mcap", "r", 1)
         append(other, 1)
         with pytest.raises(OSError, match="large"):
             other.close()
@@ -567,15 +567,15 @@ def test_a_disk_that_fails_within_append_or_close_leaves_a_good_file_and_nothing
 
 def test_a_file_that_is_gone_breaks_the_writer_until_it_is_back(tmp_path):
     path = tmp_path / "a.mcap"
-    writer = JournalWriter(path, "r", 1)
+    writer = RecordingWriter(path, "r", 1)
     path.rename(tmp_path / "elsewhere.mcap")
     append(writer, 1)
     with pytest.raises(RunDirectoryError, match="gone"):
         writer.flush()
     with pytest.raises(FileNotFoundError):
-        writer.mend()
+        writer.recover()
     (tmp_path / "elsewhere.mcap").rename(path)
-    writer.mend()
+    writer.recover()
     append(writer, 1)
     writer.close()
     assert len(official(path)) == 1
@@ -583,5 +583,5 @@ def test_a_file_that_is_gone_breaks_the_writer_until_it_is_back(tmp_path):
 
 def test_a_disk_that_is_full_from_the_beginning_leaves_nothing_behind(tmp_path):
     with file_limit(20), pytest.raises(RunDirectoryError, match="cannot be created"):
-        JournalWriter(tmp_path / "a.mcap", "r", 1)
+        RecordingWriter(tmp_path / "a.mcap", "r", 1)
     assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ from bus.errors import ConfigurationError, InvalidTimeError
 from bus.protocol.frames import EventBody
 from bus.protocol.snapshot import Snapshot
 from bus.recording.recording import Recording
-from bus.recording.window import SETUP_EVENTS, Window, read_moment
+from bus.recording.window import SETUP_EVENTS, Window, parse_bound
 from bus.replay.pace import Pace
 from bus.replay.replay import Replay
 from bus.types.event import Event
@@ -114,12 +114,12 @@ def test_a_start_is_written_in_training_time_or_by_the_clock(recordings: Path, s
 
 def test_half_of_the_training_needs_to_be_known(tmp_path: Path) -> None:
     states = [Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=batch)) for batch in (0, 1)]
-    half = read_moment("0.5dur")
+    half = parse_bound("0.5dur")
     assert half.compare(states[0], 0) == -1
     with pytest.raises(ConfigurationError, match=r"^0\.5dur is a share of max_duration, which this recording does not"):
         half.compare(states[1], 0)
     share = [Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=n), max_duration="30ba") for n in (2, 3, 4)]
-    assert [read_moment("0.1dur").compare(state, 0) for state in share] == [-1, 0, 1]
+    assert [parse_bound("0.1dur").compare(state, 0) for state in share] == [-1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_half_of_the_training_needs_to_be_known(tmp_path: Path) -> None:
 )
 def test_what_is_no_moment_is_refused_with_what_is(text: str) -> None:
     with pytest.raises(InvalidTimeError) as refused:
-        read_moment(text)
+        parse_bound(text)
     message = str(refused.value)
     assert message.startswith(f"{text[:60]!r} is no moment of a run: write a training time (2ep, 100ba, 0.5dur, 90sec")
     assert "\n" not in message
@@ -204,7 +204,7 @@ def test_the_commands_of_a_part_are_told(
 
 
 def test_a_rank_that_is_behind_comes_to_the_end_of_the_part_too() -> None:
-    window = Window(None, read_moment("2ba"), 0)
+    window = Window(None, parse_bound("2ba"), 0)
     order = [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (0, 4), (1, 3)]
     states = [Snapshot.build(Event.BATCH_END, rank=r, timestamp=Timestamp(batch=n), world_size=2) for r, n in order]
     seen = [(window.takes(state), window.over) for state in states]
@@ -444,4 +444,4 @@ async def test_it_can_stand_still_in_the_middle_and_be_left_there(recordings: Pa
 def test_a_snapshot_of_a_newer_kind_of_run_is_compared_by_what_it_tells() -> None:
     body = EventBody(1, 1, 1, 1, BEGAN + SECOND, [0] * 14, None, {}, {})
     state = Snapshot(Event.BATCH_END, "r", 0, body)
-    assert [read_moment(f"+{seconds}s").compare(state, BEGAN) for seconds in ("0.5", "1.0", "2")] == [1, 0, -1]
+    assert [parse_bound(f"+{seconds}s").compare(state, BEGAN) for seconds in ("0.5", "1.0", "2")] == [1, 0, -1]

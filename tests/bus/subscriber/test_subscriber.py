@@ -15,7 +15,7 @@ from helpers import wait_for
 from bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
 from bus.protocol.numbering import Numbers
 from bus.protocol.order import Missing
-from bus.subscriber.subscription import StreamLink
+from bus.subscriber.subscription import LiveSubscription
 
 
 def publish(publisher, first, last, event=Event.BATCH_END):
@@ -174,7 +174,7 @@ for snapshot in Subscriber("r", events=[Event.BATCH_START, Event.BATCH_END], nam
 
 
 def test_frames_lost_on_the_way_are_read_from_the_recording(runs_dir, monkeypatch):
-    receive = StreamLink.receive
+    receive = LiveSubscription.receive
     count = 0
 
     def lossy(self):
@@ -183,7 +183,7 @@ def test_frames_lost_on_the_way_are_read_from_the_recording(runs_dir, monkeypatc
         count += frame is not None
         return receive(self) if frame is not None and count % 3 == 0 else frame
 
-    monkeypatch.setattr(StreamLink, "receive", lossy)
+    monkeypatch.setattr(LiveSubscription, "receive", lossy)
     with Publisher("r") as publisher:
         collector = Collector()
         for batch in range(1, 301):
@@ -308,7 +308,7 @@ def test_a_follower_of_a_run_whose_disk_is_full_goes_on_live_with_a_named_gap(ru
     saved = recording.read_bytes()
     recording.unlink()
     publisher.publish(Event.EPOCH_END)
-    wait_for(lambda: publisher.poll() or publisher._uplink.trouble, "the broker to notice")
+    wait_for(lambda: publisher.poll() or publisher._session.write_error, "the broker to notice")
     recording.write_bytes(saved)
     late = Collector()
     wait_for(lambda: len(late.got) == 1, "the history")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from segment_jobs import filled, running, writer
 
-from bus.broker.segments import SegmentDesk
+from bus.broker.segments import SegmentServer
 from bus.errors import BrokerError, FieldNotAvailableError, OffloopError, ProtocolError
 from bus.protocol.frames import decode_control, encode_control, split_frame
 from bus.tensors import transfer as segment_fetch
@@ -20,7 +20,7 @@ class Broker:
     """Answers like one, through the frames of the protocol; ``asked`` counts the questions."""
 
     def __init__(self, *publishers: int) -> None:
-        self.desk = SegmentDesk()
+        self.server = SegmentServer()
         self.publishers = publishers
         self.asked = 0
 
@@ -29,17 +29,17 @@ class Broker:
         question = decode_control(split_frame(encode_control(kind, content))[1])
         assert question.kind == "fetch_segment"
         try:
-            answer = self.desk.read(self.publishers, question.content)
+            answer = self.server.read(self.publishers, question.content)
         except OffloopError as error:
             raise BrokerError(str(error)) from None
         return decode_control(split_frame(encode_control("segment_data", answer))[1]).content
 
 
 @pytest.fixture
-def desk() -> Iterator[SegmentDesk]:
-    desk = SegmentDesk()
-    yield desk
-    desk.close()
+def server() -> Iterator[SegmentServer]:
+    server = SegmentServer()
+    yield server
+    server.close()
 
 
 @pytest.fixture
@@ -65,15 +65,15 @@ def test_an_image_comes_in_bounded_pieces() -> None:
         broker = Broker(process.pid)
         assert fetch_segment(broker.ask, "first", reference) == bytes([5]) * SIZE
         assert broker.asked == 4
-        assert len(broker.desk) == 0
+        assert len(broker.server) == 0
         assert published(pipe, 6) is not None
 
 
-def test_a_segment_stays_from_the_first_piece_to_the_last(pool: SegmentPool, desk: SegmentDesk) -> None:
+def test_a_segment_stays_from_the_first_piece_to_the_last(pool: SegmentPool, server: SegmentServer) -> None:
     reference = filled(pool, SIZE, 1)
     pieces = []
     for offset in range(0, SIZE, PIECE):
-        pieces.append(desk.read([os.getpid()], wanted(reference, offset))["data"])
+        pieces.append(server.read([os.getpid()], wanted(reference, offset))["data"])
         last = offset + PIECE >= SIZE
         assert (pool.reserve(SIZE, "weights") is not None) is last
     assert [len(piece) for piece in pieces] == [PIECE, PIECE, PIECE, 5]
@@ -81,46 +81,46 @@ def test_a_segment_stays_from_the_first_piece_to_the_last(pool: SegmentPool, des
 
 
 def test_a_consumer_that_goes_away_is_waited_for_a_moment(
-    pool: SegmentPool, desk: SegmentDesk, monkeypatch: pytest.MonkeyPatch
+    pool: SegmentPool, server: SegmentServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = filled(pool, SIZE, 1)
-    desk.read([os.getpid()], wanted(reference))
-    desk.tidy()
+    server.read([os.getpid()], wanted(reference))
+    server.tidy()
     assert filled(pool, SIZE, 2) is None
     monkeypatch.setattr(segment_fetch, "IDLE_SECONDS", -1.0)
-    desk.tidy()
+    server.tidy()
     assert filled(pool, SIZE, 2) is not None
     with pytest.raises(FieldNotAvailableError, match="too late"):
-        desk.read([os.getpid()], wanted(reference, PIECE))
+        server.read([os.getpid()], wanted(reference, PIECE))
 
 
-def test_segments_that_are_read_are_bounded(desk: SegmentDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_that_are_read_are_bounded(server: SegmentServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_fetch, "MAX_OPEN", 2)
     pool = SegmentPool(3)
     references = [filled(pool, SIZE, seq) for seq in (1, 2, 3)]
     for reference in references[:2]:
-        desk.read([os.getpid()], wanted(reference))
+        server.read([os.getpid()], wanted(reference))
     with pytest.raises(BrokerError, match="2 segments are being read"):
-        desk.read([os.getpid()], wanted(references[2]))
-    desk.read([os.getpid()], wanted(references[0], 3 * PIECE))
-    desk.read([os.getpid()], wanted(references[2]))
-    assert len(desk) == 2
+        server.read([os.getpid()], wanted(references[2]))
+    server.read([os.getpid()], wanted(references[0], 3 * PIECE))
+    server.read([os.getpid()], wanted(references[2]))
+    assert len(server) == 2
     pool.close()
 
 
-def test_only_publishers_of_the_run_are_read(pool: SegmentPool, desk: SegmentDesk) -> None:
+def test_only_publishers_of_the_run_are_read(pool: SegmentPool, server: SegmentServer) -> None:
     reference = filled(pool, SIZE, 1)
     assert reference is not None
     with pytest.raises(FieldNotAvailableError, match=f"process {os.getpid()} publishes nothing of run 'first'"):
-        desk.read([1], wanted(reference))
+        server.read([1], wanted(reference))
     passwords = os.open("/etc/passwd", os.O_RDONLY)
     for stranger in ({"fd": passwords}, {"token": bytes(16)}, {"fd": 1 << 20}):
         with pytest.raises(FieldNotAvailableError, match="no such memory"):
-            desk.read([os.getpid()], wanted({**reference, **stranger}))
+            server.read([os.getpid()], wanted({**reference, **stranger}))
     os.close(passwords)
     with pytest.raises(FieldNotAvailableError, match="too late"):
-        desk.read([os.getpid()], wanted({**reference, "size": 1 << 40}))
-    assert len(desk) == 0
+        server.read([os.getpid()], wanted({**reference, "size": 1 << 40}))
+    assert len(server) == 0
 
 
 @pytest.mark.parametrize(
@@ -139,18 +139,18 @@ def test_only_publishers_of_the_run_are_read(pool: SegmentPool, desk: SegmentDes
     ids=str,
 )
 def test_a_request_that_makes_no_sense_is_refused(
-    pool: SegmentPool, desk: SegmentDesk, changes: dict[str, Any]
+    pool: SegmentPool, server: SegmentServer, changes: dict[str, Any]
 ) -> None:
     with pytest.raises(ProtocolError):
-        desk.read([os.getpid()], {**wanted(filled(pool, SIZE, 1)), **changes})
-    assert len(desk) == 0
+        server.read([os.getpid()], {**wanted(filled(pool, SIZE, 1)), **changes})
+    assert len(server) == 0
 
 
-def test_a_piece_is_no_larger_than_allowed(pool: SegmentPool, desk: SegmentDesk) -> None:
+def test_a_piece_is_no_larger_than_allowed(pool: SegmentPool, server: SegmentServer) -> None:
     reference = filled(pool, SIZE, 1)
-    assert len(desk.read([os.getpid()], wanted(reference, size=1 << 40))["data"]) == PIECE
-    assert desk.read([os.getpid()], wanted(reference, 7, size=10))["data"] == b"\1" * 10
-    assert desk.read([os.getpid()], wanted(reference, SIZE))["data"] == b""
+    assert len(server.read([os.getpid()], wanted(reference, size=1 << 40))["data"]) == PIECE
+    assert server.read([os.getpid()], wanted(reference, 7, size=10))["data"] == b"\1" * 10
+    assert server.read([os.getpid()], wanted(reference, SIZE))["data"] == b""
 
 
 def test_the_writer_is_killed_while_its_segment_is_handed_on() -> None:
@@ -175,7 +175,7 @@ def test_half_of_an_image_is_no_image(pool: SegmentPool) -> None:
 
     def ask(kind: str, content: dict[str, Any]) -> Mapping[str, Any]:
         if content["offset"] == 2 * PIECE:
-            broker.desk.close()
+            broker.server.close()
             assert filled(pool, SIZE, 2) is not None
         return broker.ask(kind, content)
 

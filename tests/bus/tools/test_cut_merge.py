@@ -19,7 +19,7 @@ from bus.protocol.order import Missing, StreamOrder
 from bus.replay.replay import Replay
 from bus.tools.cut import cut
 from bus.tools.merge import merge
-from bus.tools.records import LeftOut, Source
+from bus.tools.records import LeftOut, RecordSource
 from bus.tools.recovery import recover
 from bus.types.event import Event
 
@@ -102,10 +102,10 @@ def check_accounts(original: Path, part: Path) -> None:
     for number, is_counted in ((lambda event: event.seq, True), (lambda event: event.base_seq, False)):
         recorded: dict[int, set[int]] = {}
         accounted: dict[int, list[int]] = {}
-        for record in Source(original):
+        for record in RecordSource(original):
             if is_counted or not is_inner(record):
                 recorded.setdefault(record.topic.rank, set()).add(number(record.event))
-        for record in Source(part):
+        for record in RecordSource(part):
             stated = LeftOut.of(record)
             told = accounted.setdefault(record.topic.rank, [])
             if stated is not None and is_counted:
@@ -181,7 +181,7 @@ def test_a_cut_of_some_events_is_read_by_whoever_wants_them(trained, tmp_path):
 def test_what_was_left_out_is_told_from_what_was_lost(tmp_path):
     write_recording(tmp_path / "o.mcap", [Entry(batch=batch) for batch in range(1, 11)], missing=[4, 5])
     cut(tmp_path / "o.mcap", tmp_path / "p.mcap", "4ba", "8ba")
-    source = Source(tmp_path / "p.mcap")
+    source = RecordSource(tmp_path / "p.mcap")
     assert [record.event.seq for record in source if record.topic.name == "batch_end"] == [4, 7, 8]
     assert [(one.first, one.last) for one in source.left_out] == [(1, 3), (9, 10)]
     assert source.gaps == [Gap(0, 5, 6)]
@@ -217,7 +217,7 @@ def test_a_cut_can_be_cut_again(tmp_path):
     write_recording(tmp_path / "o.mcap", [Entry(batch=batch) for batch in range(1, 11)])
     cut(tmp_path / "o.mcap", tmp_path / "p.mcap", "3ba", "8ba")
     cut(tmp_path / "p.mcap", tmp_path / "q.mcap", "5ba", "6ba")
-    source = Source(tmp_path / "q.mcap")
+    source = RecordSource(tmp_path / "q.mcap")
     assert [record.event.seq for record in source] == [4, 5, 6, 10]
     assert [(one.first, one.last) for one in source.left_out] == [(1, 4), (7, 10)]
 
@@ -277,7 +277,7 @@ def test_what_all_of_them_lack_at_their_ends_is_told(tmp_path):
     write_recording(first, stream[:17])
     # In the last chunk.
     spoil(whole, 1620)
-    source = Source(whole)
+    source = RecordSource(whole)
     assert [record.event.seq for record in source][-1] == 15
     done = merge([whole, first], last)
     assert (done.gaps, done.lost) == ((Gap(0, 18, 20),), True)

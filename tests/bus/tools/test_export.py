@@ -25,7 +25,7 @@ from training import Act, gold_evaluators, gold_trainer
 
 from bus import ConfigurationError, Event, Publisher, Recording, RunDirectoryError
 from bus.cli.recordings import export_recording
-from bus.recording.writer import JournalWriter
+from bus.recording.writer import RecordingWriter
 from bus.tools import tables
 from bus.tools.cut import cut
 from bus.tools.export import export
@@ -344,7 +344,7 @@ def test_parquet_is_written_in_groups(tmp_path, monkeypatch):
 
 def test_what_is_recorded_between_two_passes_is_left_for_the_next_export(tmp_path, monkeypatch):
     path = tmp_path / "a.mcap"
-    writer = JournalWriter(path, "r", 1)
+    writer = RecordingWriter(path, "r", 1)
     append(writer, 1)
     writer.flush()
 

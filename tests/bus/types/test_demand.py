@@ -220,12 +220,12 @@ def test_people_are_told_who_wants_what() -> None:
     leases.renew(b"a", Demand.of([INNER, Event.BATCH_START]), now=0, name="alice")
     leases.renew(b"b", Demand.of([Event.BATCH_END]), now=1, name="b" * 1000)
     leases.renew(b"c", Demand(), now=1, name={"not": "a name"})
-    assert leases.told(2) == [
+    assert leases.describe(2) == [
         {"name": "alice", "events": ["after_train_batch", "batch_start"]},
         {"name": "b" * 100, "events": ["batch_end"]},
         {"name": None, "events": []},
     ]
-    assert [one["name"] for one in leases.told(5.5)] == ["b" * 100, None]
+    assert [one["name"] for one in leases.describe(5.5)] == ["b" * 100, None]
 
 
 def test_further_leases_than_the_limit_are_refused_and_the_others_go_on() -> None:

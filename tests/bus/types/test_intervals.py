@@ -15,7 +15,7 @@ from bus.errors import ConfigurationError, ProtocolError
 from bus.protocol.snapshot import Snapshot
 from bus.types.demand import Demand, Want
 from bus.types.event import Event
-from bus.types.intervals import MAX_INTERVAL, MICROBATCH_EVENTS, Moment, check_interval, is_due
+from bus.types.intervals import MAX_INTERVAL, MICROBATCH_EVENTS, EventPosition, check_interval, is_due
 from bus.types.timestamp import Time, Timestamp
 from consumers.api.callback import view_for
 from trainer import State
@@ -25,9 +25,9 @@ CHECKPOINTS = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_C
 INNER = Event.BEFORE_FORWARD
 
 
-def moments(*events: Event, n_train: int = 20, **arguments: Any) -> list[Moment]:
+def moments(*events: Event, n_train: int = 20, **arguments: Any) -> list[EventPosition]:
     """What a training was at when these events came."""
-    found: list[Moment] = []
+    found: list[EventPosition] = []
     counts: dict[tuple[Event, int], int] = {}
 
     def note(event: Event, state: State, logger: object) -> None:
@@ -38,7 +38,7 @@ def moments(*events: Event, n_train: int = 20, **arguments: Any) -> list[Moment]
             counts[key] = microbatch + 1
         previous = state.previous_timestamp
         found.append(
-            Moment(
+            EventPosition(
                 event,
                 state.timestamp.values,
                 previous and previous.values,
@@ -56,7 +56,7 @@ def moments(*events: Event, n_train: int = 20, **arguments: Any) -> list[Moment]
     return found
 
 
-def due(interval: int | str, found: list[Moment]) -> list[list[Any]]:
+def due(interval: int | str, found: list[EventPosition]) -> list[list[Any]]:
     return [[one.event.name, *one.timestamp[1:4]] for one in found if is_due(interval, one)]
 
 
