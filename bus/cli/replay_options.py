@@ -34,7 +34,7 @@ def rate_given(_context: click.Context, _parameter: click.Parameter, value: str 
 
 
 def parse_bound_option(_context: click.Context, _parameter: click.Parameter, value: str | None) -> "Bound | None":
-    """A moment of a run. A callback of a click option.
+    """Reads where a part of a run begins or ends. A callback of a click option.
 
     Raises:
         click.BadParameter: it is none.
@@ -81,7 +81,7 @@ class ReplayChoice:
 
     @property
     def bounds(self) -> str:
-        """Between which moments, in words."""
+        """The bounds, in words."""
         since = "" if self.start is None else f"from {self.start} on"
         until = "" if self.until is None else f"until {self.until}"
         return " and ".join(part for part in (since, until) if part) or "in this recording"

@@ -111,7 +111,7 @@ class _ClockBound:
 
 
 def parse_bound(text: str) -> Bound:
-    """Reads a moment of a run: a training time (``2ep``, ``100ba``, ``0.5dur``; ``90sec`` and ``1h30m`` are time spent
+    """Reads a bound: a training time (``2ep``, ``100ba``, ``0.5dur``; ``90sec`` and ``1h30m`` are time spent
     training), ``+`` and the time since the recording began (``+90s``, ``+1.5s``, ``+1h30m``), or a date with a time as
     in ISO 8601, of this machine's time zone unless it names one.
 
@@ -129,7 +129,7 @@ def parse_bound(text: str) -> Bound:
         if not time.value >= 0:
             raise InvalidTimeError("it is before the beginning")
     except (ValueError, OverflowError):
-        raise InvalidTimeError(f"{text[:60]!r} is no moment of a run: {_HOW_TO_WRITE}") from None
+        raise InvalidTimeError(f"invalid time {text[:60]!r}: {_HOW_TO_WRITE}") from None
     return _TrainingBound(time)
 
 

@@ -32,7 +32,7 @@ class Replay:
     not come again.
 
     Raises:
-        InvalidTimeError: ``start`` or ``until`` is no moment.
+        InvalidTimeError: ``start`` or ``until`` is not such a time.
         ConfigurationError: the rate is not over 0.
     """
 

@@ -56,7 +56,7 @@ def cut(
 
     Raises:
         ConfigurationError: ``output`` exists and ``force`` is not set, there is no such rank, or no event is chosen.
-        InvalidTimeError: ``start`` or ``until`` is no moment.
+        InvalidTimeError: ``start`` or ``until`` is not such a time.
         RecordingError: ``path`` is not a recording.
         RunDirectoryError: ``output`` cannot be written.
     """

@@ -129,7 +129,7 @@ def test_what_is_no_moment_is_refused_with_what_is(text: str) -> None:
     with pytest.raises(InvalidTimeError) as refused:
         parse_bound(text)
     message = str(refused.value)
-    assert message.startswith(f"{text[:60]!r} is no moment of a run: write a training time (2ep, 100ba, 0.5dur, 90sec")
+    assert message.startswith(f"invalid time {text[:60]!r}: write a training time (2ep, 100ba, 0.5dur, 90sec")
     assert "\n" not in message
 
 

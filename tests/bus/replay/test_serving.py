@@ -233,7 +233,7 @@ def _broker_of(run: str) -> int:
         (["nowhere.mcap"], 1, "no run 'nowhere.mcap' in "),
         (["r.mcap", "--rate", "0"], 2, "'0' is no rate: 1 replays as fast as it was, 10 ten times as fast, 'max' at"),
         (["r.mcap", "--rate", "fast"], 2, "'fast' is no rate: "),
-        (["r.mcap", "--start", "9"], 2, "'9' is no moment of a run: write a training time (2ep, 100ba, "),
+        (["r.mcap", "--start", "9"], 2, "invalid time '9': write a training time (2ep, 100ba, "),
         (["r.mcap", "--key", "k"], 2, "--key and --broker-key are for a broker elsewhere: name it with --broker"),
         (["r.mcap", "--name", "a/b"], 1, "'a/b' cannot be a run name: "),
         (

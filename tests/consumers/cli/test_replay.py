@@ -167,7 +167,7 @@ def test_in_a_loop_each_pass_has_new_callbacks(folder: Path) -> None:
             2,
             "'-1' is no rate: 1 replays as fast as it was, 10 ten times as fast",
         ),
-        (["--replay", "r.mcap", "--start", "5"], 2, "'5' is no moment of a run: write a training time (2ep, 100ba, "),
+        (["--replay", "r.mcap", "--start", "5"], 2, "invalid time '5': write a training time (2ep, 100ba, "),
         (["--replay", "r.mcap", "--loop", "--name", "n"], 2, "--loop begins anew each time, and --name goes on from"),
         (["--replay", "r.mcap", "--paused"], 1, "keys are read from a terminal, and standard input is none: "),
         (
