@@ -212,7 +212,7 @@ def test_every_command_has_help():
 
 def test_a_command_of_another_package_that_cannot_be_loaded_hides_no_other(monkeypatch):
     points = EntryPoints([EntryPoint("broken", "no_such_package:command", "offloop.commands")])
-    monkeypatch.setattr(cli, "installed", lambda group: (points.select(group=group), []))
+    monkeypatch.setattr(cli, "list_entry_points", lambda group: (points.select(group=group), []))
     listing = invoke("--help")
     assert "broken" in listing
     assert "replay" in listing

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from segment_jobs import filled, running, writer
 
+from bus.broker import segments
 from bus.broker.segments import SegmentServer
 from bus.errors import BrokerError, FieldNotAvailableError, OffloopError, ProtocolError
 from bus.protocol.frames import decode_control, encode_control, split_frame
-from bus.tensors import transfer as segment_fetch
 from bus.tensors.segments import SegmentPool
 from bus.tensors.transfer import PIECE, fetch_segment
 
@@ -87,7 +87,7 @@ def test_a_consumer_that_goes_away_is_waited_for_a_moment(
     server.read([os.getpid()], wanted(reference))
     server.tidy()
     assert filled(pool, SIZE, 2) is None
-    monkeypatch.setattr(segment_fetch, "IDLE_SECONDS", -1.0)
+    monkeypatch.setattr(segments, "IDLE_SECONDS", -1.0)
     server.tidy()
     assert filled(pool, SIZE, 2) is not None
     with pytest.raises(FieldNotAvailableError, match="too late"):
@@ -95,7 +95,7 @@ def test_a_consumer_that_goes_away_is_waited_for_a_moment(
 
 
 def test_segments_that_are_read_are_bounded(server: SegmentServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_fetch, "MAX_OPEN", 2)
+    monkeypatch.setattr(segments, "MAX_OPEN", 2)
     pool = SegmentPool(3)
     references = [filled(pool, SIZE, seq) for seq in (1, 2, 3)]
     for reference in references[:2]:
