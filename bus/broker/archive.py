@@ -27,21 +27,23 @@ class Archive:
         self._root = runs_dir
         self._listed: list[RunInfo] = []
         self._list_again = 0.0
+        self._live: frozenset[str] = frozenset()
 
     def listing(self, name: str | None, live: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The runs, the newest first and at most :data:`MAX_LISTED`; with ``name`` that one, if it is there. ``live``
         holds of each run that is served here its ``attempt`` and the address of its ``stream``."""
         if name is None:
-            runs = self._all()
+            runs = self._all(frozenset(live))
         else:
             path = self._root / check_run_name(name)
             runs = [read_run(path)] if (path / RUN_FILE).is_file() else []
         return [_describe(run, live.get(run.name, {})) for run in runs]
 
-    def _all(self) -> list[RunInfo]:
-        # Whoever asks often must not keep the broker busy with reading.
+    def _all(self, live: frozenset[str]) -> list[RunInfo]:
+        # Frequent requests must not keep the broker busy with reading; but a run that began since is listed at once.
         now = time.monotonic()
-        if now >= self._list_again:
+        if now >= self._list_again or not live <= self._live:
+            self._live = live
             self._listed = list_runs(self._root)[:MAX_LISTED]
             self._list_again = time.monotonic() + max(LIST_SECONDS, 10 * (time.monotonic() - now))
         return self._listed
