@@ -86,7 +86,7 @@ class BrokerStatistics:
     duplicates: int
     """Events that came a second time and were skipped."""
     refused: int
-    """Messages that made no sense or came from strangers."""
+    """Messages that were malformed or came from unknown peers."""
     asked_again: int
     """How often a publisher was asked to send again."""
     missing: int
@@ -489,7 +489,7 @@ class Broker:
         self._refused += 1
         self._unnamed += 1
         self._waste(identity, message)
-        # A log that cannot be written as fast as a stranger sends would hold up everybody else.
+        # A log that cannot be written as fast as a peer sends would delay all others.
         if self._unnamed > NAMED_REFUSALS:
             return False
         _log.warning("skipped a message from %s: %s", identity[:8].hex(), why)

@@ -176,8 +176,8 @@ class ConsumerTable:
             self._consumers[consumer] = known[0], known[1]._replace(handled=numbers)
 
     def forget_ended(self, now: float, is_there: Callable[[bytes], bool]) -> None:
-        """Forgets whose lease has run out, and whose connection is gone: a consumer that was killed must not hold what
-        it was lent until its lease runs out."""
+        """Forgets consumers whose lease has expired or whose connection is gone: one that was killed must not keep
+        borrowed memory until its lease expires."""
         for consumer, (until, _) in tuple(self._consumers.items()):
             if until <= now or not is_there(consumer):
                 self._forget(consumer)

@@ -221,7 +221,7 @@ class Gatekeeper:
     def sum_up(self) -> None:
         """Tells the log how many were refused beyond those that it named; call it about twice a second."""
         if self._refused > _NAMED_REFUSALS:
-            _log.warning("refused %d more strangers", self._refused - _NAMED_REFUSALS)
+            _log.warning("refused %d more connections with unknown keys", self._refused - _NAMED_REFUSALS)
         self._refused = 0
 
     def _answer(self, request: list[bytes]) -> None:
@@ -244,7 +244,7 @@ class Gatekeeper:
         if known and not self._damaged:
             return key
         self._refused += 1
-        # A log that cannot be written as fast as strangers come would hold up everybody else.
+        # A log that cannot be written as fast as peers connect would delay all others.
         if self._refused <= _NAMED_REFUSALS:
             _log.warning(
                 "refused key %s from %s at the %s: %s",

@@ -57,7 +57,7 @@ class FailedHandshakes:
 
     def _note_failure(self, name: str) -> None:
         self._failed += 1
-        # A log that cannot be written as fast as strangers come would hold up everybody else.
+        # A log that cannot be written as fast as peers connect would delay all others.
         if self._failed <= _NAMED:
             _log.warning(
                 "a connection to the %s came without a key, or with another broker's, and was refused; "

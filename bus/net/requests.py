@@ -96,7 +96,7 @@ def request(socket: "zmq.Socket[bytes]", kind: str, content: dict[str, Any], pat
 
 
 def _keys_hint(security: ClientSecurity | None) -> str:
-    """A broker does not answer strangers, so it looks the same as none."""
+    """A broker does not answer unauthenticated peers, so it looks the same as none."""
     if security is None:
         return "or it takes keys: '--key' and '--broker-key'"
     return "or it does not know your key, or has another one than '--broker-key' says"

@@ -237,7 +237,7 @@ def connect(
 
 
 def _keys_hint(security: ClientSecurity | None, address: str) -> str:
-    """A broker does not answer strangers, so it looks the same as none."""
+    """A broker does not answer unauthenticated peers, so it looks the same as none."""
     if security is not None:
         return "; if it is there, it does not know this key: 'bus allow' on its machine admits it"
     if address.startswith("tcp://"):

@@ -52,7 +52,7 @@ class BrokerSession:
         self.commands: list[Any] = []
         """Commands that have come, in the form of the wire; whoever reads them empties it."""
         self._connection = connection
-        self._note_place(connection.welcome)
+        self._note_paths(connection.welcome)
         self._demand = connection.welcome.get("demand")
         self._heard = time.monotonic()
         self._probed = self._asked = 0.0
@@ -104,7 +104,7 @@ class BrokerSession:
                 self._give_up(why, is_closed=True)
                 return
             self._note_acknowledged(content.get("acknowledged"))
-            self._note_place(content)
+            self._note_paths(content)
             self._demand = content.get("demand", self._demand)
             self.news.append(content)
             self._retransmit(self.acknowledged)
@@ -124,7 +124,7 @@ class BrokerSession:
         elif kind == "notice":
             _log.warning("run %s: %s", self.run_name, content.get("text"))
 
-    def _note_place(self, welcome: dict[str, Any]) -> None:
+    def _note_paths(self, welcome: dict[str, Any]) -> None:
         self.run_dir = Path(str(welcome.get("path")))
         """The run's directory, as the broker sees it."""
         self.recording = self.run_dir / str(welcome.get("recording"))

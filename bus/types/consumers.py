@@ -1,4 +1,4 @@
-"""How far each consumer of a live run has come, for trainers that wait for one or have lent it memory."""
+"""The progress of each consumer of a live run, for trainers that wait for one or lend it memory."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ __all__ = ["ConsumerProgress"]
 
 
 class ConsumerProgress(NamedTuple):
-    """A consumer that a publisher has to know of: it may decide something, or is handed memory."""
+    """A consumer that a publisher has to know: it may stop the training, or borrows memory."""
 
     name: str | None
     decides: frozenset[str]
@@ -17,10 +17,10 @@ class ConsumerProgress(NamedTuple):
     fields: frozenset[str]
     """The fields beyond the usual ones that it asks for."""
     handled: Mapping[int, int]
-    """Of each rank the number of the last event that it is through with."""
+    """The number of the last handled event of each rank."""
 
     def to_wire(self, rank: int) -> list[Any]:
-        """As a publisher of that rank is told it."""
+        """The form in which it is reported to a publisher of that rank."""
         return [self.name, sorted(self.decides), sorted(self.fields), self.handled.get(rank, 0)]
 
     @classmethod

@@ -424,7 +424,7 @@ def test_the_log_grows_by_a_few_lines_however_many_strangers_come(
         asker.recv_multipart()
     gatekeeper.sum_up()
     assert len(caplog.records) == 11
-    assert caplog.messages[-1] == "refused 490 more strangers"
+    assert caplog.messages[-1] == "refused 490 more connections with unknown keys"
 
 
 def test_without_a_gatekeeper_nobody_is_admitted(keys: Path) -> None:
