@@ -9,6 +9,7 @@ from bus.protocol.snapshot import Snapshot
 from bus.types.demand import Demand, Want, batch_number
 from bus.types.event import Event
 from bus.types.intervals import MICROBATCH_EVENTS, EventPosition
+from bus.types.timestamp import TrainingTime
 from consumers.api.logger import Logger, LoggerDestination
 
 __all__ = ["Callback", "CannotWorkError", "MaybeAwaitable", "OnError", "demand_of", "view_for"]
@@ -292,7 +293,10 @@ def _late_fields(demand: Demand, snapshot: Snapshot) -> Iterator[str]:
     for name, told in late.items() if isinstance(late, dict) else ():
         if demand.has_field(snapshot.event, name) and name in snapshot.on_demand:
             try:
-                positions = [EventPosition(Event(event), now, before) for event, now, before in told]
+                positions = [
+                    EventPosition(Event(event), TrainingTime(*now), None if before is None else TrainingTime(*before))
+                    for event, now, before in told
+                ]
             except (TypeError, ValueError):
                 continue
             now = _position_of(snapshot)
