@@ -168,7 +168,7 @@ def pixels(png: bytes) -> Any:
 
 
 def run_job(recording: Path, database: str, *arguments: str) -> int:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(JOB.parent), str(JOB.parent.parent)])}
+    environment = {**os.environ, "PYTHONPATH": str(JOB.parent)}
     command = [sys.executable, str(JOB), "mlflow", str(recording), database, *arguments]
     return subprocess.run(command, env=environment).returncode
 

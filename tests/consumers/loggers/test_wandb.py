@@ -134,7 +134,7 @@ def _comparable(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_job(recording: Path, target: Path, *arguments: str) -> int:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(JOB.parent), str(JOB.parent.parent)])}
+    environment = {**os.environ, "PYTHONPATH": str(JOB.parent)}
     command = [sys.executable, str(JOB), "wandb", str(recording), str(target), *arguments]
     return subprocess.run(command, env=environment).returncode
 

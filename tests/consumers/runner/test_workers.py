@@ -222,7 +222,7 @@ def test_an_error_of_ours_is_one_line_with_the_place_that_is_the_user_s(recordin
     [line] = capsys.readouterr().err.splitlines()
     assert "callback Curious raised at batch_end" in line
     assert "has no field 'no_such_field'" in line
-    assert re.search(r"test_lanes\.py:\d+\)$", line)
+    assert re.search(r"test_workers\.py:\d+\)$", line)
 
 
 def test_a_replay_says_which_fields_are_not_in_it(recording):
