@@ -9,8 +9,8 @@ class MarkdownLogger(LoggerDestination):
     def __init__(self, digits: int = 4):
         self.digits = digits
 
-    def open(self, place):
-        print(f"| step of {place.run_name} | metric | value |\n| --: | --- | --: |")
+    def open(self, context):
+        print(f"| step of {context.run_name} | metric | value |\n| --: | --- | --: |")
 
     def log_rows(self, rows, state):
         for row in rows:

@@ -20,11 +20,11 @@ from bus.types.timestamp import Time, TimeInput, Timestamp, TimeUnit, wall_clock
 from trainer.arguments.checks import (
     OptimizerFactory,
     Optimizers,
+    as_list,
     check_flags,
     check_function,
     check_path,
     check_text,
-    several,
 )
 from trainer.arguments.durations import (
     check_countable,
@@ -35,17 +35,17 @@ from trainer.arguments.durations import (
     scaled_max_duration,
 )
 from trainer.checkpoints.checkpoints import Checkpoints
-from trainer.control.interrupts import finishing_the_batch
+from trainer.control.interrupts import defer_signals
 from trainer.control.remote_control import RemoteControl
 from trainer.control.settings import SettingFunction, check_settings, make_settings
-from trainer.data.epoch_order import EpochOrder
 from trainer.data.evaluator import Evaluator, as_evaluators
 from trainer.data.models import check_model
+from trainer.data.resume import DataLoaderResume
 from trainer.data.spec import DataSpec, as_data_spec, check_subset
 from trainer.device.device import Device, check_precision, get_device, is_gpu, make_scaler
 from trainer.device.seeding import check_seed, make_deterministic, new_seed, seed_all
 from trainer.distributed.parallel import check_parts, check_shards
-from trainer.distributed.ranks import join_ranks, naming_lost_ranks
+from trainer.distributed.ranks import join_ranks, report_lost_ranks
 from trainer.distributed.sampling import own_sampler
 from trainer.engine.algorithm import Algorithm
 from trainer.engine.engine import check_loss_interpolation
@@ -289,17 +289,17 @@ class Trainer:
             rank=rank,
             world_size=world_size,
             optimizers=self._optimization.optimizers,
-            algorithms=several(algorithms, Algorithm, "algorithms"),
+            algorithms=as_list(algorithms, Algorithm, "algorithms"),
             evaluators=evaluators,
         )
         check_loss_interpolation(self.state.algorithms)
         for algorithm in self.state.algorithms:
             algorithm.check(self.state)
         self.state.iteration_length = length
-        self._order = EpochOrder()
+        self._loader_resume = DataLoaderResume()
         self._checkpoints = Checkpoints(
             self.state,
-            self._order,
+            self._loader_resume,
             save_folder=save_folder,
             save_filename=save_filename,
             save_latest_filename=save_latest_filename,
@@ -489,7 +489,7 @@ class Trainer:
                 saver,
                 self._progress,
                 data,
-                self._order,
+                self._loader_resume,
                 self._clock,
                 self._control,
                 ranks=self._ranks,
@@ -499,9 +499,9 @@ class Trainer:
             )
             # Ranks have to stop after the same batch, also without a checkpoint.
             if saver.watched or self._ranks is not None:
-                with finishing_the_batch(self.state, with_checkpoint=bool(saver.watched)) as interruption:
+                with defer_signals(self.state, with_checkpoint=bool(saver.watched)) as interruption:
                     loop.run(interruption)
-                if interruption.came:
+                if interruption.requested:
                     raise KeyboardInterrupt(interruption.reason)
             else:
                 loop.run()
@@ -629,7 +629,7 @@ class Trainer:
     @contextlib.contextmanager
     def _ending_on_error(self) -> Iterator[None]:
         try:
-            with contextlib.nullcontext() if self._ranks is None else naming_lost_ranks(self._ranks.rank):
+            with contextlib.nullcontext() if self._ranks is None else report_lost_ranks(self._ranks.rank):
                 yield
         except BaseException as error:
             self._end_on(error)

@@ -56,13 +56,13 @@ class Callback:
     are not always published, such as ``AFTER_TRAIN_BATCH``; the others (:data:`bus.BASE_EVENTS`) come at every batch.
     An object may set its own in ``__init__``."""
 
-    own_cursor: ClassVar[bool] = False
-    """Whether the callback's methods may take long, because they write files, upload or call others: it is then given
-    a stream of its own, so that it delays no other callback."""
+    background: ClassVar[bool] = False
+    """Whether the callback runs in the background, with its own stream and thread, so that it delays no other callback:
+    for methods that may take long, because they write files, upload or call others."""
 
-    decides: ClassVar[Collection[Event | str]] = ()
-    """The events at which the callback may decide to stop the training: a trainer that was told to waits there for
-    it."""
+    barrier_events: ClassVar[Collection[Event | str]] = ()
+    """The events at which the callback may decide to stop the training. A trainer with ``wait_for`` waits at each of
+    them until the callback has handled it."""
 
     resumes: ClassVar[bool] = True
     """Whether :meth:`state_dict` continues in a later attempt of the run, from the checkpoint from which that resumes;
@@ -115,9 +115,9 @@ class Callback:
     def post_close(self) -> MaybeAwaitable:
         """Every callback is closed: give back what is held. Not called when this callback's :meth:`close` raised."""
 
-    def linger(self) -> None:
-        """Called by the command ``consumer`` when everything is over and nobody has asked it to leave: what is to be
-        looked at stays until this returns. Ctrl-C raises ``KeyboardInterrupt`` here, which ends the command."""
+    def hold_open(self) -> None:
+        """Called by the command ``consumer`` at its end, unless it was asked to stop: what is to be looked at stays
+        visible until this returns. Ctrl-C raises ``KeyboardInterrupt`` here, which ends the command."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that :meth:`load_state_dict` needs to go on from here as if nothing had happened.
@@ -280,17 +280,17 @@ def view_for(demand: Demand, snapshot: Snapshot) -> Snapshot | None:
         return snapshot
     values = (snapshot.timestamp.values, snapshot.eval_timestamp.values, snapshot.predict_timestamp.values)
     number, position = batch_number(event, *values), _position_of(snapshot) if demand.is_timed(event) else None
-    due = {*demand.due_fields(event, number, position), *_late_fields(demand, snapshot)}
+    due = {*demand.due_fields(event, number, position), *_overdue_fields(demand, snapshot)}
     if not due and not demand.is_due(event, number, position):
         return None
     hidden = set(on_demand) - due
     return snapshot.without(hidden) if hidden else snapshot
 
 
-def _late_fields(demand: Demand, snapshot: Snapshot) -> Iterator[str]:
+def _overdue_fields(demand: Demand, snapshot: Snapshot) -> Iterator[str]:
     """The fields that come with this event because they could not be had when they were due by this demand."""
-    late = snapshot.fields["late"] if "late" in snapshot.on_demand else None
-    for name, told in late.items() if isinstance(late, dict) else ():
+    overdue = snapshot.fields["late"] if "late" in snapshot.on_demand else None
+    for name, told in overdue.items() if isinstance(overdue, dict) else ():
         if demand.has_field(snapshot.event, name) and name in snapshot.on_demand:
             try:
                 positions = [

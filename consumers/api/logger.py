@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from consumers.api.callback import Callback
 
 __all__ = [
-    "Gathered",
+    "EventLog",
     "Images",
     "LogValue",
     "Logger",
     "LoggerDestination",
     "Row",
-    "RunPlace",
+    "RunContext",
     "Table",
     "Text",
     "Upload",
@@ -102,7 +102,7 @@ class Upload(NamedTuple):
     """Whether it may replace a file of that name."""
 
 
-class Gathered(NamedTuple):
+class EventLog(NamedTuple):
     """Everything that was logged during one event, in the order in which destinations are given it."""
 
     hyperparameters: dict[str, Any]
@@ -117,7 +117,7 @@ class Gathered(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RunPlace:
+class RunContext:
     """Which run a destination is about to be given, and where that run's files are."""
 
     run_name: str
@@ -155,9 +155,9 @@ class LoggerDestination:
     streams are to give equal output.
     """
 
-    own_lane: ClassVar[bool] = False
-    """Whether it may be slow or away, as a server may: it is given what was logged through a
-    :class:`~consumers.delivery.spool.Spool`, in a thread of its own, and delays nobody.
+    background: ClassVar[bool] = False
+    """Whether it is fed in the background: for what may be slow or unreachable, such as a server. What was logged
+    reaches it through a :class:`~consumers.delivery.spool.Spool`, in its own thread, and delays no callback.
 
     A method that raises then makes it be closed and opened again, after a pause, and given the same once more: what may
     have arrived already is for the destination to see. :meth:`load_state_dict` is called before each :meth:`open` but
@@ -167,14 +167,14 @@ class LoggerDestination:
     """Whether it writes to the terminal, which it cannot do beside a callback that draws on the whole of it."""
 
     acknowledges: ClassVar[bool] = True
-    """Of a destination with ``own_lane``: whether what a method took is safe when the method returns. If not, that is
+    """Of a destination with ``background``: whether what a method took is safe when the method returns. If not, that is
     so only when :meth:`close` returns; until then it may be given everything since it was opened once more."""
 
     drain_seconds: float = 30.0
-    """Of a destination with ``own_lane``: how long the consumer waits at its end while nothing can be sent."""
+    """Of a destination with ``background``: how long the consumer waits at its end while nothing can be sent."""
 
     finish_seconds: float = 0.0
-    """Of a destination with ``own_lane``: how long the consumer waits at its end for one file, for the images of an
+    """Of a destination with ``background``: how long the consumer waits at its end for one file, for the images of an
     event, and for :meth:`close`, if it has taken in what it has yet to send."""
 
     @property
@@ -198,7 +198,7 @@ class LoggerDestination:
         """Says what cannot work before anything is begun, such as a package that is not installed. Called in the
         process and thread of the consumer, before :meth:`open`. Raise :class:`bus.errors.ConfigurationError`."""
 
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         """Called once, before the first event. Raise :class:`bus.errors.ConfigurationError` if it cannot be done."""
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
@@ -222,12 +222,12 @@ class LoggerDestination:
     def upload_file(self, entry: Upload, state: Snapshot) -> None:
         """Takes a file; it is there until this returns. Left out unless a destination overrides it."""
 
-    def committed(self) -> None:
-        """Says that what it was given so far does not come again: the position that :meth:`state_dict` gave last is
-        stored, or the run has ended and nothing follows. Never called where nothing is stored."""
+    def on_commit(self) -> None:
+        """Called when what it was given so far does not come again: the position that :meth:`state_dict` returned last
+        is stored, or the run has finished and nothing follows. Never called where nothing is stored."""
 
-    def released(self) -> None:
-        """Says that the run has ended and nothing follows, but that the position is not stored, because another
+    def on_abandon(self) -> None:
+        """Called when the run has finished and nothing follows, but the position is not stored, because another
         destination has failed: what it was given comes again if this consumer is started once more."""
 
     def close(self) -> None:
@@ -378,9 +378,9 @@ class Logger:
         """Takes what the run says of itself, for whoever takes all."""
         self._of_run.update(hyperparameters)
 
-    def take(self, state: Snapshot) -> Gathered:
+    def take(self, state: Snapshot) -> EventLog:
         """Gives everything that was gathered, timed by ``state``, and begins anew."""
-        gathered = Gathered(
+        gathered = EventLog(
             self.take_hyperparameters(),
             self.take_rows(state),
             [entry._replace(time=state.time) for entry in self._images],

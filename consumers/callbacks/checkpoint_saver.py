@@ -49,7 +49,7 @@ class CheckpointSaver(Callback):
     ``composer/callbacks/checkpoint_saver.py``.
     """
 
-    own_cursor = True
+    background = True
 
     def __init__(
         self,

@@ -81,9 +81,9 @@ class MLPerfCallback(Callback):
     Reference: ``composer/callbacks/mlperf.py``; format: https://github.com/mlcommons/logging.
     """
 
-    own_cursor: ClassVar[bool] = True
+    background: ClassVar[bool] = True
     resumes: ClassVar[bool] = False
-    decides: ClassVar[tuple[Event, ...]] = (Event.EVAL_END,)
+    barrier_events: ClassVar[tuple[Event, ...]] = (Event.EVAL_END,)
 
     def __init__(
         self,

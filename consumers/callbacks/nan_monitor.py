@@ -43,7 +43,7 @@ class NaNMonitor(Callback):
         save_folder: where to write ``RUN-baN.json``, and ``RUN-baN.safetensors`` with the inputs.
     """
 
-    decides = (Event.BATCH_END,)
+    barrier_events = (Event.BATCH_END,)
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class NaNMonitor(Callback):
             raise ConfigurationError("keep_inputs needs a place to keep them: give save_folder as well")
         self._action = action
         if action != "stop":
-            self.decides = ()  # type: ignore[assignment, misc]  # nothing to wait for
+            self.barrier_events = ()  # type: ignore[assignment, misc]  # nothing to wait for
         self._folder = None if save_folder is None else Path(save_folder)
         self._keeps_inputs = keep_inputs
         gradients = _GRADIENTS[1 if per_parameter else 0]

@@ -18,8 +18,8 @@ from bus.types.commands import Outcome
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
 from consumers.api.callback import Callback
+from consumers.api.context import ContextKeeper
 from consumers.api.logger import Logger, LoggerDestination
-from consumers.api.place import PlaceKeeper
 
 __all__ = ["StallMonitor"]
 
@@ -86,7 +86,7 @@ class StallMonitor(Callback):
         self._arrived = 0.0
         self._alerted = False
         self._replayed: bool | None = None
-        self._keeper = PlaceKeeper("StallMonitor's place")
+        self._keeper = ContextKeeper("StallMonitor's place")
 
     def destinations(self) -> Sequence[LoggerDestination]:
         """Through which it hears of commands."""
@@ -159,15 +159,17 @@ class StallMonitor(Callback):
     def _is_replay(self) -> bool:
         """Whether the training is over, and its record comes at whatever pace."""
         if self._replayed is None:
-            place = self._keeper.place
-            self._replayed = place.run_dir is not None and (place.command is None or _serves_replay(place.run_dir))
+            context = self._keeper.context
+            self._replayed = context.run_dir is not None and (
+                context.command is None or _serves_replay(context.run_dir)
+            )
         return self._replayed
 
     def _answered(self) -> list[Outcome]:
         """The commands by which a pause begins or ends."""
         return [
             outcome
-            for outcome in self._keeper.place.answered()
+            for outcome in self._keeper.context.answered()
             if outcome.error is None and outcome.command.name in ("pause", "resume", "stop")
         ]
 

@@ -59,7 +59,7 @@ class Stopper(Callback, ABC):
         self.comp_func = _comparison(comp, monitor)
         events = {Event.BATCH_END, Event.EPOCH_END} if on_batch else {Event.EPOCH_END}
         self._looks_at = events if dataloader_label == TRAIN else {Event.EVAL_END}
-        self.decides = self._looks_at  # type: ignore[misc]  # an object's own, as the options say
+        self.barrier_events = self._looks_at  # type: ignore[misc]  # an object's own, as the options say
         self._has_seen_label = dataloader_label == TRAIN
         self._is_announced = False
         self._others: set[str] = set()

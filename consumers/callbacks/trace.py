@@ -14,7 +14,7 @@ from bus.trace.writer import TraceWriter
 from bus.types.demand import BASE_EVENTS, Demand, Want
 from bus.types.event import Event
 from consumers.api.callback import Callback
-from consumers.api.logger import Logger, LoggerDestination, RunPlace, Text
+from consumers.api.logger import Logger, LoggerDestination, RunContext, Text
 from consumers.loggers.files import FileDestination
 
 __all__ = ["Trace"]
@@ -92,7 +92,7 @@ class Trace(Callback):
         self._writer.load_state_dict(state)
 
     def _hear_of_commands(self) -> None:
-        answered = self._file.place.answered()
+        answered = self._file.context.answered()
         for outcome in answered[self._heard :]:
             self._writer.command(outcome)
         self._heard = len(answered)
@@ -113,15 +113,15 @@ class _TraceFile(FileDestination):
         super().__init__(path, overwrite)
         self._on_text = on_text
         self._trouble: str | None = None
-        self.place = RunPlace("run", 1, None)
+        self.context = RunContext("run", 1, None)
         """The run that it is the timeline of."""
         self.lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         """Held while anything is drawn: callbacks with a thread of their own may log texts."""
 
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         """As of every file."""
-        self.place, self.lock = place, threading.Lock()
-        super().open(place)
+        self.context, self.lock = context, threading.Lock()
+        super().open(context)
 
     @property
     def problem(self) -> str | None:
@@ -168,5 +168,9 @@ class _TraceFile(FileDestination):
         with contextlib.suppress(OSError):
             os.truncate(str(self._path), self._bytes)
 
-    def _default_path(self, place: RunPlace) -> Path:
-        return super()._default_path(place).with_name(f"trace{f'-{place.attempt}' if place.attempt > 1 else ''}.json")
+    def _default_path(self, context: RunContext) -> Path:
+        return (
+            super()
+            ._default_path(context)
+            .with_name(f"trace{f'-{context.attempt}' if context.attempt > 1 else ''}.json")
+        )

@@ -27,9 +27,9 @@ from consumers.api.logger import LoggerDestination
 from consumers.callbacks import TrainerMetrics
 from consumers.loggers import ConsoleLogger
 from consumers.runner.checkpoint_states import CheckpointStates
-from consumers.runner.members import decides_of
+from consumers.runner.entries import barrier_events_of
 from consumers.runner.runner import wanted_events
-from consumers.runner.session import run_session, told_outcomes, told_places
+from consumers.runner.session import format_outcomes, format_places, run_session
 
 __all__ = ["NAME", "main", "run_attached"]
 
@@ -61,7 +61,7 @@ def run_attached(
             events=wanted_events(chosen),
             demand=demand_of(chosen),
             name=NAME,
-            decides=decides_of(chosen),
+            decides=barrier_events_of(chosen),
             after=after,
             broker=broker,
             security=security,
@@ -69,9 +69,9 @@ def run_attached(
 
     destinations = list(loggers) or [ConsoleLogger()]
     _, statistics = run_session(open_stream, made, destinations, checkpoint_states=CheckpointStates(NAME))
-    for line in told_outcomes(statistics):
+    for line in format_outcomes(statistics):
         say(line, err=True)
-    for line in (*statistics.problems, *(told_places(statistics) if shows else ())):
+    for line in (*statistics.problems, *(format_places(statistics) if shows else ())):
         say(line, err=True)
     return 1 if statistics.problems else 0
 

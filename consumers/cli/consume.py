@@ -14,10 +14,10 @@ from consumers.api.logger import LoggerDestination
 from consumers.cli.metrics import list_metrics as print_metrics
 from consumers.cli.registry import CALLBACKS, LOGGERS, create_selected
 from consumers.cli.report import EXIT_TROUBLE, report, say, say_start
-from consumers.cli.source import Source, SourceStreams, open_state
-from consumers.cli.terminal import beside_terminal, linger, replay_keys
+from consumers.cli.selector import RunSelector, SourceStreams, open_state
+from consumers.cli.terminal import beside_terminal, hold_open, replay_keys
 from consumers.runner.checkpoint_states import CheckpointStates
-from consumers.runner.members import wanted_events
+from consumers.runner.entries import wanted_events
 from consumers.runner.session import run_session
 from consumers.runner.state_file import check_name
 
@@ -59,7 +59,7 @@ def consume(
         raise click.UsageError(f"--list-metrics names run {list_metrics!r} already: leave out --run and --replay")
     if list_metrics == "" and not (run or replay):
         last = True
-    source = Source(run or list_metrics or None, runs_dir, broker, key, broker_key, replay, wait, last)
+    source = RunSelector(run or list_metrics or None, runs_dir, broker, key, broker_key, replay, wait, last)
     choice = ReplayChoice(rate, start, until, loop, paused)
     _check_together(source, choice, name, state_dir)
     if list_metrics is not None:
@@ -111,11 +111,11 @@ def consume(
         )
         return max(code, EXIT_TROUBLE)
     if not statistics.interrupted:
-        linger(made)
+        hold_open(made)
     return code
 
 
-def _check_together(source: Source, choice: ReplayChoice, name: str | None, state_dir: Path | None) -> None:
+def _check_together(source: RunSelector, choice: ReplayChoice, name: str | None, state_dir: Path | None) -> None:
     """Raises for options that do not go together, or for a name that is not allowed."""
     source.check()
     if name is not None and source.broker and state_dir is None:

@@ -13,7 +13,7 @@ from consumers.api.callback import Callback
 from consumers.api.logger import Logger, LoggerDestination, LogValue, Row
 from consumers.callbacks.lr_monitor import LRMonitor
 from consumers.callbacks.trainer_metrics import TrainerMetrics
-from consumers.cli.source import Found
+from consumers.cli.selector import Found
 from consumers.loggers.console import format_value
 from consumers.runner.runner import Runner
 from consumers.runner.streams import RemoteRunInfo, is_live

@@ -10,7 +10,7 @@ from bus.runs.directory import RUN_FILE, read_run
 from bus.subscriber.subscriber import Subscriber
 from consumers.delivery.commit import Committed
 from consumers.runner.runner import RunnerStatistics
-from consumers.runner.session import told_outcomes, told_places
+from consumers.runner.session import format_outcomes, format_places
 from consumers.runner.streams import Stream
 
 __all__ = ["EXIT_LOST", "EXIT_TROUBLE", "report", "say", "say_start"]
@@ -40,7 +40,7 @@ def report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str]
     """Says how it went, and of the ``fields`` that were asked for whether they came; returns the exit code."""
     for field in fields:
         _say_field(field, stream, statistics)
-    for line in told_outcomes(statistics):
+    for line in format_outcomes(statistics):
         say(line)
     lost = (
         f"missing: events {gap.first} to {gap.last} of rank {gap.rank}, which nobody has" for gap in statistics.gaps
@@ -49,7 +49,7 @@ def report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str]
     problems = [*statistics.problems, *missing]
     for problem in problems:
         say(problem)
-    for line in told_places(statistics):
+    for line in format_places(statistics):
         say(line)
     handled, code = f"{statistics.handled} events handled", EXIT_TROUBLE if problems else 0
     if statistics.interrupted:

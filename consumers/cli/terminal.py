@@ -13,9 +13,9 @@ from bus.errors import ConfigurationError
 from bus.replay.pace import Pace
 from consumers.api.callback import Callback
 from consumers.api.logger import LoggerDestination
-from consumers.runner.members import numbered_names
+from consumers.runner.entries import unique_names
 
-__all__ = ["beside_terminal", "linger", "replay_keys"]
+__all__ = ["beside_terminal", "hold_open", "replay_keys"]
 
 
 def beside_terminal(
@@ -28,7 +28,7 @@ def beside_terminal(
         ConfigurationError: two would write to the terminal, of which one draws on all of it.
     """
     owners = [
-        shown for shown, callback in zip(numbered_names(callbacks), callbacks, strict=True) if callback.owns_terminal
+        shown for shown, callback in zip(unique_names(callbacks), callbacks, strict=True) if callback.owns_terminal
     ]
     if len(owners) > 1:
         raise ConfigurationError(f"{' and '.join(owners)} both draw on the whole terminal: give one of them")
@@ -61,14 +61,14 @@ def replay_keys(
     return contextlib.nullcontext()
 
 
-def linger(callbacks: Sequence[Callback]) -> None:
-    """Lets callbacks with something to be looked at stay until they are left, by SIGINT or SIGTERM."""
+def hold_open(callbacks: Sequence[Callback]) -> None:
+    """Keeps callbacks open that show something, until SIGINT or SIGTERM."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         # First those that have the terminal: they give it back.
         for callback in sorted(callbacks, key=lambda one: not one.owns_terminal):
-            callback.linger()
+            callback.hold_open()
     except KeyboardInterrupt:
-        """That is how they are left."""
+        """The signal ends it."""
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -26,12 +26,12 @@ __all__ = ["AdaptedCallback", "adapt", "stand_in"]
 
 
 class AdaptedCallback(Callback):
-    """A callback of Composer as one of ours. Its ``fields``, ``every``, ``own_cursor`` and ``decides`` count if it has
-    them."""
+    """A callback of Composer as one of ours. Its ``fields``, ``every``, ``background`` and ``barrier_events`` count if
+    it has them."""
 
     def __init__(self, callback: Any) -> None:
         self.callback = callback
-        for name in ("fields", "every", "own_cursor", "decides"):
+        for name in ("fields", "every", "background", "barrier_events"):
             if hasattr(callback, name):
                 setattr(self, name, getattr(callback, name))
 

@@ -24,10 +24,10 @@ __all__ = [
     "COMMIT_EVENTS",
     "MAX_BYTES",
     "CallbackState",
+    "CommitStore",
     "Committed",
     "DestinationState",
-    "LaneState",
-    "Progress",
+    "WorkerProgress",
     "pack_snapshot",
     "pack_state",
     "seal",
@@ -67,8 +67,8 @@ class DestinationState(NamedTuple):
     """Its ``state_dict()``."""
 
 
-class LaneState(NamedTuple):
-    """A callback with a stream of its own, and how far that was read."""
+class WorkerProgress(NamedTuple):
+    """A background callback, and how far its stream was read."""
 
     positions: Mapping[int, tuple[int, int]]
     """Of each rank ``(seq, base_seq)`` of the last event that need not come again."""
@@ -95,8 +95,8 @@ class Committed:
     """How the run ended, once everything is handled, closed and written: nothing is left to do then."""
     damage: str | None
     """What of the recording could not be read, at the end."""
-    lanes: tuple[LaneState, ...] = ()
-    """The callbacks with streams of their own."""
+    workers: tuple[WorkerProgress, ...] = ()
+    """The background callbacks."""
     named: tuple[str, ...] = ()
     """The hyperparameters that callbacks have logged."""
 
@@ -123,9 +123,9 @@ class Committed:
                 "damage": self.damage,
                 "named": self.named,
                 "lanes": [
-                    [dict(lane.positions), name, errors, disabled, pack_state("callback", name, state)]
-                    for lane in self.lanes
-                    for name, errors, disabled, state in (lane.callback,)
+                    [dict(worker.positions), name, errors, disabled, pack_state("callback", name, state)]
+                    for worker in self.workers
+                    for name, errors, disabled, state in (worker.callback,)
                 ],
             }
         )
@@ -155,8 +155,8 @@ class Committed:
             gaps=tuple(Gap(*map(_whole, gap)) for gap in content["gaps"]),
             ending=None if content["ending"] is None else Ending(*content["ending"]),
             damage=content["damage"],
-            lanes=tuple(
-                LaneState(_positions(positions), _callback(*told)) for positions, *told in content.get("lanes", ())
+            workers=tuple(
+                WorkerProgress(_positions(positions), _callback(*told)) for positions, *told in content.get("lanes", ())
             ),
             named=tuple(map(str, content.get("named", ()))),
         )
@@ -194,7 +194,7 @@ def unseal(packed: bytes, read: Callable[[Any], Content]) -> Content:
         raise RecordingError(f"is damaged: {error or type(error).__name__}") from None
 
 
-class Progress(Protocol):
+class CommitStore(Protocol):
     """Where a runner's progress is kept."""
 
     def load(self) -> Committed | None:

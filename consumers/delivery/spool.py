@@ -11,11 +11,11 @@ from typing import Any
 from bus.errors import ConfigurationError
 from bus.printing import say
 from bus.protocol.snapshot import Snapshot
-from consumers.api.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
+from consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 from consumers.delivery.commit import pack_snapshot, unpack_snapshot
-from consumers.delivery.spool_file import Place, SpoolDirectory
+from consumers.delivery.spool_file import Offset, SpoolDirectory
 
-__all__ = ["PAUSES", "Spool", "spooled"]
+__all__ = ["PAUSES", "Spool", "wrap_in_spool"]
 
 PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds between two attempts to send; the last one is kept to."""
@@ -29,9 +29,9 @@ _LARGE = (_IMAGES, _UPLOAD)
 _MOST_AT_ONCE = 200
 
 
-def spooled(destination: LoggerDestination) -> LoggerDestination:
-    """The destination, within a :class:`Spool` if it asks for a lane of its own."""
-    return Spool(destination) if destination.own_lane and not isinstance(destination, Spool) else destination
+def wrap_in_spool(destination: LoggerDestination) -> LoggerDestination:
+    """The destination, within a :class:`Spool` if it runs in the background."""
+    return Spool(destination) if destination.background and not isinstance(destination, Spool) else destination
 
 
 class Spool(LoggerDestination):
@@ -53,22 +53,22 @@ class Spool(LoggerDestination):
     ``pause`` waits for so many seconds, in tests.
     """
 
-    own_lane = True
+    background = True
 
     def __init__(self, destination: LoggerDestination, pause: Callable[[float], object] | None = None) -> None:
         self._destination = destination
         self._pause = pause or self._wait
-        self._patient_at: Place | None = None
+        self._patient_at: Offset | None = None
         self._patient_until = 0.0
         self._closing = threading.Event()
         self._abandoned = threading.Event()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._directory: SpoolDirectory | None = None
-        self._committed: tuple[Path, Place] | None = None
-        self._place: RunPlace | None = None
-        self._final = Place()
-        self._delivered = Place()
+        self._committed: tuple[Path, Offset] | None = None
+        self._context: RunContext | None = None
+        self._final = Offset()
+        self._delivered = Offset()
         self._holds = False
         self._is_new_position = False
         self._is_over = False
@@ -82,20 +82,20 @@ class Spool(LoggerDestination):
         """As the destination's."""
         self._destination.check()
 
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         """Begins to send; the destination is opened by the thread that does.
 
         Raises:
             ConfigurationError: what was kept for this consumer is gone or damaged.
         """
-        self._place = place
+        self._context = context
         if self._committed is not None:
             self._directory = SpoolDirectory.go_on(*self._committed)
         else:
-            parent = None if place.run_dir is None else place.run_dir / _DIRECTORY
-            self._directory = SpoolDirectory.create(parent, f"{self.shown_as}-{place.attempt}")
+            parent = None if context.run_dir is None else context.run_dir / _DIRECTORY
+            self._directory = SpoolDirectory.create(parent, f"{self.shown_as}-{context.attempt}")
         self._final = self._directory.end
-        self._delivered = self._directory.mark.place
+        self._delivered = self._directory.mark.offset
         self._thread = threading.Thread(target=self._send, name=f"send to {self.shown_as}", daemon=True)
         self._thread.start()
 
@@ -138,16 +138,16 @@ class Spool(LoggerDestination):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Says where the records are, and what to take back of them when they are opened."""
-        self._committed = (Path(state["path"]), Place(int(state["bytes"]), int(state["records"])))
+        self._committed = (Path(state["path"]), Offset(int(state["bytes"]), int(state["records"])))
 
-    def committed(self) -> None:
+    def on_commit(self) -> None:
         """Sends what it was given so far."""
         with self._changed:
             self._is_over = not self._is_new_position
             self._is_new_position = False
             self._release()
 
-    def released(self) -> None:
+    def on_abandon(self) -> None:
         """Sends what it was given so far, and keeps what does not arrive."""
         with self._changed:
             self._release()
@@ -253,51 +253,51 @@ class Spool(LoggerDestination):
 
     def _open_and_deliver(self) -> None:
         directory, destination = self._opened, self._destination
-        assert self._place is not None  # set by open()
-        place = directory.mark.place
+        assert self._context is not None  # set by open()
+        offset = directory.mark.offset
         if directory.mark.destination:
             destination.load_state_dict(directory.mark.destination)
-        destination.open(self._place)
-        self._note_sent(place, ())
-        while (found := self._next(place)) is not None:
+        destination.open(self._context)
+        self._note_sent(offset, ())
+        while (found := self._next(offset)) is not None:
             entries, after = found
             if any(kind in _LARGE for kind, *_ in entries):
-                self._be_patient(place)
-            place = after
+                self._be_patient(offset)
+            offset = after
             self._deliver(entries)
             if destination.acknowledges:
-                self._note_sent(place, entries)
-            self._delivered = place
+                self._note_sent(offset, entries)
+            self._delivered = offset
             self._patient_until = 0.0
             self._say_recovery()
-        self._be_patient(place)
+        self._be_patient(offset)
         destination.close()
-        self._note_sent(place, ())
+        self._note_sent(offset, ())
 
-    def _be_patient(self, place: Place) -> None:
+    def _be_patient(self, offset: Offset) -> None:
         """Gives the destination time for what takes long, once: what has failed is not waited for that long again."""
-        if self._patient_at is None or place > self._patient_at:
-            self._patient_at = place
+        if self._patient_at is None or offset > self._patient_at:
+            self._patient_at = offset
             self._patient_until = time.monotonic() + self._destination.finish_seconds
 
-    def _next(self, place: Place) -> tuple[list[Any], Place] | None:
-        """The next entries that can go together, and the place after them; ``None`` when it is time to close."""
+    def _next(self, offset: Offset) -> tuple[list[Any], Offset] | None:
+        """The next entries that can go together, and the offset after them; ``None`` when it is time to close."""
         directory = self._opened
         with self._changed:
-            while place.records >= self._final.records:
+            while offset.records >= self._final.records:
                 if self._closing.is_set():
                     return None
                 self._changed.wait()
             final = self._final
         entries: list[Any] = []
-        while place.records < final.records and len(entries) < _MOST_AT_ONCE:
-            entry, after = directory.read(place)
+        while offset.records < final.records and len(entries) < _MOST_AT_ONCE:
+            entry, after = directory.read(offset)
             if entries and not entry[0] == entries[0][0] == _ROWS:
                 break
-            if place.records >= directory.mark.sent:
+            if offset.records >= directory.mark.sent:
                 entries.append(entry)
-            place = after
-        return entries, place
+            offset = after
+        return entries, offset
 
     def _deliver(self, entries: Sequence[Any]) -> None:
         if len(entries) > 1:
@@ -333,10 +333,10 @@ class Spool(LoggerDestination):
             remote_file_name, name, overwrite = content
             destination.upload_file(Upload(remote_file_name, self._opened.file(name), overwrite), state)
 
-    def _note_sent(self, place: Place, entries: Sequence[Any]) -> None:
+    def _note_sent(self, offset: Offset, entries: Sequence[Any]) -> None:
         directory = self._opened
         with self._changed:
-            directory.set_sent(place, self._destination.state_dict())
+            directory.set_sent(offset, self._destination.state_dict())
             for kind, content, _ in entries:
                 if kind == _UPLOAD:
                     directory.drop_file(content[1])
@@ -345,7 +345,7 @@ class Spool(LoggerDestination):
     def _missing(self) -> int:
         """How many entries are not known to have arrived."""
         mark = self._opened.mark
-        return max(0, self._final.records - max(mark.place.records, mark.sent))
+        return max(0, self._final.records - max(mark.offset.records, mark.sent))
 
     def _end(self) -> None:
         """Says what was not sent, and keeps or deletes what is on the disk."""
@@ -373,12 +373,12 @@ class Spool(LoggerDestination):
 
     @property
     def _next_step(self) -> str:
-        assert self._place is not None  # set by open()
+        assert self._context is not None  # set by open()
         if self._holds and not self._is_over:
             return "the same command sends them when it goes on"
-        if self._place.run_dir is None:
+        if self._context.run_dir is None:
             return "they are lost"
-        return f"'consumer --replay {self._place.run_dir} --log {self.shown_as}' sends it later"
+        return f"'consumer --replay {self._context.run_dir} --log {self.shown_as}' sends it later"
 
     def _say_trouble(self, error: Exception) -> None:
         is_new, self._trouble = self._trouble is None, f"{type(error).__name__}: {error}".splitlines()[0]

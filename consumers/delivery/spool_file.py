@@ -14,7 +14,7 @@ import msgpack
 from bus.errors import ConfigurationError
 from consumers.loggers.files import append_whole
 
-__all__ = ["Mark", "Place", "SpoolDirectory"]
+__all__ = ["Mark", "Offset", "SpoolDirectory"]
 
 _LENGTH = struct.Struct(">I")
 _MARK = "sent"
@@ -23,8 +23,8 @@ _RECORDS = "records-"
 _FILE_BYTES = 16 * 1024 * 1024
 
 
-class Place(NamedTuple):
-    """A place between two records."""
+class Offset(NamedTuple):
+    """A position between two records."""
 
     bytes: int = 0
     """Counted from the first record that there ever was."""
@@ -37,10 +37,10 @@ class Mark(NamedTuple):
 
     base: int
     """Bytes of records that are gone, because all of them were sent."""
-    place: Place
+    offset: Offset
     """Where to read on."""
     sent: int
-    """How many records were sent. More than are before ``place`` when the consumer went back behind what it had sent:
+    """How many records were sent. More than are before ``offset`` when the consumer went back behind what it had sent:
     it logs them once more, and they are left out."""
     destination: dict[str, Any]
     """``state_dict()`` of who was sent them."""
@@ -50,15 +50,15 @@ class SpoolDirectory:
     """The directory of one spool: the files ``records-BASE``, the mark in ``sent``, and ``files/``.
 
     Records are appended by one thread and read by another, which hold a lock for everything else; each is a length of
-    four bytes, most significant first, and MessagePack. The first one of a file is at ``BASE``, as :class:`Place`
+    four bytes, most significant first, and MessagePack. The first one of a file is at ``BASE``, as :class:`Offset`
     counts; a file of 16 MiB is followed by another, and deleted when all of it was sent. It is created by
     :meth:`create` or found again by :meth:`go_on`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.mark = Mark(0, Place(), 0, {})
-        self.end = Place()
+        self.mark = Mark(0, Offset(), 0, {})
+        self.end = Offset()
         """Where the next record is appended."""
         self._file: BinaryIO | None = None
         self._bases: list[int] = []
@@ -78,7 +78,7 @@ class SpoolDirectory:
         return made
 
     @classmethod
-    def go_on(cls, path: Path, committed: Place) -> "SpoolDirectory":
+    def go_on(cls, path: Path, committed: Offset) -> "SpoolDirectory":
         """Opens one again, and takes back what was appended after ``committed``.
 
         Raises:
@@ -87,9 +87,9 @@ class SpoolDirectory:
         found = cls(path)
         try:
             packed = msgpack.unpackb((path / _MARK).read_bytes(), strict_map_key=False)
-            found.mark = Mark(packed[0], Place(*packed[1]), packed[2], packed[3])
+            found.mark = Mark(packed[0], Offset(*packed[1]), packed[2], packed[3])
             # What is gone was sent, and is not sent again however far back the consumer begins.
-            found.end = Place(max(committed.bytes, found.mark.base), committed.records)
+            found.end = Offset(max(committed.bytes, found.mark.base), committed.records)
             reached = found._find_records()
             if reached >= found.end.bytes:
                 found._append_to(found._bases.pop() if found._bases else found.end.bytes)
@@ -98,8 +98,8 @@ class SpoolDirectory:
             raise found._problem(f"cannot be read: {error}") from None
         if reached < found.end.bytes:
             raise found._problem(f"is shorter than the {committed.records} entries that this consumer has logged")
-        if found.end.records < found.mark.place.records:
-            found._write_mark(found.mark._replace(place=found.end))
+        if found.end.records < found.mark.offset.records:
+            found._write_mark(found.mark._replace(offset=found.end))
         return found
 
     def append(self, record: Any) -> None:
@@ -114,17 +114,17 @@ class SpoolDirectory:
             self._append_to(self.end.bytes)
         data = _LENGTH.pack(len(packed)) + packed
         append_whole(self._opened.fileno(), data, self.end.bytes - self._bases[-1])
-        self.end = Place(self.end.bytes + len(data), self.end.records + 1)
+        self.end = Offset(self.end.bytes + len(data), self.end.records + 1)
 
-    def read(self, place: Place) -> tuple[Any, Place]:
-        """The record there, and the place after it."""
-        base = self._bases[self._number_of_file(place)]
+    def read(self, offset: Offset) -> tuple[Any, Offset]:
+        """The record there, and the offset after it."""
+        base = self._bases[self._number_of_file(offset)]
         with self._records(base).open("rb") as file:
-            file.seek(place.bytes - base)
+            file.seek(offset.bytes - base)
             (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
             packed = file.read(length)
-        return msgpack.unpackb(packed, strict_map_key=False), Place(
-            place.bytes + _LENGTH.size + length, place.records + 1
+        return msgpack.unpackb(packed, strict_map_key=False), Offset(
+            offset.bytes + _LENGTH.size + length, offset.records + 1
         )
 
     def keep_file(self, source: Path) -> Path:
@@ -150,12 +150,12 @@ class SpoolDirectory:
         """Returns when everything that was appended is on the disk."""
         os.fsync(self._opened.fileno())
 
-    def set_sent(self, place: Place, destination: dict[str, Any]) -> None:
-        """Keeps that everything before the place was sent, and the state that the destination is in; deletes the files
+    def set_sent(self, offset: Offset, destination: dict[str, Any]) -> None:
+        """Keeps that everything before the offset was sent, and the state that the destination is in; deletes the files
         of records that are not read any more."""
-        first = self._number_of_file(place)
+        first = self._number_of_file(offset)
         gone, left = self._bases[:first], self._bases[first:]
-        self._write_mark(Mark(left[0], place, max(self.mark.sent, place.records), destination))
+        self._write_mark(Mark(left[0], offset, max(self.mark.sent, offset.records), destination))
         self._bases = left
         for base in gone:
             self._records(base).unlink()
@@ -186,8 +186,8 @@ class SpoolDirectory:
     def _records(self, base: int) -> Path:
         return self.path / f"{_RECORDS}{base}"
 
-    def _number_of_file(self, place: Place) -> int:
-        return bisect_right(self._bases, place.bytes) - 1
+    def _number_of_file(self, offset: Offset) -> int:
+        return bisect_right(self._bases, offset.bytes) - 1
 
     def _append_to(self, base: int) -> None:
         file = self._records(base).open("ab")

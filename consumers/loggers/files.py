@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from bus.errors import ClosedError, ConfigurationError
 from bus.files import open_file
-from consumers.api.logger import LoggerDestination, RunPlace
+from consumers.api.logger import LoggerDestination, RunContext
 
 __all__ = ["FileDestination", "append_whole"]
 
@@ -44,14 +44,14 @@ class FileDestination(LoggerDestination):
         self._goes_on = False
         self._entry_is_safe = False
 
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         """Creates the file, or opens it to go on.
 
         Raises:
             ConfigurationError: there is one already, or another process writes it, it cannot be created, or no path was
             given and the stream has no directory; or the file that this consumer wrote is gone or was changed.
         """
-        self._path = self._chosen or self._default_path(place)
+        self._path = self._chosen or self._default_path(context)
         try:
             if not self._goes_on:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -209,14 +209,14 @@ class FileDestination(LoggerDestination):
         self.close()
         return ConfigurationError(f"{self._path} {what} '-o {self.name}.path=FILE' writes elsewhere")
 
-    def _default_path(self, place: RunPlace) -> Path:
-        if place.run_dir is None:
+    def _default_path(self, context: RunContext) -> Path:
+        if context.run_dir is None:
             raise ConfigurationError(
                 f"{self.name} has no run directory to write to: say where with '-o {self.name}.path=FILE'"
             )
         # A resumed run keeps what its earlier attempts logged.
-        suffix = f"-{place.attempt}" if place.attempt > 1 else ""
-        return place.run_dir / f"metrics{suffix}.{self.name}"
+        suffix = f"-{context.attempt}" if context.attempt > 1 else ""
+        return context.run_dir / f"metrics{suffix}.{self.name}"
 
 
 def append_whole(descriptor: int, data: bytes, size: int) -> None:

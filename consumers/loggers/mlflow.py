@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from bus.errors import ConfigurationError
 from bus.protocol.snapshot import Snapshot
 from bus.strict_json import plain
-from consumers.api.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
+from consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 
 __all__ = ["MLFlowLogger"]
 
@@ -59,7 +59,7 @@ class MLFlowLogger(LoggerDestination):
     """
 
     name: ClassVar[str] = "mlflow"
-    own_lane = True
+    background = True
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class MLFlowLogger(LoggerDestination):
         self.finish_seconds = finish_seconds
         self._client: Any = None
         self._experiment_id = ""
-        self._place: RunPlace | None = None
+        self._context: RunContext | None = None
         self._run_id: str | None = None
         self._last_time: float | None = None
         self._params: dict[str, str] = {}
@@ -103,7 +103,7 @@ class MLFlowLogger(LoggerDestination):
         """The server, or how to start one that shows the database."""
         return self._where
 
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         """Finds the run there; if there is none, it is created when something is logged."""
         from mlflow import MlflowClient
 
@@ -114,17 +114,17 @@ class MLFlowLogger(LoggerDestination):
         is_server = uri.startswith(("http://", "https://"))
         self._where = uri if is_server else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
         self._experiment_id = self._experiment()
-        self._place = place
+        self._context = context
         self._run_id, self._last_time = None, None
         found = self._client.search_runs(
             [self._experiment_id],
-            filter_string=f"tags.`{_ID_TAG}` = '{place.identity}'",
+            filter_string=f"tags.`{_ID_TAG}` = '{context.identity}'",
             order_by=["attributes.start_time"],
             max_results=1,
         )
         if found:
             self._go_on_with(found[0])
-            self._client.set_tag(self._run_id, _ATTEMPT_TAG, str(place.attempt))
+            self._client.set_tag(self._run_id, _ATTEMPT_TAG, str(context.attempt))
             self._client.update_run(self._run_id, status="RUNNING")
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
@@ -235,9 +235,9 @@ class MLFlowLogger(LoggerDestination):
         """Notes that something happened at that time, with which the run begins if there is none."""
         self._last_time = max(time, self._last_time or time)
         if self._run_id is None:
-            assert self._place is not None  # set by open()
-            name, attempt = self._place.run_name, self._place.attempt
-            tags = {_TAG: name, _ID_TAG: self._place.identity, _ATTEMPT_TAG: str(attempt)}
+            assert self._context is not None  # set by open()
+            name, attempt = self._context.run_name, self._context.attempt
+            tags = {_TAG: name, _ID_TAG: self._context.identity, _ATTEMPT_TAG: str(attempt)}
             self._go_on_with(
                 self._client.create_run(self._experiment_id, _milliseconds(time), tags, self._run_name or name)
             )

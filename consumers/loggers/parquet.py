@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bus.errors import ClosedError, ConfigurationError
 from bus.files import open_directory, open_file
 from bus.protocol.snapshot import Snapshot
-from consumers.api.logger import LoggerDestination, LogValue, Row, RunPlace
+from consumers.api.logger import LoggerDestination, LogValue, Row, RunContext
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,14 +72,14 @@ class ParquetLogger(LoggerDestination):
                 "logger parquet needs PyArrow: install it with pip install 'offloop[parquet]'"
             ) from None
 
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         """Creates the table's directory, or opens it to go on.
 
         Raises:
             ConfigurationError: there is a table already, or another process writes it, it cannot be created, or no path
             was given and the stream has no directory; or what this consumer wrote is gone or was changed.
         """
-        self._directory = self._chosen or _default_path(place)
+        self._directory = self._chosen or _default_path(context)
         self._where = str(self._directory)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -234,12 +234,12 @@ def _acquire(lock: int) -> bool:
     return True
 
 
-def _default_path(place: RunPlace) -> Path:
-    if place.run_dir is None:
+def _default_path(context: RunContext) -> Path:
+    if context.run_dir is None:
         raise ConfigurationError("parquet has no run directory to write to: say where with '-o parquet.path=DIR'")
     # A resumed run keeps what its earlier attempts logged.
-    suffix = f"-{place.attempt}" if place.attempt > 1 else ""
-    return place.run_dir / f"metrics{suffix}.parquet"
+    suffix = f"-{context.attempt}" if context.attempt > 1 else ""
+    return context.run_dir / f"metrics{suffix}.parquet"
 
 
 def _table(rows: Sequence[Mapping[str, LogValue | None]], columns: Mapping[str, str]) -> "pa.Table":

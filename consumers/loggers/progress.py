@@ -14,7 +14,7 @@ from bus.screen import Screen
 from bus.types.event import Event
 from bus.types.timestamp import Timestamp, TimeUnit
 from consumers.api.callback import Callback
-from consumers.api.logger import Logger, LoggerDestination, RunPlace
+from consumers.api.logger import Logger, LoggerDestination, RunContext
 from consumers.loggers.console import format_value, shown_epoch
 
 __all__ = ["ProgressLogger", "ProgressWatcher"]
@@ -112,7 +112,7 @@ class ProgressLogger(LoggerDestination):
         """The callback through which it sees the events."""
         return [ProgressWatcher(self)]
 
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         """Takes the lower lines of the terminal, if standard error is one."""
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             self._view = _Drawn(Screen(sys.stderr))

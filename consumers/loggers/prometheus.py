@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bus.errors import ClosedError, ConfigurationError
 from bus.printing import say
 from bus.protocol.snapshot import Snapshot
-from consumers.api.logger import LoggerDestination, Row, RunPlace
+from consumers.api.logger import LoggerDestination, Row, RunContext
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -40,7 +40,7 @@ class PrometheusLogger(LoggerDestination):
             raise ConfigurationError(f"port is a number from 0 (a free one) to {_MAX_PORT}, not {port}")
         self._port = port
         self._address = address
-        self._place: RunPlace | None = None
+        self._context: RunContext | None = None
         self._lock = threading.Lock()
         self._values: dict[str, float] = {}
         self._hyperparameters: dict[str, str] = {}
@@ -70,7 +70,7 @@ class PrometheusLogger(LoggerDestination):
                 "logger prometheus needs the Prometheus client: install it with pip install 'offloop[prometheus]'"
             ) from None
 
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         """Listens.
 
         Raises:
@@ -78,7 +78,7 @@ class PrometheusLogger(LoggerDestination):
         """
         from prometheus_client import CollectorRegistry, start_http_server
 
-        self._place = place
+        self._context = context
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         try:
@@ -138,8 +138,8 @@ class PrometheusLogger(LoggerDestination):
         with self._lock:
             values, hyperparameters = dict(self._values), dict(self._hyperparameters)
             step, time = self._step, self._time
-        assert self._place is not None  # listening begins after it is known
-        labels = {"run": self._place.run_name, "attempt": str(self._place.attempt)}
+        assert self._context is not None  # listening begins after it is known
+        labels = {"run": self._context.run_name, "attempt": str(self._context.attempt)}
         info = {_label(name): value for name, value in hyperparameters.items()} | labels
         yield InfoMetricFamily("run", "The run, and the hyperparameters it was given.", value=info)
         families: dict[str, GaugeMetricFamily] = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bus.errors import ConfigurationError
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
-from consumers.api.logger import Images, LogValue, Row, RunPlace, Table, Text
+from consumers.api.logger import Images, LogValue, Row, RunContext, Table, Text
 from consumers.loggers.files import FileDestination
 
 if TYPE_CHECKING:
@@ -63,13 +63,13 @@ class TensorboardLogger(FileDestination):
                 "logger tensorboard needs TensorBoard: install it with pip install 'offloop[tensorboard]'"
             ) from None
 
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         """Creates the attempt's file, or opens it to go on; errors as of every file."""
-        self._run_name = place.run_name
+        self._run_name = context.run_name
         if not self._goes_on:
-            self._begins_again = place.attempt > 1
+            self._begins_again = context.attempt > 1
         try:
-            super().open(place)
+            super().open(context)
         except ConfigurationError as error:
             raise ConfigurationError(str(error).replace("path=FILE", "log_dir=DIR")) from None
 
@@ -137,16 +137,16 @@ class TensorboardLogger(FileDestination):
         time, step = state.get("waiting_since", (0.0, 0))
         self._waiting_since = (float(time), int(step))
 
-    def _default_path(self, place: RunPlace) -> Path:
-        directory = place.run_dir / "tensorboard" if place.run_dir else None
+    def _default_path(self, context: RunContext) -> Path:
+        directory = context.run_dir / "tensorboard" if context.run_dir else None
         if self._log_dir is not None:
-            directory = _claimed(self._log_dir, place)
+            directory = _claimed(self._log_dir, context)
         if directory is None:
             raise ConfigurationError(
                 "tensorboard has no run directory to write to: say where with '-o tensorboard.log_dir=DIR'"
             )
         # TensorBoard reads the files of a directory in the order of their names.
-        return directory / f"events.out.tfevents.{place.attempt:010}.offloop"
+        return directory / f"events.out.tfevents.{context.attempt:010}.offloop"
 
     def _begin_attempt(self, state: Snapshot, step: int) -> None:
         """Tells TensorBoard to forget what earlier attempts logged from that step on, the lowest that is to come."""
@@ -257,10 +257,10 @@ def _colour(number: int) -> tuple[int, ...]:
     return tuple(int(part * 127) for part in colorsys.hsv_to_rgb(math.fmod(number * _GOLDEN_RATIO, 1.0), 1.0, 1.0))
 
 
-def _claimed(root: Path, place: RunPlace) -> Path:
+def _claimed(root: Path, context: RunContext) -> Path:
     """The run's own folder in ``root``: of its name, or, where another run of that name has it, of its name and id."""
-    directory = root / place.run_name
-    return directory if place.run_id is None or _claim(directory, place.run_id) else root / place.unique_name
+    directory = root / context.run_name
+    return directory if context.run_id is None or _claim(directory, context.run_id) else root / context.unique_name
 
 
 def _claim(directory: Path, run_id: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from bus.errors import ConfigurationError
 from bus.protocol.snapshot import Snapshot
-from consumers.api.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
+from consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 
 __all__ = ["WandBLogger"]
 
@@ -51,7 +51,7 @@ class WandBLogger(LoggerDestination):
     """
 
     name: ClassVar[str] = "wandb"
-    own_lane = True
+    background = True
     # wandb takes everything at once, and loses what it has not written yet when this process is killed.
     acknowledges = False
 
@@ -111,20 +111,20 @@ class WandBLogger(LoggerDestination):
         """The run's page, or offline the command that sends it."""
         return self._where
 
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         """Begins the run there, or goes on with it."""
         import wandb
 
         patience = max(1.0, self.drain_seconds)
-        attempt_name = f"{place.run_name}-{place.attempt}"
-        directory = self._dir or place.run_dir
+        attempt_name = f"{context.run_name}-{context.attempt}"
+        directory = self._dir or context.run_dir
         self._discard_unfinished()
         self._run = wandb.init(
             project=self._project,
             entity=self._entity,
-            id=self._run_id or f"{place.identity}-{place.attempt}",
-            name=self._run_name or (place.run_name if place.attempt == 1 else attempt_name),
-            group=self._group or place.unique_name,
+            id=self._run_id or f"{context.identity}-{context.attempt}",
+            name=self._run_name or (context.run_name if context.attempt == 1 else attempt_name),
+            group=self._group or context.unique_name,
             tags=self._tags or None,
             mode=cast(Any, self._mode),
             dir=None if directory is None else str(directory),

@@ -22,10 +22,10 @@ from bus.recording.recording import Recording
 from bus.runs.directory import read_run
 from bus.types.event import Event
 from consumers.api.callback import Callback
-from consumers.api.logger import Logger, RunPlace
+from consumers.api.logger import Logger, RunContext
 from consumers.delivery.commit import pack_state, seal, unpack_state, unseal
 from consumers.runner.dispatcher import Dispatcher
-from consumers.runner.members import Member
+from consumers.runner.entries import CallbackEntry
 from consumers.runner.state_file import read_state, write_state
 
 __all__ = ["STATE_DIR", "CheckpointStates"]
@@ -57,15 +57,15 @@ class CheckpointStates:
     def take(self, mark: CheckpointMark, dispatcher: Dispatcher) -> None:
         """Keeps the states of a dispatcher's callbacks where a checkpoint is saved, and restores them where one was
         loaded."""
-        members = [one for one in dispatcher.members if _resumes(one.callback)]
-        if members and mark.action == "save":
-            self._keep(mark, dispatcher, members)
-        elif members:
-            self._restore(mark, dispatcher, members)
+        entries = [one for one in dispatcher.entries if _resumes(one.callback)]
+        if entries and mark.action == "save":
+            self._keep(mark, dispatcher, entries)
+        elif entries:
+            self._restore(mark, dispatcher, entries)
 
-    def _keep(self, mark: CheckpointMark, dispatcher: Dispatcher, members: Sequence[Member]) -> None:
-        states = dispatcher.callback_states(members)
-        path = self._path(mark, dispatcher.place)
+    def _keep(self, mark: CheckpointMark, dispatcher: Dispatcher, entries: Sequence[CallbackEntry]) -> None:
+        states = dispatcher.callback_states(entries)
+        path = self._path(mark, dispatcher.context)
         if states is None or path is None:
             return
         try:
@@ -79,13 +79,13 @@ class CheckpointStates:
             what = error.strerror if isinstance(error, OSError) else str(error)
             self._say_once(f"the state of {self._name} for checkpoints cannot be kept in {path.parent}: {what}")
 
-    def _restore(self, mark: CheckpointMark, dispatcher: Dispatcher, members: Sequence[Member]) -> None:
-        missing = self._load(mark, dispatcher, members)
+    def _restore(self, mark: CheckpointMark, dispatcher: Dispatcher, entries: Sequence[CallbackEntry]) -> None:
+        missing = self._load(mark, dispatcher, entries)
         if missing:
             missing = self._catch_up(mark, dispatcher, missing)
         if missing:
-            names = ", ".join(member.name for member in missing)
-            where = "" if dispatcher.place.run_dir else ": the run's directory is on another machine"
+            names = ", ".join(entry.name for entry in missing)
+            where = "" if dispatcher.context.run_dir else ": the run's directory is on another machine"
             say(
                 f"{names} begin{'s' if len(missing) == 1 else ''} anew: no state was kept for the checkpoint at batch "
                 f"{mark.timestamp.values.batch} of run {mark.run}, and no recording was found in which it is "
@@ -93,26 +93,30 @@ class CheckpointStates:
                 err=True,
             )
 
-    def _load(self, mark: CheckpointMark, dispatcher: Dispatcher, members: Sequence[Member]) -> list[Member]:
+    def _load(
+        self, mark: CheckpointMark, dispatcher: Dispatcher, entries: Sequence[CallbackEntry]
+    ) -> list[CallbackEntry]:
         """Restores what was kept at a mark; returns the callbacks for which nothing was."""
-        path = self._path(mark, dispatcher.place)
+        path = self._path(mark, dispatcher.context)
         states: Mapping[str, dict[str, Any]] = {}
         try:
             states = {} if path is None else self._read(path)
         except (OSError, RecordingError) as error:
             what = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
             self._say_once(f"the state of {self._name} in {path} {what}")
-        for member in members:
-            if member.name in states:
-                dispatcher.load_state(member, states[member.name])
-        return [member for member in members if member.name not in states]
+        for entry in entries:
+            if entry.name in states:
+                dispatcher.load_state(entry, states[entry.name])
+        return [entry for entry in entries if entry.name not in states]
 
-    def _catch_up(self, mark: CheckpointMark, dispatcher: Dispatcher, members: Sequence[Member]) -> list[Member]:
+    def _catch_up(
+        self, mark: CheckpointMark, dispatcher: Dispatcher, entries: Sequence[CallbackEntry]
+    ) -> list[CallbackEntry]:
         """Takes callbacks through the recording of the attempt that has saved a checkpoint, up to there; returns those
         for which that was not possible."""
-        found = self._find(mark, dispatcher.place)
+        found = self._find(mark, dispatcher.context)
         if found is None:
-            return list(members)
+            return list(entries)
         recording, marks = found
         say(
             f"{self._name}: reading {recording.path} up to the checkpoint at batch {mark.timestamp.values.batch}, to "
@@ -120,13 +124,13 @@ class CheckpointStates:
             err=True,
         )
         # The newest place before it for which all of them have a state.
-        first = next((one for one in reversed(marks[:-1]) if self._has(one, dispatcher.place, members)), None)
+        first = next((one for one in reversed(marks[:-1]) if self._has(one, dispatcher.context, entries)), None)
         if first is not None:
-            self._load(first, dispatcher, members)
-        part = _Part(recording, first, marks[-1], lambda: dispatcher.leaving)
+            self._load(first, dispatcher, entries)
+        part = _Part(recording, first, marks[-1], lambda: dispatcher.stopping)
         catching_up = Dispatcher(
             part,
-            [(member.name, member.callback) for member in members],
+            [(entry.name, entry.callback) for entry in entries],
             deliver=_drop,
             note_error=dispatcher.note_error,
             on_error="continue",
@@ -134,28 +138,28 @@ class CheckpointStates:
             at_checkpoint=self.take,
         )
         _run_to_end(catching_up)
-        for member, done in zip(members, catching_up.members, strict=True):
-            member.errors += done.errors
+        for entry, done in zip(entries, catching_up.entries, strict=True):
+            entry.errors += done.errors
         return []
 
-    def _has(self, mark: CheckpointMark, place: RunPlace, members: Sequence[Member]) -> bool:
+    def _has(self, mark: CheckpointMark, context: RunContext, entries: Sequence[CallbackEntry]) -> bool:
         """Whether the states of all these callbacks were kept at a mark."""
-        path = self._path(mark, place)
+        path = self._path(mark, context)
         try:
             states = {} if path is None or mark.action == "load" else self._read(path)
         except (OSError, RecordingError):
             return False
-        return all(member.name in states for member in members)
+        return all(entry.name in states for entry in entries)
 
-    def _find(self, mark: CheckpointMark, place: RunPlace) -> tuple[Recording, list[CheckpointMark]] | None:
+    def _find(self, mark: CheckpointMark, context: RunContext) -> tuple[Recording, list[CheckpointMark]] | None:
         """The recording of the attempt that has saved a checkpoint, and its marks up to that; ``None`` without one."""
-        run_dir = _run_dir(mark, place)
+        run_dir = _run_dir(mark, context)
         try:
             attempts = [] if run_dir is None else read_run(run_dir).attempts
         except OffloopError:
             return None
         for attempt in reversed(attempts):
-            if mark.run == place.run_name and attempt.number >= place.attempt:
+            if mark.run == context.run_name and attempt.number >= context.attempt:
                 continue
             try:
                 recording = Recording(attempt.recording)
@@ -179,9 +183,9 @@ class CheckpointStates:
         packed = read_state(path)
         return {} if packed is None else unseal(packed, _states_of)
 
-    def _path(self, mark: CheckpointMark, place: RunPlace) -> Path | None:
+    def _path(self, mark: CheckpointMark, context: RunContext) -> Path | None:
         """The file of the state at a checkpoint; ``None`` where there is no place for it."""
-        run_dir = _run_dir(mark, place)
+        run_dir = _run_dir(mark, context)
         directory = self._directory or (None if run_dir is None else run_dir / STATE_DIR)
         if directory is None:
             return None
@@ -252,11 +256,11 @@ def _drop(logger: Logger, snapshot: Snapshot) -> None:
     logger.take(snapshot)
 
 
-def _run_dir(mark: CheckpointMark, place: RunPlace) -> Path | None:
+def _run_dir(mark: CheckpointMark, context: RunContext) -> Path | None:
     """The directory of the run that a checkpoint is of."""
-    if place.run_dir is None or mark.run == place.run_name:
-        return place.run_dir
-    return place.run_dir.parent / mark.run
+    if context.run_dir is None or mark.run == context.run_name:
+        return context.run_dir
+    return context.run_dir.parent / mark.run
 
 
 def _resumes(callback: Callback) -> bool:

@@ -9,11 +9,11 @@ from bus.printing import say
 from bus.protocol.order import Ending
 from consumers.api.callback import Callback
 from consumers.api.logger import LoggerDestination
-from consumers.delivery.commit import CallbackState, Committed, DestinationState, Progress
-from consumers.delivery.delivery import Delivery
+from consumers.delivery.commit import CallbackState, CommitStore, Committed, DestinationState
+from consumers.delivery.fanout import Fanout
 from consumers.runner.dispatcher import Dispatcher
 from consumers.runner.statistics import RunnerStatistics
-from consumers.runner.worker import Lane
+from consumers.runner.worker import CallbackWorker
 
 __all__ = ["Commits"]
 
@@ -23,20 +23,20 @@ _COMMIT_SECONDS = 1.0
 class Commits:
     """Keeps in ``progress`` where callbacks and destinations stand; without one, does nothing.
 
-    ``shared`` runs the callbacks that share a stream, ``lanes`` the others: they may become more until
+    ``shared`` runs the callbacks that share a stream, ``workers`` the others: they may become more until
     :meth:`restore`. ``statistics`` tells what is committed of the whole. While a destination has failed, and once
     something has ended the run before its stream did, nothing is committed: whoever goes on begins before that failure.
-    The other destinations may send what they have all the same, unless there are lanes.
+    The other destinations may send what they have all the same, unless there are workers.
     """
 
     def __init__(
         self,
-        progress: Progress | None,
+        progress: CommitStore | None,
         every: int,
         shared: Dispatcher,
-        lanes: Sequence[Lane],
+        workers: Sequence[CallbackWorker],
         destinations: Mapping[str, LoggerDestination],
-        delivery: Delivery,
+        fanout: Fanout,
         statistics: Callable[[], RunnerStatistics],
     ) -> None:
         self.restored: Committed | None = None
@@ -46,9 +46,9 @@ class Commits:
         self._progress = progress
         self._every = every
         self._shared = shared
-        self._lanes = lanes
+        self._workers = workers
         self._destinations = destinations
-        self._delivery = delivery
+        self._fanout = fanout
         self._statistics = statistics
         self._handled_at_commit = 0
         self._next_commit = 0.0
@@ -63,25 +63,27 @@ class Commits:
         committed = None if self._progress is None else self._progress.load()
         if committed is None:
             return False
-        shared, lanes = self._shared, self._lanes
-        _check_same("callbacks", [known.name for known in committed.callbacks], [one.name for one in shared.members])
-        _check_same("callbacks", [known.callback.name for known in committed.lanes], [lane.name for lane in lanes])
+        shared, workers = self._shared, self._workers
+        _check_same("callbacks", [known.name for known in committed.callbacks], [one.name for one in shared.entries])
+        _check_same(
+            "callbacks", [known.callback.name for known in committed.workers], [worker.name for worker in workers]
+        )
         _check_same("loggers", [known.name for known in committed.destinations], list(self._destinations))
         self.restored = committed
         shared.last = committed.last
         shared.handled = self._handled_at_commit = committed.handled
-        shared.go_on_from(committed.positions, committed.callbacks)
-        self._delivery.named.update(committed.named)
+        shared.resume_from(committed.positions, committed.callbacks)
+        self._fanout.named.update(committed.named)
         if committed.ending is not None:
             return True
-        for member, known in zip(shared.members, committed.callbacks, strict=True):
-            _load(member.name, member.callback, known.state)
+        for entry, known in zip(shared.entries, committed.callbacks, strict=True):
+            _load(entry.name, entry.callback, known.state)
         for name, state in committed.destinations:
             _load(name, self._destinations[name], state)
-        for lane, point in zip(lanes, committed.lanes, strict=True):
-            lane.go_on_at(point)
-            if point.positions:
-                _load(lane.name, lane.callback, point.callback.state)
+        for worker, reached in zip(workers, committed.workers, strict=True):
+            worker.resume_at(reached)
+            if reached.positions:
+                _load(worker.name, worker.callback, reached.callback.state)
         return False
 
     def commit_if_due(self) -> None:
@@ -91,7 +93,7 @@ class Commits:
             self.commit()
 
     def commit_if_old(self) -> None:
-        """Commits when a second has gone by, for what lanes have handled."""
+        """Commits when a second has gone by, for what workers have handled."""
         if self._is_old:
             self.commit()
 
@@ -117,20 +119,20 @@ class Commits:
         self._next_commit = time.monotonic() + _COMMIT_SECONDS
         if self._progress is None or self._shared.fatal is not None:
             return
-        if self._delivery.failed:
+        if self._fanout.failed:
             self._release()
             return
-        with self._delivery.lock:
+        with self._fanout.lock:
             callbacks, destinations = self._callback_states(ending), self._destination_states(ending)
             if callbacks is None or destinations is None:
                 return
             self._store_states(self._progress, callbacks, destinations, ending)
-            self._delivery.committed()
+            self._fanout.commit()
 
     def _release(self) -> None:
         # What is logged once more is left out by its number, which it has again where one stream gives the order.
-        if not self._lanes:
-            self._delivery.committed()
+        if not self._workers:
+            self._fanout.commit()
 
     @property
     def _is_old(self) -> bool:
@@ -138,7 +140,7 @@ class Commits:
 
     def _store_states(
         self,
-        progress: Progress,
+        progress: CommitStore,
         callbacks: tuple[CallbackState, ...],
         destinations: tuple[DestinationState, ...],
         ending: Ending | None,
@@ -146,8 +148,8 @@ class Commits:
         shared, statistics = self._shared, self._statistics()
         progress.commit(
             Committed(
-                run_name=shared.place.run_name,
-                attempt=shared.place.attempt,
+                run_name=shared.context.run_name,
+                attempt=shared.context.attempt,
                 positions=shared.positions,
                 last=shared.last,
                 handled=shared.handled,
@@ -156,20 +158,20 @@ class Commits:
                 gaps=statistics.gaps,
                 ending=ending,
                 damage=statistics.damage if ending else None,
-                lanes=tuple(lane.point for lane in self._lanes),
-                named=tuple(sorted(self._delivery.named)),
+                workers=tuple(worker.progress for worker in self._workers),
+                named=tuple(sorted(self._fanout.named)),
             )
         )
 
     def _callback_states(self, ending: Ending | None) -> tuple[CallbackState, ...] | None:
         if ending is not None:
-            return tuple(CallbackState(one.name, one.errors, one.disabled, {}) for one in self._shared.members)
+            return tuple(CallbackState(one.name, one.errors, one.disabled, {}) for one in self._shared.entries)
         return self._shared.callback_states()
 
     def _destination_states(self, ending: Ending | None) -> tuple[DestinationState, ...] | None:
         if ending is not None:
             return tuple(DestinationState(name, {}) for name in self._destinations)
-        states = self._delivery.states()
+        states = self._fanout.states()
         return None if states is None else tuple(DestinationState(*one) for one in states.items())
 
 

@@ -19,9 +19,9 @@ from bus.types.event import Event
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in
 from consumers.api.callback import Callback, CannotWorkError, OnError, demand_of, view_for
-from consumers.api.logger import Logger, RunPlace
+from consumers.api.logger import Logger, RunContext
 from consumers.delivery.commit import CallbackState
-from consumers.runner.members import Member, decides_of
+from consumers.runner.entries import CallbackEntry, barrier_events_of
 
 __all__ = ["AtCheckpoint", "CallbackError", "Dispatcher", "SnapshotStream"]
 
@@ -42,12 +42,12 @@ class CallbackError(OffloopError):
 
 class Dispatcher:
     """Gives each snapshot of a stream to the callbacks that want its event, one after the other, until the stream ends
-    or somebody calls :meth:`leave` or :meth:`fail`; then closes them.
+    or :meth:`stop` or :meth:`fail` is called; then closes them.
 
     ``deliver`` is given the logger after each event at which something was logged. ``note_error`` is told of everything
     that a callback raises, with the place in words, before ``on_error`` is followed. With ``keeps_positions`` it knows
     how far it came, and passes over what lies before; ``deliver`` is then called after each event that was handled.
-    ``on_left`` is called after each callback that is given no more events because it cannot work.
+    ``on_detached`` is called after each callback that is given no more events because it cannot work.
     ``at_checkpoint`` is called with this object between two events, where the training has saved or loaded a
     checkpoint.
     With ``logs_hyperparameters`` it logs what the run says of itself.
@@ -58,15 +58,15 @@ class Dispatcher:
         stream: SnapshotStream,
         callbacks: Sequence[tuple[str, Callback]],
         deliver: Callable[[Logger, Snapshot], None],
-        note_error: Callable[[Member, Exception, str], None],
+        note_error: Callable[[CallbackEntry, Exception, str], None],
         on_error: OnError,
         keeps_positions: bool,
-        on_left: Callable[[], None] = lambda: None,
+        on_detached: Callable[[], None] = lambda: None,
         at_checkpoint: AtCheckpoint | None = None,
         logs_hyperparameters: bool = True,
     ) -> None:
-        self.members = [Member(callback, name) for name, callback in callbacks]
-        self.place = _place(stream)
+        self.entries = [CallbackEntry(callback, name) for name, callback in callbacks]
+        self.context = _context_of(stream)
         """Which run the stream is of."""
         self.positions: dict[int, tuple[int, int]] = {}
         """Of each rank ``(seq, base_seq)`` of the last event that need not come again."""
@@ -78,16 +78,16 @@ class Dispatcher:
         """Of each field that was there because somebody asked: the number of the batch with which it came first."""
         self.fatal: Exception | None = None
         """What ended it before its stream did."""
-        self.leaving = False
-        """Whether it handles no more than the event at hand."""
+        self.stopping = False
+        """Whether it stops after the current event."""
         self.interrupted = False
-        """Whether that is because it was asked to leave."""
+        """Whether it stops on request."""
         self._stream = stream
         self._deliver = deliver
         self.note_error = note_error
         """Told of what a callback has raised."""
         self._on_error = on_error
-        self._on_left = on_left
+        self._on_detached = on_detached
         self._keeps_positions = keeps_positions
         self._with_hyperparameters = WITH_HYPERPARAMETERS if logs_hyperparameters else frozenset()
         self._logger = Logger()
@@ -95,7 +95,7 @@ class Dispatcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._waiting = False
-        self._running: Member | None = None
+        self._running: CallbackEntry | None = None
         if hasattr(stream, "name_sender"):
             stream.name_sender = self._name_sender
         self._at_checkpoint = at_checkpoint
@@ -122,38 +122,39 @@ class Dispatcher:
         """What became of the commands that callbacks sent."""
         return getattr(self._stream, "outcomes", ())
 
-    def go_on_from(self, positions: Mapping[int, tuple[int, int]], callbacks: Sequence[CallbackState]) -> None:
-        """Takes up where another one stood, and how its callbacks did; what they knew is not given to them here."""
+    def resume_from(self, positions: Mapping[int, tuple[int, int]], callbacks: Sequence[CallbackState]) -> None:
+        """Resumes from another dispatcher's positions and error counts; the callbacks' states are not loaded here."""
         self.positions = dict(positions)
-        for member, known in zip(self.members, callbacks, strict=True):
-            member.errors, member.disabled = known.errors, known.disabled
+        for entry, known in zip(self.entries, callbacks, strict=True):
+            entry.errors, entry.disabled = known.errors, known.disabled
         self._table = self._make_table()
 
-    def callback_states(self, members: Sequence[Member] | None = None) -> tuple[CallbackState, ...] | None:
+    def callback_states(self, entries: Sequence[CallbackEntry] | None = None) -> tuple[CallbackState, ...] | None:
         """How the callbacks, or some of them, are doing and what they know; ``None`` when one of them raised at being
         asked."""
         states = []
-        for member in self.members if members is None else members:
+        for entry in self.entries if entries is None else entries:
             try:
-                state = member.callback.state_dict()
+                state = entry.callback.state_dict()
             except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
-                self._take_error(member, error, "state_dict")
+                self._take_error(entry, error, "state_dict")
                 return None
-            states.append(CallbackState(member.name, member.errors, member.disabled, state))
+            states.append(CallbackState(entry.name, entry.errors, entry.disabled, state))
         return tuple(states)
 
-    def load_state(self, member: Member, state: dict[str, Any]) -> None:
+    def load_state(self, entry: CallbackEntry, state: dict[str, Any]) -> None:
         """Gives a callback a state; what it raises is an error of the callback."""
         try:
-            member.callback.load_state_dict(state)
+            entry.callback.load_state_dict(state)
         except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
-            self._take_error(member, error, "load_state_dict")
+            self._take_error(entry, error, "load_state_dict")
 
     async def consume(self, after_each: Callable[[], None] | None = None) -> None:
-        """Handles the stream to its end, or until it is left; ``after_each`` is called after each of its snapshots."""
+        """Handles the stream to its end, or until it is stopped; ``after_each`` is called after each of its
+        snapshots."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        if self.leaving:
-            # Somebody asked for it before there was anything to interrupt.
+        if self.stopping:
+            # The request came before there was anything to interrupt.
             return
         self._waiting = True
         try:
@@ -164,47 +165,47 @@ class Dispatcher:
                     elif snapshot.seq > self.positions.get(snapshot.rank, _NOWHERE)[0]:
                         await self._handle(snapshot)
                         self.positions[snapshot.rank] = (snapshot.seq, snapshot.base_seq)
-                    if not self.leaving and after_each is not None:
+                    if not self.stopping and after_each is not None:
                         after_each()
-                    if self.leaving:
+                    if self.stopping:
                         break
         except asyncio.CancelledError:
             # Cancelled by ourselves while it waited for the next snapshot, or by whoever owns the event loop.
             task = asyncio.current_task()
-            if not self.leaving or task is None or task.uncancel() > 0:
+            if not self.stopping or task is None or task.uncancel() > 0:
                 raise
         finally:
             self._waiting = False
 
     async def close(self) -> None:
         """Closes the callbacks, and delivers what they log meanwhile."""
-        state = self.last or Snapshot.build(Event.INIT, run_name=self.place.run_name)
+        state = self.last or Snapshot.build(Event.INIT, run_name=self.context.run_name)
         self._logger.begin(state)
         ending = None if self.interrupted or self.fatal is not None else self.ending
-        for member in self.members:
-            member.closed = True
-            await self._end(member, "run_ended", ending)
-        closed = [member for member in self.members if await self._end(member, "close", state, self._logger)]
+        for entry in self.entries:
+            entry.closed = True
+            await self._end(entry, "run_ended", ending)
+        closed = [entry for entry in self.entries if await self._end(entry, "close", state, self._logger)]
         self._deliver(self._logger, state)
-        for member in closed:
-            await self._end(member, "post_close")
+        for entry in closed:
+            await self._end(entry, "post_close")
 
-    def leave(self) -> None:
-        """Ends it after the event at hand, because somebody asks for it. May be called from any thread."""
+    def stop(self) -> None:
+        """Stops after the current event, on request. May be called from any thread."""
         self.interrupted = True
-        self._stop()
+        self._interrupt()
 
     def fail(self, error: Exception) -> None:
         """Ends it after the event at hand, because of an error: the first one counts. May be called from any thread."""
         self.fatal = self.fatal or error
-        self._stop()
+        self._interrupt()
 
-    def _stop(self) -> None:
+    def _interrupt(self) -> None:
         def cancel() -> None:
             if self._waiting and self._task is not None:
                 self._task.cancel()
 
-        self.leaving = True
+        self.stopping = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended meanwhile
                 self._loop.call_soon_threadsafe(cancel)
@@ -229,13 +230,13 @@ class Dispatcher:
 
     async def _handle(self, snapshot: Snapshot) -> None:
         event = snapshot.event
-        members = self._table.get(event, ())
+        entries = self._table.get(event, ())
         if snapshot.rank:
-            members = [member for member in members if member.all_ranks]
+            entries = [entry for entry in entries if entry.all_ranks]
         logger = self._logger
         if event in self._with_hyperparameters and not snapshot.rank:
             logger.take_from_run(hyperparameters_in(snapshot.fields))
-        if not members:
+        if not entries:
             if logger.pending:
                 self._deliver(logger, snapshot)
             return
@@ -244,17 +245,17 @@ class Dispatcher:
         self.last = snapshot
         for name in snapshot.on_demand:
             self.fields_since.setdefault(name, int(snapshot.timestamp.batch))
-        for member in members:
-            seen = view_for(member.demand, snapshot)
+        for entry in entries:
+            seen = view_for(entry.demand, snapshot)
             if seen is None:
                 continue
-            self._running = member
+            self._running = entry
             try:
-                result = member.callback.run_event(event, seen, logger)
+                result = entry.callback.run_event(event, seen, logger)
                 if result is not None and inspect.isawaitable(result):
                     await result
             except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
-                self._take_error(member, error, event.value)
+                self._take_error(entry, error, event.value)
             if seen is not snapshot:
                 seen.release()
         if logger.pending or self._keeps_positions:
@@ -271,56 +272,56 @@ class Dispatcher:
     def _name_sender(self) -> str | None:
         return None if self._running is None else f"callback {self._running.name}"
 
-    async def _end(self, member: Member, method: str, *arguments: Any) -> bool:
+    async def _end(self, entry: CallbackEntry, method: str, *arguments: Any) -> bool:
         try:
-            result: Awaitable[None] | None = getattr(member.callback, method)(*arguments)
+            result: Awaitable[None] | None = getattr(entry.callback, method)(*arguments)
             if result is not None and inspect.isawaitable(result):
                 await result
         except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
-            self._take_error(member, error, method)
+            self._take_error(entry, error, method)
             return False
         return True
 
-    def _take_error(self, member: Member, error: Exception, where: str) -> None:
-        member.errors += 1
+    def _take_error(self, entry: CallbackEntry, error: Exception, where: str) -> None:
+        entry.errors += 1
         place = f"at {where}, seq {self.last.seq}" if self.last else f"at {where}, before any event"
-        self.note_error(member, error, place)
-        if member.closed:
+        self.note_error(entry, error, place)
+        if entry.closed:
             return
         if self._on_error == "stop":
-            raised = CallbackError(f"callback {member.name} raised {type(error).__name__} {place}: {error}")
+            raised = CallbackError(f"callback {entry.name} raised {type(error).__name__} {place}: {error}")
             raised.__cause__ = error
             self.fail(raised)
         elif isinstance(error, CannotWorkError):
-            member.ended = True
-            self._leave_out_inactive()
-            self._on_left()
+            entry.ended = True
+            self._drop_inactive()
+            self._on_detached()
         elif self._on_error == "disable":
-            member.disabled = True
-            self._leave_out_inactive()
+            entry.disabled = True
+            self._drop_inactive()
 
-    def _leave_out_inactive(self) -> None:
+    def _drop_inactive(self) -> None:
         """Gives callbacks that are not active any more nothing, and asks for nothing for their sake."""
         self._table = self._make_table()
-        active = [member.callback for member in self.members if member.is_active]
+        active = [entry.callback for entry in self.entries if entry.is_active]
         if hasattr(self._stream, "ask_for"):
-            self._stream.ask_for(demand_of(active), decides_of(active))
+            self._stream.ask_for(demand_of(active), barrier_events_of(active))
 
-    def _make_table(self) -> dict[Event, list[Member]]:
-        table: defaultdict[Event, list[Member]] = defaultdict(list)
-        for member in self.members:
-            if not member.is_active:
+    def _make_table(self) -> dict[Event, list[CallbackEntry]]:
+        table: defaultdict[Event, list[CallbackEntry]] = defaultdict(list)
+        for entry in self.entries:
+            if not entry.is_active:
                 continue
-            for event in member.wanted:
-                table[event].append(member)
+            for event in entry.wanted:
+                table[event].append(entry)
         return dict(table)
 
 
-def _place(stream: Any) -> RunPlace:
+def _context_of(stream: Any) -> RunContext:
     run_dir: Path | None = getattr(stream, "run_dir", None)
     if run_dir is None and isinstance(getattr(stream, "path", None), Path):
         run_dir = stream.path.parent
-    return RunPlace(
+    return RunContext(
         getattr(stream, "run_name", "run"),
         getattr(stream, "attempt", 1),
         run_dir,

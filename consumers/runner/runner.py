@@ -16,14 +16,14 @@ from bus.errors import ClosedError, ConfigurationError
 from bus.protocol.snapshot import Snapshot
 from consumers.api.callback import Callback, CannotWorkError, OnError
 from consumers.api.logger import LoggerDestination
-from consumers.delivery.commit import COMMIT_EVENTS, Progress
-from consumers.delivery.delivery import Delivery, show_failure
-from consumers.delivery.spool import spooled
+from consumers.delivery.commit import COMMIT_EVENTS, CommitStore
+from consumers.delivery.fanout import Fanout, show_failure
+from consumers.delivery.spool import wrap_in_spool
 from consumers.runner.commits import Commits
 from consumers.runner.dispatcher import AtCheckpoint, CallbackError, Dispatcher
-from consumers.runner.members import Member, numbered_names, wanted_events
+from consumers.runner.entries import CallbackEntry, unique_names, wanted_events
 from consumers.runner.statistics import RunnerStatistics
-from consumers.runner.worker import LOOK_SECONDS, Lane
+from consumers.runner.worker import LOOK_SECONDS, CallbackWorker
 
 __all__ = ["CallbackError", "Runner", "RunnerStatistics", "wanted_events"]
 
@@ -65,7 +65,7 @@ class Runner:
         callbacks: Sequence[Callback | tuple[str, Callback]],
         destinations: Sequence[LoggerDestination] = (),
         on_error: OnError = "continue",
-        progress: Progress | None = None,
+        progress: CommitStore | None = None,
         commit_every: int = COMMIT_EVENTS,
         at_checkpoint: AtCheckpoint | None = None,
     ) -> None:
@@ -77,33 +77,33 @@ class Runner:
         self._keeps_progress = progress is not None
         self._at_checkpoint = at_checkpoint
         # Named before they are wrapped: people know them by what they are.
-        self._destinations = dict(zip(numbered_names(destinations), map(spooled, destinations), strict=True))
-        self._delivery = Delivery(self._destinations, lambda error: self._shared.fail(error))
+        self._destinations = dict(zip(unique_names(destinations), map(wrap_in_spool, destinations), strict=True))
+        self._fanout = Fanout(self._destinations, lambda error: self._shared.fail(error))
         self._shared = Dispatcher(
             stream,
             _named(callbacks),
-            self._delivery.deliver,
+            self._fanout.deliver,
             self._note_error,
             on_error,
             self._keeps_progress,
-            self._note_left,
+            self._note_detached,
             at_checkpoint,
         )
-        self._lanes: list[Lane] = []
+        self._workers: list[CallbackWorker] = []
         self._commits = Commits(
-            progress, commit_every, self._shared, self._lanes, self._destinations, self._delivery, self.statistics
+            progress, commit_every, self._shared, self._workers, self._destinations, self._fanout, self.statistics
         )
         self._started = False
 
     def statistics(self) -> RunnerStatistics:
         """What has been handled so far, and what went wrong."""
         shared, restored = self._shared, self._commits.restored
-        dispatchers = [shared, *(lane.dispatcher for lane in self._lanes)]
+        dispatchers = [shared, *(worker.dispatcher for worker in self._workers)]
         known_gaps = () if restored is None else restored.gaps
         return RunnerStatistics(
             handled=shared.handled,
-            errors={member.name: member.errors for one in dispatchers for member in one.members},
-            failed_destinations=self._delivery.failed,
+            errors={entry.name: entry.errors for one in dispatchers for entry in one.entries},
+            failed_destinations=self._fanout.failed,
             last_seq=None if shared.last is None else shared.last.seq,
             interrupted=shared.interrupted,
             # What a reader that goes on finds again is the same gap.
@@ -114,7 +114,7 @@ class Runner:
             undelivered={
                 name: destination.problem
                 for name, destination in self._destinations.items()
-                if destination.problem is not None and name not in self._delivery.failed
+                if destination.problem is not None and name not in self._fanout.failed
             },
             uncommitted=self._commits.problem,
             outcomes=tuple(outcome for one in dispatchers for outcome in one.outcomes),
@@ -134,17 +134,17 @@ class Runner:
         """Runs one more callback, over a stream of its own and in a thread of its own: it may take as long as it likes
         and delays nobody. What it logs goes to the same destinations, between that of the others, and its place in its
         stream is committed with theirs. To be called before :meth:`run`."""
-        self._lanes.append(
-            Lane(
+        self._workers.append(
+            CallbackWorker(
                 stream,
                 name,
                 callback,
-                delivery=self._delivery,
+                fanout=self._fanout,
                 note_error=self._note_error,
                 on_error=self._on_error,
-                keeps_point=self._keeps_progress,
+                keeps_progress=self._keeps_progress,
                 fail=self._shared.fail,
-                on_left=self._note_left,
+                on_detached=self._note_detached,
                 at_checkpoint=self._at_checkpoint,
             )
         )
@@ -182,20 +182,20 @@ class Runner:
         self._open_destinations()
         with self._signals():
             try:
-                for lane in self._lanes:
-                    lane.start()
+                for worker in self._workers:
+                    worker.start()
                 await self._shared.consume(self._commits.commit_if_due if self._keeps_progress else None)
-                await self._await_lanes()
+                await self._await_workers()
                 # What callbacks log while they are closed comes after the position from which the next runner goes on.
                 self._commits.commit()
             except BaseException:
-                self._leave_lanes()
+                self._stop_workers()
                 raise
             finally:
-                if self._shared.leaving:
-                    self._leave_lanes()
-                for lane in self._lanes:
-                    lane.finish()
+                if self._shared.stopping:
+                    self._stop_workers()
+                for worker in self._workers:
+                    worker.finish()
                 await self._close()
         if self._shared.fatal is not None:
             raise self._shared.fatal
@@ -203,37 +203,37 @@ class Runner:
             self._commits.commit(self.statistics().ending)
         return self.statistics()
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """Ends the running as SIGINT does: the event at hand is handled, and everything is closed. May be called from
         any thread."""
-        self._shared.leave()
+        self._shared.stop()
 
     def _open_destinations(self) -> None:
         if self._destinations:
-            self._delivery.open(self._shared.place)
+            self._fanout.open(self._shared.context)
         try:
             # From here on what the destinations have written is known to be ours.
             self._commits.store()
         except BaseException:
-            self._delivery.close()
+            self._fanout.close()
             raise
 
-    async def _await_lanes(self) -> None:
+    async def _await_workers(self) -> None:
         """Waits until the callbacks with streams of their own are through, too."""
-        while not self._shared.leaving and not all(lane.is_through for lane in self._lanes):
+        while not self._shared.stopping and not all(worker.done for worker in self._workers):
             await asyncio.sleep(LOOK_SECONDS)
             self._commits.commit_if_old()
 
-    def _leave_lanes(self) -> None:
-        for lane in self._lanes:
-            lane.dispatcher.leave()
+    def _stop_workers(self) -> None:
+        for worker in self._workers:
+            worker.dispatcher.stop()
 
     async def _close(self) -> None:
         await self._shared.close()
         if self._keeps_progress and self._is_over:
             # Nothing follows: what callbacks logged while they were closed does not come again, either.
-            self._delivery.committed()
-        self._delivery.close()
+            self._fanout.commit()
+        self._fanout.close()
 
     @property
     def _is_over(self) -> bool:
@@ -243,17 +243,17 @@ class Runner:
         is_whole = self._shared.fatal is None and not self._shared.interrupted
         return is_whole and ending is not None and ending.status != "lost"
 
-    def _note_error(self, member: Member, error: Exception, where: str) -> None:
+    def _note_error(self, entry: CallbackEntry, error: Exception, where: str) -> None:
         """Shows the first thing that a callback raises."""
         if isinstance(error, CannotWorkError):
-            show_failure(f"callback {member.name} has ended", error)
-        elif member.errors == 1:
-            show_failure(f"callback {member.name} raised {where}; further errors are counted, not shown", error)
+            show_failure(f"callback {entry.name} has ended", error)
+        elif entry.errors == 1:
+            show_failure(f"callback {entry.name} raised {where}; further errors are counted, not shown", error)
 
-    def _note_left(self) -> None:
+    def _note_detached(self) -> None:
         """Ends the running when no callback is left that is given anything."""
-        dispatchers = [self._shared, *(lane.dispatcher for lane in self._lanes)]
-        if not any(member.is_active for one in dispatchers for member in one.members):
+        dispatchers = [self._shared, *(worker.dispatcher for worker in self._workers)]
+        if not any(entry.is_active for one in dispatchers for entry in one.entries):
             self._shared.fail(CallbackError("no callback is left, so this consumer ends"))
 
     @contextlib.contextmanager
@@ -263,9 +263,9 @@ class Runner:
             return
 
         def on_signal(_number: int, _frame: FrameType | None) -> None:
-            if self._shared.interrupted or self._delivery.only_sends:
+            if self._shared.interrupted or self._fanout.only_sends:
                 raise KeyboardInterrupt
-            self.leave()
+            self.stop()
 
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         taken = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
@@ -305,7 +305,7 @@ def _named(callbacks: Sequence[Callback | tuple[str, Callback]]) -> list[tuple[s
     """The callbacks with those names that they have already, or that they get here."""
     named = [one for one in callbacks if isinstance(one, tuple)]
     rest = [one for one in callbacks if not isinstance(one, tuple)]
-    return named or list(zip(numbered_names(rest), rest, strict=True))
+    return named or list(zip(unique_names(rest), rest, strict=True))
 
 
 def _loop_is_running() -> bool:

@@ -7,20 +7,20 @@ from typing import TypeAlias
 from bus.subscriber.subscriber import Subscriber
 from consumers.api.callback import Callback, OnError
 from consumers.api.logger import LoggerDestination
-from consumers.delivery.commit import COMMIT_EVENTS, Committed, Progress
+from consumers.delivery.commit import COMMIT_EVENTS, CommitStore, Committed
 from consumers.runner.checkpoint_states import CheckpointStates
-from consumers.runner.members import divided
+from consumers.runner.entries import partition
 from consumers.runner.runner import Runner, RunnerStatistics
 from consumers.runner.streams import Stream
 
-__all__ = ["OpenStream", "run_session", "told_outcomes", "told_places"]
+__all__ = ["OpenStream", "format_outcomes", "format_places", "run_session"]
 
 
 OpenStream: TypeAlias = Callable[[Sequence[Callback], Mapping[int, tuple[int, int]] | None], Stream]
 """Opens a stream for some callbacks, from where on it is to go: see :class:`~bus.subscriber.Subscriber`."""
 
 
-def told_outcomes(statistics: RunnerStatistics) -> list[str]:
+def format_outcomes(statistics: RunnerStatistics) -> list[str]:
     """A line for people about each command that callbacks have sent, but for those that went wrong: they are among the
     problems."""
     return [
@@ -32,7 +32,7 @@ def told_outcomes(statistics: RunnerStatistics) -> list[str]:
     ]
 
 
-def told_places(statistics: RunnerStatistics) -> list[str]:
+def format_places(statistics: RunnerStatistics) -> list[str]:
     """A line for people about each destination that has something to look at."""
     return [f"{name}: {where}" for name, where in statistics.written.items()]
 
@@ -42,12 +42,12 @@ def run_session(
     callbacks: Sequence[Callback],
     destinations: Sequence[LoggerDestination],
     on_error: OnError = "continue",
-    open_progress: contextlib.AbstractContextManager[Progress] | None = None,
+    open_progress: contextlib.AbstractContextManager[CommitStore] | None = None,
     commit_every: int = COMMIT_EVENTS,
     on_start: Callable[[Stream, Committed | None], object] = lambda stream, committed: None,
     checkpoint_states: CheckpointStates | None = None,
 ) -> tuple[Stream, RunnerStatistics]:
-    """Runs callbacks until the run has ended, each of those with ``own_cursor`` beside the others; returns the stream
+    """Runs callbacks until the run has ended, each of those with ``background`` beside the others; returns the stream
     that the others share.
 
     ``open_progress`` keeps how far it is, ``checkpoint_states`` what callbacks knew where the training saved
@@ -55,11 +55,11 @@ def run_session(
     committed before. Raises what :meth:`consumers.runner.runner.Runner.run` does."""
     watchers = [watcher for destination in destinations for watcher in destination.companions()]
     destinations = [*destinations, *(further for callback in callbacks for further in callback.destinations())]
-    shared, beside = divided([*callbacks, *watchers])
+    shared, beside = partition([*callbacks, *watchers])
     with contextlib.ExitStack() as opened:
         progress = None if open_progress is None else opened.enter_context(open_progress)
         committed = None if progress is None else progress.load()
-        lanes = {} if committed is None else {lane.callback.name: lane.positions for lane in committed.lanes}
+        workers = {} if committed is None else {worker.callback.name: worker.positions for worker in committed.workers}
 
         def open_for(chosen: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:
             stream = open_stream(chosen, after)
@@ -69,6 +69,6 @@ def run_session(
         at_checkpoint = None if checkpoint_states is None else checkpoint_states.take
         runner = Runner(stream, shared, destinations, on_error, progress, commit_every, at_checkpoint)
         for name, callback in beside:
-            runner.run_beside(name, callback, open_for([callback], lanes.get(name)))
+            runner.run_beside(name, callback, open_for([callback], workers.get(name)))
         on_start(stream, committed)
         return stream, runner.run()

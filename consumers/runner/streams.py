@@ -62,14 +62,14 @@ def attach(
     demand: Demand,
     name: str | None = None,
     after: Mapping[int, tuple[int, int]] | None = None,
-    decides: Iterable[Event] = (),
+    barrier_events: Iterable[Event] = (),
 ) -> Stream:
     """The stream of a run: live with its whole history before, or from the recording when nothing serves it any
     more.
 
     ``demand`` is what is asked of the training, ``name`` the consumer's, ``after`` where a live stream goes on,
-    ``decides`` the events at which something may be decided, see :class:`~bus.subscriber.Subscriber`; a recording is
-    told that when it is read.
+    ``barrier_events`` the events at which something may be decided, see :class:`~bus.subscriber.Subscriber`; a
+    recording is told that when it is read.
 
     Raises:
         RunError: with ``after``, another attempt of the run has begun meanwhile.
@@ -80,14 +80,16 @@ def attach(
             events=events,
             demand=demand,
             name=name,
-            decides=decides,
+            decides=barrier_events,
             after=after,
             broker=run.broker,
             security=run.security,
         )
         attempt, rest = run.attempt, f"'bus info {run.name} --broker {run.broker}' shows it"
     elif run.live or run.away:
-        subscriber = Subscriber(str(run.path), events=events, demand=demand, name=name, decides=decides, after=after)
+        subscriber = Subscriber(
+            str(run.path), events=events, demand=demand, name=name, decides=barrier_events, after=after
+        )
         attempt, rest = run.last.number, f"or finish the one before with '--replay {run.recording}'"
     else:
         return Recording(run.recording)

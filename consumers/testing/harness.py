@@ -16,7 +16,7 @@ from bus.types.commands import Command
 from bus.types.event import Event
 from consumers.api.callback import Callback, OnError
 from consumers.api.logger import LoggerDestination
-from consumers.runner.members import Member, wanted_events
+from consumers.runner.entries import CallbackEntry, wanted_events
 from consumers.runner.runner import CallbackError, Runner
 from consumers.testing.logged import Collector, Logged
 
@@ -126,9 +126,9 @@ class _StrictRunner(Runner):
         super().__init__(*arguments)
         self.raised: list[Exception] = []
 
-    def _note_error(self, member: Member, error: Exception, where: str) -> None:
+    def _note_error(self, entry: CallbackEntry, error: Exception, where: str) -> None:
         self.raised.append(error)
-        super()._note_error(member, error, where)
+        super()._note_error(entry, error, where)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -239,7 +239,7 @@ def replay(
     """Takes a run through callbacks, as fast as it can be read, and returns what they logged.
 
     They are run by what runs them live, in this process, one after the other at each event; a callback with
-    ``own_cursor`` too, so that the order of what is logged is always the same. Commands that they send are kept in
+    ``background`` too, so that the order of what is logged is always the same. Commands that they send are kept in
     :attr:`Logged.commands` and go nowhere. Within an event loop, as in a test that is ``async``, they run in a loop and
     a thread of their own, for which the caller waits.
 

@@ -26,7 +26,7 @@ from bus.types.commands import Argument, Outcome
 from bus.types.event import Event
 from consumers.api.callback import Callback, OnError, demand_of
 from consumers.api.logger import LoggerDestination
-from consumers.runner.members import decides_of, wanted_events
+from consumers.runner.entries import barrier_events_of, wanted_events
 from consumers.testing.harness import Harness, as_callbacks
 from consumers.testing.logged import Logged
 
@@ -173,12 +173,12 @@ class LiveRun:
         self.wait_to_begin(timeout)
         demand, events = demand_of(made), wanted_events(made)
         # A training that was told to wait for somebody waits for those who may decide something.
-        decides = {Event.BATCH_END, *decides_of(made)}
+        barrier_events = {Event.BATCH_END, *barrier_events_of(made)}
         with Subscriber(
-            self.path, events=events | {Event.BATCH_END}, demand=demand, name=name, decides=decides
+            self.path, events=events | {Event.BATCH_END}, demand=demand, name=name, decides=barrier_events
         ) as stream:
             harness = Harness(stream, made, loggers, on_error)
-            too_late = threading.Timer(max(0.0, deadline - time.monotonic()), harness.runner.leave)
+            too_late = threading.Timer(max(0.0, deadline - time.monotonic()), harness.runner.stop)
             too_late.start()
             try:
                 logged = harness.run()

@@ -210,7 +210,7 @@ def test_beside_a_dashboard_that_stays_it_gives_the_terminal_back(
         "class Stays(Callback):\n"
         "    def fit_end(self, state, logger):\n"
         "        pass\n"
-        "    def linger(self):\n"
+        "    def hold_open(self):\n"
         "        print('stays until Ctrl-C')\n"
         "        time.sleep(1000)\n"
     )

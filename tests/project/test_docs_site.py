@@ -180,7 +180,7 @@ def test_on_a_phone_the_search_finds_what_code_names_and_pages_fit(site: Path) -
         assert page.locator("body").get_attribute("data-md-color-scheme") == "slate"
         page.locator("label.md-header__button[for=__search]").click()
         page.locator(".md-search-result__meta", has_text="Type to start searching").wait_for()
-        page.locator(".md-search__input").press_sequentially("own_cursor")
+        page.locator(".md-search__input").press_sequentially("barrier_events")
         found = page.locator(".md-search-result__link", has_text="Write a callback").first
         found.click()
         page.wait_for_url("**/write_callback/**")

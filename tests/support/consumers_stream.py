@@ -13,7 +13,7 @@ from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
 from bus.types.timestamp import Timestamp
 from consumers import LoggerDestination
-from consumers.api.logger import Row, RunPlace
+from consumers.api.logger import Row, RunContext
 
 __all__ = ["Collector", "batch_end", "record_run", "snapshots_of_training"]
 
@@ -25,13 +25,13 @@ class Collector(LoggerDestination):
     """A destination that keeps what it is given."""
 
     def __init__(self) -> None:
-        self.place: RunPlace | None = None
+        self.context: RunContext | None = None
         self.rows: list[Row] = []
         self.hyperparameters: dict[str, Any] = {}
         self.closed = False
 
-    def open(self, place: RunPlace) -> None:
-        self.place = place
+    def open(self, context: RunContext) -> None:
+        self.context = context
 
     def log_rows(self, rows: Iterable[Row], state: Snapshot) -> None:
         self.rows += rows

@@ -31,7 +31,7 @@ class Counter(Callback):
 class SlowCounter(Counter):
     """The same with a stream of its own, under other names."""
 
-    own_cursor = True
+    background = True
 
     def batch_end(self, state: Any, logger: Logger) -> None:
         self.batches.append(int(state.timestamp.batch))

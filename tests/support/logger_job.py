@@ -1,4 +1,4 @@
-"""Sends a recording to a destination with a lane of its own, as a consumer that keeps its progress, in a process that a
+"""Sends a recording to a background destination, as a consumer that keeps its progress, in a process that a
 test starts: ``python logger_job.py wandb|mlflow RECORDING TARGET [BATCH]``. With ``BATCH`` it kills itself there."""
 
 import os
@@ -13,7 +13,7 @@ from bus.protocol.snapshot import Snapshot
 from bus.recording.recording import Recording
 from consumers import Callback, Logger, LoggerDestination
 from consumers.api.logger import Row
-from consumers.delivery.spool import spooled
+from consumers.delivery.spool import wrap_in_spool
 from consumers.loggers.mlflow import MLFlowLogger
 from consumers.loggers.wandb import WandBLogger
 from consumers.runner.runner import Runner
@@ -55,7 +55,7 @@ def main() -> None:
     callback = Losses(taken, int(sys.argv[4]) if len(sys.argv) > 4 else None)
     place = recording.path.parent / "consumers"
     with StateFile(place, "sender", recording.run_name, recording.attempt) as progress:
-        Runner(recording, [callback], [spooled(destination)], progress=progress, commit_every=COMMIT_EVERY).run()
+        Runner(recording, [callback], [wrap_in_spool(destination)], progress=progress, commit_every=COMMIT_EVERY).run()
 
 
 if __name__ == "__main__":

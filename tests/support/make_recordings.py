@@ -98,7 +98,7 @@ class Commands(Callback):
     """Sets the learning rate after the fourth batch, and stops after the tenth; a command that is refused comes
     between."""
 
-    decides = (Event.BATCH_END,)
+    barrier_events = (Event.BATCH_END,)
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         """Sends what is due."""

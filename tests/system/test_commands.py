@@ -23,7 +23,7 @@ from bus.subscriber.commands import PendingCommands, send_command
 from bus.types.commands import COMMANDS, Command, Outcome, check_command
 from bus.types.demand import Demand, Want
 from consumers import Callback, NaNMonitor
-from consumers.runner.members import decides_of
+from consumers.runner.entries import barrier_events_of
 from trainer import Evaluator
 
 EVALUATORS = {"eval_a": {"n": 12, "batch_size": 5}}
@@ -447,7 +447,7 @@ class Mute(Callback):
 
 
 class Elsewhere(Callback):
-    decides = (Event.EVAL_END,)
+    barrier_events = (Event.EVAL_END,)
 
     def batch_end(self, state, logger):
         pass
@@ -456,10 +456,13 @@ class Elsewhere(Callback):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"callbacks": Mute(), "wait_for": "callbacks"}, "none of the trainer's callbacks decides anything"),
-        ({"wait_for": "callbacks"}, "none of the trainer's callbacks decides anything"),
-        ({"callbacks": Elsewhere(), "wait_for": "all"}, "Elsewhere decides at eval_end, which it does not handle"),
-        ({"callbacks": [NaNMonitor()], "wait_for": "callbacks"}, "none of the trainer's callbacks decides anything"),
+        ({"callbacks": Mute(), "wait_for": "callbacks"}, "none of the trainer's callbacks has barrier_events"),
+        ({"wait_for": "callbacks"}, "none of the trainer's callbacks has barrier_events"),
+        (
+            {"callbacks": Elsewhere(), "wait_for": "all"},
+            "Elsewhere has eval_end in barrier_events and does not handle it",
+        ),
+        ({"callbacks": [NaNMonitor()], "wait_for": "callbacks"}, "none of the trainer's callbacks has barrier_events"),
     ],
 )
 def test_callbacks_that_cannot_be_waited_for_are_refused(runs_dir, arguments, message):
@@ -472,8 +475,8 @@ def test_a_consumer_that_decides_at_what_it_is_not_sent_is_refused(runs_dir):
     with Publisher("r"):
         with pytest.raises(ConfigurationError, match="decides has eval_end, which is not among the events"):
             Subscriber("r", events=[Event.BATCH_END], decides=[Event.EVAL_END])
-        with pytest.raises(ConfigurationError, match="Elsewhere decides at eval_end, which it does not handle"):
-            decides_of([Elsewhere()])
+        with pytest.raises(ConfigurationError, match="Elsewhere has eval_end in barrier_events and does not handle it"):
+            barrier_events_of([Elsewhere()])
 
 
 def test_a_consumer_that_never_comes_is_named(runs_dir, caplog):

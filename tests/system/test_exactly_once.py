@@ -39,7 +39,7 @@ from consumers import (
     SpeedMonitor,
     TrainerMetrics,
 )
-from consumers.api.logger import Row, RunPlace
+from consumers.api.logger import Row, RunContext
 from consumers.delivery.commit import Committed
 from consumers.runner.runner import CallbackError, RunnerStatistics
 from consumers.runner.state_file import StateFile
@@ -312,7 +312,7 @@ def test_a_file_that_is_not_as_it_was_left_is_refused_and_not_touched(
 def test_one_destination_can_serve_one_run_after_the_other(tmp_path: Path, make: Any) -> None:
     destination = make()
     for name in ("a", "b"):
-        destination.open(RunPlace("run", 1, tmp_path / name))
+        destination.open(RunContext("run", 1, tmp_path / name))
         destination.log_rows([Row(1, 0.0, {name: 1})], batch_end(1))
         destination.close()
     [written] = (tmp_path / "b").iterdir()
@@ -328,7 +328,7 @@ def test_a_file_that_somebody_else_writes_is_refused(tmp_path: Path, make: Any) 
         for batch in (1, 2):
             yield batch_end(batch, rows={f"column {batch}": 1})
             with pytest.raises(ConfigurationError, match="metrics is being written by another process"):
-                make(str(path), overwrite=True).open(RunPlace("run", 1, None))
+                make(str(path), overwrite=True).open(RunContext("run", 1, None))
 
     Runner(logged(), [Averages()], [make(str(path))]).run()
     assert "column 2" in path.read_text()

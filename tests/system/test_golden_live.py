@@ -29,7 +29,7 @@ from consumers.api.callback import demand_of
 from consumers.api.logger import Row, Upload
 from consumers.callbacks.checkpoint_saver import CheckpointSaver
 from consumers.callbacks.runtime_estimator import RuntimeEstimator
-from consumers.runner.members import decides_of
+from consumers.runner.entries import barrier_events_of
 from consumers.runner.runner import RunnerStatistics, wanted_events
 from trainer import DataSpec, State, Trainer
 
@@ -97,7 +97,7 @@ def train(
                 events=wanted_events(callbacks),
                 demand=demand_of(callbacks),
                 name=NAME,
-                decides=decides_of(callbacks),
+                decides=barrier_events_of(callbacks),
             )
             assert stream.live
             running = thread.submit(follow, stream)

@@ -16,6 +16,7 @@ from bus.types.event import Event
 __all__ = [
     "OptimizerFactory",
     "Optimizers",
+    "as_list",
     "check_compile_config",
     "check_config",
     "check_flags",
@@ -28,7 +29,6 @@ __all__ = [
     "check_text",
     "given_optimizers",
     "make_optimizers",
-    "several",
 ]
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
@@ -36,8 +36,8 @@ OptimizerFactory = Callable[[Any], Optimizers]
 """Makes optimizers from a model."""
 
 
-def several(given: Any, kind: type[Any], argument: str) -> list[Any]:
-    """What was given as one object, as several, or not at all, as a list.
+def as_list(given: Any, kind: type[Any], argument: str) -> list[Any]:
+    """Converts an argument that is one object, several, or none, to a list.
 
     Raises :class:`bus.errors.ConfigurationError` for an object of another kind."""
     if given is None:
@@ -61,7 +61,7 @@ def make_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
 
     Raises :class:`bus.errors.ConfigurationError` for anything else, for one optimizer twice, and for one whose step
     computes the loss itself."""
-    items = several(optimizers, torch.optim.Optimizer, "optimizers")
+    items = as_list(optimizers, torch.optim.Optimizer, "optimizers")
     for item in items:
         name = type(item).__name__
         closure = inspect.signature(type(item).step).parameters.get("closure")
@@ -94,7 +94,7 @@ def check_schedulers(schedulers: Any, optimizers: Sequence[torch.optim.Optimizer
 
     Raises :class:`bus.errors.ConfigurationError` for what is none, for one that cannot be stepped without a metric, for
     one of another optimizer, and for several of which one follows the training time."""
-    items = several(schedulers, object, "schedulers")
+    items = as_list(schedulers, object, "schedulers")
     for scheduler in items:
         if isinstance(scheduler, ReduceLROnPlateau):
             raise ConfigurationError(

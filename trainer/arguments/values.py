@@ -8,13 +8,13 @@ import torch
 
 from bus.errors import ConfigurationError
 
-__all__ = ["described", "numbered_names", "optimizer_names", "plain", "whole"]
+__all__ = ["as_int", "describe", "optimizer_names", "to_builtin", "unique_names"]
 
 _PLAIN = (int, float, str, bytes, type(None))
 
 
-def plain(value: Any) -> Any:
-    """The value as numbers, text, lists and maps, which is what the stream carries; on a GPU this waits for a tensor.
+def to_builtin(value: Any) -> Any:
+    """Converts a value to numbers, text, lists and maps, which the stream carries; on a GPU this waits for a tensor.
 
     Raises :class:`bus.errors.ConfigurationError` for anything else."""
     if isinstance(value, _PLAIN):
@@ -22,17 +22,17 @@ def plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {str(name): plain(part) for name, part in value.items()}
+        return {str(name): to_builtin(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
+        return [to_builtin(part) for part in value]
     if hasattr(value, "tolist"):  # numpy's scalars and arrays
         return value.tolist()
     kind = type(value).__name__
     raise ConfigurationError(f"a {kind} cannot be logged: use numbers, text, tensors, lists or maps of them")
 
 
-def whole(value: Any) -> int | None:
-    """The value as an ``int``, from any kind of whole number, such as numpy's or a tensor with one element; ``None``
+def as_int(value: Any) -> int | None:
+    """Converts any kind of whole number to ``int``, such as numpy's or a tensor with one element; ``None``
     for anything else, also for ``True`` and ``False``."""
     if isinstance(value, bool):
         return None
@@ -42,8 +42,8 @@ def whole(value: Any) -> int | None:
         return None
 
 
-def described(value: Any) -> str:
-    """The value in a few words, for a message of one line."""
+def describe(value: Any) -> str:
+    """Describes a value in a few words, for a message of one line."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     is_empty = isinstance(value, list | tuple | dict) and not value
@@ -52,10 +52,10 @@ def described(value: Any) -> str:
 
 def optimizer_names(optimizers: list[Any]) -> list[str]:
     """The names that learning rates go by: class names, a further optimizer of a class with ``-1``, ``-2``, ..."""
-    return numbered_names(type(optimizer).__name__ for optimizer in optimizers)
+    return unique_names(type(optimizer).__name__ for optimizer in optimizers)
 
 
-def numbered_names(given: Iterable[str]) -> list[str]:
+def unique_names(given: Iterable[str]) -> list[str]:
     """The names, a further one that is the same with ``-1``, ``-2``, ..."""
     names: list[str] = []
     for name in given:

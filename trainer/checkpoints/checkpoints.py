@@ -21,10 +21,10 @@ from trainer.checkpoints.file import (
     write_checkpoint,
 )
 from trainer.checkpoints.folder import CheckpointFolder
-from trainer.checkpoints.saver import Announce, CheckpointSaver, NoSaver
+from trainer.checkpoints.saver import Announce, IntervalSaver, NoSaver
 from trainer.checkpoints.sharded import is_sharded, read_sharded, training_file, write_sharded
 from trainer.checkpoints.training_state import load_model, load_schedulers, load_training, training_tree, weights_tree
-from trainer.data.epoch_order import EpochOrder
+from trainer.data.resume import DataLoaderResume
 from trainer.data.spec import DataSpec
 from trainer.distributed.ranks import Ranks
 from trainer.distributed.sampling import own_sampler
@@ -47,7 +47,7 @@ class Checkpoints:
     def __init__(
         self,
         state: State,
-        order: EpochOrder,
+        loader_resume: DataLoaderResume,
         *,
         save_folder: str | os.PathLike[str] | None,
         save_filename: str,
@@ -70,7 +70,7 @@ class Checkpoints:
         if autoresume and weights_only:
             raise ConfigurationError("autoresume cannot go on from weights alone: leave out save_weights_only")
         self._state = state
-        self._order = order
+        self._loader_resume = loader_resume
         self._ranks = ranks
         self._sharded = sharded
         self._interval = save_interval
@@ -81,7 +81,7 @@ class Checkpoints:
         self._overwrite = overwrite
         self._filenames = (save_filename, save_latest_filename)
         self._schedulers: tuple[Any, Path] | None = None
-        self._saver: CheckpointSaver | None = None
+        self._saver: IntervalSaver | None = None
         self._folder: CheckpointFolder | None = None
         self.announce: Announce = _tell_nobody
         """Told, on the first rank, where a checkpoint is saved and where one was loaded."""
@@ -161,7 +161,7 @@ class Checkpoints:
         orders = tree.get("dataloader")
         # A rank that was not there before has nothing to go on from, and draws numbers of its own.
         if orders and state.rank < len(orders):
-            self._order.load(orders[state.rank])
+            self._loader_resume.load(orders[state.rank])
         if self._folder is not None and self.resumed:
             self._folder.load_state_dict(tree.get("checkpoints") or {})
             self._folder.adopt(path)
@@ -183,7 +183,7 @@ class Checkpoints:
         """The checkpoint of the same run that the training goes on from."""
         return self._load_path if self.resumed else None
 
-    def plan(self, evaluation: Evaluation, data: DataSpec, max_duration: Time) -> "CheckpointSaver | NoSaver":
+    def plan(self, evaluation: Evaluation, data: DataSpec, max_duration: Time) -> "IntervalSaver | NoSaver":
         """What writes checkpoints in a training of that length.
 
         Raises :class:`bus.errors.ConfigurationError` when older checkpoints are in the way."""
@@ -196,17 +196,17 @@ class Checkpoints:
             join = partial(_write, None, sharded=self._sharded, ranks=self._ranks)
             # A training does not resume from weights alone.
             announce = _tell_nobody if self._weights_only else self.announce
-            self._saver = CheckpointSaver(self._state, self._folder, self._interval, join, self._weights_only, announce)
+            self._saver = IntervalSaver(self._state, self._folder, self._interval, join, self._weights_only, announce)
         # Nothing that holds this object: a trainer that is dropped is to be gone at once.
         gather = partial(
-            _gather, self._state, self._order, self._ranks, self._weights_only, self._folder, evaluation, data
+            _gather, self._state, self._loader_resume, self._ranks, self._weights_only, self._folder, evaluation, data
         )
         self._saver.plan(max_duration, gather)
         return self._saver
 
     def gatherer(self, evaluation: Evaluation, data: DataSpec) -> Callable[[], dict[str, Any]]:
         """What gathers a whole checkpoint of the training, whatever is saved here."""
-        return partial(_gather, self._state, self._order, self._ranks, False, self._folder, evaluation, data)
+        return partial(_gather, self._state, self._loader_resume, self._ranks, False, self._folder, evaluation, data)
 
     def load_schedulers(self) -> None:
         """Puts the schedulers to where the checkpoint left them, once they are there; does nothing without one.
@@ -229,7 +229,9 @@ class Checkpoints:
 
     def write(self, path: Path, evaluation: Evaluation, data: DataSpec | None) -> Path:
         """Writes a checkpoint of its own; all ranks have to call this."""
-        tree = _gather(self._state, self._order, self._ranks, self._weights_only, self._folder, evaluation, data)
+        tree = _gather(
+            self._state, self._loader_resume, self._ranks, self._weights_only, self._folder, evaluation, data
+        )
         if self._state.rank == 0 and not self._weights_only:
             self.announce("save", self._state.timestamp.values)
         _write(path if self._state.rank == 0 else None, tree, sharded=self._sharded, ranks=self._ranks)
@@ -278,7 +280,7 @@ def _write(path: Path | None, tree: Mapping[str, Any], *, sharded: bool, ranks: 
 
 def _gather(
     state: State,
-    order: EpochOrder,
+    loader_resume: DataLoaderResume,
     ranks: Ranks | None,
     weights_only: bool,
     folder: CheckpointFolder | None,
@@ -291,15 +293,15 @@ def _gather(
     sampler = None if data is None else own_sampler(data.dataloader)
     return {
         **training_tree(state, evaluation),
-        "dataloader": None if data is None else _orders(state, order, ranks, data),
+        "dataloader": None if data is None else _orders(state, loader_resume, ranks, data),
         "sampler_seed": None if sampler is None else sampler.seed,
         "checkpoints": None if folder is None else folder.state_dict(),
     }
 
 
-def _orders(state: State, order: EpochOrder, ranks: Ranks | None, data: DataSpec) -> list[Any]:
+def _orders(state: State, loader_resume: DataLoaderResume, ranks: Ranks | None, data: DataSpec) -> list[Any]:
     """Where each rank is in its data."""
-    own = order.tree(data.dataloader, state.timestamp.values.batch_in_epoch > 0)
+    own = loader_resume.tree(data.dataloader, state.timestamp.values.batch_in_epoch > 0)
     if ranks is None:
         return [own]
     return [msgpack.unpackb(one, strict_map_key=False) for one in ranks.collect(msgpack.packb(own))]

@@ -10,7 +10,7 @@ from trainer.arguments.durations import Interval
 from trainer.checkpoints.folder import CheckpointFolder
 from trainer.engine.state import State
 
-__all__ = ["Announce", "CheckpointSaver", "NoSaver"]
+__all__ = ["Announce", "IntervalSaver", "NoSaver"]
 
 _EVENTS = (Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT, Event.BATCH_CHECKPOINT)
 
@@ -37,7 +37,7 @@ class NoSaver:
         raise ConfigurationError("this training saves no checkpoints: start it with a save_folder")
 
 
-class CheckpointSaver:
+class IntervalSaver:
     """Writes a checkpoint every so often and when the training is over, once for each batch.
 
     An evaluation that comes after the last one, at the end of the training, is put into it too. ``join`` is what the

@@ -8,7 +8,7 @@ import torch
 from bus.errors import CheckpointError
 from bus.types.timestamp import Timestamp
 from trainer.arguments.values import optimizer_names
-from trainer.data.epoch_order import generators_of
+from trainer.data.resume import generators_of
 from trainer.engine.state import State
 from trainer.evaluation.evaluation import Evaluation
 

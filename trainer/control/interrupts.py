@@ -11,28 +11,28 @@ from typing import Any
 from bus.printing import say
 from trainer.engine.state import State
 
-__all__ = ["Interruption", "finishing_the_batch"]
+__all__ = ["Interruption", "defer_signals"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _Handlers = dict[int, Any]
 
 
 class Interruption:
-    """Whether somebody has asked the training to end."""
+    """Whether a signal has requested the end of the training."""
 
     def __init__(self) -> None:
-        self.came = False
+        self.requested = False
         self.reason = "a signal to another rank"
 
     def explains(self, error: RuntimeError) -> bool:
         """Whether an error is how torch says that worker processes of a dataloader are gone, after a signal to end:
         a terminal, and some schedulers of jobs, send it to them as well."""
-        return self.came and str(error).startswith("DataLoader worker (pid")
+        return self.requested and str(error).startswith("DataLoader worker (pid")
 
 
 @contextlib.contextmanager
-def finishing_the_batch(state: State, with_checkpoint: bool = True) -> Iterator[Interruption]:
-    """While this is open, the first Ctrl-C or SIGTERM ends the training after the batch at hand, and says so; the
+def defer_signals(state: State, with_checkpoint: bool = True) -> Iterator[Interruption]:
+    """While this is open, the first Ctrl-C or SIGTERM ends the training after the current batch, and says so; the
     second one does what it did before: by default it ends the program at once.
 
     Processes that are forked meanwhile, such as a dataloader's workers, pass over their first Ctrl-C, because the
@@ -55,7 +55,7 @@ def finishing_the_batch(state: State, with_checkpoint: bool = True) -> Iterator[
             if number == signal.SIGTERM:
                 os.kill(os.getpid(), number)
             return
-        is_second, interruption.came = interruption.came, True
+        is_second, interruption.requested = interruption.requested, True
         name = signal.Signals(number).name
         interruption.reason = f"signal {name}"
         _restore(before, ask)  # noqa: F821

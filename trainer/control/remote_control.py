@@ -87,8 +87,8 @@ class RemoteControl:
             one.name == "stop" and id(one) not in self._scripted for one in self.waiting
         )
 
-    def obey(self, event: Event) -> None:
-        """Applies what waits. With several ranks all have to call this at the same event."""
+    def apply(self, event: Event) -> None:
+        """Applies the pending commands. With several ranks all have to call this at the same event."""
         while True:
             for command in self._take_due(event):
                 self._apply(command, event)
@@ -96,8 +96,8 @@ class RemoteControl:
                 return
             self._idle()
 
-    def refuse_rest(self) -> None:
-        """Answers what came too late."""
+    def reject_pending(self) -> None:
+        """Rejects the commands that are still pending when the training has come to its end."""
         rest = [one for one in self.waiting if id(one) not in self._scripted]
         self.waiting[:] = [one for one in self.waiting if id(one) in self._scripted]
         for command in rest:
@@ -105,8 +105,8 @@ class RemoteControl:
             error = None if command.name == "stop" else "the training has come to its end"
             self._answer(command, Event.FIT_END, error)
 
-    def obey_stops(self, event: Event) -> None:
-        """Applies the stops that wait, in the middle of a batch or an evaluation; everything else has to wait on. With
+    def apply_stops(self, event: Event) -> None:
+        """Applies the pending stops, in the middle of a batch or an evaluation; every other command stays pending. With
         several ranks all have to call this at the same event."""
         if self.waiting or self._ranks is not None:
             for command in self._take_due(event, stops_only=True):

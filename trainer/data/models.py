@@ -10,7 +10,7 @@ from torch.nn import functional
 from torchmetrics import Metric, MetricCollection
 
 from bus.errors import ConfigurationError
-from trainer.arguments.values import described, plain
+from trainer.arguments.values import describe, to_builtin
 
 __all__ = [
     "Accuracy",
@@ -140,14 +140,14 @@ def metrics_of(model: Any, is_train: bool) -> dict[str, Metric]:
     call = f"get_metrics(is_train={is_train}) of model {type(model).__name__}"
     if not isinstance(metrics, Mapping | MetricCollection):
         raise ConfigurationError(
-            f"{call} returned {described(metrics)}: return a dict of names and torchmetrics.Metric objects, "
+            f"{call} returned {describe(metrics)}: return a dict of names and torchmetrics.Metric objects, "
             "an empty one for none"
         )
     named = dict(metrics.items())
     for name, metric in named.items():
         if not isinstance(name, str) or not isinstance(metric, Metric):
             raise ConfigurationError(
-                f"{call} returned {described(metric)} under {name!r}: use texts for names, and torchmetrics.Metric "
+                f"{call} returned {describe(metric)} under {name!r}: use texts for names, and torchmetrics.Metric "
                 "objects for metrics"
             )
     if named and is_train:
@@ -212,4 +212,4 @@ def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Computes metrics and reads their values: numbers, or nested lists for those with more than one.
 
     On a GPU this waits for the device, so it has its place at the end of an evaluation."""
-    return {name: plain(metric.compute()) for name, metric in metrics.items()}
+    return {name: to_builtin(metric.compute()) for name, metric in metrics.items()}

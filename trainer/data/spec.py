@@ -7,7 +7,7 @@ import torch
 
 from bus.errors import ConfigurationError
 from trainer.arguments.checks import check_function
-from trainer.arguments.values import described, whole
+from trainer.arguments.values import as_int, describe
 
 if TYPE_CHECKING:
     from trainer.device.device import Device
@@ -164,10 +164,10 @@ def _counting(function: Any, argument: str) -> Callable[[Any], int]:
 
     def count(batch: Any) -> int:
         given = function(batch)
-        number = given if type(given) is int else whole(given)
+        number = given if type(given) is int else as_int(given)
         if number is None or number < 0:
             raise ConfigurationError(
-                f"{argument} returned {described(given)} for a batch: return a whole number from 0, "
+                f"{argument} returned {describe(given)} for a batch: return a whole number from 0, "
                 "such as the length of one of its tensors"
             )
         return number
@@ -183,7 +183,7 @@ def _splitting(function: Any) -> Callable[[Any, int], Sequence[Any]]:
         parts = function(batch, size)
         if not isinstance(parts, list | tuple) or not parts:
             raise ConfigurationError(
-                f"split_batch returned {described(parts)} for a batch: return a list of batches, with one at least"
+                f"split_batch returned {describe(parts)} for a batch: return a list of batches, with one at least"
             )
         return parts
 

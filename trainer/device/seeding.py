@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bus.errors import ConfigurationError
-from trainer.arguments.values import whole
+from trainer.arguments.values import as_int
 
 __all__ = ["RandomStates", "check_seed", "make_deterministic", "new_seed", "seed_all"]
 
@@ -24,7 +24,7 @@ def new_seed() -> int:
 
 def check_seed(seed: Any) -> int:
     """The seed, or :class:`bus.errors.ConfigurationError` when not every generator takes it."""
-    number = whole(seed)
+    number = as_int(seed)
     if number is None or not 0 <= number < _LIMIT:
         raise ConfigurationError(f"seed {seed!r} is not allowed: use a whole number from 0 to {_LIMIT - 1}")
     return number

@@ -23,7 +23,7 @@ from bus import errors
 from bus.errors import ConfigurationError, OffloopError, RankError
 from trainer.distributed.launcher import report_uncaught_errors
 
-__all__ = ["Ranks", "first_rank_first", "join_ranks", "naming_lost_ranks", "on_first_rank", "rank_and_world_size"]
+__all__ = ["Ranks", "join_ranks", "on_first_rank", "rank_and_world_size", "rank_zero_first", "report_lost_ranks"]
 
 _REASON = "offloop/reason"
 _SIGNS_OF_LOSS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Connection refused")
@@ -80,11 +80,11 @@ class Ranks:
     def _begin_count(self, *counts: int) -> None:
         for index, count in enumerate(counts):
             self._counts[index] = count
-        with naming_lost_ranks(self.rank):
+        with report_lost_ranks(self.rank):
             self._counting = dist.all_reduce(self._counts, group=self._hosts, async_op=True)
 
     def _end_count(self) -> list[int]:
-        with naming_lost_ranks(self.rank):
+        with report_lost_ranks(self.rank):
             self._counting.wait()
         self._counting = None
         counts: list[int] = self._counts.tolist()
@@ -96,7 +96,7 @@ class Ranks:
         self._vote[0] = microseconds if self.rank == 0 else 0
         self._vote[1] = stop
         self._vote[2] = has_commands
-        with naming_lost_ranks(self.rank):
+        with report_lost_ranks(self.rank):
             dist.all_reduce(self._vote, group=self._hosts)
         agreed, stops, commands = self._vote.tolist()
         return agreed, stops > 0, commands > 0
@@ -115,7 +115,7 @@ class Ranks:
         """The first rank's value on every rank: numbers, text, lists and maps."""
         packed = json.dumps(value).encode() if self.rank == 0 else b""
         length = torch.tensor([len(packed)])
-        with naming_lost_ranks(self.rank):
+        with report_lost_ranks(self.rank):
             dist.broadcast(length, 0, group=self._hosts)
             content = torch.zeros(int(length), dtype=torch.uint8)
             if self.rank == 0:
@@ -127,7 +127,7 @@ class Ranks:
         """What each rank gave, on every rank."""
         length = torch.tensor([len(content)])
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        with naming_lost_ranks(self.rank):
+        with report_lost_ranks(self.rank):
             dist.all_gather(lengths, length, group=self._hosts)
             # All of them may have given nothing.
             longest = max(1, *(int(one) for one in lengths))
@@ -139,7 +139,7 @@ class Ranks:
 
     def wait_for_all(self) -> None:
         """Returns when every rank has come here."""
-        with naming_lost_ranks(self.rank):
+        with report_lost_ranks(self.rank):
             dist.barrier(group=self._hosts)
 
     @property
@@ -245,7 +245,7 @@ def on_first_rank() -> bool:
     return rank_and_world_size()[0] == 0
 
 
-def first_rank_first(ranks: Ranks, start: Callable[[str | None], _Started], address: str | None) -> _Started:
+def rank_zero_first(ranks: Ranks, start: Callable[[str | None], _Started], address: str | None) -> _Started:
     """Starts something on every rank: on the first one at ``address``, or where it likes, and on the others at the
     address where the first one has it. What goes wrong on the first rank is raised on all of them."""
     started, failure = None, None
@@ -264,8 +264,8 @@ def first_rank_first(ranks: Ranks, start: Callable[[str | None], _Started], addr
 
 
 @contextlib.contextmanager
-def naming_lost_ranks(rank: int) -> Iterator[None]:
-    """Turns the errors by which torch tells that another process is gone into one that says so."""
+def report_lost_ranks(rank: int) -> Iterator[None]:
+    """Turns the errors that torch raises when another process is gone into a :class:`RankError` that says so."""
     try:
         yield
     except (RuntimeError, ConnectionError) as error:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.arguments.values import plain
+from trainer.arguments.values import to_builtin
 from trainer.engine.state import State
 
 __all__ = ["Logger"]
@@ -26,7 +26,7 @@ class Logger:
         A tensor is read at once, which on a GPU waits for it: log numbers where that matters."""
         if step is None:
             step = self._state.timestamp.values[2]
-        self.entries.append([step, {name: plain(value) for name, value in metrics.items()}])
+        self.entries.append([step, {name: to_builtin(value) for name, value in metrics.items()}])
 
     def take(self) -> list[list[Any]]:
         """Everything logged since the last call, as pairs of step and metrics."""

@@ -11,9 +11,9 @@ from torch.utils.hooks import RemovableHandle
 
 from bus.errors import ConfigurationError
 from trainer.engine.state import State
-from trainer.fields.field import BATCH_RESULTS, Field, WatchHook
+from trainer.fields.field import BATCH_RESULTS, Field, ProbeHook
 
-__all__ = ["ACTIVATION_FIELDS", "ActivationWatch", "statistics"]
+__all__ = ["ACTIVATION_FIELDS", "ActivationProbe", "statistics"]
 
 
 def statistics(values: Tensor) -> dict[str, Tensor]:
@@ -37,7 +37,7 @@ def statistics(values: Tensor) -> dict[str, Tensor]:
     }
 
 
-class ActivationWatch:
+class ActivationProbe:
     """Takes the statistics of a training batch while its first forward pass goes through the model.
 
     What is put in place is a hook at the model itself, and, in a batch that is due, one at each module until the pass
@@ -94,8 +94,8 @@ class ActivationWatch:
         self._found = {}
         self._model = model = self._state.model
         self._of_model += [
-            model.register_forward_pre_hook(WatchHook(self._begin_pass)),
-            model.register_forward_hook(WatchHook(self._end_pass), always_call=True),
+            model.register_forward_pre_hook(ProbeHook(self._begin_pass)),
+            model.register_forward_hook(ProbeHook(self._end_pass), always_call=True),
         ]
 
     def _note(self, name: str, _: Any, inputs: Any, outputs: Any) -> None:
@@ -138,12 +138,12 @@ def _tensors(place: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 ACTIVATION_FIELDS: dict[str, Field] = {
     "activations": Field(
-        ActivationWatch.found,
+        ActivationProbe.found,
         BATCH_RESULTS,
         shape="map of statistic and module to number",
         on_device=True,
         description="average, spread, norm, extremes and share of zeros of what each module takes in and gives out",
-        watch=ActivationWatch,
+        probe=ActivationProbe,
     )
 }
 """What can be asked for of the modules of a model at work."""

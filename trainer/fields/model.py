@@ -6,7 +6,7 @@ import torch
 
 from bus.errors import ConfigurationError
 from trainer.engine.state import State
-from trainer.fields.field import Field, NeverThereError
+from trainer.fields.field import Field, FieldUnsupportedError
 
 __all__ = ["MAX_MODULES", "MODEL_FIELDS"]
 
@@ -38,7 +38,7 @@ def _counted(module: torch.nn.Module) -> tuple[int, int]:
 def memory_stats(state: State) -> dict[str, int]:
     """All of :func:`torch.cuda.memory_stats` for this rank's GPU, as it is: mostly bytes, and counts since the start.
 
-    Raises :class:`trainer.fields.field.NeverThereError` on a CPU."""
+    Raises :class:`trainer.fields.field.FieldUnsupportedError` on a CPU."""
     _require_gpu(state, "what a CUDA allocator says")
     return dict(torch.cuda.memory_stats(state.device.torch_device))
 
@@ -56,7 +56,7 @@ def gpu_utilization(state: State) -> int:
 
 def _require_gpu(state: State, what: str) -> None:
     if state.device.name != "gpu":
-        raise NeverThereError(f"it is {what}, and this training runs on {state.device.model_name}")
+        raise FieldUnsupportedError(f"it is {what}, and this training runs on {state.device.model_name}")
 
 
 MODEL_FIELDS: dict[str, Field] = {

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from bus.errors import ConfigurationError
 from bus.types.event import Event
 from trainer.engine.state import State
-from trainer.fields.field import BATCH_RESULTS, Field, WatchHook
+from trainer.fields.field import BATCH_RESULTS, Field, ProbeHook
 
 __all__ = ["NORM_FIELDS", "l2_norms"]
 
@@ -157,7 +157,7 @@ def _reporters(state: State) -> Iterator[tuple[Tensor, Callable[[Tensor, str, di
                     yield parameter, reporter
 
 
-class UpdateWatch:
+class UpdateProbe:
     """Keeps the weights as they were before the optimizers stepped, in the batches that updates are asked of.
 
     It costs a copy of the weights that are trained, made and held in these batches alone, and is exact for any
@@ -171,7 +171,7 @@ class UpdateWatch:
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
         self._trouble: str | None = None
         # A hook for all optimizers, because there may be none yet, or others by the time they step.
-        hook = register_optimizer_step_pre_hook(WatchHook(self._before_step))
+        hook = register_optimizer_step_pre_hook(ProbeHook(self._before_step))
         weakref.finalize(self, hook.remove)
 
     def norms(self) -> dict[str, Tensor]:
@@ -228,13 +228,13 @@ NORM_FIELDS: dict[str, Field] = {
         moment_norms, _AFTER_STEP, "L2 norm", _PER_PARAMETER, True, "norm of each parameter's first moment or momentum"
     ),
     "update_norms": Field(
-        UpdateWatch.norms,
+        UpdateProbe.norms,
         _AFTER_STEP,
         "L2 norm",
         _PER_PARAMETER,
         True,
         "norm of what the step added to each parameter; takes a copy of the weights",
-        UpdateWatch,
+        UpdateProbe,
     ),
     "optimizer_norms": Field(
         optimizer_norms,

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 from bus.types.event import Event
 from trainer.engine.state import State
-from trainer.fields.field import Field, NotYetError
+from trainer.fields.field import Field, FieldNotReadyError
 
-__all__ = ["MAX_SPANS", "PHASE_FIELDS", "PhaseWatch", "TimingEvent"]
+__all__ = ["MAX_SPANS", "PHASE_FIELDS", "PhaseProbe", "TimingEvent"]
 
 MAX_SPANS = 512
 """How many spans one batch is told in; what a batch of more microbatches has beyond is left out."""
@@ -72,7 +72,7 @@ class _HostTime:
         return milliseconds
 
 
-class PhaseWatch:
+class PhaseProbe:
     """Times the phases of the batches that somebody asks about, from the events between them.
 
     On a GPU each of these events puts a timing event into the device's stream, so what is measured is when the device
@@ -138,11 +138,10 @@ class PhaseWatch:
     def found(self) -> Any:
         """The phases of the batch that has just ended: at once, or, on a GPU, as a promise.
 
-        Raises :class:`trainer.fields.field.NotYetError` for a batch that was not watched from its beginning to its
-        end."""
+        Raises :class:`trainer.fields.field.FieldNotReadyError` for a batch that was not timed from beginning to end."""
         found, self._found = self._found, None
         if found is None:
-            raise NotYetError("this batch began before anybody asked, or what is asked for changed within it")
+            raise FieldNotReadyError("this batch began before anybody asked, or what is asked for changed within it")
         return found.value() if found.ready() else found
 
     def _begin_batch(self) -> None:
@@ -196,12 +195,12 @@ class _Batch:
 
 PHASE_FIELDS: dict[str, Field] = {
     "phases": Field(
-        PhaseWatch.found,
+        PhaseProbe.found,
         frozenset({Event.BATCH_END}),
         unit="nanoseconds",
         shape="map: began, spans of [phase, start, duration], device, publishing",
         description="when each phase of the batch began and how long it took, on a GPU by its own clock",
-        watch=PhaseWatch,
+        probe=PhaseProbe,
     )
 }
 """What can be asked for of the time that a batch takes."""

@@ -15,11 +15,11 @@ from bus.types.timestamp import TrainingTime
 from trainer.arguments.checks import check_function
 from trainer.engine.state import State
 from trainer.fields.activations import ACTIVATION_FIELDS
-from trainer.fields.field import Field, FieldFunction, NeverThereError, NotYetError
+from trainer.fields.field import Field, FieldFunction, FieldNotReadyError, FieldUnsupportedError
 from trainer.fields.model import MODEL_FIELDS
 from trainer.fields.norms import NORM_FIELDS
-from trainer.fields.phases import PHASE_FIELDS, PhaseWatch
-from trainer.fields.tensors import TENSOR_FIELDS, TensorsOut
+from trainer.fields.phases import PHASE_FIELDS, PhaseProbe
+from trainer.fields.tensors import TENSOR_FIELDS, TensorPayload
 from trainer.fields.values import sendable
 
 __all__ = ["BUILT_IN", "Field", "FieldFunction", "FieldRegistry", "FieldsOnDemand", "check_fields"]
@@ -192,30 +192,30 @@ class FieldsOnDemand:
     """
 
     def __init__(
-        self, state: State, fields: Mapping[str, Field], share: Callable[[str, TensorsOut], Any] | None = None
+        self, state: State, fields: Mapping[str, Field], share: Callable[[str, TensorPayload], Any] | None = None
     ) -> None:
         self._state = state
         self._fields = fields
         self._share = share
-        self._watches: dict[str, tuple[object, _Schedule]] = {}
+        self._probes: dict[str, tuple[object, _Schedule]] = {}
         self._said: set[str] = set()
         self.never: dict[str, str] = {}
         """Fields that this training will never have, and why."""
 
     def use(self, demand: Demand, may_compute: MayCompute = lambda *_: True) -> None:
-        """Says what is asked for from here on: begins to watch for fields that take it, and ends where nobody asks any
-        more. ``may_compute`` says of one that is due whether it will be computed."""
+        """Takes the demand from here on: makes the probes of requested fields, and drops those of fields that are not
+        requested any more. ``may_compute`` says of one that is due whether it will be computed."""
         for name, field in self._fields.items():
-            if field.watch is None:
+            if field.probe is None:
                 continue
             is_wanted = any(demand.has_field(event, name) for event in field.events)
-            if not is_wanted and name in self._watches:
-                del self._watches[name]
-            elif is_wanted and name in self._watches:
-                self._watches[name][1].demand = demand
+            if not is_wanted and name in self._probes:
+                del self._probes[name]
+            elif is_wanted and name in self._probes:
+                self._probes[name][1].demand = demand
             elif is_wanted:
                 schedule = _Schedule(self._state, name, field.events, demand, may_compute)
-                self._watches[name] = (field.watch(self._state, schedule.is_due), schedule)
+                self._probes[name] = (field.probe(self._state, schedule.is_due), schedule)
 
     def reserving(self, demand: Demand) -> set[str]:
         """The fields asked for that memory is to be got for, before they are due."""
@@ -225,7 +225,7 @@ class FieldsOnDemand:
             if field.reserves and any(demand.has_field(event, name) for event in field.events)
         }
 
-    def tensors_of(self, names: Iterable[str]) -> Iterator[TensorsOut]:
+    def tensors_of(self, names: Iterable[str]) -> Iterator[TensorPayload]:
         """What would be sent now for fields of tensors, but for those that cannot be had now."""
         for name in names:
             try:
@@ -237,10 +237,10 @@ class FieldsOnDemand:
             yield tensors
 
     @property
-    def phases(self) -> PhaseWatch | None:
-        """What is to be told of the events that a batch's phases lie between; ``None`` while nobody asks for those."""
-        watch = self._watches.get("phases", (None,))[0]
-        return watch if isinstance(watch, PhaseWatch) else None
+    def phases(self) -> PhaseProbe | None:
+        """The probe of the phases of a batch; ``None`` while they are not requested."""
+        probe = self._probes.get("phases", (None,))[0]
+        return probe if isinstance(probe, PhaseProbe) else None
 
     def compute(self, event: Event, names: Iterable[str]) -> dict[str, Any]:
         """The fields of these names that exist at an event. ``on_demand`` lists them, so that a consumer can tell what
@@ -266,9 +266,9 @@ class FieldsOnDemand:
                 except Exception as error:  # noqa: BLE001
                     reason = f"{name}: {error}" if isinstance(error, ConfigurationError) else f"{name}: {error!r}"
                     trouble.append(reason)
-                    if isinstance(error, NeverThereError):
+                    if isinstance(error, FieldUnsupportedError):
                         self.never[name] = reason
-                    if not isinstance(error, NotYetError):
+                    if not isinstance(error, FieldNotReadyError):
                         self._say(name, f"a field that a consumer asks for is left out, {reason}")
         if values:
             values["on_demand"] = list(values)
@@ -277,14 +277,14 @@ class FieldsOnDemand:
         return values
 
     def _computed(self, name: str, field: Field) -> Any:
-        if field.watch is None:
+        if field.probe is None:
             return field.compute(self._state)
-        if name not in self._watches:
-            raise NotYetError("it has to be watched for, which begins with the next batch")
-        return field.compute(self._watches[name][0])
+        if name not in self._probes:
+            raise FieldNotReadyError("its probe begins with the next batch")
+        return field.compute(self._probes[name][0])
 
     def _sendable(self, name: str, value: Any) -> Any:
-        if not isinstance(value, TensorsOut):
+        if not isinstance(value, TensorPayload):
             return sendable(value, self._state.device)
         if self._share is None:
             raise ConfigurationError(

@@ -12,7 +12,7 @@ from trainer.checkpoints.training_state import weights_tree
 from trainer.engine.state import State
 from trainer.fields.field import Field
 
-__all__ = ["TENSOR_FIELDS", "Policy", "TensorsOut"]
+__all__ = ["TENSOR_FIELDS", "Policy", "TensorPayload"]
 
 Policy: TypeAlias = Literal["skip", "wait"]
 """What becomes of tensors for which no memory is free: they are left out, or come with a later event."""
@@ -66,7 +66,7 @@ _WITHIN_FIT = frozenset(
 )
 
 
-class TensorsOut(NamedTuple):
+class TensorPayload(NamedTuple):
     """Tensors on their way out, as a field's function returns them."""
 
     tensors: Mapping[str, Tensor]
@@ -75,16 +75,16 @@ class TensorsOut(NamedTuple):
     policy: Policy = "skip"
 
 
-def _inputs(state: State) -> TensorsOut:
-    return TensorsOut(_flat("inputs", _part(state.batch, is_target=False)))
+def _inputs(state: State) -> TensorPayload:
+    return TensorPayload(_flat("inputs", _part(state.batch, is_target=False)))
 
 
-def _targets(state: State) -> TensorsOut:
-    return TensorsOut(_flat("targets", _part(state.batch, is_target=True)))
+def _targets(state: State) -> TensorPayload:
+    return TensorPayload(_flat("targets", _part(state.batch, is_target=True)))
 
 
-def _outputs(state: State) -> TensorsOut:
-    return TensorsOut(_flat("outputs", state.outputs))
+def _outputs(state: State) -> TensorPayload:
+    return TensorPayload(_flat("outputs", state.outputs))
 
 
 def _part(batch: Any, *, is_target: bool) -> Any:
@@ -125,17 +125,17 @@ def _walk(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         yield from _walk(f"{path}.{key}" if path else str(key), part)
 
 
-def _weights(state: State) -> TensorsOut:
+def _weights(state: State) -> TensorPayload:
     weights = {name: value.detach() for name, value in state.model.state_dict().items() if isinstance(value, Tensor)}
     _check_whole(weights)
-    return TensorsOut(weights, policy="wait")
+    return TensorPayload(weights, policy="wait")
 
 
-def _weights_checkpoint(state: State) -> TensorsOut:
+def _weights_checkpoint(state: State) -> TensorPayload:
     return _as_checkpoint(state, lambda: weights_tree(state))
 
 
-def _checkpoint(state: State) -> TensorsOut:
+def _checkpoint(state: State) -> TensorPayload:
     if state.world_size > 1:
         # The ranks learn at different times what is wanted, and the place in the data takes all of them.
         raise ConfigurationError(
@@ -147,10 +147,10 @@ def _checkpoint(state: State) -> TensorsOut:
     return _as_checkpoint(state, state.gather_checkpoint)
 
 
-def _as_checkpoint(state: State, gather: Callable[[], Mapping[str, Any]]) -> TensorsOut:
+def _as_checkpoint(state: State, gather: Callable[[], Mapping[str, Any]]) -> TensorPayload:
     draft = draft_checkpoint({**gather(), "timestamp": list(state.timestamp.values)}, "the checkpoint for a consumer")
     _check_whole(draft.tensors)
-    return TensorsOut(draft.tensors, draft.metadata(), "wait")
+    return TensorPayload(draft.tensors, draft.metadata(), "wait")
 
 
 def _check_whole(tensors: Mapping[str, Tensor]) -> None:

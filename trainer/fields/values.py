@@ -10,7 +10,7 @@ from torch import Tensor
 from bus.errors import ConfigurationError
 from bus.protocol.frames import is_shallow, pack_map
 from bus.types.deferred import Deferred
-from trainer.arguments.values import plain
+from trainer.arguments.values import to_builtin
 from trainer.device.batch import map_tensors
 from trainer.device.device import DeferredVector, Device
 
@@ -36,8 +36,8 @@ class DeferredTree:
         return _filled(self._tree, self._numbers.value())
 
 
-class _Place(NamedTuple):
-    """Where a tensor's numbers stand among all that are read."""
+class _Span(NamedTuple):
+    """Where the numbers of a tensor lie among all numbers that are read."""
 
     start: int
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class _Tensors:
         self.count = 0
 
     def taken_from(self, value: Any) -> Any:
-        """The value with a :class:`_Place` for each tensor; the rest as numbers, text, lists and maps."""
+        """The value with a :class:`_Span` for each tensor; the rest as numbers, text, lists and maps."""
         if isinstance(value, Tensor):
             if value.device.type == self._device_type:
                 return self._take(value)
@@ -62,7 +62,7 @@ class _Tensors:
             return {str(key): self.taken_from(part) for key, part in value.items()}
         if isinstance(value, list | tuple):
             return [self.taken_from(part) for part in value]
-        return plain(value)
+        return to_builtin(value)
 
     def joined(self) -> Tensor:
         """All of their numbers in a row, in as few steps of the device as can be."""
@@ -73,16 +73,16 @@ class _Tensors:
         # Doubles hold whole numbers up to 2**53.
         return torch.cat([(one if one.is_floating_point() else one.double()).reshape(-1) for one in tensors])
 
-    def _take(self, tensor: Tensor) -> _Place:
+    def _take(self, tensor: Tensor) -> _Span:
         if tensor.is_complex() or tensor.layout is not torch.strided:
             raise ConfigurationError(
                 f"a tensor of {tensor.dtype} with {tensor.layout} cannot be sent: send one of real numbers, dense"
             )
         whole = bool if tensor.dtype is torch.bool else int
-        place = _Place(self.count, tuple(tensor.shape), float if tensor.is_floating_point() else whole)
+        span = _Span(self.count, tuple(tensor.shape), float if tensor.is_floating_point() else whole)
         self._tensors.append(tensor.detach())
         self.count += tensor.numel()
-        return place
+        return span
 
 
 def sendable(value: Any, device: Device) -> Any:
@@ -96,7 +96,7 @@ def sendable(value: Any, device: Device) -> Any:
         return device.read_later(value.detach().reshape(()))
     if device.name != "gpu":
         map_tensors(value, _check_on_host)
-        return _checked(plain(value))
+        return _checked(to_builtin(value))
     tensors = _Tensors(device.torch_device.type)
     tree = tensors.taken_from(value)
     if not tensors.count:
@@ -108,7 +108,7 @@ def sendable(value: Any, device: Device) -> Any:
 
 
 def _filled(tree: Any, numbers: list[float]) -> Any:
-    if isinstance(tree, _Place):
+    if isinstance(tree, _Span):
         end = tree.start + math.prod(tree.shape)
         return _shaped([tree.kind(number) for number in numbers[tree.start : end]], tree.shape)
     if isinstance(tree, dict):

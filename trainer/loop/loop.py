@@ -12,13 +12,13 @@ from bus.types.event import Event
 from bus.types.time import TimeUnit
 from trainer.control.interrupts import Interruption
 from trainer.control.remote_control import RemoteControl
-from trainer.data.epoch_order import EpochOrder
+from trainer.data.resume import DataLoaderResume
 from trainer.data.spec import DataSpec
 from trainer.distributed.ranks import Ranks
 from trainer.engine.engine import Engine
 from trainer.engine.state import State
 from trainer.evaluation.evaluation import Evaluation
-from trainer.loop.progress import Progress
+from trainer.loop.progress import ProgressDisplay
 from trainer.loop.step import TrainStep
 from trainer.schedulers import TimeAwareScheduler
 
@@ -66,9 +66,9 @@ class TrainingLoop:
         step: TrainStep,
         evaluation: Evaluation,
         saver: Saver,
-        progress: Progress,
+        progress: ProgressDisplay,
         data: DataSpec,
-        order: EpochOrder,
+        loader_resume: DataLoaderResume,
         clock: Callable[[], int],
         control: RemoteControl,
         *,
@@ -84,7 +84,7 @@ class TrainingLoop:
         self._saver = saver
         self._progress = progress
         self._data = data
-        self._order = order
+        self._loader_resume = loader_resume
         self._clock = clock
         self._control = control
         self._ranks = ranks
@@ -115,10 +115,10 @@ class TrainingLoop:
             del state.recompute_gradients, state.evaluate_now
             state.gather_checkpoint = None
             self._control.checkpoint = None
-            # What came too late for this training is not meant for the next one.
+            # What was requested too late for this training is not meant for the next one.
             state.fitting = False
             state.withdraw_stop()
-            self._control.refuse_rest()
+            self._control.reject_pending()
 
     def _run(self, interruption: Interruption | None) -> None:
         state, fire = self._state, self._engine.run_event
@@ -128,7 +128,7 @@ class TrainingLoop:
         state.fitting = True
         fire(FIT_START)
         if state.timestamp.values.batch_in_epoch == 0:
-            self._order.go_on(self._data.dataloader)
+            self._loader_resume.restored(self._data.dataloader)
         if not self._has_epoch_to_end():
             # One that was over when the checkpoint was written that the training goes on from.
             self._end_iteration_if_due()
@@ -175,7 +175,7 @@ class TrainingLoop:
             if BATCH_CHECKPOINT in watched:
                 saver.save_if_due(BATCH_CHECKPOINT)
             if commands or self._has_commands:
-                self._obey(BATCH_CHECKPOINT)
+                self._apply_commands(BATCH_CHECKPOINT)
             if ends_iterations and state.timestamp.values.batch_in_epoch != state.dataloader_len:
                 self._end_iteration_if_due()
             if now >= progress.next_draw:
@@ -183,17 +183,17 @@ class TrainingLoop:
             if state.reached_max_duration():
                 if state.timestamp.values.batch_in_epoch == state.dataloader_len:
                     return True
-                self._order.leave_epoch(self._data.dataloader)
+                self._loader_resume.suspend(self._data.dataloader)
                 return False
         return True
 
     def _fetch_batches(self) -> Iterator[Any]:
         state, data, fire = self._state, self._data, self._engine.run_event
         epoch, done = state.timestamp.values.epoch, state.timestamp.values.batch_in_epoch
-        skip = self._order.enter_epoch(data.dataloader, epoch, done)
+        skip = self._loader_resume.begin_epoch(data.dataloader, epoch, done)
         batches = iter(data.dataloader)
         if done and not skip:
-            self._order.go_on(data.dataloader)
+            self._loader_resume.restored(data.dataloader)
         if self._subset_num_batches >= 0:
             batches = itertools.islice(batches, max(0, self._subset_num_batches - done + skip))
         fire(BEFORE_DATALOADER)
@@ -202,7 +202,7 @@ class TrainingLoop:
                 skip -= 1
                 state.batch = batch
                 if not skip:
-                    self._order.go_on(data.dataloader)
+                    self._loader_resume.restored(data.dataloader)
             else:
                 batch = data.prepare(batch, state.device)
                 state.batch_size = data.get_num_samples_in_batch(batch)
@@ -239,7 +239,7 @@ class TrainingLoop:
         self._save_if_due(EPOCH_CHECKPOINT)
         self._progress.epoch_end()
         self._end_iteration_if_due()
-        self._heed_requests(EPOCH_CHECKPOINT)
+        self._apply_pending_requests(EPOCH_CHECKPOINT)
 
     def _check_tokens(self) -> None:
         """Makes sure that what ends after so many tokens ends at all."""
@@ -318,17 +318,17 @@ class TrainingLoop:
             before = self._state.eval_metric_values
             self._batch_began += self._evaluation.run_if_due(event) // 1000
             if self._state.eval_metric_values is not before:
-                self._heed_requests(event)
+                self._apply_pending_requests(event)
 
-    def _heed_requests(self, event: Event) -> None:
-        """Lets what has been asked for since the batch, with several ranks by one of them, take effect on all."""
+    def _apply_pending_requests(self, event: Event) -> None:
+        """Applies what was requested since the batch, on any rank, on all ranks."""
         stop, has_commands = self._state.stop_requested, bool(self._control.waiting)
         if self._ranks is not None:
             _, stop, has_commands = self._ranks.agree(0, stop, has_commands)
         if stop:
             self._stop()
         if has_commands:
-            self._obey(event)
+            self._apply_commands(event)
 
     def _stop(self) -> None:
         """Ends the training, on all ranks for the reason of the first one that has asked."""
@@ -337,11 +337,11 @@ class TrainingLoop:
             reason = next((one.decode() for one in self._ranks.collect((reason or "").encode()) if one), None)
         self._state.stop_now(reason)
 
-    def _obey(self, event: Event) -> None:
+    def _apply_commands(self, event: Event) -> None:
         """Applies commands; training time stands still meanwhile."""
         began = self._clock()
         self._has_commands = False
-        self._control.obey(event)
+        self._control.apply(event)
         self._batch_began += (self._clock() - began) // 1000
 
     def _stop_between_batches(self) -> None:
@@ -352,15 +352,15 @@ class TrainingLoop:
             state.set_dataloader(self._data, "train", self._subset_num_batches)
         elif state.timestamp.values.batch_in_epoch == 0:
             # No batch of this epoch was used: it is to be entered again as it was.
-            self._order.leave_unused()
+            self._loader_resume.rollback()
         state.stop_now()
 
     def _is_interrupted(self, interruption: Interruption | None) -> bool:
         if interruption is None:
             return False
         if self._ranks is not None:
-            interruption.came = self._ranks.agree(0, interruption.came)[1]
-        return interruption.came
+            interruption.requested = self._ranks.agree(0, interruption.requested)[1]
+        return interruption.requested
 
     def _save_if_due(self, event: Event) -> None:
         if event in self._saver.watched:

@@ -12,7 +12,7 @@ from bus.types.timestamp import TimeUnit
 from trainer.device.device import DeferredScalar
 from trainer.engine.state import State
 
-__all__ = ["Progress", "ProgressBar", "ProgressLines", "make_progress"]
+__all__ = ["ProgressBar", "ProgressDisplay", "ProgressLines", "make_progress"]
 
 _NEVER = sys.maxsize
 _SECOND = 1_000_000_000
@@ -22,7 +22,7 @@ _BAR_WIDTH = 20
 _GAP = "  "
 
 
-class Progress:
+class ProgressDisplay:
     """Shows nothing. The training loop compares its clock with :attr:`next_draw` after each batch, and that is all it
     costs."""
 
@@ -51,7 +51,7 @@ class Progress:
         """Leaves the terminal as it was found."""
 
 
-class ProgressLines(Progress):
+class ProgressLines(ProgressDisplay):
     """A line for each epoch and one at the end; within long epochs one every five seconds."""
 
     _every = _LINE_EVERY
@@ -197,10 +197,12 @@ class ProgressBar(ProgressLines):
             self._screen = None
 
 
-def make_progress(enabled: bool, state: State, clock: Callable[[], int], stream: TextIO | None = None) -> Progress:
+def make_progress(
+    enabled: bool, state: State, clock: Callable[[], int], stream: TextIO | None = None
+) -> ProgressDisplay:
     """The progress to show on standard error, or on another stream."""
     if not enabled:
-        return Progress()
+        return ProgressDisplay()
     stream = stream or sys.stderr
     kind = ProgressBar if stream.isatty() else ProgressLines
     return kind(state, clock, stream)

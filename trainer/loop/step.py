@@ -8,7 +8,7 @@ import torch
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
-from trainer.arguments.values import described
+from trainer.arguments.values import describe
 from trainer.data.models import read_metrics
 from trainer.data.spec import DataSpec
 from trainer.device.device import autocast_of
@@ -226,7 +226,7 @@ class TrainStep:
             self._losses[name] = self._losses.get(name, 0.0) + value * share
 
     def _refused(self, loss: Any) -> ConfigurationError:
-        what = described(loss)
+        what = describe(loss)
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             what += " that no parameter has a gradient from"
         return ConfigurationError(

@@ -38,16 +38,16 @@ class FieldBudget:
         self._allowed = True
 
     def limited(
-        self, event: Event, names: Iterable[str], late: Iterable[str], number: int, moment: EventPosition | None
+        self, event: Event, names: Iterable[str], overdue: Iterable[str], number: int, moment: EventPosition | None
     ) -> list[str]:
-        """Those of the fields that are due at an event, or late for it, that only consumers want who may not
+        """Those of the fields that are due or overdue at an event, that only consumers want who may not
         command."""
         # What comes once, after the last batch, delays none.
         if self.unlimited is None or event in _AT_THE_END:
             return []
         free = self.unlimited.due_fields(event, number, moment)
-        overdue = [name for name in late if not self.unlimited.has_field(event, name)]
-        return list(dict.fromkeys([*(name for name in names if name not in free), *overdue]))
+        limited = [name for name in overdue if not self.unlimited.has_field(event, name)]
+        return list(dict.fromkeys([*(name for name in names if name not in free), *limited]))
 
     def may_compute(self, event: Event, name: str, number: int, moment: EventPosition) -> bool:
         """Whether a field that is due in the batch that is being trained on, by its number, is going to be computed."""

@@ -16,10 +16,10 @@ from bus.publisher.redaction import redact, redact_command
 from bus.strict_json import flatten
 from bus.types.hyperparameters import MOST
 from bus.types.timestamp import Time
-from trainer.arguments.values import numbered_names, optimizer_names
+from trainer.arguments.values import optimizer_names, unique_names
 from trainer.engine.state import State
 from trainer.schedulers import Scheduler, TimeAwareScheduler
-from trainer.stream.run_facts import describe_sizes
+from trainer.stream.run_metadata import describe_sizes
 
 __all__ = ["describe_hyperparameters"]
 
@@ -44,7 +44,7 @@ def describe_hyperparameters(state: State, system: Mapping[str, Any], info: Mapp
 
     Args:
         state: of the training.
-        system: what :func:`trainer.stream.run_facts.describe_system` says.
+        system: what :func:`trainer.stream.run_metadata.describe_system` says.
         info: what is written down about the run: ``config``, ``command``, ``git_commit``, ``git_dirty``, ``versions``.
     """
     sizes = {name: value for name, value in describe_sizes(state).items() if name not in _NOT_CHOSEN}
@@ -113,7 +113,7 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
 def _schedulers(schedulers: Sequence[Any]) -> dict[str, Any]:
     # A schedule is at work on each optimizer.
     chosen = {id(one): one for one in map(_schedule, schedulers)}.values()
-    names = numbered_names(map(_name_of, chosen))
+    names = unique_names(map(_name_of, chosen))
     told = {
         prefix: {"name": _name_of(one), **_arguments(one)}
         for prefix, one in _prefixed("scheduler", names, list(chosen))
@@ -127,7 +127,7 @@ def _schedule(scheduler: Any) -> Any:
 
 
 def _algorithms(algorithms: Sequence[Any]) -> dict[str, Any]:
-    names = numbered_names(type(one).__name__ for one in algorithms)
+    names = unique_names(type(one).__name__ for one in algorithms)
     arguments = {name: _arguments(one) for name, one in zip(names, algorithms, strict=True)}
     return {"algorithms": names, "algorithm": arguments} if names else {}
 

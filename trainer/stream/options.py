@@ -9,10 +9,10 @@ from bus.net.curve import ClientSecurity, client_security, client_security_for
 from bus.publisher.publisher import BASE_EVENTS, check_backlog_bytes
 from bus.types.demand import Demand
 from bus.types.event import Event
-from trainer.arguments.checks import check_config, check_max_delay, check_path, check_record, several
+from trainer.arguments.checks import as_list, check_config, check_max_delay, check_path, check_record
 from trainer.fields.registry import FieldFunction, FieldRegistry, check_fields
 from trainer.stream.attached import check_picklable, demand_of
-from trainer.stream.decisions import check_wait_for
+from trainer.stream.barrier import check_wait_for
 
 __all__ = ["StreamOptions", "check_stream_options"]
 
@@ -63,7 +63,7 @@ def check_stream_options(
     check_backlog_bytes(backlog_bytes)
     if runs_dir is not None:
         check_path(runs_dir, "runs_dir")
-    callbacks, loggers = several(callbacks, object, "callbacks"), several(loggers, object, "loggers")
+    callbacks, loggers = as_list(callbacks, object, "callbacks"), as_list(loggers, object, "loggers")
     return StreamOptions(
         publish,
         runs_dir,

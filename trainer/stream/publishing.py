@@ -19,11 +19,11 @@ from trainer.data.models import read_metrics
 from trainer.device.device import DeferredMap
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
-from trainer.fields.phases import PhaseWatch
+from trainer.fields.phases import PhaseProbe
 from trainer.fields.registry import BUILT_IN, Field, FieldsOnDemand
 from trainer.stream.field_budget import BYTES_PER_SECOND, TIME_SHARE, FieldBudget, wire_size
 from trainer.stream.hyperparameters import describe_hyperparameters
-from trainer.stream.run_facts import describe_sizes, describe_system
+from trainer.stream.run_metadata import describe_sizes, describe_system
 from trainer.stream.tensor_sharing import TensorSharing
 
 __all__ = ["StatePublisher", "StreamPublisher"]
@@ -38,7 +38,7 @@ _WITH_FLOPS = {Event.BATCH_END}
 _WITH_HYPERPARAMETERS = hyperparameters.EVENTS - {Event.INIT}
 _WITH_FACTS = {Event.INIT} | _WITH_HYPERPARAMETERS
 
-_MAX_LATE = 8
+_MAX_OVERDUE = 8
 
 _OVER_BUDGET = "left out here, because consumers that may only view ask for more than they may take"
 
@@ -83,7 +83,7 @@ class _Due(NamedTuple):
 
     moment: EventPosition
     fields: Sequence[str] = ()
-    late: Mapping[str, Sequence[EventPosition]] = {}
+    overdue: Mapping[str, Sequence[EventPosition]] = {}
     """Fields that could not be had when they were due, and when they were."""
     limited: Sequence[str] = ()
     """Those of the fields that only consumers want who may not command."""
@@ -131,15 +131,15 @@ class StatePublisher:
         self._sharing = sharing
         self._clock = clock
         self._fields = FieldsOnDemand(state, fields, None if sharing is None else sharing.share)
-        self._late: dict[str, list[EventPosition]] = {}
+        self._overdue: dict[str, list[EventPosition]] = {}
         self._budget = FieldBudget()
         self._said_over_budget = False
         # The fields that memory is to be got for when there are all of their tensors, and those that it was got for.
         self._to_reserve: set[str] = set()
         self._reserved: set[str] = set()
         # What is told of the events between which a batch's phases lie; not while one of them is published.
-        self._watched_phases: PhaseWatch | None = None
-        self._phases: PhaseWatch | None = None
+        self._probed_phases: PhaseProbe | None = None
+        self._phases: PhaseProbe | None = None
         self._hears_marks = False
         self._heard_version = 0
         # How often each event of a microbatch has come in the batch that began at this time.
@@ -215,9 +215,9 @@ class StatePublisher:
         if self._stream.demand_version != self._version:
             self._changed_in = self._batch(event)
             self._plain = frozenset()
-            # What takes watching for begins at once, so that it is there when the demand is met.
+            # Probes begin at once, so that they are there when the demand is met.
             self._fields.use(Demand.merge([self._demand, self._stream.demand]), self._budget.may_compute)
-            self._watch_phases()
+            self._probe_phases()
 
     def take_up_demand(self) -> None:
         """Meets what consumers want by now from the next event on: between two batches, when they were waited for."""
@@ -225,7 +225,7 @@ class StatePublisher:
             self._use_demand()
             self._stream.demand_in_effect(self._state.timestamp.values)
 
-    def _publish_in_phases(self, event: Event, phases: PhaseWatch) -> None:
+    def _publish_in_phases(self, event: Event, phases: PhaseProbe) -> None:
         """Publishes an event while somebody wants to know how long what lies between the events takes."""
         if self._stream.demand_version != self._heard_version:
             # A demand that changes between two events takes away those that nobody asks for.
@@ -237,13 +237,13 @@ class StatePublisher:
         try:
             self.publish(event)
         finally:
-            self._phases = self._watched_phases
+            self._phases = self._probed_phases
         phases.after(event, perf_counter_ns() - began, thread_time_ns() - own)
         if phases.is_timing is not self._hears_marks and self._phases is phases:
             self._hear_marks(phases.is_timing)
 
-    def _watch_phases(self) -> None:
-        self._phases = self._watched_phases = self._fields.phases
+    def _probe_phases(self) -> None:
+        self._phases = self._probed_phases = self._fields.phases
         if self._phases is not None:
             self._phases.clock = self._clock
         self._hear_marks(self._phases is not None and self._phases.is_timing)
@@ -255,9 +255,9 @@ class StatePublisher:
             # Those that nobody wants for their own sake are not published: that is found out when they come. A stream
             # that is closed wants nothing.
             if Event.BATCH_END in self._stream.wanted:
-                self._stream.wanted |= PhaseWatch.marks
+                self._stream.wanted |= PhaseProbe.marks
         elif self._hears_marks:
-            self._stream.wanted -= PhaseWatch.marks - self._always.events - self._stream.demand.events
+            self._stream.wanted -= PhaseProbe.marks - self._always.events - self._stream.demand.events
         self._hears_marks = hears
 
     def _due(self, event: Event) -> _Due | None:
@@ -269,32 +269,34 @@ class StatePublisher:
             # An optimizer has its moments from the first batch on.
             self._reserve()
         demand = self._demand
-        if event not in self._wanted and not self._late:
+        if event not in self._wanted and not self._overdue:
             return None
         number = self._number(event)
         moment = self._moment(event) if event in self._timed else None
         names = demand.due_fields(event, number, moment)
-        late = self._late and {name: moments for name, moments in self._late.items() if demand.has_field(event, name)}
+        overdue = self._overdue and {
+            name: moments for name, moments in self._overdue.items() if demand.has_field(event, name)
+        }
         limited: Sequence[str] = ()
         left_out: Sequence[str] = ()
-        if self._budget.unlimited is not None and (names or late):
-            limited = self._budget.limited(event, names, late, number, moment)
+        if self._budget.unlimited is not None and (names or overdue):
+            limited = self._budget.limited(event, names, overdue, number, moment)
             if limited and not self._budget.allows(self._batch(event) if number else None):
                 left_out = [name for name in limited if name in names]
                 names = tuple(name for name in names if name not in limited)
-                late = {name: moments for name, moments in late.items() if name not in limited}
+                overdue = {name: moments for name, moments in overdue.items() if name not in limited}
                 limited = ()
-                if not (names or late or demand.is_due_itself(event, number, moment)):
+                if not (names or overdue or demand.is_due_itself(event, number, moment)):
                     self._leave_out(left_out)
                     return None
-        if names or late or left_out or (moment and moment.microbatch and demand.is_due(event, number, moment)):
-            return _Due(moment or self._moment(event), names, late, limited, left_out)
+        if names or overdue or left_out or (moment and moment.microbatch and demand.is_due(event, number, moment)):
+            return _Due(moment or self._moment(event), names, overdue, limited, left_out)
         # A demand that is not in effect yet brings its events here already.
         return _NOTHING_MORE if demand.is_due(event, number, moment) else None
 
     def _on_demand(self, due: _Due) -> dict[str, Any]:
         """The fields that are due, as they are sent."""
-        names = dict.fromkeys((*due.fields, *due.late))
+        names = dict.fromkeys((*due.fields, *due.overdue))
         free = [name for name in names if name not in due.limited]
         values = self._fields.compute(due.moment.event, free) if free else {}
         if due.limited:
@@ -307,10 +309,10 @@ class StatePublisher:
             waiting = self._sharing.take_waiting()
             for name in names:
                 if name not in waiting:
-                    self._late.pop(name, None)
+                    self._overdue.pop(name, None)
                 elif name in due.fields:
-                    self._late[name] = [*due.late.get(name, ()), due.moment][:_MAX_LATE]
-        told: dict[str, Any] = {name: _told(moments) for name, moments in due.late.items() if name in values}
+                    self._overdue[name] = [*due.overdue.get(name, ()), due.moment][:_MAX_OVERDUE]
+        told: dict[str, Any] = {name: _told(moments) for name, moments in due.overdue.items() if name in values}
         how = ({"late": told} if told else {}) | ({"microbatch": number} if (number := due.moment.microbatch) else {})
         if how:
             values.update(how, on_demand=[*values.get("on_demand", ()), *how])
@@ -346,7 +348,7 @@ class StatePublisher:
         self._budget.unlimited = None if unlimited is None else Demand.merge([self._always, unlimited])
         self._changed_in = None
         self._fields.use(self._demand, self._budget.may_compute)
-        self._watch_phases()
+        self._probe_phases()
         wanted = set() if self._sharing is None else self._fields.reserving(self._demand)
         self._reserved &= wanted
         self._to_reserve = wanted - self._reserved
@@ -370,9 +372,9 @@ class StatePublisher:
             self._plain -= {Event.BATCH_END}
         self._timed = frozenset(event for event in events if self._demand.is_timed(event))
         # What nobody wants any more is not kept for whoever comes next.
-        self._late = {
+        self._overdue = {
             name: moments
-            for name, moments in self._late.items()
+            for name, moments in self._overdue.items()
             if any(self._demand.has_field(event, name) for event in events)
         }
 

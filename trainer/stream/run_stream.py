@@ -10,12 +10,12 @@ from bus.runs.directory import RunInfo, changed_in_words, read_run
 from bus.types.timestamp import Time
 from trainer.arguments.values import optimizer_names
 from trainer.control.remote_control import RemoteControl
-from trainer.distributed.ranks import Ranks, first_rank_first
+from trainer.distributed.ranks import Ranks, rank_zero_first
 from trainer.engine.engine import Engine
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
 from trainer.stream.attached import AttachedConsumers, run_place
-from trainer.stream.decisions import Decisions
+from trainer.stream.barrier import ConsumerBarrier
 from trainer.stream.options import StreamOptions
 from trainer.stream.publishing import StatePublisher
 from trainer.stream.tensor_sharing import TensorSharing, share_tensors
@@ -88,7 +88,7 @@ class RunStream:
         )
         publish = published.publish
         if options.waits_for:
-            publish = Decisions(
+            publish = ConsumerBarrier(
                 published, publisher, control, options.waits_for, options.wait_seconds, self._ranks
             ).publish
         return Engine(state, logger, publisher.wanted, publish)
@@ -127,7 +127,7 @@ class RunStream:
             )
 
         publisher = (
-            start(options.broker) if self._ranks is None else first_rank_first(self._ranks, start, options.broker)
+            start(options.broker) if self._ranks is None else rank_zero_first(self._ranks, start, options.broker)
         )
         if state.rank == 0 and options.broker is None:
             _warn_of_another_training(read_run(publisher.run_dir))

@@ -15,7 +15,7 @@ from bus.tensors.segments import Segment, SegmentPool
 from bus.tensors.view import INLINE_BYTES, ImageLayout, image_layout
 from trainer.checkpoints.file import tensor_spec
 from trainer.engine.state import State
-from trainer.fields.tensors import TensorsOut
+from trainer.fields.tensors import TensorPayload
 
 __all__ = ["DRAIN_SECONDS", "TensorSharing", "pin", "share_tensors"]
 
@@ -57,7 +57,7 @@ class TensorSharing:
         self.skipped: dict[str, int] = {}
         """How often each field was left out because no memory was free."""
 
-    def share(self, name: str, out: TensorsOut) -> "dict[str, Any] | _SharedLater":
+    def share(self, name: str, out: TensorPayload) -> "dict[str, Any] | _SharedLater":
         """What is sent for a field of tensors: the map that stands for them, or a promise of it.
 
         Raises :class:`bus.errors.ConfigurationError` when no memory is free, and for tensors that cannot be sent."""
@@ -84,7 +84,7 @@ class TensorSharing:
         value = _SharedLater(lambda: _told(layout, segment=segment.publish(seq)), _copied() if on_gpu else None)
         return value if on_gpu else value.value()
 
-    def reserve(self, outs: Iterable[TensorsOut]) -> None:
+    def reserve(self, outs: Iterable[TensorPayload]) -> None:
         """Begins to get memory for the largest of what will be shared; the training goes on meanwhile."""
         size = 0
         for out in outs:
@@ -121,7 +121,7 @@ class TensorSharing:
         """Gives all shared memory back; consumers keep what they hold."""
         self._pool.close()
 
-    def _refused(self, name: str, out: TensorsOut) -> ConfigurationError:
+    def _refused(self, name: str, out: TensorPayload) -> ConfigurationError:
         lent = "no shared memory is free, as consumers have not handled what they were sent"
         if out.policy == "wait":
             self._waiting.add(name)
@@ -153,7 +153,7 @@ class _SharedLater:
         return self._tell()
 
 
-def _layout(out: TensorsOut) -> ImageLayout:
+def _layout(out: TensorPayload) -> ImageLayout:
     return image_layout({one: tensor_spec(tensor) for one, tensor in out.tensors.items()}, out.metadata or None)
 
 

@@ -11,7 +11,7 @@ from bus.types.event import Event
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger
 from consumers.callbacks.alert.actions import Action, Command, Notice, Webhook, show
-from consumers.callbacks.alert.rules import Moment, Rule, RuleState
+from consumers.callbacks.alert.rules import Observation, Rule, RuleState
 from consumers.callbacks.lr_monitor import LRMonitor
 from consumers.callbacks.speed_monitor import SpeedMonitor
 from consumers.callbacks.trainer_metrics import TrainerMetrics
@@ -62,7 +62,7 @@ class Alert(Callback):
     ``command`` that is not there.
     """
 
-    own_cursor: ClassVar[bool] = True
+    background: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Alert(Callback):
             if event in source.wanted_events():
                 source.run_event(event, state, values)
         began = state.previous_timestamp if event is Event.BATCH_END else None
-        now = Moment(state.time_ns, began or state.timestamp, state.timestamp)
+        now = Observation(state.time_ns, began or state.timestamp, state.timestamp)
         for number, (rule, holding) in enumerate(zip(self._rules, self._holding, strict=True)):
             for name, value in _values_for(rule, values.numbers, state):
                 self._unjudged.pop(rule.text, None)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bus.errors import ConfigurationError, OffloopError
 from bus.types.timestamp import Time, Timestamp, TimeUnit
 
-__all__ = ["Moment", "Rule", "RuleState"]
+__all__ = ["Observation", "Rule", "RuleState"]
 
 _NAME = re.compile(r"[^\s<>=!\[\]]+")
 _KEY = re.compile(r"\[([^\[\]]+)\]")
@@ -37,7 +37,7 @@ _IS: dict[str, Callable[[float], bool]] = {
 }
 
 
-class Moment(NamedTuple):
+class Observation(NamedTuple):
     """When a value was there: its event's time in nanoseconds, and training time before and after what it is of."""
 
     time_ns: int
@@ -78,7 +78,7 @@ class Rule:
         """Whether it holds for a value."""
         return _COMPARE[self.test](value, self.limit) if self.test in _COMPARE else _IS[self.test](value)
 
-    def lasted(self, since: Moment, now: Moment) -> bool:
+    def lasted(self, since: Observation, now: Observation) -> bool:
         """Whether it has held for long enough."""
         if self.duration is None:
             return True
@@ -93,11 +93,11 @@ class Rule:
 class RuleState:
     """How a rule stands for a metric."""
 
-    since: Moment | None = None
+    since: Observation | None = None
     """The first of the values for which it has held without a break; ``None`` when it does not hold."""
     firing: bool = False
 
-    def take_in(self, rule: Rule, value: float, now: Moment) -> str | None:
+    def take_in(self, rule: Rule, value: float, now: Observation) -> str | None:
         """Judges a value; ``firing`` or ``resolved`` when that changes something."""
         if not rule.holds(value):
             self.since = None
@@ -121,7 +121,7 @@ class RuleState:
         kept = state["since"]
         since = None
         if isinstance(kept, list | tuple):
-            since = Moment(kept[0], Timestamp.from_values(kept[1]), Timestamp.from_values(kept[2]))
+            since = Observation(kept[0], Timestamp.from_values(kept[1]), Timestamp.from_values(kept[2]))
         return cls(since, bool(state["firing"]))
 
 

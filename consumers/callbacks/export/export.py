@@ -49,7 +49,7 @@ class ExportForInferenceCallback(Callback):
     ``pip install 'offloop[export]'``. Reference: ``composer/callbacks/export_for_inference.py``.
     """
 
-    own_cursor: ClassVar[bool] = True
+    background: ClassVar[bool] = True
 
     def __init__(
         self,

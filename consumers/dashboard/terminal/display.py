@@ -8,7 +8,7 @@ from typing import ClassVar, get_args
 
 from bus.errors import OffloopError
 from bus.subscriber.commands import sent_by
-from consumers.api.logger import RunPlace
+from consumers.api.logger import RunContext
 from consumers.dashboard.terminal.frame import HELP, Shown, frame, log_length, log_rows, metric_groups
 from consumers.dashboard.terminal.screen import TerminalScreen
 from consumers.dashboard.view.run_view import Axis, RunView
@@ -55,7 +55,7 @@ class Display:
         self.failure: Exception | None = None
         """What ended the drawing, where that was a defect."""
         self._view = view
-        self._place: RunPlace | None = None
+        self._context: RunContext | None = None
         self._screen = TerminalScreen(lambda line: view.note("output", line))
         self._shown = Shown(colors=not os.environ.get("NO_COLOR"))
         self._seen: object = None
@@ -66,16 +66,16 @@ class Display:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="offloop-top", daemon=True)
 
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         """Takes the terminal and begins to draw."""
         before, Display._opened = Display._opened, self
         if before is not None:
             before.close()
             # It was over when that was asked for, and the next replay was about to begin.
             self._leaves_at_once = before.left.is_set()
-        self._place = place
-        self._shown.commands = place.command is not None
-        self._shown.is_replay = place.command is None
+        self._context = context
+        self._shown.commands = context.command is not None
+        self._shown.is_replay = context.command is None
         self._screen.open()
         self._thread.start()
 
@@ -93,7 +93,7 @@ class Display:
             while not self._closing.is_set():
                 self._draw()
                 for key in self._screen.keys(_DRAW_SECONDS):
-                    self._obey(key)
+                    self._handle_key(key)
                     self._changed = True
             if self.left.is_set():
                 self._screen.close()
@@ -114,7 +114,7 @@ class Display:
             self._seen, self._changed = now, False
             self._screen.draw(frame(self._view, self._shown, width, height), width, height)
 
-    def _obey(self, key: str) -> None:
+    def _handle_key(self, key: str) -> None:
         shown = self._shown
         if key == "gone":
             self._closing.set()
@@ -211,7 +211,7 @@ class Display:
             self._command(command)
 
     def _command(self, name: str) -> None:
-        command = None if self._place is None else self._place.command
+        command = None if self._context is None else self._context.command
         if command is None:
             return
 

@@ -8,11 +8,11 @@ from bus.protocol.snapshot import Snapshot
 from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.event import Event
 from consumers.api.callback import Callback
-from consumers.api.logger import Logger, LoggerDestination, RunPlace
+from consumers.api.logger import Logger, LoggerDestination, RunContext
 from consumers.dashboard.terminal.display import Display
 from consumers.dashboard.terminal.screen import require_terminal
-from consumers.dashboard.view.feed import ViewDestination, view_demand
 from consumers.dashboard.view.run_view import RunView
+from consumers.dashboard.view.tap import ViewDestination, view_demand
 
 __all__ = ["Top"]
 
@@ -29,7 +29,7 @@ class Top(Callback):
     """
 
     all_ranks: ClassVar[bool] = True
-    own_cursor: ClassVar[bool] = True
+    background: ClassVar[bool] = True
     owns_terminal: ClassVar[bool] = True
     fields: ClassVar[Collection[str]] = ("phases",)
     every: ClassVar[int | str] = 10
@@ -81,7 +81,7 @@ class Top(Callback):
             if display.failure is not None:
                 raise display.failure
 
-    def linger(self) -> None:
+    def hold_open(self) -> None:
         """Stays until ``q``, where there was something to show: a consumer that had handled everything before has
         nothing."""
         if self._display is not None and self._stays:
@@ -104,7 +104,7 @@ class _TopDestination(ViewDestination):
         """Says what to use instead where there is no terminal."""
         require_terminal()
 
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         """Begins to draw."""
-        super().open(place)
-        self._display.open(place)
+        super().open(context)
+        self._display.open(context)

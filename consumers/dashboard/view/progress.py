@@ -9,7 +9,7 @@ from bus.types.timestamp import TimeUnit
 from consumers.api.logger import Logger
 from consumers.callbacks.runtime_estimator import RuntimeEstimator
 
-__all__ = ["Progress", "ProgressView"]
+__all__ = ["ProgressView", "RunProgress"]
 
 
 class ProgressView(NamedTuple):
@@ -29,7 +29,7 @@ class ProgressView(NamedTuple):
     """How long the training was planned to be, such as ``90ep``; a training that was stopped has reached less."""
 
 
-class Progress:
+class RunProgress:
     """Follows a run. What is left is what :class:`~consumers.callbacks.RuntimeEstimator` says."""
 
     _WARM_UP_BATCHES = 1

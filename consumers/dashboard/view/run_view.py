@@ -19,7 +19,7 @@ from consumers.api.logger import Images, Row, Text
 from consumers.dashboard.view.log import LogEntry, RunLog, event_text
 from consumers.dashboard.view.metrics import MAX_POINTS, MAX_SERIES, Metrics
 from consumers.dashboard.view.phases import PHASES, Phases, PhaseView, PublishingView
-from consumers.dashboard.view.progress import Progress, ProgressView
+from consumers.dashboard.view.progress import ProgressView, RunProgress
 from consumers.dashboard.view.ranks import Ranks, RankView
 from consumers.dashboard.view.series import Axis, Points, Series
 
@@ -75,7 +75,7 @@ class RunView:
         self._status = "waiting"
         self._lock = threading.RLock()
         self._metrics = Metrics(self._lock)
-        self._progress = Progress()
+        self._progress = RunProgress()
         self._phases: dict[int, Phases] = {}
         self._ranks = Ranks()
         self._log = RunLog()

@@ -8,10 +8,10 @@ from bus.subscriber.commands import sent_by
 from bus.types.commands import Outcome
 from consumers.dashboard.view.run_view import RunView
 
-__all__ = ["WatchedRun", "WatchedRuns", "labels_of"]
+__all__ = ["MonitoredRun", "MonitoredRuns", "labels_of"]
 
 
-class WatchedRun:
+class MonitoredRun:
     """One attempt of a run on the page."""
 
     def __init__(self, view: RunView) -> None:
@@ -37,27 +37,27 @@ class WatchedRun:
         return self.command(name, reason=sent_by("the web page"))
 
 
-class WatchedRuns:
+class MonitoredRuns:
     """All of them, in the order in which they came; they are numbered by that order and never taken away."""
 
     def __init__(self) -> None:
-        self._runs: list[WatchedRun] = []
+        self._runs: list[MonitoredRun] = []
         self._lock = threading.Lock()
 
-    def add(self, view: RunView) -> WatchedRun:
+    def add(self, view: RunView) -> MonitoredRun:
         """Takes one more in."""
-        run = WatchedRun(view)
+        run = MonitoredRun(view)
         with self._lock:
             self._runs.append(run)
         return run
 
-    def all(self) -> list[WatchedRun]:
+    def all(self) -> list[MonitoredRun]:
         """Those that there are by now."""
         with self._lock:
             return list(self._runs)
 
 
-def labels_of(runs: Sequence[WatchedRun]) -> list[str]:
+def labels_of(runs: Sequence[MonitoredRun]) -> list[str]:
     """What each is called: the run's name, with the attempt where there are several of one run."""
     names = [(run.view.run_name, run.view.attempt) for run in runs]
     several = {name for name, attempt in names if attempt > 1}

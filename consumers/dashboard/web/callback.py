@@ -6,17 +6,17 @@ from typing import Any
 
 from bus.printing import say
 from bus.protocol.order import Ending
-from consumers.api.logger import LoggerDestination, RunPlace
-from consumers.dashboard.view.feed import RunFeed
+from consumers.api.logger import LoggerDestination, RunContext
 from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.runs import WatchedRuns
+from consumers.dashboard.view.runs import MonitoredRuns
+from consumers.dashboard.view.tap import RunTap
 from consumers.dashboard.web.access import Listening
 from consumers.dashboard.web.server import DashboardServer, check_installed
 
 __all__ = ["Dashboard"]
 
 
-class Dashboard(RunFeed):
+class Dashboard(RunTap):
     """Serves a page that shows the run: its metrics as charts, where a step's time goes, ranks, images, events and
     commands, and buttons to command it. The address is printed on standard error.
 
@@ -49,7 +49,7 @@ class Dashboard(RunFeed):
         listening.check()
         self._listening = listening
         self._arguments = (host, port, tokens, certificate, certificate_key, open_browser, every)
-        self._runs = WatchedRuns()
+        self._runs = MonitoredRuns()
         self._server: DashboardServer | None = None
         self._ending: Ending | None = None
         super().__init__(self._runs.add(RunView("")), every)
@@ -77,7 +77,7 @@ class Dashboard(RunFeed):
         if self._ending is None and self._server is not None:
             self._server.stop()
 
-    def linger(self) -> None:
+    def hold_open(self) -> None:
         """Keeps the page until Ctrl-C."""
         if self._server is None:
             return
@@ -102,5 +102,5 @@ class _Start(LoggerDestination):
     def __init__(self, dashboard: Dashboard) -> None:
         self._dashboard = dashboard
 
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         self._dashboard.begin()

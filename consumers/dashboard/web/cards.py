@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bus.errors import OffloopError
 from bus.types.timestamp import Time, TimeUnit
 from consumers.dashboard.view.run_view import ProgressView, PublishingView
-from consumers.dashboard.view.runs import WatchedRun, WatchedRuns
+from consumers.dashboard.view.runs import MonitoredRun, MonitoredRuns
 from consumers.dashboard.web.access import Role
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ COMMANDS = ("pause", "resume", "checkpoint", "stop")
 _ICONS = {"pause": "pause", "resume": "play_arrow", "checkpoint": "save", "stop": "stop"}
 
 
-async def send_for(role: Role, run: WatchedRun, command: str) -> str:
+async def send_for(role: Role, run: MonitoredRun, command: str) -> str:
     """Sends a command for somebody with that role; returns what became of it, for people."""
     if role is not Role.COMMAND:
         return f"'{command}' was not sent: this link is for viewing only"
@@ -76,7 +76,7 @@ def _duration(seconds: float) -> str:
 class RunCards:
     """A card for each run. ``hidden`` are the numbers of those whose lines are not shown."""
 
-    def __init__(self, runs: WatchedRuns, role: Role, changed: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, runs: MonitoredRuns, role: Role, changed: Callable[[], Awaitable[None]]) -> None:
         from nicegui import ui
 
         self._runs = runs
@@ -89,7 +89,7 @@ class RunCards:
         self._outcome = ui.label("").classes("sr-only").props('role="status" aria-live="polite"')
         self._title = ""
 
-    def update(self, runs: list[WatchedRun], labels: list[str]) -> None:
+    def update(self, runs: list[MonitoredRun], labels: list[str]) -> None:
         """Brings every card up to date, and makes those that are new."""
         from nicegui import ui
 
@@ -136,7 +136,7 @@ class _Card:
     def __init__(
         self,
         number: int,
-        run: WatchedRun,
+        run: MonitoredRun,
         role: Role,
         toggle: Callable[[int], Awaitable[None]],
         send: Callable[[int, str], Awaitable[str]],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from consumers.dashboard.view.run_view import Axis, PhaseView, Points, RunView, Series
-from consumers.dashboard.view.runs import WatchedRun
+from consumers.dashboard.view.runs import MonitoredRun
 from consumers.dashboard.web.units import Scale, scale_of, value_text
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Look:
         return min(max(-(-wanted // _WIDTH_STEP) * _WIDTH_STEP, _MIN_WIDTH), _MAX_WIDTH)
 
 
-def charts_of(runs: Sequence[WatchedRun], labels: Sequence[str]) -> list[tuple[str, list[Chart]]]:
+def charts_of(runs: Sequence[MonitoredRun], labels: Sequence[str]) -> list[tuple[str, list[Chart]]]:
     """All charts, in groups with titles: one for each metric, whoever has it, and the phases of each run."""
     groups: dict[str, dict[str, Chart]] = {}
     for run in runs:
@@ -147,7 +147,7 @@ class Lines:
         """Says that the browser has nothing, or that nobody knows what it has."""
         self._sent.clear()
 
-    def news(self, charts: Mapping[str, Chart], runs: Sequence[WatchedRun], look: Look) -> list[dict[str, Any]]:
+    def news(self, charts: Mapping[str, Chart], runs: Sequence[MonitoredRun], look: Look) -> list[dict[str, Any]]:
         """What is new in the charts that can be seen, and counts as sent by that."""
         lines = []
         for name in look.visible:
@@ -203,7 +203,7 @@ class Lines:
         sent.last_x = float(xs[-1])
         return Points(xs, ys, tail.complete)
 
-    def _phases(self, chart: Chart, runs: Sequence[WatchedRun], look: Look) -> list[dict[str, Any]]:
+    def _phases(self, chart: Chart, runs: Sequence[MonitoredRun], look: Look) -> list[dict[str, Any]]:
         _, run, rank = chart.id.removeprefix(PHASES_PREFIX).split("/")
         view = runs[int(run)].view
         buckets = look.buckets(chart.id)

@@ -13,9 +13,9 @@ from bus.recording.recording import Recording
 from bus.runs.directory import Attempt, RunInfo, find_run, list_runs, runs_dir
 from bus.subscriber.subscriber import Subscriber
 from consumers.api.callback import demand_of
-from consumers.dashboard.view.feed import RunFeed
 from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.runs import WatchedRun, WatchedRuns
+from consumers.dashboard.view.runs import MonitoredRun, MonitoredRuns
+from consumers.dashboard.view.tap import RunTap
 from consumers.dashboard.web.access import Listening
 from consumers.dashboard.web.server import DashboardServer
 from consumers.runner.runner import Runner, wanted_events
@@ -114,14 +114,14 @@ class _Followed:
     """The runs that are followed, and the threads that do it."""
 
     def __init__(self, where: Where, every: int) -> None:
-        self.runs = WatchedRuns()
+        self.runs = MonitoredRuns()
         self._where = where
         self._every = every
         self._known: dict[str, set[int]] = {}
         """Of each run, by its path or by its name at a broker, the attempts that are followed."""
-        self._followers: list[_Follower] = []
+        self._followers: list[RunFollower] = []
         self._started = False
-        self._placeholders: dict[str, WatchedRun] = {}
+        self._placeholders: dict[str, MonitoredRun] = {}
 
     def add(self, name: str, wait: bool) -> bool:
         """Takes a run in; whether it is there.
@@ -180,12 +180,12 @@ class _Followed:
             opening = self._opening(run) if is_last else _reading(attempt)
             self._follow(opening, run.name, attempt.number, name)
 
-    def _opening(self, run: RunInfo | RemoteRunInfo) -> "Callable[[RunFeed], Stream]":
+    def _opening(self, run: RunInfo | RemoteRunInfo) -> "Callable[[RunTap], Stream]":
         return lambda feed: attach(run, wanted_events([feed]), demand_of([feed]))
 
-    def _follow(self, open_stream: "Callable[[RunFeed], Stream]", run_name: str, attempt: int, name: str = "") -> None:
+    def _follow(self, open_stream: "Callable[[RunTap], Stream]", run_name: str, attempt: int, name: str = "") -> None:
         run = self._placeholders.pop(name, None) or self.runs.add(RunView(run_name, attempt))
-        follower = _Follower(run, open_stream, self._every)
+        follower = RunFollower(run, open_stream, self._every)
         self._followers.append(follower)
         if self._started:
             follower.start()
@@ -197,22 +197,22 @@ class _Followed:
 
     def __exit__(self, *_: object) -> None:
         for follower in self._followers:
-            follower.leave()
+            follower.stop()
         for follower in self._followers:
             follower.join(_LEAVE_SECONDS)
 
 
-def _reading(attempt: Attempt) -> "Callable[[RunFeed], Stream]":
+def _reading(attempt: Attempt) -> "Callable[[RunTap], Stream]":
     return lambda feed: Recording(attempt.recording)
 
 
-class _Follower(threading.Thread):
+class RunFollower(threading.Thread):
     """Reads one attempt of a run to its end."""
 
-    def __init__(self, run: WatchedRun, open_stream: "Callable[[RunFeed], Stream]", every: int) -> None:
+    def __init__(self, run: MonitoredRun, open_stream: "Callable[[RunTap], Stream]", every: int) -> None:
         super().__init__(name="offloop-follower", daemon=True)
         self._run = run
-        self._feed = RunFeed(run, every)
+        self._feed = RunTap(run, every)
         self._open = open_stream
         self._runner: Runner | None = None
         self._left = False
@@ -227,11 +227,11 @@ class _Follower(threading.Thread):
         except OffloopError as error:
             self._run.problem = str(error)
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """Ends it as soon as it can be."""
         self._left = True
         if self._runner is not None:
-            self._runner.leave()
+            self._runner.stop()
 
 
 @contextlib.contextmanager

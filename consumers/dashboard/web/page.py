@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from consumers.dashboard.view.runs import WatchedRun, WatchedRuns, labels_of
+from consumers.dashboard.view.runs import MonitoredRun, MonitoredRuns, labels_of
 from consumers.dashboard.web.access import Role
 from consumers.dashboard.web.cards import RunCards
 from consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
@@ -83,7 +83,7 @@ class Page:
     things: a slow browser gets fewer, and one that is gone or hidden gets none. What somebody does on the page is
     answered at once."""
 
-    def __init__(self, runs: WatchedRuns, cache: LineCache, role: Role, view_link: str, guarded: bool) -> None:
+    def __init__(self, runs: MonitoredRuns, cache: LineCache, role: Role, view_link: str, guarded: bool) -> None:
         self._runs = runs
         self._role = role
         self._view_link = view_link
@@ -200,7 +200,7 @@ class Page:
         self._shown.update(changed)
         return changed
 
-    def _latest(self, charts: dict[str, Chart], runs: list[WatchedRun]) -> dict[str, dict[int, str]]:
+    def _latest(self, charts: dict[str, Chart], runs: list[MonitoredRun]) -> dict[str, dict[int, str]]:
         """The newest value of each run in the charts that can be seen, where it has changed."""
         latest: dict[str, dict[int, str]] = {}
         for name in self._look.visible:

@@ -10,7 +10,7 @@ from bus.types.hyperparameters import value_text
 from consumers.api.images import as_bytes
 from consumers.api.logger import Images
 from consumers.dashboard.view.run_view import LogEntry
-from consumers.dashboard.view.runs import WatchedRun
+from consumers.dashboard.view.runs import MonitoredRun
 from consumers.dashboard.web.units import scale_of
 from consumers.dashboard.web.units import value_text as metric_text
 
@@ -42,7 +42,7 @@ class Panels:
     def __init__(self) -> None:
         from nicegui import ui
 
-        self._runs: list[WatchedRun] = []
+        self._runs: list[MonitoredRun] = []
         self._logged: dict[int, int] = {}
         self._images: list[tuple[int, Images]] = []
         self._rows: dict[str, list[dict[str, Any]]] = {}
@@ -72,7 +72,7 @@ class Panels:
         )
         return tuple(bool(panel.value) for panel in panels)
 
-    def update(self, runs: list[WatchedRun], labels: list[str]) -> None:
+    def update(self, runs: list[MonitoredRun], labels: list[str]) -> None:
         """Brings those that are open up to date."""
         self._runs, self._labels = runs, labels
         self._update_log()

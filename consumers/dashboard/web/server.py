@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bus.errors import ConfigurationError
 from bus.printing import say
-from consumers.dashboard.view.runs import WatchedRuns
+from consumers.dashboard.view.runs import MonitoredRuns
 from consumers.dashboard.web.access import FIRST_PORT, ROLE, Gate, Listening, Role, Tokens
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class DashboardServer:
 
     _running = threading.Lock()
 
-    def __init__(self, runs: WatchedRuns, listening: Listening) -> None:
+    def __init__(self, runs: MonitoredRuns, listening: Listening) -> None:
         check_installed()
         listening.check()
         self._runs = runs

@@ -15,7 +15,7 @@ from consumers import Callback, Logger, Runner
 def test_there_is_a_method_for_each_event_and_nothing_else() -> None:
     names = {name for name, _ in inspect.getmembers(Callback, inspect.isfunction) if not name.startswith("_")}
     others = {"run_event", "close", "post_close", "state_dict", "load_state_dict", "wanted_events", "demand"}
-    others |= {"check", "destinations", "run_ended", "linger"}
+    others |= {"check", "destinations", "run_ended", "hold_open"}
     assert names == {event.value for event in Event} | others
     assert len(names) == 51
 

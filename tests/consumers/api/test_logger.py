@@ -14,8 +14,8 @@ from bus.errors import ConfigurationError
 from bus.protocol.snapshot import Snapshot
 from consumers import Logger, LoggerDestination
 from consumers.api.images import as_bytes
-from consumers.api.logger import Images, Row, RunPlace, Table, Text, Upload
-from consumers.delivery.delivery import Delivery
+from consumers.api.logger import Images, Row, RunContext, Table, Text, Upload
+from consumers.delivery.fanout import Fanout
 
 
 def logger_at(batch: int) -> Logger:
@@ -157,7 +157,7 @@ def raise_here(_error: BrokenPipeError) -> None:
 def test_destinations_get_everything_in_one_order(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     calls = Calls()
-    delivery = Delivery({"calls": calls}, raise_here)
+    fanout = Fanout({"calls": calls}, raise_here)
     logger = logger_at(1)
     logger.upload_file("file", tmp_path / "file")
     logger.log_text("t")
@@ -166,8 +166,8 @@ def test_destinations_get_everything_in_one_order(tmp_path: Path) -> None:
     logger.log_images(np.zeros((2, 2)), name="b")
     logger.log_metrics({"loss": 1})
     logger.log_hyperparameters({"seed": 1})
-    delivery.deliver(logger, batch_end(1))
-    delivery.deliver(logger, batch_end(1))
+    fanout.deliver(logger, batch_end(1))
+    fanout.deliver(logger, batch_end(1))
     assert calls.calls == ["hyperparameters", "rows", "images a", "images b", "table", "text", "upload"]
 
 
@@ -183,23 +183,23 @@ class Gone(Collector):
 
 def test_a_destination_that_raises_is_shown_and_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     whole, gone = Collector(), []
-    delivery = Delivery({"Broken": Broken(), "Gone": Gone(), "Collector": whole}, gone.append)
+    fanout = Fanout({"Broken": Broken(), "Gone": Gone(), "Collector": whole}, gone.append)
     for batch in (1, 2):
         logger = logger_at(batch)
         logger.log_metrics({"loss": 1.0})
-        delivery.deliver(logger, batch_end(batch))
+        fanout.deliver(logger, batch_end(batch))
     assert [row.step for row in whole.rows] == [1, 2]
-    assert delivery.failed == ("Broken",)
-    assert delivery.names == ["Collector"]
+    assert fanout.failed == ("Broken",)
+    assert fanout.names == ["Collector"]
     assert len(gone) == 1
-    assert delivery.states() is None
+    assert fanout.states() is None
     shown = capsys.readouterr().err
     assert shown.count("destination Broken failed and is given nothing more:") == 1
     assert "disk on fire" in shown
 
 
 class Closed(Collector):
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         raise ConfigurationError("cannot be opened")
 
 
@@ -211,12 +211,12 @@ class Unchecked(Collector):
 def test_nothing_is_left_open_when_one_cannot_be_opened() -> None:
     first = Collector()
     with pytest.raises(ConfigurationError, match="cannot be opened"):
-        Delivery({"first": first, "second": Closed()}, raise_here).open(RunPlace("run", 1, None))
+        Fanout({"first": first, "second": Closed()}, raise_here).open(RunContext("run", 1, None))
     assert first.closed
     untouched = Collector()
     with pytest.raises(ConfigurationError, match="not installed"):
-        Delivery({"first": untouched, "second": Unchecked()}, raise_here).open(RunPlace("run", 1, None))
-    assert untouched.place is None
+        Fanout({"first": untouched, "second": Unchecked()}, raise_here).open(RunContext("run", 1, None))
+    assert untouched.context is None
 
 
 class Alone(Collector):
@@ -236,18 +236,18 @@ class Alone(Collector):
 
 def test_several_threads_deliver_one_at_a_time() -> None:
     destination = Alone()
-    delivery = Delivery({"alone": destination}, raise_here)
+    fanout = Fanout({"alone": destination}, raise_here)
 
     def deliver(offset: int) -> None:
         for step in range(20):
             logger = logger_at(1)
             logger.log_metrics({"x": 1}, step=offset + step)
-            delivery.deliver(logger, batch_end(1))
+            fanout.deliver(logger, batch_end(1))
 
     threads = [threading.Thread(target=deliver, args=(offset,)) for offset in (0, 100, 200)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert delivery.failed == ()
+    assert fanout.failed == ()
     assert len(destination.rows) == 60

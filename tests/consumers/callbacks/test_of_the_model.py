@@ -337,7 +337,7 @@ def test_nan_monitor_asks_for_the_end_of_the_training(capsys: pytest.CaptureFixt
     commands.clear()
     watched(NaNMonitor("alert"), [bad(1, NAN)])
     assert commands == []
-    assert NaNMonitor.decides == (Event.BATCH_END,)
+    assert NaNMonitor.barrier_events == (Event.BATCH_END,)
 
 
 def test_nan_monitor_leaves_the_gradients_of_amp_fp16_to_the_scaler() -> None:

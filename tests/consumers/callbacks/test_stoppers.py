@@ -335,7 +335,7 @@ def test_a_metric_that_does_not_exist_or_is_no_number_is_an_error(fields: Any, m
 
 
 @pytest.mark.parametrize(
-    ("stopper", "decides"),
+    ("stopper", "barrier_events"),
     [
         (EarlyStopper("a", "eval"), {Event.EVAL_END}),
         (EarlyStopper("a", "eval", patience="5ba"), {Event.EVAL_END}),
@@ -347,11 +347,11 @@ def test_a_metric_that_does_not_exist_or_is_no_number_is_an_error(fields: Any, m
     ],
 )
 def test_a_stopper_is_sent_and_waited_for_at_the_events_that_its_options_are_about(
-    stopper: Stopper, decides: set[Event]
+    stopper: Stopper, barrier_events: set[Event]
 ) -> None:
-    assert set(stopper.decides) == decides
-    further = {Event.FIT_START, Event.EVAL_AFTER_ALL, Event.FIT_END} if Event.EVAL_END in decides else set()
-    assert stopper.wanted_events() == decides | further
+    assert set(stopper.barrier_events) == barrier_events
+    further = {Event.FIT_START, Event.EVAL_AFTER_ALL, Event.FIT_END} if Event.EVAL_END in barrier_events else set()
+    assert stopper.wanted_events() == barrier_events | further
 
 
 @pytest.mark.parametrize(

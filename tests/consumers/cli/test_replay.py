@@ -66,7 +66,7 @@ class Tell(Callback):
 class Beside(Tell):
     """The same, with a stream of its own."""
 
-    own_cursor = True
+    background = True
 
     def run_event(self, event, state, logger):
         say(f"beside {state.seq} {event.value}")

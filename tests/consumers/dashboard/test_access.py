@@ -20,7 +20,7 @@ from playwright.sync_api import Browser
 from bus.errors import ConfigurationError, OffloopError
 from bus.types.commands import Command, Outcome
 from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.runs import WatchedRun
+from consumers.dashboard.view.runs import MonitoredRun
 from consumers.dashboard.web.access import ROLE, Gate, Listening, Role, Tokens
 from consumers.dashboard.web.callback import Dashboard
 from consumers.dashboard.web.cards import send_for
@@ -113,7 +113,7 @@ def test_the_address_that_is_told_can_be_opened(host, url):
 
 
 async def test_a_viewer_cannot_send_commands_whatever_is_called():
-    run = WatchedRun(RunView("run"))
+    run = MonitoredRun(RunView("run"))
     sent = []
 
     def command(name: str) -> Outcome:
@@ -127,7 +127,7 @@ async def test_a_viewer_cannot_send_commands_whatever_is_called():
 
 
 async def test_a_run_that_is_over_takes_no_commands():
-    run = WatchedRun(RunView("run"))
+    run = MonitoredRun(RunView("run"))
     with pytest.raises(OffloopError, match="it is waiting"):
         run.send("stop")
     assert "it is waiting" in await send_for(Role.COMMAND, run, "stop")
@@ -234,10 +234,10 @@ def test_one_dashboard_after_another_in_a_process(runs_dir):
     code = """
 import urllib.request
 from consumers.dashboard.web.access import Listening
-from consumers.dashboard.view.runs import WatchedRuns
+from consumers.dashboard.view.runs import MonitoredRuns
 from consumers.dashboard.web.server import DashboardServer
 for _ in range(2):
-    server = DashboardServer(WatchedRuns(), Listening(port=0))
+    server = DashboardServer(MonitoredRuns(), Listening(port=0))
     server.start()
     print(urllib.request.urlopen(server.url, timeout=20).status)
     server.stop()

@@ -13,7 +13,7 @@ from bus.types.timestamp import Timestamp
 from consumers.api.logger import Row
 from consumers.callbacks import SpeedMonitor
 from consumers.dashboard.view.run_view import ProgressView, PublishingView, RunView
-from consumers.dashboard.view.runs import WatchedRuns, labels_of
+from consumers.dashboard.view.runs import MonitoredRuns, labels_of
 from consumers.dashboard.web.cards import facts
 from consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
 from consumers.dashboard.web.page import rest_after
@@ -29,7 +29,7 @@ class Browser:
     """Puts together what it is sent, as the page does."""
 
     def __init__(self) -> None:
-        self.runs = WatchedRuns()
+        self.runs = MonitoredRuns()
         self.view = self.runs.add(RunView("run")).view
         self.lines = Lines(LineCache())
         self.held: dict[float, float] = {}
@@ -153,7 +153,7 @@ def test_nonsense_from_a_browser_is_no_reason_to_rest(told):
 
 
 def test_charts_are_grouped_by_prefix_and_phases_have_their_own():
-    runs = WatchedRuns()
+    runs = MonitoredRuns()
     view = runs.add(RunView("run")).view
     names = ("metrics/eval/Accuracy", "loss/train/total", "lr-SGD/group0", "lonely")
     view.take_rows([Row(1, 0.0, dict.fromkeys(names, 1.0))])
@@ -219,7 +219,7 @@ def test_times_are_shown_in_the_unit_that_the_speed_monitor_logs():
 
 
 def test_labels_name_attempts_only_where_there_are_several():
-    runs = WatchedRuns()
+    runs = MonitoredRuns()
     for name, attempt in (("a", 1), ("b", 1), ("b", 2)):
         runs.add(RunView(name, attempt))
     assert labels_of(runs.all()) == ["a", "b #1", "b #2"]

@@ -21,15 +21,15 @@ from bus.types.commands import Command, Outcome
 from bus.types.event import Event
 from bus.types.timestamp import Timestamp
 from consumers import Runner
-from consumers.api.logger import Images, Row, RunPlace, Text
+from consumers.api.logger import Images, Row, RunContext, Text
 from consumers.callbacks import LRMonitor, RuntimeEstimator, SpeedMonitor, TrainerMetrics
 from consumers.dashboard.view import metrics as view_metrics
 from consumers.dashboard.view import run_view
-from consumers.dashboard.view.feed import ViewDestination, view_demand
 from consumers.dashboard.view.phases import Phases
 from consumers.dashboard.view.ranks import straggler
 from consumers.dashboard.view.run_view import PHASES, RunView
 from consumers.dashboard.view.series import Clock, Series, kept_points
+from consumers.dashboard.view.tap import ViewDestination, view_demand
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
@@ -613,9 +613,9 @@ def test_a_destination_hands_on_what_is_logged_and_which_run_it_is() -> None:
     view = RunView("run")
     destination = ViewDestination(view)
     state = batch_of(3)
-    place = RunPlace("digits-3", 2, None)
-    destination.open(place)
-    assert destination.place is place
+    context = RunContext("digits-3", 2, None)
+    destination.open(context)
+    assert destination.context is context
     destination.log_rows([Row(3, 0.0, {"own": 1.5})], state)
     destination.log_text(Text(3, 5.0, "verdict", "input-bound"), state)
     destination.log_images(Images(3, 0.0, "inputs", [], {}, None, True), state)

@@ -22,8 +22,8 @@ from bus.protocol.snapshot import Snapshot
 from bus.recording.recording import Recording
 from bus.types.event import Event
 from consumers import Callback, Logger
-from consumers.api.logger import Images, LoggerDestination, Row, RunPlace, Table, Text, Upload
-from consumers.delivery.spool import PAUSES, Spool, spooled
+from consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
+from consumers.delivery.spool import PAUSES, Spool, wrap_in_spool
 from consumers.loggers.files import append_whole
 from consumers.runner.runner import Runner
 from consumers.runner.state_file import StateFile
@@ -34,7 +34,7 @@ Fault = Callable[[str], None]
 class Server(LoggerDestination):
     """Keeps what it is given; ``fault`` is called first with the name of the method, and may raise or wait."""
 
-    own_lane = True
+    background = True
     drain_seconds = 10.0
 
     def __init__(self, fault: Fault = lambda method: None) -> None:
@@ -48,7 +48,7 @@ class Server(LoggerDestination):
         self.loaded: list[dict[str, Any]] = []
         self.noted: dict[str, Any] = {}
 
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         self.fault("open")
         self.opened += 1
 
@@ -103,8 +103,8 @@ def log(spool: Spool, *steps: int) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> RunPlace:
-    return RunPlace("demo", 1, tmp_path)
+def context(tmp_path: Path) -> RunContext:
+    return RunContext("demo", 1, tmp_path)
 
 
 @pytest.fixture
@@ -122,16 +122,16 @@ def no_pause(seconds: float) -> None:
     """Lets the sending thread try again at once."""
 
 
-def spool_directories(place: RunPlace) -> list[Path]:
-    assert place.run_dir is not None
-    return sorted((place.run_dir / "consumers").glob("*"))
+def spool_directories(context: RunContext) -> list[Path]:
+    assert context.run_dir is not None
+    return sorted((context.run_dir / "consumers").glob("*"))
 
 
-def test_everything_arrives_as_it_was_logged(place: RunPlace, tmp_path: Path) -> None:
+def test_everything_arrives_as_it_was_logged(context: RunContext, tmp_path: Path) -> None:
     server = Server()
-    spool = spooled(server)
+    spool = wrap_in_spool(server)
     spool.check()
-    spool.open(place)
+    spool.open(context)
     state = batch_end(3, batch_size=8)
     file = tmp_path / "model.pt"
     file.write_bytes(b"weights")
@@ -160,18 +160,18 @@ def test_everything_arrives_as_it_was_logged(place: RunPlace, tmp_path: Path) ->
     assert rest == [table, Text(3, state.time, "note", "hello"), ("checkpoints/model.pt", b"weights", True)]
     assert server.states == [state]
     assert (server.opened, server.closed) == (1, 1)
-    assert spool_directories(place) == []
+    assert spool_directories(context) == []
 
 
 def test_a_destination_with_no_lane_of_its_own_stays_as_it_is() -> None:
     plain = LoggerDestination()
-    assert spooled(plain) is plain
+    assert wrap_in_spool(plain) is plain
 
 
-def test_a_destination_that_hangs_delays_nobody(place: RunPlace, hanging: tuple[Fault, threading.Event]) -> None:
+def test_a_destination_that_hangs_delays_nobody(context: RunContext, hanging: tuple[Fault, threading.Event]) -> None:
     server = Server(hanging[0])
     spool = Spool(server)
-    spool.open(place)
+    spool.open(context)
     log(spool, *range(1, 301))
     assert server.steps == []
     hanging[1].set()
@@ -196,14 +196,14 @@ class Losses(Callback):
 
 def test_a_run_is_handled_to_its_end_while_a_destination_hangs(hanging: tuple[Fault, threading.Event]) -> None:
     server, other = Server(hanging[0]), Collector()
-    destinations = [spooled(server), other]
+    destinations = [wrap_in_spool(server), other]
     statistics = Runner(snapshots_of_training(40), [Losses(other, hanging[1])], destinations).run()
     assert statistics.problems == []
     assert server.rows == other.rows
 
 
 def test_a_destination_that_is_down_is_tried_again_after_growing_pauses(
-    place: RunPlace, capsys: pytest.CaptureFixture[str]
+    context: RunContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attempts, pauses = 0, []
     last = len(PAUSES) + 3
@@ -216,7 +216,7 @@ def test_a_destination_that_is_down_is_tried_again_after_growing_pauses(
 
     server = Server(refuse)
     spool = Spool(server, pauses.append)
-    spool.open(place)
+    spool.open(context)
     log(spool, *range(1, 51))
     wait_for(lambda: len(server.rows) == 50, "all rows")
     spool.close()
@@ -229,7 +229,7 @@ def test_a_destination_that_is_down_is_tried_again_after_growing_pauses(
     ]
 
 
-def test_after_a_failure_it_goes_on_behind_what_was_taken(place: RunPlace) -> None:
+def test_after_a_failure_it_goes_on_behind_what_was_taken(context: RunContext) -> None:
     fail_at = iter((3, 5))
     due = next(fail_at)
 
@@ -241,7 +241,7 @@ def test_after_a_failure_it_goes_on_behind_what_was_taken(place: RunPlace) -> No
 
     server = Server(fail)
     spool = Spool(server, no_pause)
-    spool.open(place)
+    spool.open(context)
     for step in range(1, 8):
         state = batch_end(step)
         spool.log_table(Table(step, state.time, "T", [], []), state)
@@ -251,7 +251,7 @@ def test_after_a_failure_it_goes_on_behind_what_was_taken(place: RunPlace) -> No
     assert len(server.loaded) == 2
 
 
-def test_what_is_safe_only_at_the_end_is_given_again_after_a_failure(place: RunPlace) -> None:
+def test_what_is_safe_only_at_the_end_is_given_again_after_a_failure(context: RunContext) -> None:
     failures = iter((OSError("broken"),))
 
     def fail(method: str) -> None:
@@ -260,7 +260,7 @@ def test_what_is_safe_only_at_the_end_is_given_again_after_a_failure(place: RunP
 
     server = Unsafe(fail)
     spool = Spool(server, no_pause)
-    spool.open(place)
+    spool.open(context)
     for step in (1, 2):
         log(spool, step)
         wait_for(lambda wanted=step: len(server.rows) == wanted, "the row")
@@ -270,14 +270,14 @@ def test_what_is_safe_only_at_the_end_is_given_again_after_a_failure(place: RunP
     assert server.loaded == [{"taken": 0}]
 
 
-def test_an_entry_that_can_never_be_taken_is_left_out(place: RunPlace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_entry_that_can_never_be_taken_is_left_out(context: RunContext, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(method: str) -> None:
         if method == "log_table":
             raise ConfigurationError("no tables here")
 
     server = Server(refuse)
     spool = Spool(server)
-    spool.open(place)
+    spool.open(context)
     log(spool, 1)
     for step in (2, 3):
         spool.log_table(Table(step, 0.0, "T", [], []), batch_end(step))
@@ -290,12 +290,12 @@ def test_an_entry_that_can_never_be_taken_is_left_out(place: RunPlace, capsys: p
     )
 
 
-def test_a_destination_that_cannot_be_opened_at_all_is_given_up(place: RunPlace) -> None:
+def test_a_destination_that_cannot_be_opened_at_all_is_given_up(context: RunContext) -> None:
     def refuse(method: str) -> None:
         raise ConfigurationError("no such project")
 
     spool = Spool(Server(refuse))
-    spool.open(place)
+    spool.open(context)
 
     def is_refused() -> bool:
         try:
@@ -307,23 +307,23 @@ def test_a_destination_that_cannot_be_opened_at_all_is_given_up(place: RunPlace)
     wait_for(is_refused, "the error in the consumer's thread")
 
 
-def test_what_did_not_arrive_is_said_with_what_to_do(place: RunPlace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_did_not_arrive_is_said_with_what_to_do(context: RunContext, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(method: str) -> None:
         raise ConnectionError("refused")
 
     server = Server(refuse)
     server.drain_seconds = 0.01
     spool = Spool(server)
-    spool.open(place)
+    spool.open(context)
     log(spool, 1, 2, 3)
     wait_for(lambda: "takes nothing" in capsys.readouterr().err, "the first failure")
     spool.close()
     assert capsys.readouterr().err == (
         "logger Server: 3 of 3 entries did not arrive, ConnectionError: refused; "
-        f"'consumer --replay {place.run_dir} --log Server' sends it later\n"
+        f"'consumer --replay {context.run_dir} --log Server' sends it later\n"
     )
     assert spool.problem == "lacks 3 of 3 entries"
-    assert spool_directories(place) == []
+    assert spool_directories(context) == []
 
 
 class Stderr(io.StringIO):
@@ -345,7 +345,7 @@ class Stderr(io.StringIO):
 def test_while_it_sends_at_its_end_it_says_how_much_there_is(
     handler: Any,
     hint: str,
-    place: RunPlace,
+    context: RunContext,
     hanging: tuple[Fault, threading.Event],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -353,7 +353,7 @@ def test_while_it_sends_at_its_end_it_says_how_much_there_is(
     monkeypatch.setattr(sys, "stderr", Stderr("more entries", hanging[1].set))
     server = Server(hanging[0])
     spool = Spool(server)
-    spool.open(place)
+    spool.open(context)
     log(spool, 1, 2, 3)
     before = signal.signal(signal.SIGINT, handler)
     try:
@@ -382,39 +382,39 @@ def test_a_single_interrupt_leaves_what_is_to_be_sent_at_the_end_of_a_run(
 
 
 def test_an_interrupt_leaves_what_is_to_be_sent_and_says_so(
-    place: RunPlace, hanging: tuple[Fault, threading.Event], monkeypatch: pytest.MonkeyPatch
+    context: RunContext, hanging: tuple[Fault, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("consumers.delivery.spool._PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", Stderr("more entries", lambda: signal.raise_signal(signal.SIGINT)))
     server = Server(hanging[0])
     spool = Spool(server)
-    spool.open(place)
+    spool.open(context)
     log(spool, 1, 2, 3)
     with pytest.raises(KeyboardInterrupt):
         spool.close()
     said = sys.stderr.getvalue()  # type: ignore[attr-defined]
     assert said.startswith("logger Server: 3 of 3 entries did not arrive; 'consumer --replay")
-    assert spool_directories(place) == []
+    assert spool_directories(context) == []
 
 
-def test_a_consumer_that_keeps_its_progress_sends_what_is_committed(place: RunPlace) -> None:
+def test_a_consumer_that_keeps_its_progress_sends_what_is_committed(context: RunContext) -> None:
     server = Server()
     spool = Spool(server)
-    spool.open(place)
+    spool.open(context)
     spool.state_dict()
     log(spool, 1, 2)
     spool.state_dict()
-    spool.committed()
+    spool.on_commit()
     log(spool, 3)
     wait_for(lambda: server.steps == [1, 2], "what was committed")
     spool.close()
     assert server.steps == [1, 2]
 
 
-def go_on(state: dict[str, Any], server: Server, place: RunPlace) -> Spool:
+def go_on(state: dict[str, Any], server: Server, context: RunContext) -> Spool:
     spool = Spool(server)
     spool.load_state_dict(state)
-    spool.open(place)
+    spool.open(context)
     spool.state_dict()
     return spool
 
@@ -426,10 +426,12 @@ def abandon(spool: Spool, server: Server) -> None:
     spool.close()
 
 
-def test_a_consumer_that_goes_on_sends_nothing_twice(place: RunPlace, hanging: tuple[Fault, threading.Event]) -> None:
+def test_a_consumer_that_goes_on_sends_nothing_twice(
+    context: RunContext, hanging: tuple[Fault, threading.Event]
+) -> None:
     first = Server()
     spool = Spool(first)
-    spool.open(place)
+    spool.open(context)
     log_committed(spool, 1, 2)
     wait_for(lambda: first.noted == {"taken": 2}, "the first rows, noted as sent")
     first.fault = hanging[0]
@@ -437,11 +439,11 @@ def test_a_consumer_that_goes_on_sends_nothing_twice(place: RunPlace, hanging: t
     log(spool, 5, 6)
     # As if the process had been killed here: it never closes anything.
     second = Server()
-    again = go_on(state, second, place)
+    again = go_on(state, second, context)
     log(again, 5, 6, 7)
     again.state_dict()
-    again.committed()
-    again.committed()
+    again.on_commit()
+    again.on_commit()
     again.close()
     assert second.steps == [3, 4, 5, 6, 7]
     assert second.loaded == [{"taken": 2}]
@@ -451,57 +453,57 @@ def test_a_consumer_that_goes_on_sends_nothing_twice(place: RunPlace, hanging: t
 def log_committed(spool: Spool, *steps: int) -> dict[str, Any]:
     log(spool, *steps)
     state = spool.state_dict()
-    spool.committed()
+    spool.on_commit()
     return state
 
 
-def test_what_was_sent_at_the_very_end_is_not_sent_again(place: RunPlace) -> None:
+def test_what_was_sent_at_the_very_end_is_not_sent_again(context: RunContext) -> None:
     first = Server()
     spool = Spool(first)
-    spool.open(place)
+    spool.open(context)
     state = log_committed(spool, 1, 2)
     log(spool, 3)
-    spool.committed()  # the run is over, nothing follows
+    spool.on_commit()  # the run is over, nothing follows
     spool.close()
     assert first.steps == [1, 2, 3]
     # Killed before that was stored: it goes on from before, and its end comes once more.
     second = Server()
-    again = go_on(state, second, place)
+    again = go_on(state, second, context)
     log(again, 3)
-    again.committed()
+    again.on_commit()
     again.close()
     assert second.steps == []
 
 
 def test_an_interrupted_consumer_keeps_what_did_not_arrive(
-    place: RunPlace, capsys: pytest.CaptureFixture[str], hanging: tuple[Fault, threading.Event]
+    context: RunContext, capsys: pytest.CaptureFixture[str], hanging: tuple[Fault, threading.Event]
 ) -> None:
     down = Server(hanging[0])
     down.drain_seconds = 0.01
     spool = Spool(down)
-    spool.open(place)
+    spool.open(context)
     state = log_committed(spool, 1, 2)
     spool.close()
     assert "2 of 2 entries did not arrive; the same command sends them when it goes on" in capsys.readouterr().err
     server = Server()
-    again = go_on(state, server, place)
+    again = go_on(state, server, context)
     again.close()
     assert server.steps == [1, 2]
 
 
-def test_records_that_were_sent_do_not_fill_the_disk(place: RunPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_were_sent_do_not_fill_the_disk(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("consumers.delivery.spool_file._FILE_BYTES", 1000)
     server = Server()
     spool = Spool(server)
-    spool.open(place)
+    spool.open(context)
     state: dict[str, Any] = {}
     for step in range(1, 40):
         state = log_committed(spool, step)
         wait_for(lambda wanted=step: len(server.rows) == wanted, "the row")
-    (directory,) = spool_directories(place)
+    (directory,) = spool_directories(context)
     wait_for(lambda: sum(file.stat().st_size for file in directory.glob("records-*")) < 2000, "a short file")
     spool.close()
-    again = go_on(state, server, place)
+    again = go_on(state, server, context)
     log_committed(again, 40)
     again.close()
     assert server.steps == [*range(1, 41)]
@@ -509,7 +511,7 @@ def test_records_that_were_sent_do_not_fill_the_disk(place: RunPlace, monkeypatc
 
 
 def test_what_a_slow_destination_has_taken_does_not_fill_the_disk(
-    place: RunPlace, monkeypatch: pytest.MonkeyPatch
+    context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("consumers.delivery.spool_file._FILE_BYTES", 1000)
     may_take = threading.Semaphore(0)
@@ -522,14 +524,14 @@ def test_what_a_slow_destination_has_taken_does_not_fill_the_disk(
         for step in steps:
             spool.log_table(Table(step, 0.0, "T", [], []), batch_end(step))
         state = spool.state_dict()
-        spool.committed()
+        spool.on_commit()
         return state
 
     slow = Server(wait)
     spool = Spool(slow)
-    spool.open(place)
+    spool.open(context)
     state = log_tables(spool, *range(1, 201))
-    (directory,) = spool_directories(place)
+    (directory,) = spool_directories(context)
     everything = sum(file.stat().st_size for file in directory.glob("records-*"))
     may_take.release(150)
     # It always has something left to take.
@@ -537,7 +539,7 @@ def test_what_a_slow_destination_has_taken_does_not_fill_the_disk(
     assert sum(file.stat().st_size for file in directory.glob("records-*")) < everything / 3
     # As if the process had been killed here.
     second = Server()
-    again = go_on(state, second, place)
+    again = go_on(state, second, context)
     log_tables(again, 201)
     again.close()
     assert [table.step for table in slow.others + second.others] == [*range(1, 202)]
@@ -565,33 +567,33 @@ def test_what_is_logged_at_the_close_of_a_run_that_has_ended_arrives(tmp_path: P
     recording = Recording(record_run(tmp_path, "demo", snapshots_of_training(4)) / "recording-1.mcap")
     server = Server()
     with StateFile(tmp_path / "state", "sender", "demo", 1) as progress:
-        Runner(recording, [Last()], [spooled(server)], progress=progress).run()
+        Runner(recording, [Last()], [wrap_in_spool(server)], progress=progress).run()
     assert server.steps == [4]
 
 
-def test_kept_files_are_deleted_when_they_are_safe(place: RunPlace, tmp_path: Path) -> None:
+def test_kept_files_are_deleted_when_they_are_safe(context: RunContext, tmp_path: Path) -> None:
     file = tmp_path / "model.pt"
     file.write_bytes(b"weights")
     for server in (Server(), Unsafe()):
         spool = Spool(server)
-        spool.open(place)
+        spool.open(context)
         state = spool.state_dict()
         spool.upload_file(Upload("model.pt", file, False), batch_end(1))
         assert file.stat().st_nlink == 2
-        spool.committed()
+        spool.on_commit()
         spool.close()
         assert server.others == [("model.pt", b"weights", False)]
         assert list(Path(state["path"], "files").iterdir()) == []
 
 
-def test_a_spool_that_is_gone_is_named(place: RunPlace) -> None:
+def test_a_spool_that_is_gone_is_named(context: RunContext) -> None:
     spool = Spool(Server())
-    spool.open(place)
+    spool.open(context)
     state = log_committed(spool, 1)
     spool.close()
     shutil.rmtree(state["path"])
     with pytest.raises(ConfigurationError, match=f"{state['path']} cannot be read: .*another '--name' begins anew"):
-        go_on(state, Server(), place)
+        go_on(state, Server(), context)
 
 
 def test_a_stream_without_a_directory_is_spooled_among_temporary_files(
@@ -600,7 +602,7 @@ def test_a_stream_without_a_directory_is_spooled_among_temporary_files(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     server = Server()
     spool = Spool(server)
-    spool.open(RunPlace("demo", 1, None))
+    spool.open(RunContext("demo", 1, None))
     log(spool, 1)
     assert len(list(tmp_path.glob("offloop-Server-1-*"))) == 1
     spool.close()
@@ -608,14 +610,14 @@ def test_a_stream_without_a_directory_is_spooled_among_temporary_files(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_odd_entries_arrive_and_hold_nothing_up(place: RunPlace, tmp_path: Path) -> None:
+def test_odd_entries_arrive_and_hold_nothing_up(context: RunContext, tmp_path: Path) -> None:
     target = tmp_path / "weights-5"
     target.write_bytes(b"weights")
     link = tmp_path / "latest"
     link.symlink_to(target.name)
     server = Server()
     spool = Spool(server)
-    spool.open(place)
+    spool.open(context)
     state = batch_end(1)
     spool.log_hyperparameters({"shape": {(1, 2): 3}, "name": "\udc80"}, state)
     spool.upload_file(Upload("latest", link, False), state)
@@ -626,25 +628,25 @@ def test_odd_entries_arrive_and_hold_nothing_up(place: RunPlace, tmp_path: Path)
     assert spool.problem is None
 
 
-def test_a_logger_s_own_state_may_have_numbers_for_keys(place: RunPlace) -> None:
+def test_a_logger_s_own_state_may_have_numbers_for_keys(context: RunContext) -> None:
     class Numbered(Server):
         def state_dict(self) -> dict[str, Any]:
             return {"steps": {1: 2}}
 
     first = Spool(Numbered())
-    first.open(place)
+    first.open(context)
     position = first.state_dict()
     log(first, 1)
-    first.committed()
+    first.on_commit()
     first.close()
     second = Spool(server := Numbered())
     second.load_state_dict(position)
-    second.open(place)
+    second.open(context)
     second.close()
     assert server.opened
 
 
-def test_what_a_destination_has_yet_to_send_is_waited_for(place: RunPlace) -> None:
+def test_what_a_destination_has_yet_to_send_is_waited_for(context: RunContext) -> None:
     # Like wandb, which takes everything in at once.
     closing, go_on = threading.Event(), threading.Event()
 
@@ -658,7 +660,7 @@ def test_what_a_destination_has_yet_to_send_is_waited_for(place: RunPlace) -> No
             super().close()
 
     spool = Spool(server := Slow())
-    spool.open(place)
+    spool.open(context)
     log(spool, 1, 2)
     wait_for(lambda: server.steps == [1, 2], "both rows")
     ending = threading.Thread(target=spool.close)
@@ -672,7 +674,7 @@ def test_what_a_destination_has_yet_to_send_is_waited_for(place: RunPlace) -> No
     assert (server.closed, server.steps, spool.problem) == (1, [1, 2], None)
 
 
-def test_an_image_or_a_file_that_takes_long_at_the_end_is_waited_for(place: RunPlace, tmp_path: Path) -> None:
+def test_an_image_or_a_file_that_takes_long_at_the_end_is_waited_for(context: RunContext, tmp_path: Path) -> None:
     uploading, go_on = threading.Event(), threading.Event()
 
     def wait(method: str) -> None:
@@ -683,7 +685,7 @@ def test_an_image_or_a_file_that_takes_long_at_the_end_is_waited_for(place: RunP
     server = Server(wait)
     server.drain_seconds, server.finish_seconds = 0.01, 30.0
     spool = Spool(server)
-    spool.open(place)
+    spool.open(context)
     file = tmp_path / "model.pt"
     file.write_bytes(b"weights")
     spool.upload_file(Upload("model.pt", file, False), batch_end(1))
@@ -697,7 +699,7 @@ def test_an_image_or_a_file_that_takes_long_at_the_end_is_waited_for(place: RunP
     assert (server.others, spool.problem) == ([("model.pt", b"weights", False)], None)
 
 
-def test_a_file_that_fails_again_and_again_is_given_up(place: RunPlace, tmp_path: Path) -> None:
+def test_a_file_that_fails_again_and_again_is_given_up(context: RunContext, tmp_path: Path) -> None:
     def refuse(method: str) -> None:
         if method == "upload_file":
             raise TimeoutError("no answer")
@@ -705,7 +707,7 @@ def test_a_file_that_fails_again_and_again_is_given_up(place: RunPlace, tmp_path
     server = Server(refuse)
     server.drain_seconds, server.finish_seconds = 0.01, 3600.0
     spool = Spool(server, no_pause)
-    spool.open(place)
+    spool.open(context)
     file = tmp_path / "model.pt"
     file.write_bytes(b"weights")
     spool.upload_file(Upload("model.pt", file, False), batch_end(1))
@@ -714,7 +716,7 @@ def test_a_file_that_fails_again_and_again_is_given_up(place: RunPlace, tmp_path
 
 
 def test_what_was_kept_before_the_disk_was_full_arrives(
-    place: RunPlace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    context: RunContext, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = 0
 
@@ -728,7 +730,7 @@ def test_what_was_kept_before_the_disk_was_full_arrives(
     monkeypatch.setattr("consumers.delivery.spool_file.append_whole", fill)
     server, other = Server(), Collector()
     snapshots = [state for state in snapshots_of_training(8) if state.event is Event.BATCH_END]
-    statistics = Runner(snapshots, [LogsLoss()], [spooled(server), other]).run()
+    statistics = Runner(snapshots, [LogsLoss()], [wrap_in_spool(server), other]).run()
     assert server.steps == [1, 2, 3, 4]
     assert server.closed == 1
     assert [row.step for row in other.rows] == [*range(1, 9)]
@@ -737,7 +739,7 @@ def test_what_was_kept_before_the_disk_was_full_arrives(
 
 
 def test_nothing_arrives_twice_when_the_disk_is_full_for_the_note_of_what_was_sent(
-    place: RunPlace, monkeypatch: pytest.MonkeyPatch
+    context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = Server()
     failures = iter((OSError(errno.ENOSPC, "No space left on device"),))
@@ -750,7 +752,7 @@ def test_nothing_arrives_twice_when_the_disk_is_full_for_the_note_of_what_was_se
 
     monkeypatch.setattr(os, "replace", fail_once)
     spool = Spool(server, no_pause)
-    spool.open(place)
+    spool.open(context)
     for step in range(1, 6):
         spool.log_table(Table(step, 0.0, "T", [], []), batch_end(step))
     spool.close()
@@ -800,7 +802,7 @@ def test_what_a_server_lacks_is_kept_when_another_destination_needs_the_run_once
 
     def run(server: Server, full_at: int | None) -> list[str]:
         with StateFile(tmp_path / "state", "mine", "demo", 1) as progress:
-            destinations = [Full(full_at), spooled(server)]
+            destinations = [Full(full_at), wrap_in_spool(server)]
             return Runner(recording, [LogsLoss()], destinations, progress=progress, commit_every=2).run().problems
 
     def refuse(method: str) -> None:
@@ -824,7 +826,7 @@ def test_what_was_sent_although_another_destination_had_failed_is_not_sent_again
     for full_at in (5, None):
         server = Server()
         with StateFile(tmp_path / "state", "mine", "demo", 1) as progress:
-            destinations = [Full(full_at), spooled(server)]
+            destinations = [Full(full_at), wrap_in_spool(server)]
             Runner(recording, [LogsLoss()], destinations, progress=progress, commit_every=2).run()
         steps += server.steps
         assert steps == [*range(1, 9)]
@@ -843,7 +845,7 @@ def test_a_server_is_sent_everything_while_another_destination_has_failed(tmp_pa
     for full_at in (5, None):
         server = Server()
         with StateFile(tmp_path / "state", "mine", "demo", 1) as progress:
-            destinations = [Full(full_at), spooled(server)]
+            destinations = [Full(full_at), wrap_in_spool(server)]
             statistics = Runner(recording, [Waits()], destinations, progress=progress, commit_every=2).run()
         assert not any(statistics.errors.values())
         steps += server.steps

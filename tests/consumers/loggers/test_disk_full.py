@@ -11,7 +11,7 @@ import pytest
 from consumers_stream import batch_end, record_run, snapshots_of_training
 from logged import contents
 
-from consumers.api.logger import Row, RunPlace
+from consumers.api.logger import Row, RunContext
 from consumers.loggers.csv import CsvLogger
 
 BATCHES = 60
@@ -34,10 +34,10 @@ class Losses(Callback):
 
 
 class Server(LoggerDestination):
-    own_lane = True
+    background = True
 
-    def open(self, place):
-        self.taken = Path(place.run_dir, "taken").open("a")
+    def open(self, context):
+        self.taken = Path(context.run_dir, "taken").open("a")
 
     def log_rows(self, rows, state):
         for row in rows:
@@ -101,7 +101,7 @@ def test_a_table_that_cannot_be_made_wider_stays_as_it_was(tmp_path: Path, monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     logger = CsvLogger(str(tmp_path / "metrics.csv"))
-    logger.open(RunPlace("run", 1, None))
+    logger.open(RunContext("run", 1, None))
     state = batch_end(1)
     logger.log_rows([Row(1, 2.0, {"a": 0.5})], state)
     with monkeypatch.context() as patched:

@@ -28,7 +28,7 @@ from consumers import (
     SpeedMonitor,
     TrainerMetrics,
 )
-from consumers.api.logger import Row, RunPlace
+from consumers.api.logger import Row, RunContext
 from consumers.loggers.console import format_value
 
 
@@ -112,7 +112,7 @@ def test_what_is_planted_in_a_runs_directory_is_neither_followed_nor_waited_for(
     planted = run / f"metrics.{name}"
     planted.symlink_to(victim) if kind == "link" else os.mkfifo(planted)
     with pytest.raises(ConfigurationError, match=f"metrics.{name} cannot be written: "):
-        logger().open(RunPlace("r", 1, run))
+        logger().open(RunContext("r", 1, run))
     assert os.listdir(victim) == [] if victim.is_dir() else victim.read_text() == ""
 
 
@@ -174,7 +174,7 @@ def test_a_file_that_exists_is_refused_unless_it_may_be_replaced(make: Any, tmp_
 def test_the_default_place_is_the_run_s_directory_and_attempts_do_not_share_a_file(make: Any, tmp_path: Path) -> None:
     for attempt in (1, 2):
         destination = make()
-        destination.open(RunPlace("digits", attempt, tmp_path))
+        destination.open(RunContext("digits", attempt, tmp_path))
         destination.close()
     assert {file.name for file in tmp_path.iterdir()} == {f"metrics.{make.name}", f"metrics-2.{make.name}"}
 

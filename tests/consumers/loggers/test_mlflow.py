@@ -32,8 +32,8 @@ from bus.publisher.publisher import Publisher
 from bus.recording.recording import Recording
 from bus.runs.directory import find_run
 from consumers import Callback, Logger, TrainerMetrics
-from consumers.api.logger import Row, RunPlace, Upload
-from consumers.delivery.spool import spooled
+from consumers.api.logger import Row, RunContext, Upload
+from consumers.delivery.spool import wrap_in_spool
 from consumers.loggers.mlflow import MLFlowLogger
 from consumers.runner.runner import Runner
 
@@ -91,7 +91,7 @@ class Everything(Callback):
 
 
 def send_all(stream: Any, database: str, file: Path) -> None:
-    statistics = Runner(stream, [Everything(file)], [spooled(MLFlowLogger(tracking_uri=database))]).run()
+    statistics = Runner(stream, [Everything(file)], [wrap_in_spool(MLFlowLogger(tracking_uri=database))]).run()
     assert statistics.problems == []
 
 
@@ -100,7 +100,7 @@ def test_runs_of_one_name_from_two_folders_are_two_runs_and_attempts_are_one(dat
         with Publisher("twice", runs_dir=tmp_path / folder) as publisher:
             publisher.publish("batch_end", batch=int(loss), loss=loss)
         logger = MLFlowLogger(tracking_uri=database)
-        assert Runner(Recording(publisher.recording), [TrainerMetrics()], [spooled(logger)]).run().problems == []
+        assert Runner(Recording(publisher.recording), [TrainerMetrics()], [wrap_in_spool(logger)]).run().problems == []
     client = MlflowClient(database)
     found = {
         run.data.tags["offloop.run_id"]: [one.value for one in history(database, run, "loss/train/total")]
@@ -185,19 +185,19 @@ def test_a_consumer_that_is_killed_goes_on_with_no_step_twice_and_none_missing(d
     assert only_run(database, "killed").info.status == "FINISHED"
 
 
-def send(database: str, place: RunPlace, metrics: Mapping[int, float]) -> None:
+def send(database: str, context: RunContext, metrics: Mapping[int, float]) -> None:
     logger = MLFlowLogger(tracking_uri=database)
-    logger.open(place)
+    logger.open(context)
     state = batch_end(1)
     # Attempts differ in their times, so that the database takes equal steps for different ones.
-    rows = [Row(step, state.time + place.attempt, {"loss": value}) for step, value in metrics.items()]
+    rows = [Row(step, state.time + context.attempt, {"loss": value}) for step, value in metrics.items()]
     logger.log_rows(rows, state)
     logger.close()
 
 
 def test_a_later_attempt_logs_to_the_same_run_and_no_step_twice(database: str) -> None:
-    send(database, RunPlace("resumed", 1, None), {1: 0.1, 2: 0.2, 3: 0.3})
-    send(database, RunPlace("resumed", 2, None), {2: 0.25, 3: 0.35, 4: 0.4})
+    send(database, RunContext("resumed", 1, None), {1: 0.1, 2: 0.2, 3: 0.3})
+    send(database, RunContext("resumed", 2, None), {2: 0.25, 3: 0.35, 4: 0.4})
     run = only_run(database, "resumed")
     assert [(one.step, one.value) for one in history(database, run, "loss")] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
     assert run.data.tags["offloop.attempt"] == "2"
@@ -207,7 +207,7 @@ def test_hyperparameters_that_changed_become_tags(database: str) -> None:
     many = {f"p{number}": number for number in range(150)}
     for seed in (1, 2):
         logger = MLFlowLogger(tracking_uri=database)
-        logger.open(RunPlace("changed", 1, None))
+        logger.open(RunContext("changed", 1, None))
         logger.log_hyperparameters({"seed": seed, "same": 0} | many, batch_end(1))
         logger.close()
     run = only_run(database, "changed")
@@ -252,18 +252,18 @@ def test_a_training_s_hyperparameters_are_there_without_being_asked_for(database
     tags = {name: value for name, value in found.tags.items() if name in params and not name.startswith("git/")}
     assert tags == {"optimizer/lr": "0.2"}
     recording = find_run("trained").path / "recording-1.mcap"
-    assert Runner(Recording(recording), [], [spooled(MLFlowLogger(tracking_uri=database))]).run().problems == []
+    assert Runner(Recording(recording), [], [wrap_in_spool(MLFlowLogger(tracking_uri=database))]).run().problems == []
     assert only_run(database, "trained").data.params == params
 
 
 def test_more_metrics_than_fit_in_a_request(database: str) -> None:
-    send(database, RunPlace("long", 1, None), {step: 1 / step for step in range(1, 2502)})
+    send(database, RunContext("long", 1, None), {step: 1 / step for step in range(1, 2502)})
     assert len(history(database, only_run(database, "long"), "loss")) == 2501
 
 
 def test_every_name_of_a_metric_is_taken(database: str) -> None:
     logger = MLFlowLogger(tracking_uri=database)
-    logger.open(RunPlace("names", 1, None))
+    logger.open(RunContext("names", 1, None))
     state = batch_end(1)
     names = ["plain", "a//b", "../up", "/root", "loss (total)", "é" * 300]
     logger.log_rows([Row(1, state.time, dict.fromkeys(names, 1.0))], state)
@@ -273,7 +273,7 @@ def test_every_name_of_a_metric_is_taken(database: str) -> None:
 
 def test_files_stay_among_the_run_s_own_and_replace_each_other_when_told(database: str, tmp_path: Path) -> None:
     logger = MLFlowLogger(tracking_uri=database)
-    logger.open(RunPlace("files", 1, None))
+    logger.open(RunContext("files", 1, None))
     file = tmp_path / "model.pt"
     for content, overwrite in ((b"1", False), (b"2", False), (b"3", True)):
         file.write_bytes(content)
@@ -296,7 +296,7 @@ def test_a_file_may_take_longer_than_other_requests(
     file = tmp_path / "model.pt"
     file.write_bytes(b"weights")
     logger = MLFlowLogger(tracking_uri=database)
-    logger.open(RunPlace("large", 1, None))
+    logger.open(RunContext("large", 1, None))
     logger.log_rows([Row(1, 1.0, {"loss": 1.0})], batch_end(1))
     logger.upload_file(Upload("model.pt", file, True), batch_end(1))
     logger.log_rows([Row(2, 2.0, {"loss": 1.0})], batch_end(2))
@@ -305,7 +305,7 @@ def test_a_file_may_take_longer_than_other_requests(
 
 def test_what_mlflow_refuses_is_a_configuration_error(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logger = MLFlowLogger(tracking_uri=database)
-    logger.open(RunPlace("refused", 1, None))
+    logger.open(RunContext("refused", 1, None))
     rows = [Row(1, 1.0, {"loss": 1.0})]
 
     def refuse(*_arguments: Any, **_named: Any) -> None:
@@ -326,8 +326,8 @@ def test_a_server_that_is_away_is_said_at_once(
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    spool = spooled(MLFlowLogger(tracking_uri=f"http://127.0.0.1:{port}", drain_seconds=0.01))
-    spool.open(RunPlace("away", 1, None))
+    spool = wrap_in_spool(MLFlowLogger(tracking_uri=f"http://127.0.0.1:{port}", drain_seconds=0.01))
+    spool.open(RunContext("away", 1, None))
     spool.log_rows([Row(1, 1.0, {"loss": 1.0})], batch_end(1))
     wait_for(lambda: "logger mlflow: takes nothing, " in capsys.readouterr().err, "what is wrong")
     spool.close()

@@ -18,7 +18,7 @@ from logged import LogsWhatItSees, contents, goes_on_after_every_kill, run_kille
 from bus.errors import ClosedError, ConfigurationError
 from bus.protocol.snapshot import Snapshot
 from consumers import Runner
-from consumers.api.logger import Row, RunPlace
+from consumers.api.logger import Row, RunContext
 from consumers.loggers.parquet import ParquetLogger
 
 
@@ -75,7 +75,7 @@ def test_a_metric_that_was_a_number_and_a_text_is_a_column_of_texts(tmp_path: Pa
 def test_a_reader_finds_a_whole_table_at_every_moment(tmp_path: Path) -> None:
     path, seen = tmp_path / "t", []
     destination = ParquetLogger(str(path), rows_per_file=4, flush_interval=0)
-    destination.open(RunPlace("run", 1, None))
+    destination.open(RunContext("run", 1, None))
     for state in stream_of(*({"a": n} for n in range(1, 10))):
         destination.log_rows([Row(state.seq, state.time, {"a": state.seq})], state)
         seen.append([row["a"] for row in read(path)])
@@ -87,7 +87,7 @@ def test_a_reader_finds_a_whole_table_at_every_moment(tmp_path: Path) -> None:
 def test_rows_are_written_at_intervals_of_the_run_s_own_time(tmp_path: Path) -> None:
     path, seen = tmp_path / "t", []
     destination = ParquetLogger(str(path), flush_interval=1)
-    destination.open(RunPlace("run", 1, None))
+    destination.open(RunContext("run", 1, None))
     for state in stream_of(*({"a": n} for n in range(1, 10))):  # four of them a second
         destination.log_rows([Row(state.seq, state.time, {"a": 1})], state)
         seen.append(len(read(path)))
@@ -97,7 +97,7 @@ def test_rows_are_written_at_intervals_of_the_run_s_own_time(tmp_path: Path) -> 
 
 def test_it_holds_no_more_rows_than_a_file_has(tmp_path: Path) -> None:
     destination = ParquetLogger(str(tmp_path / "t"), rows_per_file=10, flush_interval=math.inf)
-    destination.open(RunPlace("run", 1, None))
+    destination.open(RunContext("run", 1, None))
     state = batch_end(1)
     destination.log_rows([Row(n, state.time, {"a": n}) for n in range(105)], state)
     assert len(read(tmp_path / "t")) >= 100
@@ -149,11 +149,11 @@ def test_a_table_that_exists_is_refused_unless_it_may_be_replaced(tmp_path: Path
 
 def test_a_table_has_one_writer_at_a_time(tmp_path: Path) -> None:
     first = ParquetLogger(str(tmp_path / "t"))
-    first.open(RunPlace("run", 1, None))
+    first.open(RunContext("run", 1, None))
     with pytest.raises(ConfigurationError, match="is being written by another process"):
-        ParquetLogger(str(tmp_path / "t")).open(RunPlace("run", 1, None))
+        ParquetLogger(str(tmp_path / "t")).open(RunContext("run", 1, None))
     first.close()
-    ParquetLogger(str(tmp_path / "t")).open(RunPlace("run", 1, None))
+    ParquetLogger(str(tmp_path / "t")).open(RunContext("run", 1, None))
 
 
 def full(*_arguments: Any) -> None:
@@ -165,7 +165,7 @@ def test_a_table_that_could_not_be_written_may_be_written_by_another(
 ) -> None:
     path = tmp_path / "t"
     first = ParquetLogger(str(path), flush_interval=math.inf)
-    first.open(RunPlace("run", 1, None))
+    first.open(RunContext("run", 1, None))
     for state in stream_of({"a": 1.0}, {"a": 2.0}):
         first.log_rows([Row(state.seq, state.time, {"a": 1.0})], state)
     with monkeypatch.context() as patched:
@@ -174,7 +174,7 @@ def test_a_table_that_could_not_be_written_may_be_written_by_another(
             first.close()
     assert [file.name for file in path.iterdir()] == ["part-00000.parquet"]
     second = ParquetLogger(str(path), overwrite=True)
-    second.open(RunPlace("run", 1, None))
+    second.open(RunContext("run", 1, None))
     second.close()
 
 
@@ -182,7 +182,7 @@ def test_rows_that_did_not_fit_on_the_disk_are_written_when_it_has_room_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logger = ParquetLogger(str(tmp_path / "t"), flush_interval=0)
-    logger.open(RunPlace("run", 1, None))
+    logger.open(RunContext("run", 1, None))
     state = batch_end(1)
     with monkeypatch.context() as patched:
         patched.setattr(pyarrow.parquet, "write_table", full)
@@ -195,7 +195,7 @@ def test_rows_that_did_not_fit_on_the_disk_are_written_when_it_has_room_again(
 def test_each_attempt_of_a_run_has_a_table_of_its_own(tmp_path: Path) -> None:
     for attempt in (1, 2):
         destination = ParquetLogger()
-        destination.open(RunPlace("digits", attempt, tmp_path))
+        destination.open(RunContext("digits", attempt, tmp_path))
         destination.log_rows([Row(1, 0.0, {"x": attempt})], batch_end(1))
         destination.close()
     assert [row["x"] for row in read(tmp_path / "metrics-2.parquet")] == [2.0]
@@ -204,7 +204,7 @@ def test_each_attempt_of_a_run_has_a_table_of_its_own(tmp_path: Path) -> None:
 
 def test_a_table_that_is_cut_back_has_the_columns_of_its_rows(tmp_path: Path) -> None:
     first = ParquetLogger(str(tmp_path / "t"), rows_per_file=1)
-    first.open(RunPlace("run", 1, None))
+    first.open(RunContext("run", 1, None))
     first.log_rows([Row(1, 0.25, {"a": 1})], batch_end(1))
     position = first.state_dict()
     first.log_rows([Row(2, 0.5, {"a": "text", "b": 1})], batch_end(2))
@@ -212,7 +212,7 @@ def test_a_table_that_is_cut_back_has_the_columns_of_its_rows(tmp_path: Path) ->
     assert schemas(tmp_path / "t")[0].names == ["step", "time", "a", "b"]
     again = ParquetLogger(str(tmp_path / "t"), rows_per_file=1)
     again.load_state_dict(position)
-    again.open(RunPlace("run", 1, None))
+    again.open(RunContext("run", 1, None))
     assert read(tmp_path / "t") == [{"step": 1, "time": 0.25, "a": 1.0}]
     again.close()
 
@@ -220,7 +220,7 @@ def test_a_table_that_is_cut_back_has_the_columns_of_its_rows(tmp_path: Path) ->
 def test_one_destination_can_serve_one_run_after_the_other(tmp_path: Path) -> None:
     destination = ParquetLogger(rows_per_file=2)
     for name in ("a", "b"):
-        destination.open(RunPlace("run", 1, tmp_path / name))
+        destination.open(RunContext("run", 1, tmp_path / name))
         destination.log_rows([Row(n, 0.0, {name: n}) for n in range(3)], batch_end(1))
         destination.close()
     assert read(tmp_path / "b" / "metrics.parquet") == [{"step": n, "time": 0.0, "b": n} for n in range(3)]
@@ -228,7 +228,7 @@ def test_one_destination_can_serve_one_run_after_the_other(tmp_path: Path) -> No
 
 def test_rows_that_were_committed_and_are_gone_are_told(tmp_path: Path) -> None:
     first = ParquetLogger(str(tmp_path / "t"), rows_per_file=2)
-    first.open(RunPlace("run", 1, None))
+    first.open(RunContext("run", 1, None))
     for state in stream_of(*[{"a": 1}] * 5):
         first.log_rows([Row(state.seq, state.time, {"a": 1})], state)
     position = first.state_dict()
@@ -237,7 +237,7 @@ def test_rows_that_were_committed_and_are_gone_are_told(tmp_path: Path) -> None:
     again = ParquetLogger(str(tmp_path / "t"), rows_per_file=2)
     again.load_state_dict(position)
     with pytest.raises(ConfigurationError, match=r"lacks some of the 5 rows.*another '--name'.*parquet\.path=DIR"):
-        again.open(RunPlace("run", 1, None))
+        again.open(RunContext("run", 1, None))
     with pytest.raises(ConfigurationError, match="have 2 rows, not 3"):
         ParquetLogger(rows_per_file=3).load_state_dict(position)
 
@@ -245,9 +245,9 @@ def test_rows_that_were_committed_and_are_gone_are_told(tmp_path: Path) -> None:
 def test_where_it_cannot_write_the_message_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"cannot be written: Not a directory; '-o parquet\.path=DIR'"):
-        ParquetLogger(str(tmp_path / "file" / "t")).open(RunPlace("run", 1, None))
+        ParquetLogger(str(tmp_path / "file" / "t")).open(RunContext("run", 1, None))
     with pytest.raises(ConfigurationError, match=r"no run directory.*-o parquet\.path=DIR"):
-        ParquetLogger().open(RunPlace("run", 1, None))
+        ParquetLogger().open(RunContext("run", 1, None))
     with pytest.raises(ClosedError, match="open"):
         ParquetLogger().log_rows([Row(1, 0.0, {"x": 1})], batch_end(1))
     with pytest.raises(ConfigurationError, match="rows_per_file is at least 1, not 0"):

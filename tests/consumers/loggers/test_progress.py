@@ -24,7 +24,7 @@ from bus.types.event import Event
 from bus.types.timestamp import Timestamp
 from consumers import Callback, ConsoleLogger, Logger, Runner, TrainerMetrics
 from consumers.api.callback import demand_of
-from consumers.api.logger import LoggerDestination, RunPlace
+from consumers.api.logger import LoggerDestination, RunContext
 from consumers.loggers import console, progress
 from consumers.loggers.progress import ProgressLogger
 
@@ -185,7 +185,7 @@ def test_a_consumer_that_goes_on_writes_the_lines_that_were_to_come(capsys: pyte
     undisturbed = capsys.readouterr().err
     for cut in range(len(stream) + 1):
         first = ProgressLogger(every=5)
-        first.open(RunPlace("run", 1, None))
+        first.open(RunContext("run", 1, None))
         for state in stream[:cut]:
             first.watch(state)
         position, written = first.state_dict(), capsys.readouterr().err
@@ -416,7 +416,7 @@ def test_events_that_come_fast_are_drawn_ten_times_a_second(clock: list[float]) 
 def test_the_terminal_is_given_back_as_it_was(clock: list[float]) -> None:
     with Terminal() as terminal:
         logger = ProgressLogger()
-        logger.open(RunPlace("run", 1, None))
+        logger.open(RunContext("run", 1, None))
         for state in training()[:3]:
             logger.watch(state)
             clock[0] += 1

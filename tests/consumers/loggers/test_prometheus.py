@@ -18,7 +18,7 @@ from prometheus_client.samples import Sample
 from bus.errors import ClosedError, ConfigurationError
 from bus.protocol.snapshot import Snapshot
 from consumers import Runner
-from consumers.api.logger import Row, RunPlace
+from consumers.api.logger import Row, RunContext
 from consumers.loggers.prometheus import PrometheusLogger
 
 RUN = {"run": "digits", "attempt": "2"}
@@ -27,7 +27,7 @@ RUN = {"run": "digits", "attempt": "2"}
 @pytest.fixture
 def prometheus() -> Iterator[PrometheusLogger]:
     destination = PrometheusLogger(port=0)
-    destination.open(RunPlace("digits", 2, None))
+    destination.open(RunContext("digits", 2, None))
     yield destination
     destination.close()
 
@@ -124,7 +124,7 @@ def test_a_consumer_that_goes_on_shows_what_it_showed(prometheus: PrometheusLogg
     prometheus.log_hyperparameters({"seed": 17}, batch_end(4))
     other = PrometheusLogger(port=0)
     other.load_state_dict(prometheus.state_dict())
-    other.open(RunPlace("digits", 2, None))
+    other.open(RunContext("digits", 2, None))
     try:
         assert fetch(other.url) == fetch(prometheus.url)
     finally:
@@ -134,7 +134,7 @@ def test_a_consumer_that_goes_on_shows_what_it_showed(prometheus: PrometheusLogg
 def test_of_one_run_nothing_is_shown_for_the_next(prometheus: PrometheusLogger) -> None:
     log(prometheus, 1, {"x": 1})
     prometheus.close()
-    prometheus.open(RunPlace("next", 1, None))
+    prometheus.open(RunContext("next", 1, None))
     assert set(scrape(prometheus.url)) == {"run_info"}
 
 
@@ -142,9 +142,9 @@ def test_a_port_in_use_is_refused_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=rf"port {port}: .*in use.*-o prometheus\.port=PORT.*free one"):
-            PrometheusLogger(port=port).open(RunPlace("digits", 1, None))
+            PrometheusLogger(port=port).open(RunContext("digits", 1, None))
     with pytest.raises(ConfigurationError, match=r"cannot listen on 192\.0\.2\.1 .*prometheus\.address=ADDRESS"):
-        PrometheusLogger(port=0, address="192.0.2.1").open(RunPlace("digits", 1, None))
+        PrometheusLogger(port=0, address="192.0.2.1").open(RunContext("digits", 1, None))
     with pytest.raises(ConfigurationError, match=r"from 0 \(a free one\) to 65535, not 70000"):
         PrometheusLogger(port=70000)
 

@@ -22,7 +22,7 @@ from bus.recording.recording import Recording
 from bus.runs.directory import find_run
 from bus.types.event import Event
 from consumers import Runner, TrainerMetrics
-from consumers.api.logger import Row, RunPlace
+from consumers.api.logger import Row, RunContext
 from consumers.loggers.tensorboard import TensorboardLogger
 
 
@@ -99,13 +99,13 @@ def test_hyperparameters_are_a_table_and_an_entry_of_the_dashboard(tmp_path: Pat
 
 def test_the_dashboard_shows_the_run_s_own_with_what_callbacks_logged_before(tmp_path: Path) -> None:
     destination = TensorboardLogger()
-    destination.open(RunPlace("run", 1, tmp_path))
+    destination.open(RunContext("run", 1, tmp_path))
     destination.log_hyperparameters({"unit": "hours"}, Snapshot.build(Event.INIT))
     position = destination.state_dict()
     destination.close()
     destination = TensorboardLogger()
     destination.load_state_dict(position)
-    destination.open(RunPlace("run", 1, tmp_path))
+    destination.open(RunContext("run", 1, tmp_path))
     destination.log_hyperparameters({"lr": 0.1}, Snapshot.build(Event.FIT_START))
     destination.close()
     content = read(tmp_path / "tensorboard").SummaryMetadata(hparams.SESSION_START_INFO_TAG).plugin_data.content
@@ -148,7 +148,7 @@ def test_an_attempt_that_goes_back_leaves_no_step_twice(
     """Whether rows have the step at which their batch ends or, as losses do, the one at which it began."""
     for attempt, batches in ((1, range(1, 9)), (2, range(6, 12))):
         destination = TensorboardLogger()
-        destination.open(RunPlace("digits", attempt, tmp_path))
+        destination.open(RunContext("digits", attempt, tmp_path))
         for batch in batches:
             state = batch_end(batch)
             if hyperparameters and batch == batches[0]:
@@ -191,7 +191,7 @@ def test_what_exists_is_refused_and_the_message_says_where_to_go(tmp_path: Path)
     with pytest.raises(ConfigurationError, match=r"exists.*tensorboard\.overwrite=true.*-o tensorboard\.log_dir=DIR"):
         log(tmp_path, batch_end(1, rows=[[1, {"x": 1}]]))
     with pytest.raises(ConfigurationError, match=r"no run directory.*-o tensorboard\.log_dir=DIR"):
-        TensorboardLogger().open(RunPlace("run", 1, None))
+        TensorboardLogger().open(RunContext("run", 1, None))
     with pytest.raises(ClosedError, match="open"):
         TensorboardLogger().log_rows([Row(1, 0.0, {"x": 1})], batch_end(1))
 

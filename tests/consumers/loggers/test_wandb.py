@@ -21,8 +21,8 @@ from bus.publisher.publisher import Publisher
 from bus.recording.recording import Recording
 from bus.runs.directory import find_run
 from consumers import Callback, Logger, TrainerMetrics
-from consumers.api.logger import Row, RunPlace, Upload
-from consumers.delivery.spool import spooled
+from consumers.api.logger import Row, RunContext, Upload
+from consumers.delivery.spool import wrap_in_spool
 from consumers.loggers.wandb import WandBLogger
 from consumers.runner.runner import Runner
 
@@ -85,7 +85,7 @@ def run_all(stream: Any, directory: Path) -> list[dict[str, Any]]:
     file = directory / "model.pt"
     file.write_bytes(b"weights")
     logger = WandBLogger(project="tests", tags=("a", "b"), mode="offline", dir=directory)
-    statistics = Runner(stream, [Everything(file)], [spooled(logger)]).run()
+    statistics = Runner(stream, [Everything(file)], [wrap_in_spool(logger)]).run()
     assert statistics.problems == []
     return records(directory)
 
@@ -157,7 +157,7 @@ def test_runs_of_one_name_from_two_folders_are_two_runs(tmp_path: Path) -> None:
         with Publisher("demo", runs_dir=tmp_path / folder) as publisher:
             publisher.publish("batch_end", batch=1, loss=0.5)
         logger = WandBLogger(mode="offline", dir=tmp_path)
-        assert Runner(Recording(publisher.recording), [TrainerMetrics()], [spooled(logger)]).run().problems == []
+        assert Runner(Recording(publisher.recording), [TrainerMetrics()], [wrap_in_spool(logger)]).run().problems == []
     runs = [record["run"] for record in records(tmp_path) if record["type"] == "run"]
     ids = [find_run("demo", tmp_path / folder).id for folder in ("here", "there")]
     assert sorted(run["run_id"] for run in runs) == sorted(f"{one}-1" for one in ids)
@@ -168,7 +168,7 @@ def test_runs_of_one_name_from_two_folders_are_two_runs(tmp_path: Path) -> None:
 def test_each_attempt_is_a_run_of_the_same_group(tmp_path: Path) -> None:
     for attempt in (1, 2):
         logger = WandBLogger(dir=tmp_path)
-        logger.open(RunPlace("demo", attempt, tmp_path))
+        logger.open(RunContext("demo", attempt, tmp_path))
         logger.close()
     runs = [record["run"] for record in records(tmp_path) if record["type"] == "run"]
     assert sorted((run["run_id"], run["display_name"], run["run_group"]) for run in runs) == [
@@ -198,7 +198,7 @@ class OnlineRun:
 
 def send_online(monkeypatch: pytest.MonkeyPatch, logger: WandBLogger, run: OnlineRun, steps: Sequence[int]) -> None:
     monkeypatch.setattr("wandb.init", lambda **options: run)
-    logger.open(RunPlace("demo", 1, None))
+    logger.open(RunContext("demo", 1, None))
     state = batch_end(1)
     logger.log_rows([Row(step, state.time, {"loss": 0.5}) for step in steps], state)
     logger.close()
@@ -229,7 +229,7 @@ def test_what_wandb_refuses_is_a_configuration_error(tmp_path: Path) -> None:
     file = tmp_path / "model.pt"
     file.touch()
     logger = WandBLogger(dir=tmp_path)
-    logger.open(RunPlace("demo", 1, tmp_path))
+    logger.open(RunContext("demo", 1, tmp_path))
     with pytest.raises(ConfigurationError, match=r"wandb refuses it: .*longer than 128"):
         logger.upload_file(Upload("x" * 129, file, False), batch_end(1))
     logger.close()

@@ -16,7 +16,7 @@ from bus.errors import ClosedError, ConfigurationError, OffloopError
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
 from consumers import Callback, Logger, LoggerDestination, Runner
-from consumers.api.logger import RunPlace
+from consumers.api.logger import RunContext
 from consumers.runner.runner import CallbackError
 
 
@@ -234,7 +234,7 @@ def test_a_destination_that_fails_is_given_nothing_more_and_the_others_go_on(
 
 def test_destinations_are_closed_again_when_one_of_them_cannot_be_opened() -> None:
     class Unwritable(LoggerDestination):
-        def open(self, place: RunPlace) -> None:
+        def open(self, context: RunContext) -> None:
             raise ConfigurationError("no place to write")
 
     calls: list[str] = []
@@ -249,7 +249,7 @@ def test_destinations_are_told_the_run_and_its_directory() -> None:
 
     collector = Collector()
     Runner(Stream(), [], [collector]).run()
-    assert collector.place == RunPlace("digits", 2, Path("runs/digits"))
+    assert collector.context == RunContext("digits", 2, Path("runs/digits"))
 
 
 def test_a_runner_runs_once() -> None:
@@ -336,13 +336,13 @@ def test_one_that_is_left_before_it_begins_closes_in_peace_when_it_is_left_again
         closed = False
 
         async def close(self, state: Snapshot, logger: Logger) -> None:
-            runner.leave()
+            runner.stop()
             await asyncio.sleep(0)
             self.closed = True
 
     callback = LeftAgain()
     runner = Runner(as_async([batch_end(1)]), [callback])
-    runner.leave()
+    runner.stop()
     statistics = runner.run()
     assert (statistics.interrupted, statistics.handled, callback.closed) == (True, 0, True)
 

@@ -13,7 +13,7 @@ from training import Act, gold_trainer
 
 from bus import Event, Recording, find_run
 from consumers import Callback, LoggerDestination, Runner
-from consumers.runner.members import divided
+from consumers.runner.entries import partition
 from consumers.runner.runner import CallbackError
 from consumers.runner.session import run_session
 
@@ -23,7 +23,7 @@ class Rows(LoggerDestination):
         self.rows = []
         self.opened = self.closed = 0
 
-    def open(self, place):
+    def open(self, context):
         self.opened += 1
 
     def log_rows(self, rows, state):
@@ -41,7 +41,7 @@ class Quick(Callback):
 class Slow(Callback):
     """Waits at its first event until it is let go."""
 
-    own_cursor = True
+    background = True
 
     def __init__(self, error=None):
         self.entered, self.released = threading.Event(), threading.Event()
@@ -99,9 +99,9 @@ def test_with_on_error_stop_it_ends_the_others_too(recording):
 
 def test_a_callback_by_itself_needs_no_stream_of_its_own():
     slow, quick = Slow(), Quick()
-    assert divided([slow]) == ([("Slow", slow)], [])
-    assert divided([slow, quick, Slow()])[0] == [("Quick", quick)]
-    assert [name for name, _ in divided([slow, quick, Slow()])[1]] == ["Slow", "Slow#2"]
+    assert partition([slow]) == ([("Slow", slow)], [])
+    assert partition([slow, quick, Slow()])[0] == [("Quick", quick)]
+    assert [name for name, _ in partition([slow, quick, Slow()])[1]] == ["Slow", "Slow#2"]
 
 
 def test_leaving_ends_what_runs_beside_too():
@@ -119,7 +119,7 @@ def test_leaving_ends_what_runs_beside_too():
     slow.released.set()
     runner = Runner(endless(), [Quick()], [rows])
     runner.run_beside("Slow", slow, endless())
-    thread = threading.Thread(target=lambda: stop.wait(30) and runner.leave())
+    thread = threading.Thread(target=lambda: stop.wait(30) and runner.stop())
     thread.start()
     statistics = runner.run()
     thread.join()
@@ -133,7 +133,7 @@ import time
 from consumers import Callback
 
 class Snail(Callback):
-    own_cursor = True
+    background = True
 
     def batch_end(self, state, logger):
         time.sleep(0.05)
@@ -175,7 +175,7 @@ def test_the_trainer_s_own_callbacks_have_streams_too(runs_dir, tmp_path, monkey
 
 
 class _Sleeper(Callback):
-    own_cursor = True
+    background = True
 
     def batch_end(self, state, logger):
         logger.log_metrics({"sleeper": int(state.timestamp.batch)})

@@ -127,7 +127,7 @@ def test_a_logger_of_ones_own_is_given_the_rows_too_and_a_failing_one_fails_the_
 
 def test_a_callback_with_a_stream_of_its_own_logs_in_the_order_of_events() -> None:
     class Own(Loss):
-        own_cursor = True
+        background = True
 
     stream = MemoryStream()
     stream.train(2)

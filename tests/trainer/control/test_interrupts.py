@@ -20,7 +20,7 @@ from training import Act, gold_trainer
 from bus.runs.directory import find_run
 from bus.types.event import Event
 from trainer import State, Trainer
-from trainer.data.epoch_order import generators_of
+from trainer.data.resume import generators_of
 from trainer.device.seeding import RandomStates
 
 

@@ -12,7 +12,7 @@ from gold import gold_loader
 
 from bus.types.demand import BASE_EVENTS, Demand, Want
 from bus.types.event import Event
-from trainer.fields.phases import MAX_SPANS, PhaseWatch
+from trainer.fields.phases import MAX_SPANS, PhaseProbe
 
 BATCH_END = Event.BATCH_END
 PHASES = ["data", "forward", "loss", "backward", "optimizer", "publishing"]
@@ -97,14 +97,14 @@ def test_nobody_who_does_not_ask_is_sent_the_events_that_phases_are_told_from(mo
 
 def test_batches_that_nobody_asks_about_cost_no_further_events(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[bool, Event]] = []
-    before = PhaseWatch.before
+    before = PhaseProbe.before
 
-    def hear(self: PhaseWatch, event: Event) -> None:
+    def hear(self: PhaseProbe, event: Event) -> None:
         if event not in BASE_EVENTS:
             heard.append((self.is_timing, event))
         before(self, event)
 
-    monkeypatch.setattr(PhaseWatch, "before", hear)
+    monkeypatch.setattr(PhaseProbe, "before", hear)
     stream = Stream(asking(5, field="phases"))
     train(monkeypatch, stream, batches=23)
     assert len(heard) == 4 * 9
@@ -328,8 +328,8 @@ def test_a_batch_of_very_many_microbatches_is_told_within_bounds(monkeypatch: py
 
 def test_it_is_dropped_when_nobody_asks_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Event] = []
-    before = PhaseWatch.before
-    monkeypatch.setattr(PhaseWatch, "before", lambda self, event: (calls.append(event), before(self, event))[1])
+    before = PhaseProbe.before
+    monkeypatch.setattr(PhaseProbe, "before", lambda self, event: (calls.append(event), before(self, event))[1])
     stream = Stream(asking(1, field="phases"))
     stream.after_sending[5] = Demand()
     train(monkeypatch, stream, batches=20)

@@ -19,7 +19,7 @@ from consumers.api.callback import Callback
 from consumers.api.logger import Logger
 from trainer import Trainer
 from trainer.engine.state import State
-from trainer.fields.tensors import TENSOR_FIELDS, TensorsOut
+from trainer.fields.tensors import TENSOR_FIELDS, TensorPayload
 from trainer.stream.run_stream import RunStream
 from trainer.stream.tensor_sharing import TensorSharing
 
@@ -212,7 +212,9 @@ def test_memory_for_what_is_large_is_got_before_it_is_due(monkeypatch: pytest.Mo
 def test_a_reader_that_comes_too_late_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = SegmentPool(1, is_handled=lambda seq, field: True)
     sharing = TensorSharing(pool, TensorStream())
-    first, second = (sharing.share("weights", TensorsOut({"w": torch.full((LARGE,), value)})) for value in (1.0, 2.0))
+    first, second = (
+        sharing.share("weights", TensorPayload({"w": torch.full((LARGE,), value)})) for value in (1.0, 2.0)
+    )
     with pytest.raises(FieldNotAvailableError, match="came too late"):
         open_tensors(first)
     with open_tensors(second) as tensors:
@@ -247,7 +249,7 @@ def test_from_a_gpu_it_comes_when_the_copy_is_done_and_nobody_waits(monkeypatch:
     monkeypatch.setattr("trainer.stream.tensor_sharing._copied", lambda: copies)
     sharing = TensorSharing(SegmentPool(is_handled=lambda seq, field: True), TensorStream())
     tensors = {"w": torch.arange(LARGE, dtype=torch.float32).as_subclass(OnGpu)}
-    later: Any = sharing.share("weights", TensorsOut(tensors))
+    later: Any = sharing.share("weights", TensorPayload(tensors))
     assert not later.ready()
     copies.done = True
     assert later.ready()
@@ -267,7 +269,7 @@ def test_an_image_is_a_file_of_safetensors() -> None:
         "none": torch.empty(0, 4),
         "number": torch.tensor(7),
     }
-    value: Any = TensorSharing(SegmentPool(), TensorStream()).share("own", TensorsOut(tensors, {"kind": "x"}))
+    value: Any = TensorSharing(SegmentPool(), TensorStream()).share("own", TensorPayload(tensors, {"kind": "x"}))
     loaded = load(value["image"])
     assert loaded.keys() == tensors.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
@@ -287,7 +289,7 @@ def test_when_the_training_is_over_memory_is_waited_for() -> None:
     stream.is_all_handled = False
     pool = SegmentPool(slots=1, is_handled=stream.is_handled)
     sharing = TensorSharing(pool, stream, lambda: is_over)
-    out = TensorsOut({"x": torch.zeros(LARGE)}, policy="wait")
+    out = TensorPayload({"x": torch.zeros(LARGE)}, policy="wait")
     sharing.share("weights", out)
     with pytest.raises(ConfigurationError, match="comes with the next event"):
         sharing.share("weights", out)

@@ -11,7 +11,7 @@ from training import Act, FakeClock, gold_evaluators, gold_trainer
 from bus.types.event import Event
 from trainer import Evaluator, State
 from trainer.device.device import CpuDevice
-from trainer.loop.progress import Progress, ProgressBar, ProgressLines, make_progress
+from trainer.loop.progress import ProgressBar, ProgressDisplay, ProgressLines, make_progress
 
 
 class Terminal(io.StringIO):
@@ -100,7 +100,7 @@ def test_what_does_not_fit_on_the_terminal_is_left_out_whole(monkeypatch: pytest
 def test_elsewhere_there_are_lines_and_on_demand_nothing() -> None:
     state = make_state()
     assert type(make_progress(True, state, FakeClock(0), io.StringIO())) is ProgressLines
-    assert type(make_progress(False, state, FakeClock(0), Terminal())) is Progress
+    assert type(make_progress(False, state, FakeClock(0), Terminal())) is ProgressDisplay
 
 
 def test_an_evaluation_is_told_of_once_and_a_stop_is_named(capsys: pytest.CaptureFixture[str]) -> None:

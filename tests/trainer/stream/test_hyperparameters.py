@@ -293,7 +293,7 @@ class Own(Callback):
 
 
 class OwnCursor(Callback):
-    own_cursor = True
+    background = True
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
         """Looks."""
@@ -331,7 +331,7 @@ def test_a_consumer_that_goes_on_knows_which_names_a_callback_has_logged(tmp_pat
     class Interrupted(Own):
         def init(self, state: Snapshot, logger: Logger) -> None:
             super().init(state, logger)
-            runner.leave()
+            runner.stop()
 
     Interrupted.__name__ = "Own"
     with StateFile(tmp_path, "mine", "r", 1) as progress:

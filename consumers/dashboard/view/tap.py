@@ -8,11 +8,11 @@ from bus.protocol.snapshot import Snapshot
 from bus.types.demand import BASE_EVENTS, Demand, Want
 from bus.types.event import Event
 from consumers.api.callback import Callback
-from consumers.api.logger import Images, Logger, LoggerDestination, Row, RunPlace, Text
+from consumers.api.logger import Images, Logger, LoggerDestination, Row, RunContext, Text
 from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.runs import WatchedRun
+from consumers.dashboard.view.runs import MonitoredRun
 
-__all__ = ["RunFeed", "ViewDestination", "view_demand"]
+__all__ = ["RunTap", "ViewDestination", "view_demand"]
 
 
 class ViewDestination(LoggerDestination):
@@ -20,14 +20,14 @@ class ViewDestination(LoggerDestination):
 
     def __init__(self, view: RunView) -> None:
         self.view = view
-        self.place: RunPlace | None = None
+        self.context: RunContext | None = None
         """Which run it is, where, and how to command it; ``None`` until it is opened."""
 
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         """Tells the view which run it is."""
-        self.place = place
-        self.view.run_name, self.view.attempt = place.run_name, place.attempt
-        self.view.follow_outcomes(place.answered)
+        self.context = context
+        self.view.run_name, self.view.attempt = context.run_name, context.attempt
+        self.view.follow_outcomes(context.answered)
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Hands metrics on."""
@@ -46,15 +46,15 @@ class ViewDestination(LoggerDestination):
         self.view.take_text(entry)
 
 
-class RunFeed(Callback):
+class RunTap(Callback):
     """Feeds a run on the page with its events, those of every rank, and with what is logged beside it."""
 
     all_ranks: ClassVar[bool] = True
-    own_cursor: ClassVar[bool] = True
+    background: ClassVar[bool] = True
     events = BASE_EVENTS
     fields = ("phases",)
 
-    def __init__(self, run: WatchedRun, every: int | str = 10) -> None:
+    def __init__(self, run: MonitoredRun, every: int | str = 10) -> None:
         self._run = run
         self.every = every  # type: ignore[misc]
 
@@ -72,13 +72,13 @@ class RunFeed(Callback):
 
 
 class _Destination(ViewDestination):
-    def __init__(self, run: WatchedRun) -> None:
+    def __init__(self, run: MonitoredRun) -> None:
         super().__init__(run.view)
         self._run = run
 
-    def open(self, place: RunPlace) -> None:
-        super().open(place)
-        self._run.command = place.command
+    def open(self, context: RunContext) -> None:
+        super().open(context)
+        self._run.command = context.command
 
 
 def view_demand(every: int | str) -> Demand:

@@ -12,7 +12,7 @@ from trainer.control.remote_control import RemoteControl
 from trainer.distributed.ranks import Ranks
 from trainer.stream.publishing import StatePublisher
 
-__all__ = ["ALL", "OWN_CALLBACKS", "Decisions", "check_wait_for"]
+__all__ = ["ALL", "OWN_CALLBACKS", "ConsumerBarrier", "check_wait_for"]
 
 _log = logging.getLogger("offloop")
 
@@ -32,7 +32,7 @@ OWN_CALLBACKS = "callbacks"
 _EVENTS = frozenset({Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END})
 
 
-class Decisions:
+class ConsumerBarrier:
     """Publishes events, and after those at which a consumer may decide to stop waits until it has: a stop takes effect
     at the very event then, as that of a callback in the loop does.
 
@@ -56,7 +56,7 @@ class Decisions:
         publisher.expected_consumers |= frozenset(names) - {ALL}
         self._seconds = seconds
         self._ranks = ranks
-        self._late: dict[Event, set[str]] = {event: set() for event in _EVENTS}
+        self._overdue: dict[Event, set[str]] = {event: set() for event in _EVENTS}
         self._is_first = ranks is None or ranks.rank == 0
         if ranks is not None:
             publisher.kept_events = _EVENTS
@@ -70,8 +70,8 @@ class Decisions:
             self._published.take_up_demand()
         elif event in _EVENTS:
             if self._is_first:
-                self._await_decisions(event)
-            self._control.obey_stops(event)
+                self._await_consumers(event)
+            self._control.apply_stops(event)
 
     def _await_presence(self) -> None:
         deadline = time.monotonic() + self._seconds
@@ -86,24 +86,24 @@ class Decisions:
                 return
             self._publisher.wait()
 
-    def _leave(self) -> bool:
+    def _must_stop(self) -> bool:
         return self._control.is_asked_to_stop
 
-    def _await_decisions(self, event: Event) -> None:
-        late, known = self._publisher.wait_until_handled(event, self._names, 0), self._late[event]
-        known &= late
-        if late - known:
-            late = self._publisher.wait_until_handled(event, late - known, self._seconds, self._leave)
-            if self._leave():
-                # A stop has come, so there is no more to wait for: nobody is late.
+    def _await_consumers(self, event: Event) -> None:
+        overdue, known = self._publisher.wait_until_handled(event, self._names, 0), self._overdue[event]
+        known &= overdue
+        if overdue - known:
+            overdue = self._publisher.wait_until_handled(event, overdue - known, self._seconds, self._must_stop)
+            if self._must_stop():
+                # A stop has come, so there is no more to wait for: nobody is overdue.
                 return
-            for name in sorted(late):
+            for name in sorted(overdue):
                 _log.warning(
                     "run %s: consumer %s has not decided at %s within %g s: the training goes on, and waits for it "
                     "again when it has caught up",
                     *(self._publisher.run_name, name, event.value, self._seconds),
                 )
-            known |= late
+            known |= overdue
 
 
 def check_wait_for(names: Any, seconds: Any, publish: bool, callbacks: Iterable[Any] = ()) -> frozenset[str]:
@@ -119,23 +119,23 @@ def check_wait_for(names: Any, seconds: Any, publish: bool, callbacks: Iterable[
         raise ConfigurationError("wait_for waits for consumers of the stream: leave out publish=False, or wait_for")
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
         raise ConfigurationError(f"wait_seconds is {seconds!r}: use a number of seconds above 0")
-    decided = {event for callback in callbacks for event in _decided(callback)}
+    decided = {event for callback in callbacks for event in _barrier_events_of(callback)}
     if OWN_CALLBACKS in given and not decided & _EVENTS:
         raise ConfigurationError(
-            f"wait_for names {OWN_CALLBACKS!r}, and none of the trainer's callbacks decides anything: give one whose "
-            f"'decides' has {', '.join(sorted(event.value for event in _EVENTS))}, or leave {OWN_CALLBACKS!r} out"
+            f"wait_for names {OWN_CALLBACKS!r}, and none of the trainer's callbacks has barrier_events: give one "
+            f"with {', '.join(sorted(event.value for event in _EVENTS))}, or leave {OWN_CALLBACKS!r} out"
         )
     return frozenset(given)
 
 
-def _decided(callback: Any) -> set[Event]:
+def _barrier_events_of(callback: Any) -> set[Event]:
     """The events at which a callback may decide to stop.
 
     Raises :class:`bus.errors.ConfigurationError` for one that it does not handle."""
-    decides = {Event(event) for event in getattr(callback, "decides", ())}
-    if unhandled := sorted(event.value for event in decides - {Event(event) for event in callback.wanted_events()}):
+    events = {Event(event) for event in getattr(callback, "barrier_events", ())}
+    if unhandled := sorted(event.value for event in events - {Event(event) for event in callback.wanted_events()}):
         raise ConfigurationError(
-            f"callback {type(callback).__name__} decides at {', '.join(unhandled)}, which it does not handle: add the "
-            "method, or correct 'decides'"
+            f"callback {type(callback).__name__} has {', '.join(unhandled)} in barrier_events and does "
+            "not handle it: add the method, or correct barrier_events"
         )
-    return decides
+    return events

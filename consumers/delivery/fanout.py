@@ -10,14 +10,14 @@ from bus import errors
 from bus.errors import OffloopError
 from bus.printing import say
 from bus.protocol.snapshot import Snapshot
-from consumers.api.logger import Logger, LoggerDestination, RunPlace
+from consumers.api.logger import Logger, LoggerDestination, RunContext
 
-__all__ = ["Delivery", "show_failure"]
+__all__ = ["Fanout", "show_failure"]
 
 _OUR_FOLDERS = str(Path(errors.__file__).parent), str(Path(__file__).parents[1])
 
 
-class Delivery:
+class Fanout:
     """Several destinations, by name, for several threads.
 
     One that raises is shown with its traceback, once, and given nothing more until it is closed, so that what it wrote
@@ -49,7 +49,7 @@ class Delivery:
         """The destinations that have raised."""
         return tuple(self._failed)
 
-    def open(self, place: RunPlace) -> None:
+    def open(self, context: RunContext) -> None:
         """Opens them; those that were opened are closed again if one cannot be.
 
         Raises:
@@ -60,7 +60,7 @@ class Delivery:
             for destination in self._destinations.values():
                 destination.check()
             for destination in self._destinations.values():
-                destination.open(place)
+                destination.open(context)
                 opened.append(destination)
         except BaseException:
             for destination in opened:
@@ -101,19 +101,20 @@ class Delivery:
             self.for_each(lambda destination: states.append(destination.state_dict()))
             return None if self._failed else dict(zip(self._destinations, states, strict=True))
 
-    def committed(self) -> None:
-        """Tells each that what it was given does not come again, unless one has failed: for that one it has to."""
+    def commit(self) -> None:
+        """Calls ``on_commit`` of each, or ``on_abandon`` if one has failed: for that one everything has to come
+        again."""
         if self._failed:
-            self.for_each(lambda destination: destination.released())
+            self.for_each(lambda destination: destination.on_abandon())
         else:
-            self.for_each(lambda destination: destination.committed())
+            self.for_each(lambda destination: destination.on_commit())
 
     def close(self) -> None:
         """Closes each, also those that have failed; those that may wait for a server come last."""
         failed = list(self._failed.values())
 
         def close(destination: LoggerDestination) -> None:
-            self.only_sends = destination.own_lane
+            self.only_sends = destination.background
             try:
                 destination.close()
             except Exception:
@@ -123,7 +124,7 @@ class Delivery:
 
         with self.lock:
             everyone = self._destinations | self._failed
-            self._destinations = dict(sorted(everyone.items(), key=lambda one: one[1].own_lane))
+            self._destinations = dict(sorted(everyone.items(), key=lambda one: one[1].background))
         self.for_each(close)
 
     def for_each(self, action: Callable[[LoggerDestination], object]) -> None:

@@ -9,7 +9,7 @@ from bus.types.event import Event
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from consumers.api.callback import Callback
 
-__all__ = ["Member", "decides_of", "divided", "numbered_names", "wanted_events"]
+__all__ = ["CallbackEntry", "barrier_events_of", "partition", "unique_names", "wanted_events"]
 
 
 def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
@@ -31,28 +31,28 @@ def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
     return events
 
 
-def decides_of(callbacks: Iterable[Callback]) -> set[Event]:
+def barrier_events_of(callbacks: Iterable[Callback]) -> set[Event]:
     """The events at which one of the callbacks may decide to stop the training.
 
     Raises:
-        ConfigurationError: one of them does not handle an event at which it decides.
+        ConfigurationError: one of them does not handle an event in its barrier_events.
     """
     events: set[Event] = set()
     for callback in callbacks:
-        decides = {Event(event) for event in callback.decides}
-        if unhandled := sorted(event.value for event in decides - callback.wanted_events()):
+        barrier_events = {Event(event) for event in callback.barrier_events}
+        if unhandled := sorted(event.value for event in barrier_events - callback.wanted_events()):
             raise ConfigurationError(
-                f"callback {type(callback).__name__} decides at {', '.join(unhandled)}, which it does not handle: add "
-                "the method, or correct 'decides'"
+                f"callback {type(callback).__name__} has {', '.join(unhandled)} in barrier_events and does "
+                "not handle it: add the method, or correct barrier_events"
             )
-        events |= decides
+        events |= barrier_events
     return events
 
 
-def divided(callbacks: Sequence[Callback]) -> tuple[list[tuple[str, Callback]], list[tuple[str, Callback]]]:
-    """The callbacks with their names: those that share a stream, and those that have one of their own beside it."""
-    named = list(zip(numbered_names(callbacks), callbacks, strict=True))
-    shared = [one for one in named if not one[1].own_cursor] or named[:1]
+def partition(callbacks: Sequence[Callback]) -> tuple[list[tuple[str, Callback]], list[tuple[str, Callback]]]:
+    """Divides callbacks, with their names, into those that share a stream and those that run in the background."""
+    named = list(zip(unique_names(callbacks), callbacks, strict=True))
+    shared = [one for one in named if not one[1].background] or named[:1]
     return shared, [one for one in named if one not in shared]
 
 
@@ -69,7 +69,7 @@ def _misspelt(callback: Callback) -> str:
     return ""
 
 
-class Member:
+class CallbackEntry:
     """A callback and what the runner knows about it."""
 
     def __init__(self, callback: Callback, name: str) -> None:
@@ -91,11 +91,11 @@ class Member:
         return not (self.disabled or self.ended)
 
 
-def numbered_names(members: Iterable[object]) -> Iterator[str]:
+def unique_names(entries: Iterable[object]) -> Iterator[str]:
     """What each object is shown as, by default the name of its class, numbered from its second occurrence on:
     ``SpeedMonitor``, ``SpeedMonitor#2``."""
     seen: defaultdict[str, int] = defaultdict(int)
-    for member in members:
-        name = getattr(member, "shown_as", type(member).__name__)
+    for entry in entries:
+        name = getattr(entry, "shown_as", type(entry).__name__)
         seen[name] += 1
         yield name if seen[name] == 1 else f"{name}#{seen[name]}"

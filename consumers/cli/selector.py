@@ -17,7 +17,7 @@ from bus.replay.replay import Replay
 from bus.runs.directory import RunInfo, find_run
 from consumers.api.callback import Callback, demand_of
 from consumers.runner.checkpoint_states import STATE_DIR
-from consumers.runner.members import decides_of, wanted_events
+from consumers.runner.entries import barrier_events_of, wanted_events
 from consumers.runner.state_file import StateFile
 from consumers.runner.streams import (
     RemoteRunInfo,
@@ -31,13 +31,13 @@ from consumers.runner.streams import (
     newest_run,
 )
 
-__all__ = ["Found", "Source", "SourceStreams", "open_state"]
+__all__ = ["Found", "RunSelector", "SourceStreams", "open_state"]
 
 Found: TypeAlias = RunInfo | RemoteRunInfo | Recording
 
 
 @dataclass(frozen=True)
-class Source:
+class RunSelector:
     """The options that name a run or a recording, as they were given."""
 
     run: str | None
@@ -124,8 +124,8 @@ class SourceStreams:
             return replay
         if isinstance(found, Recording):
             return Recording(found.path)
-        demand, decides = demand_of(callbacks), decides_of(callbacks)
-        return attach(found, wanted_events(callbacks), demand, self._name, after, decides)
+        demand, barrier_events = demand_of(callbacks), barrier_events_of(callbacks)
+        return attach(found, wanted_events(callbacks), demand, self._name, after, barrier_events)
 
     def rewind(self) -> None:
         """Lets the replay begin again."""

@@ -1,4 +1,4 @@
-"""Resuming an epoch that was left in its middle: the same batches in the same order."""
+"""Resuming in the middle of an epoch: the same batches in the same order."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,11 +8,11 @@ import torch
 from bus.errors import CheckpointError
 from trainer.device.seeding import RandomStates
 
-__all__ = ["EpochOrder", "generators_of"]
+__all__ = ["DataLoaderResume", "generators_of"]
 
 
-class EpochOrder:
-    """What decides the order of an epoch's batches, kept so that the epoch can be entered again.
+class DataLoaderResume:
+    """Resumes a dataloader in the middle of an epoch, with the same batches in the same order.
 
     A dataloader shuffles, and augments, with random numbers. So the generators are put back to where they stood when
     the epoch began, the batches that were trained on are fetched again and passed over, and the generators are put to
@@ -30,9 +30,9 @@ class EpochOrder:
         self._loader_state: Any = None
         self._of: Any = None
 
-    def enter_epoch(self, dataloader: Iterable[Any], epoch: int, done: int) -> int:
-        """Prepares an epoch of which so many batches are done; returns how many of them have to be passed over, after
-        which :meth:`go_on` is to be called."""
+    def begin_epoch(self, dataloader: Iterable[Any], epoch: int, done: int) -> int:
+        """Prepares an epoch of which ``done`` batches are done; returns how many batches to fetch and skip, after which
+        :meth:`restored` is to be called."""
         _set_epoch(dataloader, epoch)
         if self._of is not None and self._of is not dataloader:
             # What is known is of another dataloader: this one is entered at the same place, whatever its order.
@@ -51,17 +51,17 @@ class EpochOrder:
             self._start.restore(generators_of(dataloader))
         return skip
 
-    def leave_epoch(self, dataloader: Iterable[Any]) -> None:
-        """Notes the place in an epoch that is left in its middle."""
+    def suspend(self, dataloader: Iterable[Any]) -> None:
+        """Keeps the dataloader's position when the training stops in the middle of an epoch."""
         if _is_stateful(dataloader):
             self._loader_state = dataloader.state_dict()  # type: ignore[attr-defined]
 
-    def leave_unused(self) -> None:
-        """Notes that an epoch is left before a batch of it was used: it is entered again as it was."""
+    def rollback(self) -> None:
+        """Goes back to the beginning of an epoch that stops before a batch of it was used."""
         self._pending, self._start, self._loader_state = self._start, None, None
 
-    def go_on(self, dataloader: Iterable[Any]) -> None:
-        """Puts the generators to where they stood when the training was left, if it is gone on with."""
+    def restored(self, dataloader: Iterable[Any]) -> None:
+        """Sets the generators to where they stood when the training stopped, if this training resumes it."""
         if self._pending is not None:
             self._pending.restore(generators_of(dataloader))
             self._pending = None
