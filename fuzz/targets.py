@@ -64,7 +64,7 @@ from bus.runs.directory import BROKER_FILE, RUN_FILE, read_run
 from bus.tools.recovery import recover
 from bus.types.demand import BASE_EVENTS, Demand, batch_number
 from bus.types.event import Event
-from bus.types.timestamp import Time, Timestamp, TimeUnit
+from bus.types.timestamp import Time, Timestamp, TimeUnit, TrainingTime
 from consumers.delivery.commit import CallbackState, Committed, DestinationState
 
 __all__ = ["TARGETS"]
@@ -141,7 +141,7 @@ def _demand(data: bytes) -> None:
     repr(demand)
     for event in Event:
         for batch in (0, 1, 10, 2**31):
-            number = batch_number(event, (0, 0, batch))
+            number = batch_number(event, TrainingTime(batch=batch))
             check(
                 demand.is_due(event, number) or not demand.due_fields(event, number),
                 "a field is due at an event that is not",

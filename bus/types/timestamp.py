@@ -7,6 +7,7 @@ import datetime
 import operator
 import time
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, NamedTuple
 
 from bus.errors import TimeUnitError
@@ -53,6 +54,9 @@ class TrainingTime(NamedTuple):
     batch_wct: int = 0
 
 
+_VALUES = len(TrainingTime._fields)
+
+
 class Timestamp:
     """How far a run is: ten counters and four durations at one moment. Immutable and cheap: it is made for every batch.
 
@@ -93,9 +97,10 @@ class Timestamp:
 
     @classmethod
     def from_values(cls, values: Iterable[int]) -> "Timestamp":
-        """Makes a timestamp of :attr:`values`, unchecked: for what was checked when it was written."""
+        """Makes a timestamp of :attr:`values`, unchecked: for what was checked when it was written. A later version may
+        have written more of them."""
         self = cls.__new__(cls)
-        self._values = values if type(values) is TrainingTime else TrainingTime._make(values)
+        self._values = values if type(values) is TrainingTime else TrainingTime._make(islice(values, _VALUES))
         return self
 
     @property

@@ -43,8 +43,8 @@ class Spool(LoggerDestination):
     on sends nothing twice. Only a :class:`~bus.errors.ConfigurationError` is final: from ``open`` it ends the sending,
     and from a later method it leaves out the one entry that cannot be taken, and says so.
 
-    For a consumer that keeps its progress, what is not :meth:`committed` is not sent: those events may come again.
-    Without, everything is sent at once.
+    For a consumer that keeps its progress, what is not committed (:meth:`on_commit`) is not sent: those events may
+    come again. Without, everything is sent at once.
 
     :meth:`close` waits until everything is sent, and gives up when nothing could be sent for
     ``destination.drain_seconds``, or for ``destination.finish_seconds`` while an image or a file is on its way. What
