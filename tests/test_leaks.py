@@ -45,7 +45,7 @@ def test_runs_dir_is_gone():
 
 
 def test_a_test_that_leaves_something_behind_fails(pytester):
-    for file in (SUPPORT.parent / "conftest.py", SUPPORT / "leaks.py"):
+    for file in (SUPPORT.parent / "conftest.py", SUPPORT / "leaks.py", SUPPORT / "paths.py"):
         shutil.copy(file, pytester.path)
     pytester.makepyfile(LEAKING_TESTS)
     result = pytester.runpytest_subprocess("-o", "leak_grace=1.5", "-o", "pythonpath=.", "-rE")

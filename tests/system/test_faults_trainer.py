@@ -256,7 +256,7 @@ def close_at_line(number):
 
     def trace(frame, event, argument):
         nonlocal lines
-        if os.path.dirname(frame.f_code.co_filename) != os.path.dirname(bus.__file__):
+        if not frame.f_code.co_filename.startswith(os.path.dirname(bus.__file__)):
             return None
         if event == "line":
             lines += 1

@@ -21,7 +21,7 @@ from trainer.algorithms.label_smoothing import LabelSmoothing
 from trainer.algorithms.mixup import MixUp
 
 SPLIT = [None, 4]
-DRAW = "trainer.algorithms.images.torch.randint"
+DRAW = "trainer.algorithms.common.torch.randint"
 
 
 def losses_and_parts(algorithm: Algorithm, batches: list[Any], **settings: Any) -> list[tuple[Tensor, Tensor, Any]]:
