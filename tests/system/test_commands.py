@@ -399,6 +399,7 @@ def test_a_publisher_learns_at_once_who_is_there_and_what_is_asked_for(runs_dir)
             seen.add((len(publisher.consumers), len(publisher.demand.fields), Event.AFTER_LOSS in publisher.wanted))
             return publisher.consumers
 
+        is_consistent()
         with Subscriber("r", demand=demand, events=demand.events, name="judge", decides=[Event.BATCH_END]) as stream:
             watching = threading.Thread(target=lambda: list(stream))
             watching.start()

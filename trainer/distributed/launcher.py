@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from bus.errors import RankError
+
 __all__ = ["report_failure", "report_uncaught_errors"]
 
 _FILE = "TORCHELASTIC_ERROR_FILE"
@@ -29,6 +31,9 @@ def report_uncaught_errors(failed_at: Callable[[], float | None]) -> None:
     def show_and_report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
         if isinstance(error, Exception):
-            report_failure("".join(traceback.format_exception(kind, error, trace)).rstrip(), failed_at())
+            seconds = failed_at() or time.time()
+            # torchrun compares whole seconds, in which what another rank has caused would stand beside its cause.
+            seconds += isinstance(error, RankError)
+            report_failure("".join(traceback.format_exception(kind, error, trace)).rstrip(), seconds)
 
     sys.excepthook = show_and_report

@@ -1,0 +1,25 @@
+"""What torchrun is told of a failure."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bus.errors import RankError
+from trainer.distributed.launcher import report_uncaught_errors
+
+
+def test_what_another_rank_has_caused_is_reported_after_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torchrun shows the failure with the lowest timestamp, in whole seconds; of equal ones that of the lowest rank."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    report_uncaught_errors(lambda: 100.9)
+    reported = {}
+    for error in (RankError("rank 1 ended with an error"), ValueError("the cause")):
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+        sys.excepthook(type(error), error, None)
+        reported[type(error)] = json.loads((tmp_path / "error.json").read_text())["timestamp"]
+    assert reported == {RankError: 101, ValueError: 100}
+    assert "the cause" in capsys.readouterr().err
