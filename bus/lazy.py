@@ -9,13 +9,13 @@ __all__ = ["lazy_exports"]
 
 
 def lazy_exports(
-    package: str, homes: Mapping[str, Sequence[str]], explain_missing: Callable[[str], str] | None = None
+    package: str, homes: Mapping[str, Sequence[str]], explain_missing: Callable[[str], str | None] = lambda module: None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns the ``__getattr__`` and the ``__dir__`` of ``package`` (:pep:`562`) for the names that each module of
     ``homes`` defines.
 
     Where a name needs a module that is not installed, ``explain_missing`` turns the name of that module into the
-    message of the :class:`ModuleNotFoundError`.
+    message of the :class:`ModuleNotFoundError`; with ``None`` the error stays as it is.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 
@@ -25,9 +25,10 @@ def lazy_exports(
         try:
             value = getattr(import_module(home_of[name]), name)
         except ModuleNotFoundError as error:
-            if explain_missing is None or error.name is None:
+            message = explain_missing(error.name or "")
+            if message is None:
                 raise
-            raise ModuleNotFoundError(explain_missing(error.name), name=error.name) from None
+            raise ModuleNotFoundError(message, name=error.name) from None
         setattr(sys.modules[package], name, value)
         return value
 

@@ -42,7 +42,7 @@ if _BUS is not None and Path(str(_BUS.origin)).resolve().parent != Path(__file__
 
 # Only now is it known that this 'bus' is ours.
 from bus.lazy import lazy_exports  # noqa: E402
-from trainer.arguments.extras import missing_extra  # noqa: E402
+from trainer.arguments.extras import explain_missing  # noqa: E402
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
@@ -57,5 +57,5 @@ __getattr__, __dir__ = lazy_exports(
         "trainer.engine.state": ["State"],
         "trainer.trainer": ["Trainer"],
     },
-    missing_extra,
+    explain_missing,
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bus.lazy import lazy_exports
 from bus.plugins.registry import Registry
-from trainer.arguments.extras import missing_extra
+from trainer.arguments.extras import explain_missing
 from trainer.engine.algorithm import Algorithm
 
 if TYPE_CHECKING:
@@ -76,5 +76,5 @@ ALGORITHMS: Registry[Algorithm] = Registry(
 """What ``trainer TASK --algorithms`` takes. Other packages add theirs by entry points in ``offloop.algorithms``."""
 
 __getattr__, __dir__ = lazy_exports(
-    __name__, {f"{__name__}.{module}": [class_name] for module, class_name in _BUILT_IN.items()}, missing_extra
+    __name__, {f"{__name__}.{module}": [class_name] for module, class_name in _BUILT_IN.items()}, explain_missing
 )

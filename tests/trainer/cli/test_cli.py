@@ -235,3 +235,19 @@ def test_weights_that_lack_some_of_the_models_can_be_taken(run: Run, tmp_path: P
     assert "load_strict_model_weights=False (--load-what-fits)" in line
     assert refused.code == 2
     assert run(*arguments, "--load-what-fits").code == 0
+
+
+WITHOUT_ANOTHER = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name == "zstandard":
+            raise ModuleNotFoundError("No module named 'zstandard'", name=name)
+sys.meta_path.insert(0, Absent())
+from trainer import Trainer
+"""
+
+
+def test_a_missing_module_that_the_extra_does_not_install_is_not_blamed_on_it() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_ANOTHER], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'zstandard'"
