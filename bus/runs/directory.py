@@ -256,9 +256,14 @@ def read_run(path: Path) -> RunInfo:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from None
     else:
         try:
-            locked = _is_locked_in(directory)
-            record = _read_json(path, RUN_FILE, directory)
-            broker = _read_json(path, BROKER_FILE, directory) if locked else {}
+            while True:
+                locked = _is_locked_in(directory)
+                # A broker that ends its run writes down how before it takes its addresses away: read in the other
+                # order, a run that ends just now would be neither live nor over.
+                broker = _read_json(path, BROKER_FILE, directory) if locked else {}
+                record = _read_json(path, RUN_FILE, directory)
+                if _is_locked_in(directory) == locked:
+                    break
         finally:
             os.close(directory)
     try:
