@@ -40,8 +40,8 @@ CODE = {word: DOCUMENTS[word] for word in (r"bury|buries|burial", r"desk", r"hee
 """Those that the code is free of already."""
 
 _ROOT = Path(__file__).resolve().parents[1]
-_NOT_READ = {"docs/commands.md", "docs/protocol.md"}
-"""Pages whose words are those of the code: the one is generated from it, the other names what it sends."""
+_NOT_READ = {"docs/protocol.md"}
+"""A page whose words are those of the code: it names what is sent."""
 _FENCE = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
 
 

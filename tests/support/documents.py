@@ -9,15 +9,12 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from paths import ROOT
 
-__all__ = ["GENERATED", "NOT_RUN", "PAGES", "ROOT", "Block", "CommandLine", "blocks", "command_lines"]
+__all__ = ["NOT_RUN", "PAGES", "ROOT", "Block", "CommandLine", "blocks", "command_lines"]
 
 
 _AT_THE_ROOT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES = sorted(str(path.relative_to(ROOT)) for path in [*_AT_THE_ROOT, *(ROOT / "docs").rglob("*.md")])
 """Every page, from the root of the repository."""
-
-GENERATED = "docs/commands.md"
-"""The page that the commands themselves write."""
 
 NOT_RUN = "not run in the tests: "
 """How the title of a block begins that cannot run here; the reason follows. Readers see it above the block."""
