@@ -109,7 +109,7 @@ def replay(
         while loop and served.events and not server.stopped:
             served = server.serve(lambda: say(f"again from the start, as the next attempt of {served_name}"))
     if not served.events and not server.stopped:
-        bounds = ReplayChoice(rate, start, until, loop, paused=False).bounds
+        bounds = ReplayChoice(rate, start, until, loop).bounds
         say(f"run {served_name} is empty: no event is {bounds}; 'bus info' tells how long a run was", err=True)
         return EXIT_TROUBLE
     return _report(served)

@@ -55,7 +55,6 @@ class ReplayChoice:
     start: "Bound | None"
     until: "Bound | None"
     loop: bool
-    paused: bool
 
     @property
     def option(self) -> str | None:
@@ -65,7 +64,6 @@ class ReplayChoice:
             "--start": self.start is not None,
             "--until": self.until is not None,
             "--loop": self.loop,
-            "--paused": self.paused,
         }
         return next((name for name, is_given in given.items() if is_given), None)
 
@@ -73,11 +71,6 @@ class ReplayChoice:
     def rate_or_max(self) -> float:
         """The rate; infinity for as fast as it can be."""
         return math.inf if self.rate is None else self.rate
-
-    @property
-    def is_paced(self) -> bool:
-        """Whether anything is waited for."""
-        return self.paused or not math.isinf(self.rate_or_max)
 
     @property
     def bounds(self) -> str:

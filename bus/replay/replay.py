@@ -1,4 +1,4 @@
-"""A recording replayed at a pace: as fast as it was, faster, step by step, or a part of it."""
+"""A recording replayed at a pace: as fast as it was, faster, or a part of it."""
 
 import asyncio
 import itertools

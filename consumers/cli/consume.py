@@ -8,14 +8,13 @@ from click.core import ParameterSource
 
 from bus.cli.replay_options import ReplayChoice
 from bus.recording.window import Bound
-from bus.replay.pace import Pace
 from consumers.api.callback import Callback, OnError, demand_of
 from consumers.api.logger import LoggerDestination
 from consumers.cli.metrics import list_metrics as print_metrics
 from consumers.cli.registry import CALLBACKS, LOGGERS, create_selected
 from consumers.cli.report import EXIT_TROUBLE, report, say, say_start
 from consumers.cli.selector import RunSelector, SourceStreams, open_state
-from consumers.cli.terminal import beside_terminal, hold_open, replay_keys
+from consumers.cli.terminal import beside_terminal, hold_open
 from consumers.runner.checkpoint_states import CheckpointStates
 from consumers.runner.entries import wanted_events
 from consumers.runner.session import run_session
@@ -40,7 +39,6 @@ def consume(
     start: Bound | None,
     until: Bound | None,
     loop: bool,
-    paused: bool,
     wait: bool,
     on_error: OnError,
     name: str | None,
@@ -60,7 +58,7 @@ def consume(
     if list_metrics == "" and not (run or replay):
         last = True
     source = RunSelector(run or list_metrics or None, runs_dir, broker, key, broker_key, replay, wait, last)
-    choice = ReplayChoice(rate, start, until, loop, paused)
+    choice = ReplayChoice(rate, start, until, loop)
     _check_together(source, choice, name, state_dir)
     if list_metrics is not None:
         for line in print_metrics(source.find(say)):
@@ -79,31 +77,28 @@ def consume(
         callback.check()
     for destination in destinations:
         destination.check()
-    pace = Pace(choice.rate_or_max, paused=paused)
-    keys = replay_keys(pace, choice, made, say)
     found = source.find(say)
-    streams = SourceStreams(found, choice, pace, name)
+    streams = SourceStreams(found, choice, name)
     progress = None if name is None else open_state(state_dir, name, found)
     states = None if name is None else CheckpointStates(name, state_dir)
     code = 0
-    with keys:
-        while True:
-            stream, statistics = run_session(
-                streams.open,
-                made,
-                destinations,
-                on_error,
-                progress,
-                commit_every,
-                partial(say_start, name=name),
-                states,
-            )
-            code = max(code, report(stream, statistics, sorted(demand_of(made).fields)))
-            is_empty = streams.gave_nothing and not statistics.handled
-            if not loop or statistics.interrupted or is_empty:
-                break
-            made, destinations = create()
-            streams.rewind()
+    while True:
+        stream, statistics = run_session(
+            streams.open,
+            made,
+            destinations,
+            on_error,
+            progress,
+            commit_every,
+            partial(say_start, name=name),
+            states,
+        )
+        code = max(code, report(stream, statistics, sorted(demand_of(made).fields)))
+        is_empty = streams.gave_nothing and not statistics.handled
+        if not loop or statistics.interrupted or is_empty:
+            break
+        made, destinations = create()
+        streams.rewind()
     if is_empty and (start or until or loop) and not statistics.interrupted:
         say(
             f"nothing was replayed: no event that these callbacks want is {choice.bounds}; 'bus info PATH' "

@@ -5,7 +5,6 @@ from typing import Any, get_args
 
 import click
 
-from bus.cli.replay_keys import KEYS_HELP
 from bus.cli.replay_options import parse_bound_option, rate_given
 from bus.terminal import run_command
 from consumers.api.callback import OnError
@@ -63,8 +62,7 @@ def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[s
     "--rate",
     callback=rate_given,
     metavar="RATE",
-    help="How fast to replay: 1 as it was, 10 ten times as fast, max at once. Default: max. In a terminal keys work: "
-    f"{KEYS_HELP}.",
+    help="How fast to replay: 1 as it was, 10 ten times as fast, max at once. Default: max.",
 )
 @click.option(
     "--start",
@@ -82,7 +80,6 @@ def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[s
 @click.option(
     "--loop", is_flag=True, help="Replays again and again, each time with new callbacks and loggers, until Ctrl-C."
 )
-@click.option("--paused", is_flag=True, help="Begins the replay standing still, for the same keys.")
 @click.option("--wait", is_flag=True, help="With --run: waits for that run to exist.")
 @click.option(
     "--on-error",

@@ -93,13 +93,13 @@ class RunSelector:
 
 
 class SourceStreams:
-    """The streams of what was found, for a consumer called ``name``. A recording is replayed at ``pace`` where
-    ``choice`` says how, and else read."""
+    """The streams of what was found, for a consumer called ``name``. A recording is replayed where ``choice``
+    says how, and else read."""
 
-    def __init__(self, found: Found, choice: ReplayChoice, pace: Pace, name: str | None) -> None:
+    def __init__(self, found: Found, choice: ReplayChoice, name: str | None) -> None:
         self._found = found
         self._choice = choice
-        self._pace = pace
+        self._pace = Pace(choice.rate_or_max)
         self._name = name
         self._replays: list[Replay] = []
 

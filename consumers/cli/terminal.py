@@ -1,21 +1,14 @@
-"""Who has the terminal in which the command ``consumer`` runs: callbacks, loggers, or the keys of a replay."""
+"""Who has the terminal in which the command ``consumer`` runs: callbacks or loggers."""
 
-import contextlib
-import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import click
-
-from bus.cli.replay_keys import ReplayKeys, has_keyboard
-from bus.cli.replay_options import ReplayChoice
 from bus.errors import ConfigurationError
-from bus.replay.pace import Pace
 from consumers.api.callback import Callback
 from consumers.api.logger import LoggerDestination
 from consumers.runner.entries import unique_names
 
-__all__ = ["beside_terminal", "hold_open", "replay_keys"]
+__all__ = ["beside_terminal", "hold_open"]
 
 
 def beside_terminal(
@@ -43,22 +36,6 @@ def beside_terminal(
             "log to a file ('--log csv'), or run them in a second terminal"
         )
     return destinations
-
-
-def replay_keys(
-    pace: Pace, choice: ReplayChoice, callbacks: Sequence[Callback], say: Callable[[str], None]
-) -> contextlib.AbstractContextManager[object]:
-    """What makes keys in the terminal drive a replay, where there are a pace and a terminal that is free for it.
-
-    Raises:
-        click.UsageError: the replay begins paused, and the terminal is not free.
-    """
-    has_terminal = not any(callback.owns_terminal for callback in callbacks)
-    if choice.paused and not has_terminal:
-        raise click.UsageError("--paused waits for keys, which a callback that draws on the whole terminal takes")
-    if choice.paused or (choice.is_paced and has_terminal and has_keyboard()):
-        return ReplayKeys(pace, lambda: os.kill(os.getpid(), signal.SIGINT), say)
-    return contextlib.nullcontext()
 
 
 def hold_open(callbacks: Sequence[Callback]) -> None:

@@ -282,7 +282,7 @@ class Runner:
 @contextlib.contextmanager
 def _woken_by_signals() -> Iterator[None]:
     """Has the event loop wake at every signal. One that comes just before the loop falls asleep would otherwise be seen
-    when something else wakes it, which in a replay that stands still nothing does."""
+    when something else wakes it, which in a slow replay nothing does."""
     receiver, sender = socket.socketpair()
     with receiver, sender:
         receiver.setblocking(False)

@@ -1,15 +1,13 @@
-"""Replays in this process: which part of a recording, at which pace, and standing still."""
+"""Replays in this process: which part of a recording, and at which pace."""
 
 import asyncio
 import itertools
 import math
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from helpers import wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_streams import BEGAN, SECOND, record
@@ -213,13 +211,11 @@ def test_a_rank_that_is_behind_comes_to_the_end_of_the_part_too() -> None:
 
 
 def test_what_need_not_come_again_is_not_waited_for(recordings: Path) -> None:
-    pace = Pace(1, clock=Clock())
     *_, third, second, last = Recording(recordings / "one.mcap")
+    pace = Noted()
     replay = Replay(Recording(recordings / "one.mcap"), pace, after={0: (third.seq, third.base_seq)})
-    pace.toggle()
-    pace.step()
-    pace.step()
     assert told(replayed(replay)) == told([second, last])
+    assert pace.asked == [second.time_ns, last.time_ns]
 
 
 # -- at which pace ----------------------------------------------------------------------------------------------------
@@ -264,45 +260,22 @@ def test_what_is_late_is_due_at_once_and_what_comes_then_is_not_put_off() -> Non
     assert [pace.due_in(BEGAN + at * SECOND) for at in (1, 30, 60, 61)] == [0, 0, 0, 1]
 
 
-def test_standing_still_takes_no_time_off_what_is_to_come() -> None:
-    clock = Clock()
-    pace = Pace(10, clock=clock)
-    assert pace.due_in(BEGAN) == 0
-    clock.now += 1
-    pace.toggle()
-    assert pace.due_in(BEGAN + 20 * SECOND) is None
-    assert pace.due_in(BEGAN + 10 * SECOND) == 0
-    clock.now += 3600
-    pace.toggle()
-    assert pace.due_in(BEGAN + 20 * SECOND) == pytest.approx(1)
-    clock.now += 1
-    assert pace.due_in(BEGAN + 20 * SECOND) == pytest.approx(0)
+class Noted(Pace):
+    """Notes the times that are waited for, and waits for none."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
 
-@pytest.mark.parametrize("rate", [1, math.inf])
-def test_paused_one_event_passes_with_each_step(rate: float) -> None:
-    pace = Pace(rate, paused=True, clock=Clock())
-    first, second = BEGAN, BEGAN + SECOND
-    assert pace.due_in(first) is None
-    pace.step()
-    assert (pace.due_in(first), pace.due_in(second)) == (0, None)
-    pace.step()
-    pace.step()
-    assert (pace.due_in(second), pace.due_in(second + 1), pace.due_in(second + 2)) == (0, 0, None)
-    pace.toggle()
-    assert pace.due_in(second + 2) == pytest.approx(1e-9 if rate == 1 else 0)
+    async def until(self, at: int) -> None:
+        self.asked.append(at)
 
 
 def test_a_replay_waits_for_the_times_that_are_recorded(recordings: Path) -> None:
-    asked: list[int] = []
-
-    class Noted(Pace):
-        async def until(self, at: int) -> None:
-            asked.append(at)
-
-    seen = replayed(Replay(Recording(recordings / "one.mcap"), Noted(), start="2ep"))
+    pace = Noted()
+    seen = replayed(Replay(Recording(recordings / "one.mcap"), pace, start="2ep"))
     # What comes first is not waited for: it would be an hour, in a replay that begins after one.
-    assert asked == [one.time_ns for one in seen[2:]]
+    assert pace.asked == [one.time_ns for one in seen[2:]]
 
 
 async def test_a_command_is_told_when_its_time_has_come_and_not_with_the_event_after_it(recordings: Path) -> None:
@@ -317,128 +290,21 @@ async def test_a_command_is_told_when_its_time_has_come_and_not_with_the_event_a
     snapshots = aiter(replay)
     await anext(snapshots)
     later = asyncio.create_task(anext(snapshots))  # type: ignore[arg-type]
-    while not pace._waiting:
-        await asyncio.sleep(0)
+    await asyncio.sleep(0)
     counts = [len(replay.answered())]
     clock.now += (told.time_ns - first.time_ns) / 1e9 - 1e-7
     counts.append(len(replay.answered()))
     clock.now += 2e-7
     counts.append(len(replay.answered()))
     assert not later.done()
-    pace.toggle()
-    clock.now -= 1
-    counts.append(len(replay.answered()))
     later.cancel()
-    assert counts == [0, 0, 1, 1]
-
-
-@given(rate=st.floats(0.01, 1000), elapsed=st.floats(0, 1e3), offset=st.integers(-2, 2))
-def test_what_has_come_stays_so_when_it_stands_still(rate: float, elapsed: float, offset: int) -> None:
-    clock = Clock()
-    pace = Pace(rate, clock=clock)
-    assert not pace.is_past(BEGAN)
-    assert pace.due_in(BEGAN) == 0
-    clock.now += elapsed
-    moment = BEGAN + round(elapsed * rate * 1e9) + offset
-    has_come = pace.is_past(moment)
-    pace.toggle()
-    assert pace.is_past(moment) or not has_come
+    assert counts == [0, 0, 1]
 
 
 @pytest.mark.parametrize("rate", [0, -1, math.nan])
 def test_a_rate_that_is_none_is_refused(recordings: Path, rate: float) -> None:
     with pytest.raises(ConfigurationError, match=r"is no rate: 1 replays as fast as it was, 10 ten times as fast"):
         Replay(Recording(recordings / "one.mcap"), rate)
-
-
-# -- standing still ---------------------------------------------------------------------------------------------------
-
-
-class Beside(threading.Thread):
-    """Takes a replay in a thread and an event loop of its own."""
-
-    def __init__(self, replay: Replay) -> None:
-        super().__init__(daemon=True)
-        self.replay, self.seen = replay, list[Snapshot]()
-        self.start()
-
-    def run(self) -> None:
-        async def take() -> None:
-            async for snapshot in self.replay:
-                self.seen.append(snapshot)
-
-        asyncio.run(take())
-
-
-class Counted(Pace):
-    """Counts how often it is asked."""
-
-    asks = 0
-
-    def due_in(self, at: int) -> float | None:
-        self.asks += 1
-        return super().due_in(at)
-
-
-def has_seen(count: int, *readers: Beside) -> Callable[[], bool]:
-    return lambda: all(len(reader.seen) == count for reader in readers)
-
-
-def test_replays_that_share_a_pace_stand_still_and_go_on_together_and_nobody_asks_meanwhile(recordings: Path) -> None:
-    pace = Counted(paused=True)
-    readers = [Beside(Replay(Recording(recordings / "one.mcap"), pace)) for _ in range(2)]
-    # Each asks once, and once more when it is about to wait.
-    wait_for(lambda: pace.asks == 4, "both to wait")
-    for count in (1, 2, 3):
-        pace.step()
-        wait_for(has_seen(count, *readers), f"event {count}")
-    wait_for(lambda: len(pace._waiting) == 2, "both to wait again")
-    asks = pace.asks
-    assert asks < 40
-    pace.toggle()
-    for reader in readers:
-        reader.join(60)
-    assert told(readers[0].seen) == told(readers[1].seen) == told(Recording(recordings / "one.mcap"))
-
-
-async def test_of_several_who_wait_a_step_is_for_the_one_whose_event_comes_first() -> None:
-    pace, passed = Pace(paused=True), list[int]()
-
-    async def wait(at: int) -> None:
-        await pace.until(at)
-        passed.append(at)
-
-    # The one that comes last asks first.
-    waiting = [asyncio.create_task(wait(at)) for at in (30, 20, 10)]
-    while len(pace._waiting) < 3:
-        await asyncio.sleep(0)
-    pace.step()
-    while not passed:
-        await asyncio.sleep(0)
-    first = list(passed)
-    pace.step()
-    pace.step()
-    await asyncio.wait_for(asyncio.gather(*waiting), 30)
-    assert [*first, *passed[1:]] == [10, 20, 30]
-
-
-async def test_it_can_stand_still_in_the_middle_and_be_left_there(recordings: Path) -> None:
-    pace, seen = Pace(paused=True), 0
-    pace.step()
-
-    async def take() -> None:
-        nonlocal seen
-        async for _ in Replay(Recording(recordings / "one.mcap"), pace):
-            seen += 1
-
-    task = asyncio.create_task(take())
-    while not seen:
-        await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert not pace._waiting
-    assert seen == 1
 
 
 def test_a_snapshot_of_a_newer_kind_of_run_is_compared_by_what_it_tells() -> None:

@@ -1,18 +1,12 @@
-"""``consumer --replay`` with a pace, a part, again and again, and standing still at a terminal."""
+"""``consumer --replay`` with a pace, a part, and again and again."""
 
-import fcntl
-import os
-import pty
-import select
 import signal
 import subprocess
 import sys
-import termios
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from helpers import wait_for
 from replay_streams import record
 
 from consumers.cli import main as cli
@@ -63,22 +57,9 @@ class Tell(Callback):
         say("closed")
 
 
-class Beside(Tell):
-    """The same, with a stream of its own."""
-
-    background = True
-
-    def run_event(self, event, state, logger):
-        say(f"beside {state.seq} {event.value}")
-
-
 class Evaluations(Callback):
     def eval_batch_end(self, state, logger):
         pass
-
-
-class Draws(Tell):
-    owns_terminal = True
 '''
 
 
@@ -161,7 +142,6 @@ def test_in_a_loop_each_pass_has_new_callbacks(folder: Path) -> None:
         (["--run", "x", "--start", "1ep"], 2, "--start is for a recording: "),
         (["--until", "1ep"], 2, "--until is for a recording: "),
         (["--loop"], 2, "--loop is for a recording: "),
-        (["--paused"], 2, "--paused is for a recording: "),
         (
             ["--replay", "r.mcap", "--rate", "-1"],
             2,
@@ -169,12 +149,6 @@ def test_in_a_loop_each_pass_has_new_callbacks(folder: Path) -> None:
         ),
         (["--replay", "r.mcap", "--start", "5"], 2, "invalid time '5': write a training time (2ep, 100ba, "),
         (["--replay", "r.mcap", "--loop", "--name", "n"], 2, "--loop begins anew each time, and --name goes on from"),
-        (["--replay", "r.mcap", "--paused"], 1, "keys are read from a terminal, and standard input is none: "),
-        (
-            ["--replay", "r.mcap", "--paused", "-c", "mine.py:Draws"],
-            2,
-            "--paused waits for keys, which a callback that draws on the whole terminal takes",
-        ),
         (
             ["--replay", "r.mcap", "--start", "9ep", "--until", "12ep"],
             1,
@@ -207,161 +181,15 @@ def test_mistakes_are_told_in_one_line(
     assert "Traceback" not in told.err
 
 
-# -- at a terminal ----------------------------------------------------------------------------------------------------
-
-
-SHELL = """
-import os, signal, subprocess, sys
-
-job = subprocess.Popen(sys.argv[1:], process_group=0)
-signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-signal.signal(signal.SIGUSR1, lambda *_: os.tcsetpgrp(0, os.getpgrp()) or print("in the background", flush=True))
-os.tcsetpgrp(0, job.pid)
-print("job", job.pid, flush=True)
-_, status = os.waitpid(job.pid, os.WUNTRACED)
-print("stopped" if os.WIFSTOPPED(status) else f"ended {os.waitstatus_to_exitcode(status)}", flush=True)
-if os.WIFSTOPPED(status):
-    os.kill(job.pid, signal.SIGKILL)
-"""
-"""Runs a command as its job in the foreground, takes the terminal back at SIGUSR1, and tells what became of the job."""
-
-
-class Terminal:
-    """The command at a terminal of its own, in the foreground."""
-
-    def __init__(self, folder: Path, *arguments: object, through: Sequence[str] = ()) -> None:
-        self._master, slave = pty.openpty()
-        self._slave = slave
-        self.modes = termios.tcgetattr(slave)
-        self.shown = ""
-
-        def take_terminal() -> None:
-            fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
-
-        self.process = subprocess.Popen(
-            [*through, sys.executable, "-P", "-m", "consumers", "--replay", "r.mcap", *map(str, arguments)],
-            cwd=folder,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=take_terminal,
-        )
-
-    def press(self, keys: str) -> None:
-        os.write(self._master, keys.encode())
-
-    def shows(self, text: str) -> bool:
-        while select.select([self._master], [], [], 0)[0]:
-            self.shown += os.read(self._master, 65536).decode().replace("\r\n", "\n")
-        return text in self.shown
-
-    def wait_for(self, text: str) -> None:
-        wait_for(lambda: self.shows(text), f"{text!r} in the terminal")
-
-    def lines(self, word: str) -> list[str]:
-        return [line.removeprefix(f"{word} ") for line in self.shown.splitlines() if line.startswith(word)]
-
-    def ended(self) -> int:
-        def has_ended() -> bool:
-            # A terminal that nobody reads would hold it up.
-            self.shows("")
-            return self.process.poll() is not None
-
-        wait_for(has_ended, "its end")
-        self.shows("")
-        return self.process.returncode
-
-    def modes_now(self) -> list[object]:
-        return termios.tcgetattr(self._slave)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._master)
-        os.close(self._slave)
-
-
-@pytest.fixture
-def terminals() -> Iterator[list[Terminal]]:
-    opened: list[Terminal] = []
-    yield opened
-    for terminal in opened:
-        terminal.close()
-
-
-def at_terminal(terminals: list[Terminal], folder: Path, *arguments: object) -> Terminal:
-    terminals.append(Terminal(folder, *arguments))
-    return terminals[-1]
-
-
-def test_keys_let_single_events_pass_and_the_replay_go_on(folder: Path, terminals: list[Terminal]) -> None:
-    terminal = at_terminal(terminals, folder, "-c", "mine.py:Tell,mine.py:Beside", "--paused")
-    terminal.wait_for("standing still: space or Enter goes on and pauses, '.' gives one event, q or Ctrl-C leaves")
-    for count, name in enumerate(["init", "fit_start"], 1):
-        terminal.press(".")
-        terminal.wait_for(f"event {count} {name}\n")
-        terminal.wait_for(f"beside {count} {name}\n")
-    # The mark between them is no event.
-    assert terminal.lines("event") == ["1 init", "2 fit_start"]
-    terminal.press(" ")
-    assert terminal.ended() == 0
-    assert len(terminal.lines("event")) == len(terminal.lines("beside")) == 24
-    assert terminal.shown.endswith("run r finished: 24 events handled\n")
-    assert terminal.modes_now() == terminal.modes
-
-
-def test_what_a_named_consumer_has_handled_is_not_stepped_through_again(
-    folder: Path, terminals: list[Terminal]
-) -> None:
-    arguments = ["-c", "mine.py:Passes,mine.py:Tell", "--name", "mine"]
-    assert consumer(folder, "--replay", "r.mcap", *arguments, "--until", "5ba").returncode == 0
-    terminal = at_terminal(terminals, folder, *arguments, "--paused")
-    terminal.wait_for("standing still")
-    terminal.press(".")
-    terminal.wait_for("event 14 batch_end\n")
-    terminal.press("q")
-    assert terminal.ended() == 0
-
-
-@pytest.mark.parametrize("key", ["q", "\x03"])
-def test_it_is_left_at_once_while_it_stands_still(folder: Path, terminals: list[Terminal], key: str) -> None:
-    terminal = at_terminal(terminals, folder, "-c", "mine.py:Tell", "--paused")
-    terminal.wait_for("standing still")
-    terminal.press(".")
-    terminal.wait_for("event 1 init\n")
-    terminal.press(key)
-    assert terminal.ended() == 0
-    assert terminal.shown.endswith("closed\ndetached from run r: 1 events handled\n")
-    assert terminal.modes_now() == terminal.modes
-
-
-def test_a_paced_replay_can_be_held_and_one_in_the_background_does_without_keys(
-    folder: Path, terminals: list[Terminal]
-) -> None:
-    terminal = at_terminal(terminals, folder, "-c", "mine.py:Tell", "--rate", "0.001")
-    terminal.wait_for("space or Enter goes on and pauses")
-    terminal.wait_for("event 4 epoch_start\n")
-    terminal.press("\r..")
-    terminal.wait_for("event 6 batch_end\n")
-    assert len(terminal.lines("event")) == 5
-    terminal.process.send_signal(signal.SIGINT)
-    assert terminal.ended() == 0
-    unpaced = at_terminal(terminals, folder, "-c", "mine.py:Tell", "--until", "1ba")
-    assert unpaced.ended() == 0
-    assert "space" not in unpaced.shown
-
-
-def test_put_in_the_background_it_goes_on_and_leaves_the_terminal_alone(
-    folder: Path, terminals: list[Terminal]
-) -> None:
-    arguments = ["-c", "mine.py:Tell", "--rate", "0.001"]
-    terminals.append(terminal := Terminal(folder, *arguments, through=[sys.executable, "-c", SHELL]))
-    terminal.wait_for("event 4 epoch_start\n")
-    terminal.process.send_signal(signal.SIGUSR1)
-    terminal.wait_for("in the background\n")
-    terminal.press(" ")
-    [job] = terminal.lines("job")
-    os.kill(int(job), signal.SIGINT)
-    assert terminal.ended() == 0
-    assert terminal.shown.endswith("closed\ndetached from run r: 3 events handled\nended 0\n")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_is_left_at_once_while_it_waits_for_a_time_that_is_far_away(folder: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-P", "-m", "consumers", "--replay", "r.mcap", "-c", "mine.py:Tell", "--rate", "1e-9"]
+    with subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "event 1 init\n"
+        process.send_signal(number)
+        shown, _ = process.communicate(timeout=100)
+    assert process.returncode == 0
+    assert shown.endswith("closed\ndetached from run r: 1 events handled\n")
