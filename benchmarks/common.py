@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["Report", "arguments", "consumer_process", "microseconds", "scratch", "wait_until"]
-
 
 def arguments(text: str) -> argparse.Namespace:
     """The options of every benchmark."""

@@ -13,8 +13,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer import Classifier, LanguageModel, Trainer
 from trainer.tasks.chars import ALPHABET, Gpt
 
-__all__ = ["JOBS", "WATCHED_BY_ALL", "Job", "bare_loop", "make_trainer", "medium_module"]
-
 Made = tuple[torch.nn.Module, DataLoader]
 
 

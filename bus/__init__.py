@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from bus.types.deferred import Deferred
     from bus.types.demand import BASE_EVENTS
     from bus.types.event import Event
-    from bus.types.timestamp import Time, Timestamp, TimeUnit, wall_clock
+    from bus.types.time import Time, TimeUnit
+    from bus.types.timestamp import Timestamp, wall_clock
 
 __all__ = [
     "BASE_EVENTS",

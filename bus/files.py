@@ -15,18 +15,6 @@ from pathlib import Path
 from bus.errors import CheckpointError, ConfigurationError, RunDirectoryError
 from bus.processes import with_reserve
 
-__all__ = [
-    "TEMPORARY_NAME",
-    "NotAFileError",
-    "atomic_output",
-    "atomic_replace",
-    "check_owner",
-    "open_directory",
-    "open_file",
-    "plain_name",
-    "replace_file",
-]
-
 TEMPORARY_NAME = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp")
 
 

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-__all__ = ["lazy_exports"]
-
 
 def lazy_exports(
     package: str, homes: Mapping[str, Sequence[str]], explain_missing: Callable[[str], str | None] = lambda module: None

@@ -6,8 +6,6 @@ import sys
 import unicodedata
 from collections.abc import Iterable
 
-__all__ = ["LOGGERS", "Damage", "escape", "one_line", "say", "shorten"]
-
 KEPT = 100
 
 

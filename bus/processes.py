@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["allow_many_connections", "is_running", "start_time", "with_reserve"]
-
 RESERVED = 64
 Opened = TypeVar("Opened")
 

@@ -9,8 +9,6 @@ from typing import Any, TextIO, cast
 
 from bus.printing import LOGGERS
 
-__all__ = ["Screen"]
-
 _TO_LINE_START = "\r"
 
 

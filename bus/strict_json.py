@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["flatten", "json_text", "plain"]
-
 _EXACT = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False)
 
 

@@ -11,9 +11,6 @@ import click
 from bus.errors import OffloopError
 from bus.printing import one_line, say
 
-__all__ = ["HELP", "describe_os_error", "exit_on_signal", "run_command"]
-
-
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 """Context settings of a command, also of one that is used apart from its group."""
 

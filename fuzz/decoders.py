@@ -24,8 +24,6 @@ from random import Random
 
 from target import INPUT_SECONDS, Target, run_one
 
-__all__ = ["CORPUS", "by_chance", "inputs"]
-
 CORPUS = Path(__file__).parent / "corpus"
 MEMORY_BYTES = 2 << 30
 MAX_INPUT = 64 * 1024

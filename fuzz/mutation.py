@@ -7,8 +7,6 @@ from typing import Any
 
 import msgpack
 
-__all__ = ["mutate_bytes", "mutate_packed", "mutate_value", "nested"]
-
 NUMBERS = (0, 1, -1, 2, 127, 128, 255, 256, 65535, 65536, 2**31, 2**32 - 1, 2**53, 2**63 - 1, -(2**63), 2**64 - 1)
 FLOATS = (0.0, -0.0, 0.5, -1.5, 1e308, 5e-324, float("nan"), float("inf"), float("-inf"))
 TEXTS = (

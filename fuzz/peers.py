@@ -15,8 +15,6 @@ from bus import Event, Publisher, Subscriber
 from bus.errors import OffloopError
 from bus.protocol.snapshot import Snapshot
 
-__all__: list[str] = []
-
 BATCHES_A_SECOND = 500
 LOOK_SECONDS = 2.0
 

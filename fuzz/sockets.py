@@ -47,8 +47,6 @@ from bus.protocol.frames import (
 )
 from bus.recording.writer import RecordingWriter
 
-__all__ = ["main"]
-
 RUN = "healthy"
 STRANGERS = 8
 MEMORY_BYTES = 768 << 20

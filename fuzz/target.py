@@ -7,8 +7,6 @@ from random import Random
 from types import FrameType
 from typing import NamedTuple
 
-__all__ = ["INPUT_SECONDS", "OverLimitError", "Target", "run_one"]
-
 INPUT_SECONDS = 5.0
 
 

@@ -67,8 +67,6 @@ from bus.types.event import Event
 from bus.types.timestamp import Time, Timestamp, TimeUnit, TrainingTime
 from consumers.delivery.commit import CallbackState, Committed, DestinationState
 
-__all__ = ["TARGETS"]
-
 
 def check(condition: object, what: str) -> None:
     """Raises an error that says ``what`` unless the condition holds; unlike ``assert`` with any option of Python."""

@@ -18,8 +18,6 @@ from typing import Any
 
 from griffe import Alias, AliasResolutionError, Extension, GriffeLoader, Module, Object, get_logger
 
-__all__ = ["PACKAGES", "DocstringMarkup"]
-
 PACKAGES = ("bus", "trainer", "consumers")
 """The packages whose names have to exist; what belongs to others is shown as it is written."""
 

@@ -10,8 +10,6 @@ from graphlib import CycleError, TopologicalSorter
 from grimp import ImportGraph
 from importlinter import Contract, ContractCheck, fields, output
 
-__all__ = ["RoomsContract"]
-
 
 class RoomsContract(Contract):  # type: ignore[misc]
     """Broken by an import between rooms that is not listed, by one that is listed and not there, and by a circle."""

@@ -9,8 +9,6 @@ from bus.cli.main import bus
 from consumers.cli.main import consumer
 from trainer.cli.main import trainer
 
-__all__ = ["COMMANDS", "on_page_markdown", "paths"]
-
 COMMANDS: tuple[click.Command, ...] = (trainer, consumer, bus)
 """The commands that offloop installs, in the order of the page."""
 

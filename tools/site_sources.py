@@ -12,8 +12,6 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 
-__all__ = ["on_files", "on_page_markdown"]
-
 _LINK = re.compile(r"\]\((?P<target>\.\./[^)#\s]+)(?:#[^)]*)?\)")
 _LANGUAGES = {".js": "javascript", ".py": "python", ".sh": "sh", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml"}
 

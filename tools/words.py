@@ -11,8 +11,6 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["CODE", "DOCUMENTS", "violations"]
-
 _GO_ON = "resume, continue"
 _SOMEBODY = "name the process, the person or the caller, or use the passive"
 

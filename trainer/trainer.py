@@ -16,7 +16,8 @@ from bus.publisher.publisher import BACKLOG_BYTES, ending_for
 from bus.recording.recording import Recording
 from bus.runs.directory import new_run_name
 from bus.types.event import Event
-from bus.types.timestamp import Time, TimeInput, Timestamp, TimeUnit, wall_clock
+from bus.types.time import Time, TimeInput, TimeUnit
+from bus.types.timestamp import Timestamp, wall_clock
 from trainer.arguments.checks import (
     OptimizerFactory,
     Optimizers,
@@ -54,7 +55,7 @@ from trainer.engine.state import State
 from trainer.evaluation.evaluation import Evaluation
 from trainer.evaluation.model_metrics import add_eval_metrics, add_train_metrics, evaluating_on_others, use_evaluators
 from trainer.evaluation.prediction import predict
-from trainer.fields.registry import FieldFunction
+from trainer.fields.field import FieldFunction
 from trainer.loop.forward_pass import ForwardPass
 from trainer.loop.loop import TrainingLoop
 from trainer.loop.microbatches import Microbatching, MicrobatchSize, check_microbatch_size
@@ -65,8 +66,6 @@ from trainer.schedulers import SchedulerFunction
 from trainer.stream.introduction import introduction
 from trainer.stream.options import check_stream_options
 from trainer.stream.run_stream import RunStream
-
-__all__ = ["Trainer"]
 
 
 class Trainer:

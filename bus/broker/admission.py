@@ -7,8 +7,6 @@ import zmq
 from bus.net.curve import CONTROL, ROLE_NEEDED, STREAM, Gatekeeper
 from bus.net.handshakes import FailedHandshakes
 
-__all__ = ["Admission", "ForbiddenError"]
-
 
 class ForbiddenError(Exception):
     """A key asked for something that it may not have."""

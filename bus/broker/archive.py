@@ -12,8 +12,6 @@ from bus.files import open_directory, open_file
 from bus.protocol.frames import check_run_name
 from bus.runs.directory import RUN_FILE, RunInfo, list_runs, read_run
 
-__all__ = ["MAX_RANGE", "Archive"]
-
 MAX_RANGE = 256 * 1024
 MAX_OFFSET = 1 << 62
 MAX_LISTED = 1000

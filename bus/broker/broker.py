@@ -46,8 +46,6 @@ from bus.protocol.order import SEVERITY, Ending
 from bus.runs.directory import RunDirectory, check_path
 from bus.types.timestamp import Timestamp, wall_clock
 
-__all__ = ["Broker", "BrokerStatistics"]
-
 _log = logging.getLogger("offloop.broker")
 
 FLUSH_SECONDS = 0.2

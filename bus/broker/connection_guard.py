@@ -21,8 +21,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-__all__ = ["ConnectionGuard"]
-
 _log = logging.getLogger("offloop.broker")
 
 LOOK_SECONDS = 0.05

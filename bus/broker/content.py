@@ -6,8 +6,6 @@ from typing import Any, TypeVar
 
 from bus.errors import ProtocolError
 
-__all__ = ["boolean", "container", "integer", "integer_or_none", "text", "text_or_none"]
-
 Container = TypeVar("Container", list[Any], dict[str, Any])
 
 MAX_TEXT = 255

@@ -16,8 +16,6 @@ from bus.protocol.frames import PROTOCOL_VERSION, Control
 from bus.types.commands import Command, check_command, new_command_id
 from bus.types.demand import LEASE_SECONDS, Demand
 
-__all__ = ["Answer", "ControlHandler"]
-
 MAX_REPORT = 50
 MAX_NAME = 100
 MAX_LISTED = 1000

@@ -9,8 +9,6 @@ from bus.types.consumers import ConsumerProgress
 from bus.types.demand import LEASE_SECONDS, MAX_EVENTS, MAX_FIELDS, Demand
 from bus.types.event import Event
 
-__all__ = ["ConsumerTable", "Leases"]
-
 MAX_LEASES = 4096
 MAX_NAME = 100
 MAX_NUMBER = 1 << 63

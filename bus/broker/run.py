@@ -13,8 +13,6 @@ from bus.recording.writer import RecordingWriter
 from bus.runs.directory import Pause, RunDirectory
 from bus.types.demand import Demand
 
-__all__ = ["LiveRank", "LiveRun"]
-
 _log = logging.getLogger("offloop.broker")
 
 JOIN_SECONDS = 30.0

@@ -23,8 +23,6 @@ from bus.recording.writer import RecordingWriter
 from bus.runs.directory import RUN_FILE, RunDirectory, check_writable, new_run_id, read_run
 from bus.types.demand import Demand
 
-__all__ = ["AnnouncedRun", "LiveRuns"]
-
 _log = logging.getLogger("offloop.broker")
 
 

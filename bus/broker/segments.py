@@ -10,8 +10,6 @@ from bus.errors import BrokerError, ProtocolError
 from bus.tensors.segments import IMAGE_OFFSET, SegmentElsewhereError, SegmentReference, lock_segment
 from bus.tensors.transfer import PIECE
 
-__all__ = ["SegmentServer"]
-
 MAX_OPEN = 64
 IDLE_SECONDS = 10.0
 

@@ -14,18 +14,6 @@ from bus.errors import CheckpointError, ConfigurationError, ProtocolError
 from bus.files import atomic_replace
 from bus.tensors.view import Tensors, image_layout
 
-__all__ = [
-    "CRC_KEY",
-    "DRAFT_KEY",
-    "TEXT_KEY",
-    "VERSION",
-    "crc_of",
-    "metadata_of",
-    "read_contents",
-    "text_of",
-    "write_draft",
-]
-
 VERSION = 1
 TEXT_KEY = "offloop"
 CRC_KEY = "offloop_crc32"

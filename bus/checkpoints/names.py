@@ -17,8 +17,6 @@ from bus.errors import ConfigurationError
 from bus.files import TEMPORARY_NAME, atomic_replace
 from bus.types.timestamp import Timestamp
 
-__all__ = ["CheckpointName", "CheckpointNames"]
-
 _log = logging.getLogger("offloop")
 
 _ALONE: Mapping[str, str | int] = {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "node_rank": 0}

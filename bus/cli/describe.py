@@ -22,17 +22,6 @@ from bus.tools.records import LeftOut, Recorded
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in, value_text
 
-__all__ = [
-    "describe_recording",
-    "describe_remote_run",
-    "describe_run",
-    "duration",
-    "hyperparameter_lines",
-    "lasted",
-    "lines",
-    "when",
-]
-
 GOING_ON = ("live", "paused")
 """The status of a run that has not ended."""
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from bus.broker.broker import Broker
     from bus.runs.directory import RunInfo
 
-__all__ = ["main"]
 
 EXIT_TROUBLE = 1
 EXIT_PENDING = 3

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from bus.recording.window import Bound
     from bus.tools.diff import Diff, EventDifference, FieldDifference, HyperparameterDifference, MetricDifference
 
-__all__ = ["cut_recording", "diff_recordings", "export_recording", "merge_recordings", "say_missing"]
 
 EXIT_SAME, EXIT_DIFFERENT, EXIT_TROUBLE = 0, 1, 2
 EXIT_LOST = 3

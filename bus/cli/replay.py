@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from bus.recording.window import Bound
     from bus.replay.serving import ReplayServer, ServedReplay
 
-__all__ = ["replay"]
 
 EXIT_TROUBLE = 1
 

@@ -11,8 +11,6 @@ from bus.errors import InvalidTimeError
 if TYPE_CHECKING:
     from bus.recording.window import Bound
 
-__all__ = ["ReplayChoice", "parse_bound_option", "rate_given"]
-
 
 def rate_given(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
     """How many times as fast as it was; infinity for ``max``. A callback of a click option.

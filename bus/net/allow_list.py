@@ -14,8 +14,6 @@ from typing import NamedTuple
 from bus.errors import ConfigurationError
 from bus.net.keys import check_not_writable_by_others, is_key, keys_dir
 
-__all__ = ["ROLES", "AllowList", "Grant", "allow", "default_allow_list"]
-
 ROLES = ("publish", "view", "command")
 """What a key may be allowed: to publish runs, to read the stream and the recordings, to give commands. No role contains
 another; a key has the roles of all of its lines."""

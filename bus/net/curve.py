@@ -19,20 +19,6 @@ from bus.errors import ConfigurationError
 from bus.net.allow_list import AllowList
 from bus.net.keys import KeyPair, load_public_key, load_secret_key
 
-__all__ = [
-    "CONTROL",
-    "ROLE_NEEDED",
-    "STREAM",
-    "ClientSecurity",
-    "Gatekeeper",
-    "ServerSecurity",
-    "allow_ipv6",
-    "check_listen_address",
-    "client_security",
-    "client_security_for",
-    "server_security",
-]
-
 _log = logging.getLogger("offloop.broker")
 
 CONTROL = "control endpoint"

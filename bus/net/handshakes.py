@@ -9,8 +9,6 @@ from collections import deque
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-__all__ = ["FailedHandshakes"]
-
 _log = logging.getLogger("offloop.broker")
 
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from bus.errors import ConfigurationError
 
-__all__ = ["PUBLIC_SUFFIX", "SECRET_SUFFIX", "KeyPair", "keys_dir", "load_public_key", "load_secret_key", "make_keys"]
-
 SECRET_SUFFIX = ".key_secret"
 PUBLIC_SUFFIX = ".key"
 

@@ -11,8 +11,6 @@ from bus.net.curve import ClientSecurity, client_security_for
 from bus.net.sockets import connect_socket
 from bus.protocol.frames import Control, decode_control, encode_control, split_frame
 
-__all__ = ["RequestClient", "ask_broker", "list_remote_runs", "next_answer", "request"]
-
 CONNECT_SECONDS = 5.0
 
 

@@ -8,8 +8,6 @@ from bus.errors import BrokerError, ConfigurationError
 from bus.net.curve import ClientSecurity, ServerSecurity, allow_ipv6, check_listen_address
 from bus.protocol.frames import MAX_FRAME
 
-__all__ = ["connect_socket", "listen", "notice_silence"]
-
 KEEPALIVE_SECONDS = 10
 KEEPALIVE_PROBE_SECONDS = 5
 KEEPALIVE_PROBES = 3

@@ -12,8 +12,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from bus.errors import ConfigurationError, close_matches
 from bus.types.time import Time
 
-__all__ = ["REQUIRED", "Option", "convert_options", "options_of", "parse_assignment"]
-
 REQUIRED = inspect.Parameter.empty
 """The default of an option that has none."""
 

@@ -19,8 +19,6 @@ from typing import Generic, TypeVar
 from bus.errors import ConfigurationError, close_matches
 from bus.plugins.options import Option, convert_options, options_of, parse_assignment
 
-__all__ = ["Entry", "Registry", "list_entry_points", "options_for"]
-
 T = TypeVar("T")
 
 

@@ -10,38 +10,6 @@ import msgpack
 from bus.errors import InvalidRunNameError, ProtocolError
 from bus.types.timestamp import TrainingTime
 
-__all__ = [
-    "CHECKPOINT",
-    "COMMAND",
-    "CUT",
-    "DEMAND",
-    "END",
-    "FRAME_BATCH",
-    "HEARTBEAT",
-    "MAX_DEPTH",
-    "MAX_FRAME",
-    "MAX_TOPIC",
-    "PROTOCOL_VERSION",
-    "Control",
-    "EventBody",
-    "Topic",
-    "check_run_name",
-    "decode_body",
-    "decode_control",
-    "decode_event",
-    "decode_positions",
-    "encode_control",
-    "encode_frame_batch",
-    "encode_heartbeat",
-    "event_encoder",
-    "is_frame_batch",
-    "is_shallow",
-    "is_training_time",
-    "pack_map",
-    "sequence_number",
-    "split_frame",
-]
-
 PROTOCOL_VERSION = 1
 MAX_FRAME = 16 * 1024 * 1024
 MAX_TOPIC = 256

@@ -9,8 +9,6 @@ from bus.protocol.frames import CHECKPOINT, COMMAND, DEMAND, END
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
 
-__all__ = ["START", "Numbering", "Numbers", "base_seq_problem"]
-
 _BASE = frozenset({*(event.value for event in BASE_EVENTS), END, DEMAND, COMMAND, CHECKPOINT})
 _INNER = frozenset(event.value for event in Event) - _BASE
 

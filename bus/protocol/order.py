@@ -25,8 +25,6 @@ from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.event import Event
 from bus.types.timestamp import Timestamp
 
-__all__ = ["CheckpointMark", "DemandActive", "Ending", "Gap", "Missing", "Reached", "StreamOrder", "worst_of"]
-
 SEVERITY = ("finished", "stopped", "failed", "lost")
 """How a rank can end; of several ranks the one that comes last here tells how the run ended."""
 

@@ -9,9 +9,8 @@ from bus.protocol.frames import PROTOCOL_VERSION, EventBody, is_training_time
 from bus.tensors.view import Fetch, Tensors, is_tensors, open_tensors
 from bus.types.commands import Command, check_command
 from bus.types.event import Event
-from bus.types.timestamp import Time, Timestamp, TimeUnit
-
-__all__ = ["CommandSender", "Snapshot"]
+from bus.types.time import Time, TimeUnit
+from bus.types.timestamp import Timestamp
 
 CommandSender: TypeAlias = "Callable[[Snapshot, Command], object]"
 """What takes a command from a snapshot."""

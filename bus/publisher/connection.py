@@ -24,8 +24,6 @@ from bus.runs.directory import SOCKET_FILES, new_run_id, new_run_name, runs_dir,
 from bus.runs.takeover import Predecessor
 from bus.types.event import Event
 
-__all__ = ["BrokerConnection", "connect", "describe_process"]
-
 WELCOME_PATIENCE = 10.0
 SEND_QUEUE = 1000
 _IDENTITY = re.compile(r"[0-9a-f]{1,32}")

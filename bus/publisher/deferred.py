@@ -9,8 +9,6 @@ from bus.protocol.frames import MAX_FRAME
 from bus.types.deferred import Deferred
 from bus.types.timestamp import TrainingTime
 
-__all__ = ["PendingEvent", "PendingEvents"]
-
 _log = logging.getLogger("offloop")
 _PLAIN = {float, int, bool, str, bytes, list, dict, type(None)}
 

@@ -13,8 +13,6 @@ from bus import errors
 from bus.errors import BrokerError, OffloopError, RunDirectoryError, RunIsLiveError
 from bus.runs.takeover import Predecessor
 
-__all__ = ["TEMPORARY", "BrokerProcess", "Taken", "error_by_name", "python_path"]
-
 TEMPORARY = (RunDirectoryError, RunIsLiveError)
 """Why a broker may not take up a run now and may later: a disk that takes nothing, a lock that somebody still holds."""
 

@@ -7,8 +7,6 @@ from typing import Any, TypeAlias
 from bus.errors import ConfigurationError
 from bus.types.deferred import Deferred
 
-__all__ = ["Entries", "LoggedValues", "checked_step"]
-
 Entries: TypeAlias = list[list[Any]]
 """The field ``logged``: pairs of step and values by name."""
 

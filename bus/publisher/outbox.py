@@ -9,8 +9,6 @@ import zmq
 from bus.errors import ConfigurationError
 from bus.protocol.frames import MAX_FRAME, encode_control, encode_frame_batch, frames_of
 
-__all__ = ["Outbox"]
-
 BATCH_FRAMES = 256
 BATCH_BYTES = 64 * 1024
 

@@ -26,12 +26,10 @@ from bus.runs.directory import runs_dir as runs_directory
 from bus.types.commands import Command
 from bus.types.consumers import ConsumerProgress
 from bus.types.deferred import Deferred
-from bus.types.demand import BASE_EVENTS, Demand, batch_number
+from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.event import Event
-from bus.types.intervals import EventPosition
+from bus.types.intervals import EventPosition, batch_number
 from bus.types.timestamp import Timestamp, TrainingTime, wall_clock
-
-__all__ = ["BASE_EVENTS", "Deferred", "Publisher", "PublisherStatistics"]
 
 _log = logging.getLogger("offloop")
 

@@ -4,8 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["REDACTED", "redact", "redact_command", "redact_text"]
-
 REDACTED = "***"
 """What stands in the place of a secret."""
 

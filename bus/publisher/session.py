@@ -15,8 +15,6 @@ from bus.publisher.launch import START_PATIENCE, TEMPORARY, error_by_name
 from bus.publisher.outbox import Outbox
 from bus.types.demand import BASE_EVENTS
 
-__all__ = ["BrokerSession"]
-
 _log = logging.getLogger("offloop")
 
 SILENCE_SECONDS = 5.0

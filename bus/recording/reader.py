@@ -16,8 +16,6 @@ from bus.printing import Damage
 from bus.recording import records
 from bus.recording.records import MAGIC, PROFILE, Chunk, ChunkHead, DamageError, Mark, Position
 
-__all__ = ["ByteSource", "FileSource", "Record", "RecordingReader"]
-
 BLOCK_BYTES = 1 << 20
 FRONT_BYTES = 4096
 MAX_WASTED = 256 * 1024 * 1024

@@ -13,8 +13,6 @@ from bus.runs.directory import RUN_FILE, read_run
 from bus.types.commands import Outcome
 from bus.types.event import Event
 
-__all__ = ["Recording"]
-
 # A long recording must not keep other tasks of the event loop from running.
 _SNAPSHOTS_PER_TURN = 256
 

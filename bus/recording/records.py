@@ -15,21 +15,6 @@ import zstandard
 from mcap.data_stream import RecordBuilder
 from mcap.opcode import Opcode
 
-__all__ = [
-    "Chunk",
-    "ChunkHead",
-    "DamageError",
-    "Mark",
-    "Position",
-    "channel_record",
-    "encode_chunk",
-    "encode_message_indexes",
-    "read_channel",
-    "read_mark",
-    "read_messages",
-    "read_metadata",
-]
-
 PROFILE = "offloop"
 MAGIC = b"\x89MCAP0\r\n"
 MAX_RECORD = 32 * 1024 * 1024

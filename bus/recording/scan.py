@@ -12,8 +12,6 @@ from bus.protocol.frames import END, decode_event, parse_topic
 from bus.recording import records
 from bus.recording.records import Chunk, ChunkHead, DamageError, Mark, Position
 
-__all__ = ["Scan", "ScannedChunk", "scan"]
-
 _FRONT = 64
 _BLOCK = 1 << 20
 

@@ -10,9 +10,8 @@ from bus.errors import ConfigurationError, InvalidTimeError
 from bus.protocol.snapshot import Snapshot
 from bus.recording.recording import Recording
 from bus.types.event import Event
-from bus.types.timestamp import Time, TimeUnit, TrainingTime
-
-__all__ = ["SETUP_EVENTS", "Bound", "Window", "parse_bound", "recording_began"]
+from bus.types.time import Time, TimeUnit
+from bus.types.timestamp import TrainingTime
 
 SETUP_EVENTS = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START})
 """The events before the first batch, by which callbacks learn what is trained. They come first wherever a replay

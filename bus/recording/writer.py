@@ -20,8 +20,6 @@ from bus.recording import records
 from bus.recording.records import MAGIC, PROFILE, Mark, Position
 from bus.recording.scan import Scan, scan
 
-__all__ = ["RecordingWriter"]
-
 CHUNK_BYTES = 1024 * 1024
 MAX_INDEX_BYTES = 16 * 1024 * 1024
 COMPRESSION_LEVEL = 1

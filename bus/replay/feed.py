@@ -16,8 +16,6 @@ from bus.publisher.connection import BrokerConnection
 from bus.publisher.launch import TEMPORARY, error_by_name
 from bus.publisher.outbox import BATCH_BYTES, BATCH_FRAMES
 
-__all__ = ["Feed", "reframe", "wait_for_any"]
-
 _log = logging.getLogger("offloop")
 
 KEPT_BYTES = 8 * 1024 * 1024

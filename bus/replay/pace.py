@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from bus.errors import ConfigurationError
 
-__all__ = ["RATES", "Pace"]
-
 RATES = "1 replays as fast as it was, 10 ten times as fast, 'max' at once"
 """Which rates there are, in words."""
 

@@ -13,8 +13,6 @@ from bus.replay.pace import Pace
 from bus.types.commands import Outcome
 from bus.types.event import Event
 
-__all__ = ["Replay"]
-
 _BREATH = 256
 
 

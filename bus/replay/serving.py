@@ -32,8 +32,6 @@ from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
 from bus.types.timestamp import Timestamp
 
-__all__ = ["ReplayServer", "ServedReplay"]
-
 LOOK_SECONDS = 0.1
 MAX_RANKS = 1024
 ROUND_EVENTS = 256

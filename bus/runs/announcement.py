@@ -13,8 +13,6 @@ from bus import processes
 from bus.files import open_file, replace_file
 from bus.runs.directory import runs_dir
 
-__all__ = ["Announcement", "announce", "list_announcements"]
-
 _PREFIX = ".starting-"
 _MAX_BYTES = 4096
 

@@ -24,18 +24,6 @@ from bus.protocol.order import Ending, Reached
 from bus.runs import lock as run_lock
 from bus.strict_json import plain
 
-__all__ = [
-    "Attempt",
-    "Pause",
-    "RunDirectory",
-    "RunInfo",
-    "changed_in_words",
-    "find_run",
-    "list_runs",
-    "new_run_name",
-    "runs_dir",
-]
-
 _log = logging.getLogger("offloop")
 
 RUN_FILE = "run.json"

@@ -6,8 +6,6 @@ import struct
 import sys
 import time
 
-__all__ = ["is_held", "take"]
-
 CAN_ASK = sys.platform == "linux"
 """Whether the system has locks of open file descriptions (``F_OFD_SETLK``), which can be asked about."""
 PATIENCE = 0.3

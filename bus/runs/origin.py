@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Origin"]
-
 _KEY = "replay_of"
 
 

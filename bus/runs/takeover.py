@@ -9,8 +9,6 @@ from typing import NamedTuple
 from bus.errors import ConfigurationError, OffloopError, RunDirectoryError, RunIsLiveError
 from bus.runs.directory import RUN_FILE, SOCKET_FILES, RunDirectory, read_run, socket_address
 
-__all__ = ["Predecessor", "Takeover", "take_over"]
-
 JOIN_SECONDS = 10.0
 JOIN_PAUSE = 0.1
 

@@ -18,8 +18,6 @@ from bus.runs.directory import RunInfo
 from bus.subscriber.subscription import LiveSubscription
 from bus.types.commands import WAIT_SECONDS, Argument, Command, Outcome, check_command
 
-__all__ = ["PendingCommands", "send_command", "send_command_through", "sent_by"]
-
 AGAIN_SECONDS = 0.2
 UNCONFIRMED_SECONDS = 1.0
 

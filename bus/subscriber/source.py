@@ -22,8 +22,6 @@ from bus.recording.reader import RecordingReader
 from bus.runs.directory import LOCK_FILE, RunInfo, read_run
 from bus.runs.lock import is_held
 
-__all__ = ["Endpoints", "LocalRun", "RemoteRun", "RunSource", "RunStatus"]
-
 LOOK_SECONDS = 0.5
 RETURN_SECONDS = 10.0
 ANSWER_SECONDS = 2.0

@@ -26,8 +26,6 @@ from bus.types.commands import Argument, Command, Outcome, check_command, new_co
 from bus.types.demand import Demand
 from bus.types.event import Event
 
-__all__ = ["Subscriber", "SubscriberStatistics"]
-
 BURST = 1000
 DISK_SECONDS = 0.02
 AWAY_SECONDS = 0.1

@@ -17,8 +17,6 @@ from bus.protocol.frames import Control, decode_control, encode_control, split_f
 from bus.protocol.order import StreamOrder
 from bus.types.demand import RENEW_SECONDS
 
-__all__ = ["LiveSubscription"]
-
 STREAM_QUEUE = 5000
 ANSWER_SECONDS = 30.0
 ANSWER_POLL_SECONDS = 0.05

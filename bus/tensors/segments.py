@@ -38,8 +38,6 @@ from typing import Any, NamedTuple
 from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
 from bus.tensors.shared_memory import NO_DESCRIPTOR, create_memory, discard_memory, map_memory, open_memory
 
-__all__ = ["Pin", "Segment", "SegmentElsewhereError", "SegmentPool", "SegmentReference", "lock_segment", "open_segment"]
-
 _log = logging.getLogger("offloop.segments")
 
 IMAGE_OFFSET = 4096

@@ -18,16 +18,6 @@ from pathlib import Path
 
 from bus import processes
 
-__all__ = [
-    "HAS_MEMFD",
-    "NO_DESCRIPTOR",
-    "create_memory",
-    "discard_memory",
-    "map_memory",
-    "memory_available",
-    "open_memory",
-]
-
 HAS_MEMFD = hasattr(os, "memfd_create")
 
 NO_DESCRIPTOR = -1

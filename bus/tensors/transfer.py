@@ -9,8 +9,6 @@ from typing import Any
 from bus.errors import BrokerError, FieldNotAvailableError, ProtocolError
 from bus.tensors.segments import SegmentReference
 
-__all__ = ["PIECE", "Ask", "fetch_segment"]
-
 PIECE = 256 * 1024
 
 Ask = Callable[[str, dict[str, Any]], Mapping[str, Any]]

@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     import numpy
     from typing_extensions import Buffer
 
-__all__ = [
-    "INLINE_BYTES",
-    "Fetch",
-    "ImageLayout",
-    "TensorView",
-    "Tensors",
-    "image_layout",
-    "is_tensors",
-    "open_tensors",
-]
 
 INLINE_BYTES = 1 << 20
 """Up to this size an image travels in its event, and is recorded with it."""

@@ -13,8 +13,6 @@ from bus.recording.writer import RecordingWriter
 from bus.tools.records import LeftOut, Recorded, RecordSource, check_any, check_ranks, is_mark, snapshot_of
 from bus.types.event import Event
 
-__all__ = ["Cut", "CutMarks", "append", "cut", "cut_path"]
-
 
 @dataclass(frozen=True)
 class Cut:

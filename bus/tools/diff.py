@@ -19,8 +19,6 @@ from bus.types.hyperparameters import FIELD as HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in, is_of_the_training
 from bus.types.timestamp import TrainingTime
 
-__all__ = ["Diff", "EventDifference", "FieldDifference", "HyperparameterDifference", "MetricDifference", "diff"]
-
 _TIMES = ("time", *DURATIONS)
 _NEVER = ("run", "attempt", "rank", "seq", "event", "utc", "id", "decided_at", "on_demand", "not_sent", HYPERPARAMETERS)
 _OF_THE_CLOCK = frozenset(("system", "phases", "gpu_utilization", "late", "total_eval_wct", *_TIMES))

@@ -16,8 +16,6 @@ from bus.tools.tables import write_csv, write_parquet
 from bus.trace.writer import TraceWriter
 from bus.types.event import Event
 
-__all__ = ["Exported", "export", "exported_path"]
-
 _Write = Callable[[Iterable[Recorded], Path], None]
 
 _WRITERS: Mapping[str, _Write] = {

@@ -13,8 +13,6 @@ from bus.tools.records import Recorded
 from bus.tools.rows import as_row, clock
 from bus.tools.shape import Shape
 
-__all__ = ["write_json_mcap", "write_jsonl"]
-
 
 def write_jsonl(records: Iterable[Recorded], path: Path) -> None:
     """Writes one object for each event in a line of its own. Maps and lists stay what they are. The JSON is strict: NaN

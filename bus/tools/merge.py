@@ -14,8 +14,6 @@ from bus.recording.writer import RecordingWriter
 from bus.tools.cut import append
 from bus.tools.records import LeftOut, Recorded, RecordSource, base_before, is_mark, ranks_in
 
-__all__ = ["Merged", "merge", "merged_path"]
-
 
 @dataclass(frozen=True)
 class Merged:

@@ -19,20 +19,6 @@ from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
 from bus.types.timestamp import TrainingTime
 
-__all__ = [
-    "LeftOut",
-    "RecordSource",
-    "Recorded",
-    "base_before",
-    "check_any",
-    "check_ranks",
-    "is_base",
-    "is_known",
-    "is_mark",
-    "ranks_in",
-    "snapshot_of",
-]
-
 
 class LeftOut(NamedTuple):
     """Events of one rank that the original has and a cut of it has not, from number ``first`` to ``last``.

@@ -14,8 +14,6 @@ from bus.recording.reader import Record, RecordingReader
 from bus.recording.writer import RecordingWriter
 from bus.runs.directory import is_locked, read_run
 
-__all__ = ["Recovery", "recover", "recovered_path"]
-
 
 @dataclass(frozen=True)
 class Recovery:

@@ -8,7 +8,6 @@ from bus.protocol.frames import END
 if TYPE_CHECKING:
     from bus.tools.records import Recorded
 
-__all__ = ["COUNTERS", "DURATIONS", "FIXED", "FORMATS", "as_row", "clock"]
 
 FORMATS = {
     "parquet": ".parquet",

@@ -8,7 +8,6 @@ from bus.strict_json import json_text
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Shape", "as_text"]
 
 _LONG = 1 << 63
 _EXACT_IN_A_FLOAT = 1 << 53

@@ -16,7 +16,6 @@ from bus.tools.shape import Shape, as_text
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["write_csv", "write_parquet"]
 
 _BARE = re.compile(r'[^",\r\n]+')
 

@@ -7,8 +7,6 @@ from typing import Any
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
 
-__all__ = ["RankClocks"]
-
 _PAIRS = 15
 _WAITING = 64
 _TOGETHER = {Event.INIT, Event.FIT_START, Event.BATCH_END}

@@ -8,8 +8,6 @@ from typing import Any
 
 from bus.strict_json import plain
 
-__all__ = ["TraceEvents"]
-
 _TIDS_A_PROCESS = 10_000
 
 _OPENING, _CLOSING = "[\n", "\n]\n"

@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-__all__ = ["PHASES", "BatchPhases", "Span", "read_phases"]
-
 PHASES = ("data", "forward", "loss", "backward", "optimizer", "publishing")
 """The phases of a batch that are measured, in the order in which they come: waiting for data, the passes through the
 model, the step of the optimizers, and what publishing costs the training thread."""

@@ -20,8 +20,6 @@ from bus.trace.phases import PHASES, BatchPhases, read_phases
 from bus.types.commands import Outcome
 from bus.types.event import Event
 
-__all__ = ["TraceWriter", "WritesText"]
-
 _EVENTS, _EPOCHS, _BATCHES, _EVALUATION, _PREDICTION = "events", "epochs", "batches", "evaluation", "prediction"
 _TRACKS = (_EVENTS, _EPOCHS, _BATCHES, *PHASES, _EVALUATION, _PREDICTION)
 

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from bus.errors import ConfigurationError, ProtocolError, close_matches
 
-__all__ = ["COMMANDS", "WAIT_SECONDS", "Argument", "Command", "Outcome", "check_command", "new_command_id"]
-
 COMMANDS: Mapping[str, str] = {
     "stop": "ends the training after the batch at hand",
     "checkpoint": "writes a checkpoint",

@@ -5,8 +5,6 @@ from typing import Any, NamedTuple
 
 from bus.errors import ProtocolError
 
-__all__ = ["ConsumerProgress"]
-
 
 class ConsumerProgress(NamedTuple):
     """A consumer that a publisher has to know: it may stop the training, or borrows memory."""

@@ -2,8 +2,6 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Deferred"]
-
 
 @runtime_checkable
 class Deferred(Protocol):

@@ -8,19 +8,7 @@ from typing import Any, NamedTuple
 
 from bus.errors import ConfigurationError, ProtocolError
 from bus.types.event import Event
-from bus.types.intervals import BATCH_EVENTS, MAX_INTERVAL, EventPosition, batch_number, check_interval, is_due
-
-__all__ = [
-    "BASE_EVENTS",
-    "LEASE_SECONDS",
-    "MAX_INTERVAL",
-    "RENEW_SECONDS",
-    "Demand",
-    "EventPosition",
-    "Want",
-    "batch_number",
-]
-
+from bus.types.intervals import BATCH_EVENTS, EventPosition, check_interval, is_due
 
 LEASE_SECONDS = 5.0
 RENEW_SECONDS = 1.0

@@ -5,8 +5,6 @@ from enum import Enum
 
 from bus.errors import ConfigurationError
 
-__all__ = ["Event"]
-
 
 class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as people know it
     """A place in the training loop at which algorithms run and a snapshot can be published.

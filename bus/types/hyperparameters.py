@@ -7,8 +7,6 @@ from typing import Any
 from bus.strict_json import flatten, json_text
 from bus.types.event import Event
 
-__all__ = ["EVENTS", "FIELD", "MOST", "hyperparameters_in", "is_of_the_training", "value_text"]
-
 FIELD = "hyperparameters"
 """The field that holds them, a map."""
 

@@ -7,21 +7,8 @@ from typing import NamedTuple
 
 from bus.errors import ConfigurationError, InvalidTimeError, TimeUnitError
 from bus.types.event import Event
-from bus.types.timestamp import Time, TimeUnit, TrainingTime
-
-__all__ = [
-    "AT_END",
-    "BATCH_EVENTS",
-    "MAX_INTERVAL",
-    "MICROBATCH_EVENTS",
-    "EventPosition",
-    "batch_number",
-    "check_interval",
-    "counter_of",
-    "is_due",
-    "part_of",
-    "passes",
-]
+from bus.types.time import Time, TimeUnit
+from bus.types.timestamp import TrainingTime
 
 MAX_INTERVAL = 2**31
 AT_END = "end"

@@ -11,8 +11,6 @@ from typing import Any, TypeAlias
 
 from bus.errors import InvalidTimeError, TimeUnitError
 
-__all__ = ["Time", "TimeInput", "TimeUnit"]
-
 
 class TimeUnit(str, Enum):  # noqa: UP042 - str() of a member is its name, as people know it
     """What a :class:`Time` counts. Any case, value or name: ``TimeUnit("ep")``, ``TimeUnit("Epoch")``."""

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from bus.errors import TimeUnitError
 from bus.types.time import Time, TimeInput, TimeUnit
 
-__all__ = ["Time", "TimeInput", "TimeUnit", "Timestamp", "TrainingTime", "wall_clock"]
-
 _NO_TIME = datetime.timedelta(0)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _COUNTERS = {

@@ -6,13 +6,11 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from bus.errors import ConfigurationError
 from bus.protocol.order import Ending
 from bus.protocol.snapshot import Snapshot
-from bus.types.demand import Demand, Want, batch_number
+from bus.types.demand import Demand, Want
 from bus.types.event import Event
-from bus.types.intervals import MICROBATCH_EVENTS, EventPosition
+from bus.types.intervals import MICROBATCH_EVENTS, EventPosition, batch_number
 from bus.types.timestamp import TrainingTime
 from consumers.api.logger import Logger, LoggerDestination
-
-__all__ = ["Callback", "CannotWorkError", "MaybeAwaitable", "OnError", "demand_of", "view_for"]
 
 MaybeAwaitable: TypeAlias = Awaitable[None] | None
 """What a callback's method returns: nothing, or, for an ``async`` method, what is to be awaited."""

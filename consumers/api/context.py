@@ -2,8 +2,6 @@
 
 from consumers.api.logger import LoggerDestination, RunContext
 
-__all__ = ["ContextKeeper"]
-
 
 class ContextKeeper(LoggerDestination):
     """Keeps the run's :attr:`context` for the callback whose ``destinations()`` gives it; what is logged it ignores."""

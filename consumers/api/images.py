@@ -8,7 +8,6 @@ from bus.errors import ConfigurationError
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["as_bytes", "as_images", "as_masks", "class_numbers"]
 
 _Array: TypeAlias = "np.ndarray[Any, Any]"
 _CHANNELS = (1, 3, 4)

@@ -16,18 +16,6 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from consumers.api.callback import Callback
 
-__all__ = [
-    "EventLog",
-    "Images",
-    "LogValue",
-    "Logger",
-    "LoggerDestination",
-    "Row",
-    "RunContext",
-    "Table",
-    "Text",
-    "Upload",
-]
 
 LogValue: TypeAlias = float | int | str | bool
 """A metric's value as destinations get it."""

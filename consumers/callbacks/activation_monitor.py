@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from bus.protocol.snapshot import Snapshot
 from bus.types.demand import Demand, Want
 from bus.types.event import Event
-from bus.types.timestamp import Time, TimeUnit
+from bus.types.time import Time, TimeUnit
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger
-
-__all__ = ["ActivationMonitor"]
 
 
 class ActivationMonitor(Callback):

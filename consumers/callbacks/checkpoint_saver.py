@@ -12,11 +12,10 @@ from bus.protocol.snapshot import Snapshot
 from bus.types.demand import Demand, Want
 from bus.types.event import Event
 from bus.types.intervals import AT_END, check_interval
-from bus.types.timestamp import Time, Timestamp, TimeUnit
+from bus.types.time import Time, TimeUnit
+from bus.types.timestamp import Timestamp
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger
-
-__all__ = ["CheckpointSaver"]
 
 _log = logging.getLogger("offloop")
 

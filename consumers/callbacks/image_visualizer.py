@@ -9,7 +9,7 @@ from bus.errors import ConfigurationError, FieldNotAvailableError
 from bus.protocol.snapshot import Snapshot
 from bus.types.demand import Demand, Want
 from bus.types.event import Event
-from bus.types.timestamp import Time, TimeUnit
+from bus.types.time import Time, TimeUnit
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from bus.tensors.view import TensorView
 
-__all__ = ["ImageMode", "ImageVisualizer"]
 
 ImageMode: TypeAlias = Literal["input", "segmentation"]
 

@@ -4,8 +4,6 @@ from bus.protocol.snapshot import Snapshot
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger
 
-__all__ = ["LRMonitor"]
-
 
 class LRMonitor(Callback):
     """Learning rate of every parameter group, after each batch.

@@ -12,8 +12,6 @@ from bus.types.event import Event
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger
 
-__all__ = ["MemoryMonitor"]
-
 _log = logging.getLogger("offloop")
 
 _DEFAULT_KEYS = {

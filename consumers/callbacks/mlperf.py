@@ -21,8 +21,6 @@ from bus.types.event import Event
 from consumers.api.callback import Callback, CannotWorkError
 from consumers.api.logger import Logger
 
-__all__ = ["MLPerfCallback"]
-
 Benchmark = Literal["resnet", "bert"]
 Division = Literal["open"]
 Status = Literal["onprem", "cloud", "preview"]

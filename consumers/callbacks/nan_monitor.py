@@ -14,8 +14,6 @@ from bus.types.event import Event
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger
 
-__all__ = ["NaNMonitor"]
-
 _GRADIENTS = ("gradient_norm", "gradient_norms")
 
 

@@ -8,8 +8,6 @@ from bus.protocol.snapshot import Snapshot
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger
 
-__all__ = ["OptimizerMonitor"]
-
 _GLOBAL = "l2_norm/grad/global"
 
 

@@ -1,7 +1,5 @@
 """What accelerators can do at best, for the model FLOPs utilisation."""
 
-__all__ = ["peak_flops"]
-
 # Teraflops per second, dense: where a datasheet gives only the figure "with sparsity", half of it. 16 stands for
 # float16 and bfloat16, which are equally fast where there are both. From NVIDIA's datasheets "B200 (HGX B200)", "H200
 # Tensor Core GPU", "H100 Tensor Core GPU" (SXM, PCIe and NVL), "A100 Tensor Core GPU", "A30", "A10", "L40S", "L4",

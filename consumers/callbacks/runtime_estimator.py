@@ -5,11 +5,10 @@ from typing import Any, Literal, TypeAlias
 from bus.errors import ConfigurationError
 from bus.printing import say
 from bus.protocol.snapshot import Snapshot
-from bus.types.timestamp import Time, Timestamp, TimeUnit
+from bus.types.time import Time, TimeUnit
+from bus.types.timestamp import Timestamp
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger
-
-__all__ = ["RuntimeEstimator"]
 
 TimeUnitName: TypeAlias = Literal["seconds", "minutes", "hours", "days"]
 

@@ -9,8 +9,6 @@ from consumers.api.callback import Callback
 from consumers.api.logger import Logger
 from consumers.callbacks.peak_flops import peak_flops
 
-__all__ = ["SpeedMonitor"]
-
 TimeUnitName: TypeAlias = Literal["seconds", "minutes", "hours", "days"]
 
 _SECONDS_IN = {"seconds": 1, "minutes": 60, "hours": 60 * 60, "days": 24 * 60 * 60}

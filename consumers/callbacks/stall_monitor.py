@@ -21,8 +21,6 @@ from consumers.api.callback import Callback
 from consumers.api.context import ContextKeeper
 from consumers.api.logger import Logger, LoggerDestination
 
-__all__ = ["StallMonitor"]
-
 _WINDOW = 51
 _EVALUATION_BATCHES = {Event.EVAL_BATCH_END, Event.PREDICT_BATCH_END}
 _STARTS = {Event.EVAL_START, Event.PREDICT_START}

@@ -11,12 +11,11 @@ from bus.errors import ConfigurationError
 from bus.printing import shorten
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
-from bus.types.timestamp import Time, Timestamp, TimeUnit
+from bus.types.time import Time, TimeUnit
+from bus.types.timestamp import Timestamp
 from consumers.api.callback import Callback, CannotWorkError
 from consumers.api.logger import Logger
 from consumers.loggers.console import format_value
-
-__all__ = ["Comparison", "EarlyStopper", "Stopper", "ThresholdStopper", "in_precision_of"]
 
 Comparison: TypeAlias = Callable[[float, float], Any]
 

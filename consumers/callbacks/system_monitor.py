@@ -12,8 +12,6 @@ from bus.protocol.snapshot import Snapshot
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger
 
-__all__ = ["SystemMonitor"]
-
 _FRESH_SECONDS = 60.0
 """How old an event may be for what is measured at its arrival to be logged for it."""
 

@@ -17,8 +17,6 @@ from consumers.api.callback import Callback
 from consumers.api.logger import Logger, LoggerDestination, RunContext, Text
 from consumers.loggers.files import FileDestination
 
-__all__ = ["Trace"]
-
 
 class Trace(Callback):
     """Writes the run as a timeline that Perfetto (ui.perfetto.dev) and chrome://tracing open: Chrome trace JSON, by

@@ -10,8 +10,6 @@ from bus.types.timestamp import Timestamp
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger
 
-__all__ = ["TrainerMetrics"]
-
 
 class TrainerMetrics(Callback):
     """Training loss, training and evaluation metrics, how far the run is, and what algorithms or a loop's

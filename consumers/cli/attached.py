@@ -27,11 +27,8 @@ from consumers.api.logger import LoggerDestination
 from consumers.callbacks import TrainerMetrics
 from consumers.loggers import ConsoleLogger
 from consumers.runner.checkpoint_states import CheckpointStates
-from consumers.runner.entries import barrier_events_of
-from consumers.runner.runner import wanted_events
+from consumers.runner.entries import barrier_events_of, wanted_events
 from consumers.runner.session import format_outcomes, format_places, run_session
-
-__all__ = ["NAME", "main", "run_attached"]
 
 NAME = "callbacks"
 """What the consumer of a trainer's own callbacks is called."""

@@ -20,8 +20,6 @@ from consumers.runner.entries import wanted_events
 from consumers.runner.session import run_session
 from consumers.runner.state_file import check_name
 
-__all__ = ["consume"]
-
 
 def consume(
     *,

@@ -10,8 +10,6 @@ from bus.terminal import run_command
 from consumers.api.callback import OnError
 from consumers.delivery.commit import COMMIT_EVENTS
 
-__all__ = ["consumer", "main"]
-
 
 def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> list[str]:
     return [name.strip() for value in values for name in value.split(",") if name.strip()]

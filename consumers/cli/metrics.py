@@ -18,8 +18,6 @@ from consumers.loggers.console import format_value
 from consumers.runner.runner import Runner
 from consumers.runner.streams import RemoteRunInfo, is_live
 
-__all__ = ["LoggedValue", "list_metrics", "read_logged"]
-
 _COLUMNS = ("name", "label", "event", "last value")
 _KNOWN = {"batch_size", "dataloader_len", "loss", "microbatch", "world_size"}
 

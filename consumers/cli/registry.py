@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from bus.plugins.registry import Registry, options_for
 from consumers.api.callback import Callback
 from consumers.api.logger import LoggerDestination
-from consumers.composer.adapter import adapt, stand_in
-
-__all__ = ["CALLBACKS", "LOGGERS", "create_selected"]
+from consumers.composer.adapter import adapt
+from consumers.composer.names import stand_in
 
 CALLBACKS: Registry[Callback] = Registry(
     "callback",

@@ -9,11 +9,9 @@ from bus.replay.replay import Replay
 from bus.runs.directory import RUN_FILE, read_run
 from bus.subscriber.subscriber import Subscriber
 from consumers.delivery.commit import Committed
-from consumers.runner.runner import RunnerStatistics
 from consumers.runner.session import format_outcomes, format_places
+from consumers.runner.statistics import RunnerStatistics
 from consumers.runner.streams import Stream
-
-__all__ = ["EXIT_LOST", "EXIT_TROUBLE", "report", "say", "say_start"]
 
 EXIT_TROUBLE = 1
 EXIT_LOST = 4

@@ -31,8 +31,6 @@ from consumers.runner.streams import (
     newest_run,
 )
 
-__all__ = ["Found", "RunSelector", "SourceStreams", "open_state"]
-
 Found: TypeAlias = RunInfo | RemoteRunInfo | Recording
 
 

@@ -8,8 +8,6 @@ from consumers.api.callback import Callback
 from consumers.api.logger import LoggerDestination
 from consumers.runner.entries import unique_names
 
-__all__ = ["beside_terminal", "hold_open"]
-
 
 def beside_terminal(
     callbacks: Sequence[Callback], destinations: list[LoggerDestination], is_default: bool

@@ -22,8 +22,6 @@ from consumers.api.logger import Logger
 from consumers.composer.names import METHODS, ROOT, stand_in
 from consumers.composer.state import ComposerState, handling
 
-__all__ = ["AdaptedCallback", "adapt", "stand_in"]
-
 
 class AdaptedCallback(Callback):
     """A callback of Composer as one of ours. Its ``fields``, ``every``, ``background`` and ``barrier_events`` count if

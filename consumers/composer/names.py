@@ -11,12 +11,11 @@ from types import ModuleType
 from typing import Any
 
 from bus.types.event import Event
-from bus.types.timestamp import Time, TimeInput, Timestamp, TimeUnit
+from bus.types.time import Time, TimeInput, TimeUnit
+from bus.types.timestamp import Timestamp
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger, LoggerDestination
 from consumers.composer.state import ComposerState, handled_snapshot
-
-__all__ = ["METHODS", "ROOT", "stand_in"]
 
 ROOT = "composer"
 """The package that they import from."""

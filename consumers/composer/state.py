@@ -8,9 +8,7 @@ from typing import Any, NoReturn
 from bus.errors import FieldNotAvailableError, FrozenSnapshotError
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
-from bus.types.timestamp import Time, TimeUnit
-
-__all__ = ["ComposerState", "Metric", "Scalar", "handled_snapshot", "handling"]
+from bus.types.time import Time, TimeUnit
 
 _BATCH = "a batch's inputs and targets are fields on demand (inputs, targets), its size is state.batch_size"
 _RATES = "the learning rates are state.lr, {optimizer: [rate of each group]}"

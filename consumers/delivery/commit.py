@@ -20,22 +20,6 @@ from bus.protocol.order import Ending, Gap
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
 
-__all__ = [
-    "COMMIT_EVENTS",
-    "MAX_BYTES",
-    "CallbackState",
-    "CommitStore",
-    "Committed",
-    "DestinationState",
-    "WorkerProgress",
-    "pack_snapshot",
-    "pack_state",
-    "seal",
-    "unpack_snapshot",
-    "unpack_state",
-    "unseal",
-]
-
 Content = TypeVar("Content")
 
 COMMIT_EVENTS = 1000

@@ -12,8 +12,6 @@ from bus.printing import say
 from bus.protocol.snapshot import Snapshot
 from consumers.api.logger import Logger, LoggerDestination, RunContext
 
-__all__ = ["Fanout", "show_failure"]
-
 _OUR_FOLDERS = str(Path(errors.__file__).parent), str(Path(__file__).parents[1])
 
 

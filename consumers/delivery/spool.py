@@ -15,8 +15,6 @@ from consumers.api.logger import Images, LoggerDestination, Row, RunContext, Tab
 from consumers.delivery.commit import pack_snapshot, unpack_snapshot
 from consumers.delivery.spool_file import Offset, SpoolDirectory
 
-__all__ = ["PAUSES", "Spool", "wrap_in_spool"]
-
 PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds between two attempts to send; the last one is kept to."""
 

@@ -14,8 +14,6 @@ import msgpack
 from bus.errors import ConfigurationError
 from consumers.loggers.files import append_whole
 
-__all__ = ["Mark", "Offset", "SpoolDirectory"]
-
 _LENGTH = struct.Struct(">I")
 _MARK = "sent"
 _FILES = "files"

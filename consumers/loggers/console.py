@@ -13,8 +13,6 @@ from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
 from consumers.api.logger import Images, LoggerDestination, LogValue, Row, Table, Text
 
-__all__ = ["ConsoleLogger"]
-
 _GAP = "  "
 _INDENT = " " * 4
 _VALUE_WIDTH = 9

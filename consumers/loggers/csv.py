@@ -10,8 +10,6 @@ from bus.protocol.snapshot import Snapshot
 from consumers.api.logger import Row
 from consumers.loggers.files import FileDestination
 
-__all__ = ["CsvLogger"]
-
 _FIXED = ["step", "time"]
 
 

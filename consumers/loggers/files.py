@@ -13,8 +13,6 @@ from bus.errors import ClosedError, ConfigurationError
 from bus.files import open_file
 from consumers.api.logger import LoggerDestination, RunContext
 
-__all__ = ["FileDestination", "append_whole"]
-
 _BLOCK = 1024 * 1024
 
 

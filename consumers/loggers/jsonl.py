@@ -9,8 +9,6 @@ from bus.strict_json import plain
 from consumers.api.logger import Row
 from consumers.loggers.files import FileDestination
 
-__all__ = ["JsonlLogger"]
-
 _encode = json.JSONEncoder(allow_nan=False).encode
 
 

@@ -14,8 +14,6 @@ from bus.protocol.snapshot import Snapshot
 from bus.strict_json import plain
 from consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 
-__all__ = ["MLFlowLogger"]
-
 _TAG = "offloop.run"
 _ID_TAG = "offloop.run_id"
 _ATTEMPT_TAG = "offloop.attempt"

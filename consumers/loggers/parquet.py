@@ -14,7 +14,6 @@ from consumers.api.logger import LoggerDestination, LogValue, Row, RunContext
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ParquetLogger"]
 
 # Arrow's names of the types, which are also how a position keeps them.
 _WHOLE, _NUMBER, _TEXT = "int64", "double", "string"

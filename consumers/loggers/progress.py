@@ -12,12 +12,11 @@ from bus.printing import one_line
 from bus.protocol.snapshot import Snapshot
 from bus.screen import Screen
 from bus.types.event import Event
-from bus.types.timestamp import Timestamp, TimeUnit
+from bus.types.time import TimeUnit
+from bus.types.timestamp import Timestamp
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger, LoggerDestination, RunContext
 from consumers.loggers.console import format_value, shown_epoch
-
-__all__ = ["ProgressLogger", "ProgressWatcher"]
 
 _BAR_WIDTH = 25
 _REDRAW_SECONDS = 0.1

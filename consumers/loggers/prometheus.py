@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-__all__ = ["PrometheusLogger"]
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
 _OWN_NAMES = ("last_step", "last_step_timestamp_seconds", "run_info")

@@ -17,7 +17,6 @@ from consumers.loggers.files import FileDestination
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["TensorboardLogger"]
 
 _FILE_VERSION = "brain.Event:2"
 _BEFORE_THE_TRAINING_TIME_IS_KNOWN = (Event.INIT, Event.BEFORE_LOAD)

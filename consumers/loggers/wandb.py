@@ -13,8 +13,6 @@ from bus.errors import ConfigurationError
 from bus.protocol.snapshot import Snapshot
 from consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 
-__all__ = ["WandBLogger"]
-
 _ACCOUNTS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 _STEP = "step"
 _OFFLINE_DIRECTORY = "offline-run-"

@@ -28,8 +28,6 @@ from consumers.runner.dispatcher import Dispatcher
 from consumers.runner.entries import CallbackEntry
 from consumers.runner.state_file import read_state, write_state
 
-__all__ = ["STATE_DIR", "CheckpointStates"]
-
 STATE_DIR = "consumers"
 """Where in a run's directory consumers keep their states."""
 

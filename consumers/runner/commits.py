@@ -15,8 +15,6 @@ from consumers.runner.dispatcher import Dispatcher
 from consumers.runner.statistics import RunnerStatistics
 from consumers.runner.worker import CallbackWorker
 
-__all__ = ["Commits"]
-
 _COMMIT_SECONDS = 1.0
 
 

@@ -23,8 +23,6 @@ from consumers.api.logger import Logger, RunContext
 from consumers.delivery.commit import CallbackState
 from consumers.runner.entries import CallbackEntry, barrier_events_of
 
-__all__ = ["AtCheckpoint", "CallbackError", "Dispatcher", "SnapshotStream"]
-
 SnapshotStream: TypeAlias = Iterable[Snapshot] | AsyncIterable[Snapshot]
 """Snapshots in order; what else is known of the run is asked of its attributes, where it has them."""
 

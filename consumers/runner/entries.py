@@ -9,8 +9,6 @@ from bus.types.event import Event
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from consumers.api.callback import Callback
 
-__all__ = ["CallbackEntry", "barrier_events_of", "partition", "unique_names", "wanted_events"]
-
 
 def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
     """Every event that at least one of the callbacks wants, and those that bring hyperparameters, which are logged

@@ -21,11 +21,9 @@ from consumers.delivery.fanout import Fanout, show_failure
 from consumers.delivery.spool import wrap_in_spool
 from consumers.runner.commits import Commits
 from consumers.runner.dispatcher import AtCheckpoint, CallbackError, Dispatcher
-from consumers.runner.entries import CallbackEntry, unique_names, wanted_events
+from consumers.runner.entries import CallbackEntry, unique_names
 from consumers.runner.statistics import RunnerStatistics
 from consumers.runner.worker import LOOK_SECONDS, CallbackWorker
-
-__all__ = ["CallbackError", "Runner", "RunnerStatistics", "wanted_events"]
 
 
 class Runner:

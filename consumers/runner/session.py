@@ -10,11 +10,9 @@ from consumers.api.logger import LoggerDestination
 from consumers.delivery.commit import COMMIT_EVENTS, CommitStore, Committed
 from consumers.runner.checkpoint_states import CheckpointStates
 from consumers.runner.entries import partition
-from consumers.runner.runner import Runner, RunnerStatistics
+from consumers.runner.runner import Runner
+from consumers.runner.statistics import RunnerStatistics
 from consumers.runner.streams import Stream
-
-__all__ = ["OpenStream", "format_outcomes", "format_places", "run_session"]
-
 
 OpenStream: TypeAlias = Callable[[Sequence[Callback], Mapping[int, tuple[int, int]] | None], Stream]
 """Opens a stream for some callbacks, from where on it is to go: see :class:`~bus.subscriber.Subscriber`."""

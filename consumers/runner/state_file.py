@@ -12,8 +12,6 @@ from bus.files import open_file
 from bus.protocol.frames import check_run_name
 from consumers.delivery.commit import MAX_BYTES, Committed
 
-__all__ = ["StateFile", "check_name", "read_state", "write_state"]
-
 
 def check_name(name: str) -> str:
     """Returns the name of a consumer.

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from bus.protocol.order import Ending, Gap
 from bus.types.commands import Outcome
 
-__all__ = ["RunnerStatistics"]
-
 
 @dataclass(frozen=True)
 class RunnerStatistics:

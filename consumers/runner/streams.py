@@ -19,20 +19,6 @@ from bus.terminal import exit_on_signal
 from bus.types.demand import Demand
 from bus.types.event import Event
 
-__all__ = [
-    "RemoteRunInfo",
-    "Stream",
-    "attach",
-    "find_or_wait",
-    "find_remote",
-    "is_live",
-    "list_remote",
-    "live_or_wait",
-    "live_remote_or_wait",
-    "newest_remote",
-    "newest_run",
-]
-
 Stream: TypeAlias = Subscriber | Recording | Replay
 
 Say: TypeAlias = Callable[[str], None]

@@ -13,8 +13,6 @@ from consumers.delivery.fanout import Fanout
 from consumers.runner.dispatcher import AtCheckpoint, Dispatcher, SnapshotStream
 from consumers.runner.entries import CallbackEntry
 
-__all__ = ["LOOK_SECONDS", "CallbackWorker"]
-
 LOOK_SECONDS = 0.05
 """How often a thread checks whether another one is done."""
 

@@ -13,8 +13,6 @@ from bus.errors import ConfigurationError
 from consumers.api.logger import Images
 from consumers.testing.logged import Logged
 
-__all__ = ["Golden"]
-
 _SHOWN = 5
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=repr).encode
 

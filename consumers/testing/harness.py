@@ -16,11 +16,10 @@ from bus.types.commands import Command
 from bus.types.event import Event
 from consumers.api.callback import Callback, OnError
 from consumers.api.logger import LoggerDestination
+from consumers.runner.dispatcher import CallbackError
 from consumers.runner.entries import CallbackEntry, wanted_events
-from consumers.runner.runner import CallbackError, Runner
+from consumers.runner.runner import Runner
 from consumers.testing.logged import Collector, Logged
-
-__all__ = ["Harness", "Stepper", "as_callbacks", "replay"]
 
 Result = TypeVar("Result")
 

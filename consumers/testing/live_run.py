@@ -30,8 +30,6 @@ from consumers.runner.entries import barrier_events_of, wanted_events
 from consumers.testing.harness import Harness, as_callbacks
 from consumers.testing.logged import Logged
 
-__all__ = ["LiveRun"]
-
 SECONDS = 120.0
 """How long a test waits for a training, unless told otherwise."""
 

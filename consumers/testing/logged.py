@@ -6,9 +6,7 @@ from typing import Any
 from bus.protocol.snapshot import Snapshot
 from bus.types.commands import Command
 from consumers.api.logger import Images, LoggerDestination, LogValue, Row, Table, Text, Upload
-from consumers.runner.runner import RunnerStatistics
-
-__all__ = ["Collector", "Logged"]
+from consumers.runner.statistics import RunnerStatistics
 
 
 class Logged:

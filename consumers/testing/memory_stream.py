@@ -11,12 +11,11 @@ from bus.protocol.order import SEVERITY, Ending
 from bus.protocol.snapshot import Snapshot
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
-from bus.types.timestamp import Time, Timestamp
+from bus.types.time import Time
+from bus.types.timestamp import Timestamp
 from consumers.api.callback import Callback, OnError
 from consumers.api.logger import LoggerDestination
 from consumers.testing.logged import Logged
-
-__all__ = ["Evaluation", "MemoryStream", "OfBatch"]
 
 OfBatch: TypeAlias = Callable[[int], Any] | Any
 """A value, or a function of the number of the batch, from 1, that returns it."""

@@ -13,8 +13,6 @@ from trainer.engine.algorithm import Algorithm
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
-__all__ = ["BlurPool"]
-
 
 class BlurPool(Algorithm):
     """Blurs images, and what layers make of them, where the model samples them down, so that a shift of the input by a

@@ -7,8 +7,6 @@ from trainer.engine.algorithm import Algorithm
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
-__all__ = ["ChannelsLast"]
-
 
 class ChannelsLast(Algorithm):
     """Lays out the weights of two-dimensional convolutions so that the channels of a pixel are neighbours in memory.

@@ -8,25 +8,9 @@ from torch import nn
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
-from bus.types.timestamp import Time, TimeInput, TimeUnit
+from bus.types.time import Time, TimeInput, TimeUnit
 from trainer.device.batch import BatchKey
 from trainer.engine.state import State
-
-__all__ = [
-    "change_behavior",
-    "check_count",
-    "check_images",
-    "check_key",
-    "check_number",
-    "check_point",
-    "check_share",
-    "check_update_interval",
-    "has_reached",
-    "random_span",
-    "share_of_way",
-    "soft_targets",
-    "update_event",
-]
 
 _combined: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 

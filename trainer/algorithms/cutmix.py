@@ -8,8 +8,6 @@ from trainer.algorithms.common import check_images, random_span
 from trainer.algorithms.mixing import Mixing
 from trainer.device.batch import BatchKey
 
-__all__ = ["CutMix"]
-
 
 class CutMix(Mixing):
     """Replaces a box in each image by the same box of its partner, another image of the microbatch, and trains on their

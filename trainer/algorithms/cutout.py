@@ -7,8 +7,6 @@ from trainer.engine.algorithm import Algorithm
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
-__all__ = ["CutOut"]
-
 
 class CutOut(Algorithm):
     """Sets square holes in the images to zero, at random places that are the same for all images of a batch.

@@ -6,14 +6,12 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
-from bus.types.timestamp import Time, TimeInput, TimeUnit
+from bus.types.time import Time, TimeInput, TimeUnit
 from trainer.algorithms.common import check_point, check_share, check_update_interval, has_reached, update_event
 from trainer.algorithms.weight_average import WeightAverage
 from trainer.engine.algorithm import Algorithm
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
-
-__all__ = ["EMA"]
 
 _SWAP_EVENTS = frozenset(
     {

@@ -13,8 +13,6 @@ from trainer.engine.algorithm import Algorithm
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
-__all__ = ["GradientClipping"]
-
 _SMALLEST_WEIGHT_NORM = 1e-3
 
 

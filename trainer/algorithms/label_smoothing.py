@@ -9,8 +9,6 @@ from trainer.engine.algorithm import Algorithm
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
-__all__ = ["LabelSmoothing"]
-
 _EVENTS = frozenset({Event.BEFORE_LOSS, Event.AFTER_LOSS})
 
 

@@ -10,8 +10,6 @@ from trainer.engine.algorithm import Algorithm
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
-__all__ = ["LayerFreezing"]
-
 
 class LayerFreezing(Algorithm):
     """Freezes the layers of the model one after the other, from the first on, so that ever less has to be computed in

@@ -16,8 +16,6 @@ from trainer.engine.algorithm import Algorithm
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
-__all__ = ["Mixing"]
-
 
 class Mixing(Algorithm):
     """Mixes each row of a microbatch with another one, drawn at random: its partner. A subclass says how inputs are

@@ -6,8 +6,6 @@ from bus.errors import ConfigurationError
 from trainer.algorithms.mixing import Mixing
 from trainer.device.batch import BatchKey
 
-__all__ = ["MixUp"]
-
 
 class MixUp(Mixing):
     """Trains on ``(1 - mixing) * row + mixing * partner``, the partner being another row of the microbatch, and on

@@ -16,8 +16,6 @@ from trainer.engine.algorithm import Algorithm
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
-__all__ = ["ProgressiveResizing"]
-
 _MODES = ("resize", "crop")
 # One of them is in whatever torch says of tensors that do not fit a layer.
 _WORDS_OF_SHAPE = ("shape", "size")

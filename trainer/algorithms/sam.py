@@ -9,8 +9,6 @@ from trainer.engine.algorithm import Algorithm
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
-__all__ = ["SAM"]
-
 
 class SAM(Algorithm):
     """Sharpness-aware minimization: steps along the gradients not at the weights but at the point nearby where the loss

@@ -16,8 +16,6 @@ from trainer.engine.algorithm import Algorithm
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
-__all__ = ["SelectiveBackprop"]
-
 _INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 Losses = Callable[[Any, Any], torch.Tensor]

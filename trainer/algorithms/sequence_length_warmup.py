@@ -7,15 +7,13 @@ import torch
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
-from bus.types.timestamp import TimeUnit
+from bus.types.time import TimeUnit
 from trainer.algorithms.common import check_count, check_share
 from trainer.data.spec import count_samples
 from trainer.device.batch import map_tensors
 from trainer.engine.algorithm import Algorithm
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
-
-__all__ = ["SequenceLengthWarmup"]
 
 
 class SequenceLengthWarmup(Algorithm):

@@ -7,13 +7,11 @@ from torch import nn
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
-from bus.types.timestamp import TimeInput
+from bus.types.time import TimeInput
 from trainer.algorithms.common import change_behavior, check_point, check_share, share_of_way
 from trainer.engine.algorithm import Algorithm
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
-
-__all__ = ["StochasticDepth"]
 
 
 class StochasticDepth(Algorithm):

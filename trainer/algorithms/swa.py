@@ -12,7 +12,7 @@ from torch.optim.swa_utils import get_swa_multi_avg_fn, update_bn
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
-from bus.types.timestamp import TimeInput, TimeUnit
+from bus.types.time import TimeInput, TimeUnit
 from trainer.algorithms.common import (
     check_count,
     check_number,
@@ -26,8 +26,6 @@ from trainer.device.device import autocast_of
 from trainer.engine.algorithm import Algorithm
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
-
-__all__ = ["SWA"]
 
 _ANNEAL_STRATEGIES = ("linear", "cos")
 

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from bus.errors import CheckpointError
 
-__all__ = ["WeightAverage"]
-
 
 class WeightAverage:
     """A running average of a model's weights, kept beside the model; at first it equals them.

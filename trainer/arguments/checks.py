@@ -13,24 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from bus.errors import ConfigurationError
 from bus.types.event import Event
 
-__all__ = [
-    "OptimizerFactory",
-    "Optimizers",
-    "as_list",
-    "check_compile_config",
-    "check_config",
-    "check_flags",
-    "check_function",
-    "check_max_delay",
-    "check_optimized",
-    "check_path",
-    "check_record",
-    "check_schedulers",
-    "check_text",
-    "given_optimizers",
-    "make_optimizers",
-]
-
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 OptimizerFactory = Callable[[Any], Optimizers]
 """Makes optimizers from a model."""

@@ -4,19 +4,9 @@ import datetime
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
-from bus.types.intervals import counter_of, part_of, passes
-from bus.types.timestamp import Time, TimeInput, Timestamp, TimeUnit
-
-__all__ = [
-    "Interval",
-    "check_countable",
-    "check_interval",
-    "check_iteration_length",
-    "check_max_duration",
-    "counter_of",
-    "end_after",
-    "scaled_max_duration",
-]
+from bus.types.intervals import part_of, passes
+from bus.types.time import Time, TimeInput, TimeUnit
+from bus.types.timestamp import Timestamp
 
 
 def check_max_duration(duration: TimeInput) -> Time:

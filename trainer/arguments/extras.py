@@ -1,7 +1,5 @@
 """What to tell somebody who installed offloop without what the trainer needs."""
 
-__all__ = ["explain_missing", "missing_extra"]
-
 _EXTRA = {"cloudpickle", "safetensors", "torch", "torchmetrics"}
 
 

@@ -8,8 +8,6 @@ import torch
 
 from bus.errors import ConfigurationError
 
-__all__ = ["as_int", "describe", "optimizer_names", "to_builtin", "unique_names"]
-
 _PLAIN = (int, float, str, bytes, type(None))
 
 

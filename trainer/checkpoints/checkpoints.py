@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from bus.errors import CheckpointError, ConfigurationError
-from bus.types.timestamp import Time, Timestamp, TrainingTime
+from bus.types.time import Time
+from bus.types.timestamp import Timestamp, TrainingTime
 from trainer.arguments.values import optimizer_names
 from trainer.checkpoints.file import (
     import_torch,
@@ -33,8 +34,6 @@ from trainer.evaluation.evaluation import Evaluation
 
 if TYPE_CHECKING:
     from trainer.distributed.sharding import FullySharded
-
-__all__ = ["Checkpoints", "folder_name"]
 
 
 class Checkpoints:

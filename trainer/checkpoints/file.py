@@ -28,18 +28,6 @@ from bus.errors import CheckpointError, ConfigurationError
 from bus.files import atomic_replace
 from bus.tensors.view import image_layout
 
-__all__ = [
-    "CheckpointDraft",
-    "draft_checkpoint",
-    "import_torch",
-    "is_torch_file",
-    "read_checkpoint",
-    "read_part",
-    "read_weights",
-    "tensor_spec",
-    "write_checkpoint",
-]
-
 PathLike = str | os.PathLike[str]
 
 

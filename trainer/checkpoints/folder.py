@@ -12,8 +12,6 @@ from bus.types.timestamp import Timestamp
 from trainer.checkpoints.file import read_checkpoint, read_part, write_checkpoint
 from trainer.checkpoints.sharded import check_sharded, is_sharded, training_file
 
-__all__ = ["CheckpointFolder"]
-
 _log = logging.getLogger("offloop")
 
 

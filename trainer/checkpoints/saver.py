@@ -5,12 +5,11 @@ from typing import Any, Literal, Protocol
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
-from bus.types.timestamp import Time, TrainingTime
+from bus.types.time import Time
+from bus.types.timestamp import TrainingTime
 from trainer.arguments.durations import Interval
 from trainer.checkpoints.folder import CheckpointFolder
 from trainer.engine.state import State
-
-__all__ = ["Announce", "IntervalSaver", "NoSaver"]
 
 _EVENTS = (Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT, Event.BATCH_CHECKPOINT)
 

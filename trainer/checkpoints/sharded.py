@@ -25,7 +25,6 @@ from trainer.distributed.ranks import Ranks
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["check_sharded", "is_sharded", "read_sharded", "training_file", "write_sharded"]
 
 _TRAINING = "training.safetensors"
 _SHARDS = "shards"

@@ -12,8 +12,6 @@ from trainer.data.resume import generators_of
 from trainer.engine.state import State
 from trainer.evaluation.evaluation import Evaluation
 
-__all__ = ["load_model", "load_schedulers", "load_training", "training_tree", "weights_tree"]
-
 _PARTS = ("algorithms", "optimizers", "schedulers", "scaler", "metrics", "microbatch_size", "timestamp", "evaluation")
 
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from trainer.distributed.ranks import Ranks
     from trainer.trainer import Trainer
 
-__all__ = ["main", "trainer"]
 
 _MISTAKES = (ConfigurationError, InvalidTimeError, InvalidRunNameError, CheckpointError)
 _PATIENCE = 10.0

@@ -10,10 +10,8 @@ from typing import Any
 import click
 
 from bus.errors import ConfigurationError, OffloopError
-from bus.types.timestamp import Time
+from bus.types.time import Time
 from trainer.arguments.durations import check_interval, check_iteration_length, check_max_duration
-
-__all__ = ["COMMON_OPTIONS", "OPTION_NAMES", "check_together", "trainer_arguments"]
 
 
 def _read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:

@@ -11,8 +11,6 @@ from typing import Any
 from bus.printing import say
 from trainer.engine.state import State
 
-__all__ = ["Interruption", "defer_signals"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _Handlers = dict[int, Any]
 

@@ -16,8 +16,6 @@ from trainer.control.settings import Settings
 from trainer.distributed.ranks import Ranks
 from trainer.engine.state import State
 
-__all__ = ["RemoteControl"]
-
 IDLE_SECONDS = 0.02
 IDLE_SECONDS_OF_RANKS = 0.25
 MAX_WAITING = 100

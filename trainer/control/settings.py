@@ -10,17 +10,6 @@ from bus.errors import ConfigurationError, close_matches
 from trainer.arguments.checks import check_function
 from trainer.engine.state import State
 
-__all__ = [
-    "Setting",
-    "SettingFunction",
-    "Settings",
-    "check_settings",
-    "evaluate",
-    "make_settings",
-    "set_learning_rate",
-    "set_log_interval",
-]
-
 SettingFunction: TypeAlias = Callable[[State, Any], object]
 """What puts a value into effect, between two batches. It raises for one that is not allowed: that is what the sender is
 told."""

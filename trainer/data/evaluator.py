@@ -7,12 +7,10 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from bus.errors import ConfigurationError
-from bus.types.timestamp import TimeInput
+from bus.types.time import TimeInput
 from trainer.arguments.durations import check_interval
 from trainer.data.models import metrics_of
 from trainer.data.spec import DataSpec, as_data_spec, check_subset
-
-__all__ = ["Evaluator", "as_evaluators"]
 
 # Consumers tell by its label what a batch is of.
 _OTHER_LABELS = ("", "train", "predict")

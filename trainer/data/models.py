@@ -12,17 +12,6 @@ from torchmetrics import Metric, MetricCollection
 from bus.errors import ConfigurationError
 from trainer.arguments.values import describe, to_builtin
 
-__all__ = [
-    "Accuracy",
-    "Classifier",
-    "CrossEntropy",
-    "LanguageModel",
-    "Model",
-    "check_model",
-    "metrics_of",
-    "read_metrics",
-]
-
 Metrics = Mapping[str, Metric] | Iterable[Metric] | Metric
 """Metrics under names of one's own, or under the names of their classes."""
 

@@ -8,8 +8,6 @@ import torch
 from bus.errors import CheckpointError
 from trainer.device.seeding import RandomStates
 
-__all__ = ["DataLoaderResume", "generators_of"]
-
 
 class DataLoaderResume:
     """Resumes a dataloader in the middle of an epoch, with the same batches in the same order.

@@ -12,7 +12,6 @@ from trainer.arguments.values import as_int, describe
 if TYPE_CHECKING:
     from trainer.device.device import Device
 
-__all__ = ["DataSpec", "as_data_spec", "check_subset"]
 
 _SEQUENCES = (list, tuple)
 

@@ -8,8 +8,6 @@ import torch
 
 from bus.errors import ConfigurationError
 
-__all__ = ["BatchKey", "batch_get", "batch_set", "map_tensors"]
-
 Getter = Callable[[Any], Any]
 Setter = Callable[[Any, Any], Any]
 BatchKey = int | str | list[int | str] | tuple[Getter, Setter]

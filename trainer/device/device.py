@@ -10,23 +10,6 @@ import torch
 from bus.errors import ConfigurationError
 from trainer.device.batch import map_tensors
 
-__all__ = [
-    "PRECISIONS",
-    "CpuDevice",
-    "DeferredMap",
-    "DeferredScalar",
-    "DeferredVector",
-    "Device",
-    "GpuDevice",
-    "PinnedRing",
-    "PinnedRings",
-    "autocast_of",
-    "check_precision",
-    "get_device",
-    "is_gpu",
-    "make_scaler",
-]
-
 PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 """The precisions by name, with the type that torch's automatic mixed precision computes in where that is good enough.
 Weights, gradients of weights and the optimizers stay in 32 bits."""

@@ -12,8 +12,6 @@ import torch
 from bus.errors import ConfigurationError
 from trainer.arguments.values import as_int
 
-__all__ = ["RandomStates", "check_seed", "make_deterministic", "new_seed", "seed_all"]
-
 _LIMIT = 2**32
 
 

@@ -11,8 +11,6 @@ from types import TracebackType
 
 from bus.errors import RankError
 
-__all__ = ["report_failure", "report_uncaught_errors"]
-
 _FILE = "TORCHELASTIC_ERROR_FILE"
 
 

@@ -14,8 +14,6 @@ from trainer.data.spec import DataSpec
 from trainer.device.device import Device
 from trainer.distributed.ranks import Ranks
 
-__all__ = ["DataParallel", "Parallel", "check_parts", "check_shards"]
-
 
 class Parallel(Protocol):
     """What the training step asks of a way to share the work."""

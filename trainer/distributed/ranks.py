@@ -23,8 +23,6 @@ from bus import errors
 from bus.errors import ConfigurationError, OffloopError, RankError
 from trainer.distributed.launcher import report_uncaught_errors
 
-__all__ = ["Ranks", "join_ranks", "on_first_rank", "rank_and_world_size", "rank_zero_first", "report_lost_ranks"]
-
 _REASON = "offloop/reason"
 _SIGNS_OF_LOSS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Connection refused")
 

@@ -9,8 +9,6 @@ from torch.utils.data import Sampler
 from bus.errors import ConfigurationError
 from trainer.distributed.ranks import rank_and_world_size
 
-__all__ = ["RankBatchSampler", "own_sampler"]
-
 
 class RankBatchSampler(Sampler[list[int]]):
     """The batches of a dataset, of which each rank gets its part: ``DataLoader(dataset, batch_sampler=...)``.

@@ -28,8 +28,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from bus.errors import ConfigurationError
 from trainer.device.device import Device
 
-__all__ = ["FullySharded", "check_fsdp_config"]
-
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _POLICIES = {"mp_policy": MixedPrecisionPolicy, "offload_policy": OffloadPolicy}
 _KEYS = ("shard", "reshard_after_forward", *_POLICIES)

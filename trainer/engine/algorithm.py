@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from trainer.engine.logger import Logger
     from trainer.engine.state import State
 
-__all__ = ["Algorithm"]
-
 
 class Algorithm(ABC):
     """A change to the training that is applied at certain events: it may read and write all of the state.

@@ -8,15 +8,6 @@ from trainer.engine.algorithm import Algorithm
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
-__all__ = [
-    "AlgorithmPass",
-    "Engine",
-    "check_loss_interpolation",
-    "default_passes",
-    "set_filo_order",
-    "sort_by_position",
-]
-
 _RANKS = {"first": -1, None: 0, "last": 1}
 AlgorithmPass = Callable[[Sequence[Algorithm], Event], Sequence[Algorithm]]
 """Takes the algorithms that match an event, and the event, and gives them back in another order, or fewer of them.

@@ -6,8 +6,6 @@ from typing import Any
 from trainer.arguments.values import to_builtin
 from trainer.engine.state import State
 
-__all__ = ["Logger"]
-
 
 class Logger:
     """Collects what algorithms log; it travels with the next event that is published, as its field ``logged``.

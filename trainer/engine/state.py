@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bus.types.timestamp import Time, TimeInput, Timestamp, TimeUnit
-from trainer.arguments.durations import check_max_duration, counter_of
+from bus.types.intervals import counter_of
+from bus.types.time import Time, TimeInput, TimeUnit
+from bus.types.timestamp import Timestamp
+from trainer.arguments.durations import check_max_duration
 from trainer.device.batch import BatchKey, batch_get, batch_set
 
 if TYPE_CHECKING:
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
     from trainer.data.spec import DataSpec
     from trainer.device.device import Device
     from trainer.engine.algorithm import Algorithm
-
-__all__ = ["State"]
 
 
 class State:

@@ -9,7 +9,8 @@ import torch
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
-from bus.types.timestamp import Time, Timestamp
+from bus.types.time import Time
+from bus.types.timestamp import Timestamp
 from trainer.arguments.durations import Interval
 from trainer.data.evaluator import Evaluator
 from trainer.data.models import read_metrics
@@ -18,8 +19,6 @@ from trainer.device.device import autocast_of
 from trainer.distributed.ranks import Ranks
 from trainer.engine.engine import Engine
 from trainer.engine.state import State
-
-__all__ = ["Evaluation", "inference", "prepared_batches"]
 
 
 class Evaluation:

@@ -8,8 +8,6 @@ from trainer.data.evaluator import Evaluator
 from trainer.data.models import metrics_of
 from trainer.engine.state import State
 
-__all__ = ["add_eval_metrics", "add_train_metrics", "evaluating_on_others", "use_evaluators"]
-
 
 def add_train_metrics(state: State) -> None:
     """Puts copies of the model's metrics of the training into the state.

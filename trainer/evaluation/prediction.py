@@ -16,8 +16,6 @@ from trainer.engine.engine import Engine
 from trainer.engine.state import State
 from trainer.evaluation.evaluation import inference, prepared_batches
 
-__all__ = ["predict"]
-
 
 def predict(
     state: State,

@@ -13,8 +13,6 @@ from bus.errors import ConfigurationError
 from trainer.engine.state import State
 from trainer.fields.field import BATCH_RESULTS, Field, ProbeHook
 
-__all__ = ["ACTIVATION_FIELDS", "ActivationProbe", "statistics"]
-
 
 def statistics(values: Tensor) -> dict[str, Tensor]:
     """What is said of a tensor, each as a scalar on its device.

@@ -8,8 +8,6 @@ from bus.errors import ConfigurationError
 from bus.types.event import Event
 from trainer.engine.state import State
 
-__all__ = ["BATCH_RESULTS", "Field", "FieldFunction", "FieldNotReadyError", "FieldUnsupportedError", "ProbeHook"]
-
 FieldFunction: TypeAlias = Callable[[State], Any]
 """What computes a field: from the state, which it must leave as it is."""
 

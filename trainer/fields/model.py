@@ -8,8 +8,6 @@ from bus.errors import ConfigurationError
 from trainer.engine.state import State
 from trainer.fields.field import Field, FieldUnsupportedError
 
-__all__ = ["MAX_MODULES", "MODEL_FIELDS"]
-
 MAX_MODULES = 1000
 """How many modules a summary lists."""
 

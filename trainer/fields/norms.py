@@ -13,8 +13,6 @@ from bus.types.event import Event
 from trainer.engine.state import State
 from trainer.fields.field import BATCH_RESULTS, Field, ProbeHook
 
-__all__ = ["NORM_FIELDS", "l2_norms"]
-
 _MOMENTS = ("exp_avg", "momentum_buffer")
 _GLOBAL = "l2_norm/grad/global"
 

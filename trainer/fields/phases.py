@@ -8,8 +8,6 @@ from bus.types.event import Event
 from trainer.engine.state import State
 from trainer.fields.field import Field, FieldNotReadyError
 
-__all__ = ["MAX_SPANS", "PHASE_FIELDS", "PhaseProbe", "TimingEvent"]
-
 MAX_SPANS = 512
 """How many spans one batch is told in; what a batch of more microbatches has beyond is left out."""
 

@@ -9,8 +9,9 @@ import torch
 
 from bus.errors import ConfigurationError, close_matches
 from bus.protocol.snapshot import Snapshot
-from bus.types.demand import MAX_FIELD_NAME, Demand, EventPosition
+from bus.types.demand import MAX_FIELD_NAME, Demand
 from bus.types.event import Event
+from bus.types.intervals import EventPosition
 from bus.types.timestamp import TrainingTime
 from trainer.arguments.checks import check_function
 from trainer.engine.state import State
@@ -21,8 +22,6 @@ from trainer.fields.norms import NORM_FIELDS
 from trainer.fields.phases import PHASE_FIELDS, PhaseProbe
 from trainer.fields.tensors import TENSOR_FIELDS, TensorPayload
 from trainer.fields.values import sendable
-
-__all__ = ["BUILT_IN", "Field", "FieldFunction", "FieldRegistry", "FieldsOnDemand", "check_fields"]
 
 _log = logging.getLogger("offloop")
 

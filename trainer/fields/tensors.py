@@ -12,8 +12,6 @@ from trainer.checkpoints.training_state import weights_tree
 from trainer.engine.state import State
 from trainer.fields.field import Field
 
-__all__ = ["TENSOR_FIELDS", "Policy", "TensorPayload"]
-
 Policy: TypeAlias = Literal["skip", "wait"]
 """What becomes of tensors for which no memory is free: they are left out, or come with a later event."""
 

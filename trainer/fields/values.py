@@ -14,8 +14,6 @@ from trainer.arguments.values import to_builtin
 from trainer.device.batch import map_tensors
 from trainer.device.device import DeferredVector, Device
 
-__all__ = ["MAX_BYTES", "DeferredTree", "sendable"]
-
 MAX_BYTES = 1024 * 1024
 """How large one field may be as it is sent."""
 

@@ -13,8 +13,6 @@ from trainer.engine.state import State
 if TYPE_CHECKING:
     from trainer.distributed.sharding import FullySharded
 
-__all__ = ["ForwardPass"]
-
 
 class ForwardPass:
     """The forward pass of the training; its arguments, beside the ranks, are those of :class:`trainer.Trainer`.

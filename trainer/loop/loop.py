@@ -22,8 +22,6 @@ from trainer.loop.progress import ProgressDisplay
 from trainer.loop.step import TrainStep
 from trainer.schedulers import TimeAwareScheduler
 
-__all__ = ["TrainingLoop"]
-
 _log = logging.getLogger("offloop")
 
 # Looked up once: in Python 3.11 finding a member of an enum takes longer than running an event that nobody wants.

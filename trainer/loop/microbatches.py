@@ -11,8 +11,6 @@ from trainer.data.spec import DataSpec
 from trainer.distributed.sampling import own_sampler
 from trainer.engine.state import State
 
-__all__ = ["MicrobatchSize", "Microbatching", "check_microbatch_size", "is_out_of_memory"]
-
 MicrobatchSize = int | Literal["auto"]
 
 

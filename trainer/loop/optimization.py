@@ -8,8 +8,6 @@ from trainer.arguments.checks import check_optimized, check_schedulers, given_op
 from trainer.engine.state import State
 from trainer.schedulers import compile_scheduler
 
-__all__ = ["Optimization"]
-
 
 class Optimization:
     """What a trainer was given as ``optimizers``, ``schedulers`` and ``scale_schedule_ratio``.

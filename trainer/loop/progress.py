@@ -8,11 +8,9 @@ from typing import Any, TextIO
 
 from bus.printing import escape
 from bus.screen import Screen
-from bus.types.timestamp import TimeUnit
+from bus.types.time import TimeUnit
 from trainer.device.device import DeferredScalar
 from trainer.engine.state import State
-
-__all__ = ["ProgressBar", "ProgressDisplay", "ProgressLines", "make_progress"]
 
 _NEVER = sys.maxsize
 _SECOND = 1_000_000_000

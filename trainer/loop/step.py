@@ -18,8 +18,6 @@ from trainer.engine.engine import Engine
 from trainer.engine.state import State
 from trainer.loop.microbatches import Microbatching, is_out_of_memory
 
-__all__ = ["TrainStep"]
-
 # Looked up once: in Python 3.11 finding a member of an enum takes longer than running an event that nobody wants.
 BEFORE_TRAIN_BATCH, AFTER_TRAIN_BATCH = Event.BEFORE_TRAIN_BATCH, Event.AFTER_TRAIN_BATCH
 BEFORE_FORWARD, AFTER_FORWARD = Event.BEFORE_FORWARD, Event.AFTER_FORWARD

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bus.errors import ConfigurationError
-from trainer.arguments.durations import counter_of
+from bus.types.intervals import counter_of
 from trainer.schedulers.schedules import SchedulerFunction
 from trainer.schedulers.times import NUMBERS, check_number
 
 if TYPE_CHECKING:
     from trainer.engine.state import State
-
-__all__ = ["TimeAwareScheduler", "compile_scheduler"]
 
 
 class TimeAwareScheduler:

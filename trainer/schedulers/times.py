@@ -7,13 +7,12 @@ from numbers import Real
 from typing import TYPE_CHECKING
 
 from bus.errors import ConfigurationError
-from bus.types.timestamp import Time, TimeInput, TimeUnit
-from trainer.arguments.durations import counter_of
+from bus.types.intervals import counter_of
+from bus.types.time import Time, TimeInput, TimeUnit
 
 if TYPE_CHECKING:
     from trainer.engine.state import State
 
-__all__ = ["NUMBERS", "check_milestones", "check_number", "check_time", "resolve", "resolve_period", "whole"]
 
 NUMBERS = (int, float, Real)
 """What counts as a number. Real takes in numpy's scalars, but asking for it is slow."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from bus.errors import ConfigurationError
-from bus.types.timestamp import TimeInput
+from bus.types.time import TimeInput
 from trainer.schedulers.schedules import (
     CosineAnnealingScheduler,
     Curve,
@@ -17,14 +17,6 @@ from trainer.schedulers.times import check_number, check_time, resolve, resolve_
 
 if TYPE_CHECKING:
     from trainer.engine.state import State
-
-__all__ = [
-    "ConstantWithWarmupScheduler",
-    "CosineAnnealingWithWarmupScheduler",
-    "LinearWithWarmupScheduler",
-    "MultiStepWithWarmupScheduler",
-    "PolynomialWithWarmupScheduler",
-]
 
 
 class _Warmup(Scheduler):

@@ -17,8 +17,6 @@ from bus.runs.directory import RUN_FILE
 from bus.types.demand import Demand
 from bus.types.event import Event
 
-__all__ = ["AttachedConsumers", "check_picklable", "demand_of", "run_place"]
-
 # -P: what lies in the current folder must not take the place of a package.
 _COMMAND = [sys.executable, "-P", "-m", "consumers.cli.attached"]
 _PATIENCE = 30.0

@@ -12,8 +12,6 @@ from trainer.control.remote_control import RemoteControl
 from trainer.distributed.ranks import Ranks
 from trainer.stream.publishing import StatePublisher
 
-__all__ = ["ALL", "OWN_CALLBACKS", "ConsumerBarrier", "check_wait_for"]
-
 _log = logging.getLogger("offloop")
 
 

@@ -15,13 +15,11 @@ import torch
 from bus.publisher.redaction import redact, redact_command
 from bus.strict_json import flatten
 from bus.types.hyperparameters import MOST
-from bus.types.timestamp import Time
+from bus.types.time import Time
 from trainer.arguments.values import optimizer_names, unique_names
 from trainer.engine.state import State
 from trainer.schedulers import Scheduler, TimeAwareScheduler
 from trainer.stream.run_metadata import describe_sizes
-
-__all__ = ["describe_hyperparameters"]
 
 _LONGEST_NAME = 200
 _LONGEST_TEXT = 1000

@@ -3,8 +3,6 @@
 import shlex
 from pathlib import Path
 
-__all__ = ["introduction", "short_path"]
-
 
 def introduction(
     run: str,

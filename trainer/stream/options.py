@@ -6,15 +6,14 @@ from typing import Any, NamedTuple
 
 from bus.errors import ConfigurationError
 from bus.net.curve import ClientSecurity, client_security, client_security_for
-from bus.publisher.publisher import BASE_EVENTS, check_backlog_bytes
-from bus.types.demand import Demand
+from bus.publisher.publisher import check_backlog_bytes
+from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.event import Event
 from trainer.arguments.checks import as_list, check_config, check_max_delay, check_path, check_record
-from trainer.fields.registry import FieldFunction, FieldRegistry, check_fields
+from trainer.fields.field import FieldFunction
+from trainer.fields.registry import FieldRegistry, check_fields
 from trainer.stream.attached import check_picklable, demand_of
 from trainer.stream.barrier import check_wait_for
-
-__all__ = ["StreamOptions", "check_stream_options"]
 
 
 class StreamOptions(NamedTuple):

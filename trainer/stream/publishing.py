@@ -10,23 +10,22 @@ import torch
 from bus.errors import ConfigurationError
 from bus.publisher.publisher import Publisher
 from bus.types import hyperparameters
-from bus.types.demand import BASE_EVENTS, Demand, batch_number
+from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.event import Event
-from bus.types.intervals import MICROBATCH_EVENTS, EventPosition
+from bus.types.intervals import MICROBATCH_EVENTS, EventPosition, batch_number
 from bus.types.timestamp import Timestamp, TrainingTime
 from trainer.arguments.values import optimizer_names
 from trainer.data.models import read_metrics
 from trainer.device.device import DeferredMap
 from trainer.engine.logger import Logger
 from trainer.engine.state import State
+from trainer.fields.field import Field
 from trainer.fields.phases import PhaseProbe
-from trainer.fields.registry import BUILT_IN, Field, FieldsOnDemand
+from trainer.fields.registry import BUILT_IN, FieldsOnDemand
 from trainer.stream.field_budget import BYTES_PER_SECOND, TIME_SHARE, FieldBudget, wire_size
 from trainer.stream.hyperparameters import describe_hyperparameters
 from trainer.stream.run_metadata import describe_sizes, describe_system
 from trainer.stream.tensor_sharing import TensorSharing
-
-__all__ = ["StatePublisher", "StreamPublisher"]
 
 _log = logging.getLogger("offloop")
 

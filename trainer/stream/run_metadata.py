@@ -12,8 +12,6 @@ import torch
 
 from trainer.engine.state import State
 
-__all__ = ["describe_sizes", "describe_system"]
-
 
 def describe_system(state: State) -> dict[str, Any]:
     """The machine of this rank and what runs on it, as plain values; what cannot be told is left out."""

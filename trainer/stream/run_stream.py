@@ -7,7 +7,7 @@ from typing import Any
 from bus.publisher.publisher import Publisher
 from bus.publisher.redaction import redact
 from bus.runs.directory import RunInfo, changed_in_words, read_run
-from bus.types.timestamp import Time
+from bus.types.time import Time
 from trainer.arguments.values import optimizer_names
 from trainer.control.remote_control import RemoteControl
 from trainer.distributed.ranks import Ranks, rank_zero_first
@@ -19,8 +19,6 @@ from trainer.stream.barrier import ConsumerBarrier
 from trainer.stream.options import StreamOptions
 from trainer.stream.publishing import StatePublisher
 from trainer.stream.tensor_sharing import TensorSharing, share_tensors
-
-__all__ = ["RunStream"]
 
 _log = logging.getLogger("offloop")
 

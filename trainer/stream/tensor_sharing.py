@@ -17,8 +17,6 @@ from trainer.checkpoints.file import tensor_spec
 from trainer.engine.state import State
 from trainer.fields.tensors import TensorPayload
 
-__all__ = ["DRAIN_SECONDS", "TensorSharing", "pin", "share_tensors"]
-
 LAST_SECONDS = 10.0
 GROWTH_BYTES = 256 * 1024
 """By so much a checkpoint may become larger than one after the first batch is: its numbers get longer, and within an

@@ -15,8 +15,6 @@ from trainer.data.spec import DataSpec
 from trainer.distributed.sampling import RankBatchSampler
 from trainer.tasks import check_batch_size, check_rate
 
-__all__ = ["ALPHABET", "chars", "read_source"]
-
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 """The characters that are told apart; any other one counts as a space."""
 

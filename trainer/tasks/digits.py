@@ -11,8 +11,6 @@ from trainer.data.models import Classifier
 from trainer.distributed.sampling import RankBatchSampler
 from trainer.tasks import check_batch_size, check_rate
 
-__all__ = ["digits"]
-
 _HELD_OUT = 360
 _SPLIT_SEED = 0
 _LEAST_RATE = 0.05

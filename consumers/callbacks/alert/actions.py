@@ -17,8 +17,6 @@ from bus.errors import ConfigurationError
 from bus.printing import say
 from bus.strict_json import plain
 
-__all__ = ["Action", "Command", "Notice", "Webhook", "show"]
-
 ATTEMPTS = 3
 PAUSE_SECONDS = 1.0
 """Between the first attempt and the second one; twice that before the third."""

@@ -16,8 +16,6 @@ from consumers.callbacks.lr_monitor import LRMonitor
 from consumers.callbacks.speed_monitor import SpeedMonitor
 from consumers.callbacks.trainer_metrics import TrainerMetrics
 
-__all__ = ["Alert"]
-
 # Fields that are there without being asked for.
 _ALWAYS_THERE = {*dir(Snapshot), "flops_per_batch"}
 _LOSSES, _METRICS = "loss/", "metrics/"

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bus.errors import ConfigurationError, OffloopError
-from bus.types.timestamp import Time, Timestamp, TimeUnit
-
-__all__ = ["Observation", "Rule", "RuleState"]
+from bus.types.time import Time, TimeUnit
+from bus.types.timestamp import Timestamp
 
 _NAME = re.compile(r"[^\s<>=!\[\]]+")
 _KEY = re.compile(r"\[([^\[\]]+)\]")

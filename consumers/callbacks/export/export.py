@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     Sample: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
-__all__ = ["ExportForInferenceCallback"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 

@@ -15,7 +15,6 @@ from bus.errors import ConfigurationError, RunDirectoryError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ExportFormat", "check_installed", "export_module"]
 
 ExportFormat: TypeAlias = Literal["torch.export", "torchscript", "onnx"]
 

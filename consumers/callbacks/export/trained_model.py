@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from bus.tensors.view import TensorView
 
-__all__ = ["ModelSource", "build", "builder_of", "load_weights"]
 
 ModelSource: TypeAlias = str | Callable[[], Any]
 """Where a model comes from: a class or function that builds it, or ``package.module:function``."""

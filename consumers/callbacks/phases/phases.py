@@ -11,8 +11,6 @@ from consumers.api.callback import Callback
 from consumers.api.logger import Logger
 from consumers.callbacks.phases.window import Arrival, Report, Verdict, Window, sample_of
 
-__all__ = ["Phases"]
-
 _NAME = "time/phase"
 _UNSETTLED = 32
 _BATCH_WCT = 13

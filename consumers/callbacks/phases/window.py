@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from bus.trace.phases import PHASES
 
-__all__ = ["MEASURED", "Arrival", "Report", "Sample", "Straggler", "Verdict", "Window", "last_to_arrive", "sample_of"]
-
 _MEET_IN_FORWARD = 4
 
 

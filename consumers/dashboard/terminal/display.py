@@ -11,9 +11,8 @@ from bus.subscriber.commands import sent_by
 from consumers.api.logger import RunContext
 from consumers.dashboard.terminal.frame import HELP, Shown, frame, log_length, log_rows, metric_groups
 from consumers.dashboard.terminal.screen import TerminalScreen
-from consumers.dashboard.view.run_view import Axis, RunView
-
-__all__ = ["Display"]
+from consumers.dashboard.view.run_view import RunView
+from consumers.dashboard.view.series import Axis
 
 _DRAW_SECONDS = 0.25
 _MESSAGE_SECONDS = 8.0

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
     from consumers.dashboard.view.series import Points
 
-__all__ = ["chart", "duration", "has_logarithm", "number", "smoothed", "sparkline", "stacked_bar"]
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ODD = "!"

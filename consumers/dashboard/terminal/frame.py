@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from bus.printing import one_line
 from consumers.dashboard.terminal.draw import chart, duration, has_logarithm, number, smoothed, sparkline, stacked_bar
-from consumers.dashboard.view.log import folded
-from consumers.dashboard.view.ranks import straggler
-from consumers.dashboard.view.run_view import PHASES, Axis, LogEntry, RankView, RunView
+from consumers.dashboard.view.log import LogEntry, folded
+from consumers.dashboard.view.phases import PHASES
+from consumers.dashboard.view.ranks import RankView, straggler
+from consumers.dashboard.view.run_view import RunView
+from consumers.dashboard.view.series import Axis
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["HELP", "Shown", "frame", "log_length", "log_rows", "metric_groups"]
 
 _WIDE = 110
 _RIGHT_SHARE = 0.42

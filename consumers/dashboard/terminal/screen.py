@@ -18,7 +18,6 @@ from bus.errors import ConfigurationError
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["TerminalScreen", "require_terminal"]
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"

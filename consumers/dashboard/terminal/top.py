@@ -14,8 +14,6 @@ from consumers.dashboard.terminal.screen import require_terminal
 from consumers.dashboard.view.run_view import RunView
 from consumers.dashboard.view.tap import ViewDestination, view_demand
 
-__all__ = ["Top"]
-
 
 class Top(Callback):
     """Shows a run in the terminal: state, progress, metrics, the phases of its steps, ranks, and what happens.

@@ -8,8 +8,6 @@ from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
 from consumers.loggers.console import format_value
 
-__all__ = ["LogEntry", "RunLog", "event_text", "folded"]
-
 _OTHERS = {
     Event.INIT: "the trainer is set up",
     Event.PREDICT_START: "prediction begins",

@@ -14,7 +14,6 @@ from consumers.dashboard.view.series import Clock, Series, Table
 if TYPE_CHECKING:
     from consumers.dashboard.view.series import Floats
 
-__all__ = ["MAX_POINTS", "MAX_SERIES", "SPEED_WINDOW", "Metrics"]
 
 MAX_POINTS = 8_000_000
 """Of all series together, at 16 bytes each; when there are more, the longest is thinned."""

@@ -7,7 +7,6 @@ from consumers.dashboard.view.series import Table
 if TYPE_CHECKING:
     from consumers.dashboard.view.series import Floats
 
-__all__ = ["PHASES", "PhaseView", "Phases", "PublishingView"]
 
 PHASES = ("data", "forward", "loss", "backward", "optimizer", "publishing", "evaluation", "other")
 """The parts of a step, in the order in which they come; ``other`` is what nothing accounts for."""

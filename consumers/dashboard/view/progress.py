@@ -5,11 +5,9 @@ from typing import NamedTuple
 from bus.errors import OffloopError
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
-from bus.types.timestamp import TimeUnit
+from bus.types.time import TimeUnit
 from consumers.api.logger import Logger
 from consumers.callbacks.runtime_estimator import RuntimeEstimator
-
-__all__ = ["ProgressView", "RunProgress"]
 
 
 class ProgressView(NamedTuple):

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-__all__ = ["RankView", "Ranks", "straggler"]
-
 
 class RankView(NamedTuple):
     """How a rank is doing."""

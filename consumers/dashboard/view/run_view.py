@@ -17,27 +17,11 @@ from bus.types.event import Event
 from bus.types.hyperparameters import MOST
 from consumers.api.logger import Images, Row, Text
 from consumers.dashboard.view.log import LogEntry, RunLog, event_text
-from consumers.dashboard.view.metrics import MAX_POINTS, MAX_SERIES, Metrics
-from consumers.dashboard.view.phases import PHASES, Phases, PhaseView, PublishingView
+from consumers.dashboard.view.metrics import MAX_SERIES, Metrics
+from consumers.dashboard.view.phases import Phases, PhaseView, PublishingView
 from consumers.dashboard.view.progress import ProgressView, RunProgress
 from consumers.dashboard.view.ranks import Ranks, RankView
-from consumers.dashboard.view.series import Axis, Points, Series
-
-__all__ = [
-    "MAX_IMAGES",
-    "MAX_POINTS",
-    "MAX_SERIES",
-    "PHASES",
-    "Axis",
-    "LogEntry",
-    "PhaseView",
-    "Points",
-    "ProgressView",
-    "PublishingView",
-    "RankView",
-    "RunView",
-    "Series",
-]
+from consumers.dashboard.view.series import Series
 
 MAX_IMAGES = 16
 """Of so many names the latest images are kept."""

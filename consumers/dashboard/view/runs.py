@@ -8,8 +8,6 @@ from bus.subscriber.commands import sent_by
 from bus.types.commands import Outcome
 from consumers.dashboard.view.run_view import RunView
 
-__all__ = ["MonitoredRun", "MonitoredRuns", "labels_of"]
-
 
 class MonitoredRun:
     """One attempt of a run on the page."""

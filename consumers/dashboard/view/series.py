@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
     Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.intp]]"
 
-__all__ = ["Axis", "Clock", "Points", "Series", "Table", "kept_points", "thinned"]
 
 Axis: TypeAlias = Literal["batch", "sample", "epoch", "time"]
 """What a value is drawn over: batches, samples and epochs trained, or seconds since the run's start."""

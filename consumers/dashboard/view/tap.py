@@ -12,8 +12,6 @@ from consumers.api.logger import Images, Logger, LoggerDestination, Row, RunCont
 from consumers.dashboard.view.run_view import RunView
 from consumers.dashboard.view.runs import MonitoredRun
 
-__all__ = ["RunTap", "ViewDestination", "view_demand"]
-
 
 class ViewDestination(LoggerDestination):
     """Hands a view what callbacks log, and tells it which run it is."""

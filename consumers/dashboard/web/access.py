@@ -18,8 +18,6 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from bus.errors import ConfigurationError
 
-__all__ = ["FIRST_PORT", "ROLE", "Gate", "Listening", "Role", "Tokens", "guard_sockets", "is_loopback"]
-
 _TO_PAGES = ("event", "javascript_response", "ack")
 
 

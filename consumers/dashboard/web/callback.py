@@ -13,8 +13,6 @@ from consumers.dashboard.view.tap import RunTap
 from consumers.dashboard.web.access import Listening
 from consumers.dashboard.web.server import DashboardServer, check_installed
 
-__all__ = ["Dashboard"]
-
 
 class Dashboard(RunTap):
     """Serves a page that shows the run: its metrics as charts, where a step's time goes, ranks, images, events and

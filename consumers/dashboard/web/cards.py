@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import OffloopError
-from bus.types.timestamp import Time, TimeUnit
-from consumers.dashboard.view.run_view import ProgressView, PublishingView
+from bus.types.time import Time, TimeUnit
+from consumers.dashboard.view.phases import PublishingView
+from consumers.dashboard.view.progress import ProgressView
 from consumers.dashboard.view.runs import MonitoredRun, MonitoredRuns
 from consumers.dashboard.web.access import Role
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from nicegui.elements.html import Html
     from nicegui.elements.label import Label
 
-__all__ = ["RunCards", "facts", "send_for"]
 
 RUN_COLORS = 8
 """So many colours there are for the lines of runs: ``--run-0`` and so on in ``page.css``."""

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from consumers.dashboard.view.run_view import Axis, PhaseView, Points, RunView, Series
+from consumers.dashboard.view.phases import PhaseView
+from consumers.dashboard.view.run_view import RunView
 from consumers.dashboard.view.runs import MonitoredRun
+from consumers.dashboard.view.series import Axis, Points, Series
 from consumers.dashboard.web.units import Scale, scale_of, value_text
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["PHASES_PREFIX", "Chart", "LineCache", "Lines", "Look", "charts_of"]
 
 PHASES_PREFIX = "time/phase"
 """What the names of the charts begin with that show where a step's time goes."""

@@ -9,8 +9,6 @@ from bus.printing import say
 from bus.terminal import HELP
 from consumers.dashboard.web.access import FIRST_PORT, Listening
 
-__all__ = ["dashboard"]
-
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 

@@ -18,10 +18,9 @@ from consumers.dashboard.view.runs import MonitoredRun, MonitoredRuns
 from consumers.dashboard.view.tap import RunTap
 from consumers.dashboard.web.access import Listening
 from consumers.dashboard.web.server import DashboardServer
-from consumers.runner.runner import Runner, wanted_events
+from consumers.runner.entries import wanted_events
+from consumers.runner.runner import Runner
 from consumers.runner.streams import RemoteRunInfo, Stream, attach, find_remote, is_live, list_remote
-
-__all__ = ["BrokerElsewhere", "serve_runs"]
 
 _LOOK_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0

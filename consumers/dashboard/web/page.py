@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from nicegui.elements.button import Button
     from nicegui.events import GenericEventArguments
 
-__all__ = ["FRAME_SECONDS", "Page", "rest_after"]
 
 FRAME_SECONDS = 0.5
 """How often a page is brought up to date at most, however many events come."""

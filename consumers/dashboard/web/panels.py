@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bus.types.hyperparameters import value_text
 from consumers.api.images import as_bytes
 from consumers.api.logger import Images
-from consumers.dashboard.view.run_view import LogEntry
+from consumers.dashboard.view.log import LogEntry
 from consumers.dashboard.view.runs import MonitoredRun
 from consumers.dashboard.web.units import scale_of
 from consumers.dashboard.web.units import value_text as metric_text
@@ -17,7 +17,6 @@ from consumers.dashboard.web.units import value_text as metric_text
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Panels", "hyperparameter_rows", "png"]
 
 LOG_LINES = 500
 """So many lines of the log are on a page; the view behind it keeps more."""

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
-__all__ = ["DashboardServer", "check_installed"]
 
 _PORTS_TRIED = 100
 _PATIENCE_SECONDS = 30.0

@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-__all__ = ["SECONDS", "Scale", "scale_of", "value_text"]
-
 Scale: TypeAlias = tuple[tuple[float, str], ...]
 """The units that values of a metric are written in: how much each is in that of the metric, and the text behind the
 number; the smallest first. Empty for plain numbers."""
