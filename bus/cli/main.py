@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bus.cli.recordings import cut_recording, diff_recordings, export_recording, merge_recordings, say_missing
+from bus.cli.recordings import cut_recording, diff_recordings, export_recording, merge_recordings, recover_recording
 from bus.cli.replay import replay
 from bus.errors import ConfigurationError
 from bus.net.allow_list import ROLES, AllowList, allow, default_allow_list
@@ -178,37 +178,6 @@ def _say_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     width = max((len(label) for label, _ in rows), default=0)
     for label, text in rows:
         say(f"{label:<{width}}  {text}")
-
-
-@bus.command(name="recover", short_help="Write a clean recording from a damaged one.")
-@click.argument("run")
-@click.option(
-    "-o", "--output", metavar="FILE", help="What to write. Default: beside it, such as recording-1.recovered.mcap."
-)
-@_runs_dir_option
-@click.pass_context
-def recover_recording(context: click.Context, run: str, output: str | None, runs_dir: str | None) -> None:
-    """Write a clean recording from a damaged one, or from one that was cut off.
-
-    RUN is a recording, or the name or the folder of a run that has ended. The original stays as it is.
-
-    Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be recovered.
-    """
-    from bus.runs.directory import find_run
-    from bus.tools.recovery import recover, recovered_path
-
-    path = Path(run) if Path(run).is_file() else find_run(run, runs_dir).recording
-    recovery = recover(path, Path(output) if output else recovered_path(path))
-    say(f"kept {recovery.records} records of {path} in {recovery.path}")
-    for line in recovery.damage:
-        say(line)
-    say_missing(recovery.gaps)
-    if not recovery.ended:
-        say("it does not tell how the run ended: what may have come after it was never recorded")
-    if recovery.lost:
-        say("something of the recording was lost")
-        context.exit(3)
-    say("nothing of the recording was lost")
 
 
 _reason_option = click.option(
@@ -412,7 +381,7 @@ def allow_key(keyfile: str | None, roles: tuple[str, ...], allow_list: str | Non
             say(f"{grant.role:<8} {grant.key} {grant.name}")
 
 
-for _command in (cut_recording, diff_recordings, export_recording, merge_recordings, replay):
+for _command in (cut_recording, diff_recordings, export_recording, merge_recordings, recover_recording, replay):
     bus.add_command(_command)
 
 

@@ -1,8 +1,8 @@
-"""The commands ``bus export``, ``bus diff``, ``bus cut`` and ``bus merge``: what can be done with recordings."""
+"""The commands ``bus export``, ``diff``, ``cut``, ``merge`` and ``recover``: what can be done with recordings."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,9 @@ from bus.tools.rows import FORMATS
 from bus.types.event import Event
 
 if TYPE_CHECKING:
-    from bus.protocol.order import Ending, Gap
     from bus.recording.window import Bound
     from bus.tools.diff import Diff, EventDifference, FieldDifference, HyperparameterDifference, MetricDifference
+    from bus.tools.records import Written
 
 
 EXIT_SAME, EXIT_DIFFERENT, EXIT_TROUBLE = 0, 1, 2
@@ -61,9 +61,7 @@ def _output_option(default: str) -> Callable[[_Command], _Command]:
 @_choice_options
 @_force_option
 @_runs_dir_option
-@click.pass_context
 def export_recording(
-    context: click.Context,
     file: str,
     to: str,
     output: str | None,
@@ -92,8 +90,7 @@ def export_recording(
     done = export(path, target, to, events=_events(events), ranks=ranks or None, force=force)
     marks = f" and {done.marks} row{'s' * (done.marks > 1)} for commands and the end" if done.marks else ""
     say(f"exported {done.events} events{marks} of {path} to {done.path}")
-    _say_findings(done.damage, done.gaps, done.ending, done.left_out)
-    _finish(context, done.lost)
+    _say_findings(done)
 
 
 @click.command(name="cut", short_help="Write a part of a recording.", context_settings=HELP)
@@ -104,9 +101,7 @@ def export_recording(
 @_output_option("beside it, such as recording-1.cut.mcap")
 @_force_option
 @_runs_dir_option
-@click.pass_context
 def cut_recording(
-    context: click.Context,
     file: str,
     start: "Bound | None",
     until: "Bound | None",
@@ -124,14 +119,14 @@ def cut_recording(
 
     Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be cut out.
     """
-    from bus.tools.cut import cut, cut_path
+    from bus.tools.cut import cut
+    from bus.tools.records import beside
 
     path = _recording(file, runs_dir)
-    target = Path(output) if output else cut_path(path)
+    target = Path(output) if output else beside(path, "cut")
     done = cut(path, target, start, until, events=_events(events), ranks=ranks or None, force=force)
-    say(f"kept {done.events} events of {path} in {done.path}, left out {done.left_out}")
-    _say_findings(done.damage, done.gaps, done.ending)
-    _finish(context, done.lost)
+    say(f"kept {done.events} events of {path} in {done.path}, left out {done.dropped}")
+    _say_findings(replace(done, left_out=()))
 
 
 @click.command(name="merge", short_help="Join recordings of one attempt of a run.", context_settings=HELP)
@@ -139,24 +134,42 @@ def cut_recording(
 @_output_option("beside the first, such as recording-1.merged.mcap")
 @_force_option
 @_runs_dir_option
-@click.pass_context
-def merge_recordings(
-    context: click.Context, files: tuple[str, ...], output: str | None, force: bool, runs_dir: str | None
-) -> None:
+def merge_recordings(files: tuple[str, ...], output: str | None, force: bool, runs_dir: str | None) -> None:
     """Write several recordings of one attempt of a run as one: of different ranks, or pieces that were cut.
 
     FILES are recordings, or names or folders of runs. What several of them have is written once.
 
     Exit code: 0 when nothing of the recordings was lost, 3 when something was, 1 when they cannot be merged.
     """
-    from bus.tools.merge import merge, merged_path
+    from bus.tools.merge import merge
+    from bus.tools.records import beside
 
     paths = [_recording(file, runs_dir) for file in files]
-    done = merge(paths, Path(output) if output else merged_path(paths[0]), force=force)
+    done = merge(paths, Path(output) if output else beside(paths[0], "merged"), force=force)
     twice = f", {done.duplicates} that came more than once are in it once" if done.duplicates else ""
     say(f"merged {len(paths)} recordings into {done.path}: {done.events} events{twice}")
-    _say_findings(done.damage, done.gaps, done.ending, done.left_out)
-    _finish(context, done.lost)
+    _say_findings(done)
+
+
+@click.command(name="recover", short_help="Write a clean recording from a damaged one.", context_settings=HELP)
+@click.argument("run")
+@_output_option("beside it, such as recording-1.recovered.mcap")
+@_runs_dir_option
+def recover_recording(run: str, output: str | None, runs_dir: str | None) -> None:
+    """Write a clean recording from a damaged one, or from one that was cut off.
+
+    RUN is a recording, or the name or the folder of a run that has ended. The original stays as it is.
+
+    Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be recovered.
+    """
+    from bus.tools.records import beside
+    from bus.tools.recovery import recover
+
+    path = _recording(run, runs_dir)
+    done = recover(path, Path(output) if output else beside(path, "recovered"))
+    say(f"kept {done.records} records of {path} in {done.path}")
+    _say_findings(done)
+    say("nothing of the recording was lost")
 
 
 @click.command(name="diff", short_help="Say where two recorded runs differ.", context_settings=HELP)
@@ -272,33 +285,22 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def say_missing(gaps: "Iterable[Gap]") -> None:
-    """Says which events are lost, or how many ranges of them if they are many."""
-    lost = (f"missing: events {first} to {last} of rank {rank}, which nobody has" for rank, first, last in gaps)
+def _say_findings(done: "Written") -> None:
+    """Says what is missing, and ends the command with :data:`EXIT_LOST` when something of the recording was lost."""
+    for line in shorten(done.damage, "places like these"):
+        say(line)
+    lost = (f"missing: events {first} to {last} of rank {rank}, which nobody has" for rank, first, last in done.gaps)
     for line in shorten(lost, "ranges of events that nobody has"):
         say(line)
-
-
-def _say_findings(
-    damage: Iterable[str], gaps: "Iterable[Gap]", ending: "Ending | None", left_out: "Iterable[Gap]" = ()
-) -> None:
-    """Says what is missing."""
-    for line in shorten(damage, "places like these"):
-        say(line)
-    say_missing(gaps)
-    left_out = list(left_out)
-    for rank, first, last in left_out[:_LISTED]:
+    for rank, first, last in done.left_out[:_LISTED]:
         say(f"left out by a cut: events {first} to {last} of rank {rank}")
-    if len(left_out) > _LISTED:
-        say(f"left out by a cut: {len(left_out) - _LISTED} more ranges of events")
-    if ending is None:
+    if len(done.left_out) > _LISTED:
+        say(f"left out by a cut: {len(done.left_out) - _LISTED} more ranges of events")
+    if done.ending is None:
         say("it does not tell how the run ended")
-
-
-def _finish(context: click.Context, lost: bool) -> None:
-    if lost:
+    if done.lost:
         say("something of the recording was lost")
-        context.exit(EXIT_LOST)
+        click.get_current_context().exit(EXIT_LOST)
 
 
 # -- what is given ----------------------------------------------------------------------------------------------------

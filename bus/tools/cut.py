@@ -6,32 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bus.files import atomic_output
-from bus.protocol.order import Ending, Gap
 from bus.recording.recording import Recording
 from bus.recording.window import Bound, Window, parse_bound, recording_began
 from bus.recording.writer import RecordingWriter
-from bus.tools.records import LeftOut, Recorded, RecordSource, check_any, check_ranks, is_mark, snapshot_of
+from bus.tools.records import LeftOut, Recorded, RecordSource, Written, check_any, check_ranks, is_mark, snapshot_of
 from bus.types.event import Event
 
 
-@dataclass(frozen=True)
-class Cut:
+@dataclass(frozen=True, kw_only=True)
+class Cut(Written):
     """What :func:`cut` wrote."""
 
-    path: Path
-    """The recording that was written."""
-    events: int
-    """Events that were kept."""
-    left_out: int
+    dropped: int
     """Events that the original has and the cut has not."""
-    ending: Ending | None
-    """How the run ended; ``None`` when the original does not say it."""
-    damage: tuple[str, ...]
-    """What could not be read of the original, each with its offset."""
-    gaps: tuple[Gap, ...]
-    """Numbers that are missing in the original, of each rank."""
-    lost: bool
-    """Whether the original held something that cannot be read."""
 
 
 def cut(
@@ -69,7 +56,7 @@ def cut(
         topic = record.topic
         return within and (names is None or topic.name in names) and (ranks is None or topic.rank in ranks)
 
-    kept = left_out = 0
+    kept = dropped = 0
     with (
         atomic_output(output, [path], force) as draft,
         closing(RecordingWriter(draft, source.run, source.attempt, source.run_id)) as writer,
@@ -79,7 +66,7 @@ def cut(
             stated = LeftOut.of(record)
             if stated is None and not is_mark(record) and not is_kept(record):
                 stated = LeftOut.one(record)
-                left_out += 1
+                dropped += 1
             if stated is not None:
                 append(writer, marks.add(stated))
                 continue
@@ -90,12 +77,7 @@ def cut(
         check_ranks(path, ranks, source.ranks)
         # The setup is kept whatever the part.
         check_any(path, kept if window.begun else 0)
-    return Cut(output, kept, left_out, source.ending, tuple(source.damage), tuple(source.gaps), source.lost)
-
-
-def cut_path(recording: Path) -> Path:
-    """Where a cut is written when nothing else is said."""
-    return recording.with_name(f"{recording.stem}.cut{recording.suffix}")
+    return Cut(path=output, events=kept, dropped=dropped, **source.found())
 
 
 class CutMarks:

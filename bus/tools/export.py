@@ -8,9 +8,8 @@ from pathlib import Path
 from bus.errors import ConfigurationError, close_matches
 from bus.files import atomic_output
 from bus.protocol.frames import COMMAND, END
-from bus.protocol.order import Ending, Gap
 from bus.tools.json import write_json_mcap, write_jsonl
-from bus.tools.records import Recorded, RecordSource, check_any, check_ranks, is_known, is_mark, snapshot_of
+from bus.tools.records import Recorded, RecordSource, Written, check_any, check_ranks, is_known, is_mark, snapshot_of
 from bus.tools.rows import FORMATS
 from bus.tools.tables import write_csv, write_parquet
 from bus.trace.writer import TraceWriter
@@ -26,26 +25,12 @@ _WRITERS: Mapping[str, _Write] = {
 }
 
 
-@dataclass(frozen=True)
-class Exported:
+@dataclass(frozen=True, kw_only=True)
+class Exported(Written):
     """What :func:`export` wrote."""
 
-    path: Path
-    """The file that was written."""
-    events: int
-    """Events in it."""
     marks: int
     """Rows in it that are no events: commands, and how the run ended. A timeline has none."""
-    ending: Ending | None
-    """How the run ended; ``None`` when the recording does not say it."""
-    damage: tuple[str, ...]
-    """What could not be read, each with its offset."""
-    gaps: tuple[Gap, ...]
-    """Numbers that are missing in the recording, of each rank."""
-    left_out: tuple[Gap, ...]
-    """Numbers that a cut has left out of it."""
-    lost: bool
-    """Whether the recording held something that cannot be read."""
 
 
 def exported_path(recording: Path, to: str) -> Path:
@@ -87,16 +72,8 @@ def export(
             write(chosen, draft)
         check_ranks(path, ranks, source.ranks)
         check_any(path, chosen.events)
-    return Exported(
-        output,
-        chosen.events,
-        0 if write is None else chosen.marks,
-        source.ending,
-        tuple(source.damage),
-        tuple(source.gaps),
-        tuple(source.left_out),
-        source.lost,
-    )
+    marks = 0 if write is None else chosen.marks
+    return Exported(path=output, events=chosen.events, marks=marks, **source.found())
 
 
 def _known(to: str) -> str:

@@ -9,32 +9,18 @@ from pathlib import Path
 from bus.errors import ConfigurationError, RecordingError
 from bus.files import atomic_output
 from bus.protocol.frames import END, EventBody
-from bus.protocol.order import Ending, Gap
+from bus.protocol.order import Gap
 from bus.recording.writer import RecordingWriter
 from bus.tools.cut import append
-from bus.tools.records import LeftOut, Recorded, RecordSource, base_before, is_mark, ranks_in
+from bus.tools.records import LeftOut, Recorded, RecordSource, Written, base_before, is_mark, ranks_in
 
 
-@dataclass(frozen=True)
-class Merged:
-    """What :func:`merge` wrote."""
+@dataclass(frozen=True, kw_only=True)
+class Merged(Written):
+    """What :func:`merge` wrote. What is damaged or missing in one recording and whole in another is not lost."""
 
-    path: Path
-    """The recording that was written."""
-    events: int
-    """Events in it."""
     duplicates: int
     """Events that more than one of the recordings had, each counted as often as it was dropped."""
-    ending: Ending | None
-    """How the run ended; ``None`` when none of them says it for all ranks."""
-    damage: tuple[str, ...]
-    """What could not be read, each with its file and offset."""
-    gaps: tuple[Gap, ...]
-    """Numbers that are in none of them and that none has left out on purpose."""
-    left_out: tuple[Gap, ...]
-    """Numbers that are in none of them because a cut has left them out."""
-    lost: bool
-    """Whether one of them held something that cannot be read and that is not in another one either."""
 
 
 def merge(paths: Sequence[Path], output: Path, *, force: bool = False) -> Merged:
@@ -79,20 +65,15 @@ def merge(paths: Sequence[Path], output: Path, *, force: bool = False) -> Merged
     parts = [*(source for rank in merged.values() for source in rank.sources), *without_ranks]
     gaps = [*written.gaps, *_missing_at_the_end(parts, reached)]
     return Merged(
-        output,
-        events,
-        sum(rank.duplicates for rank in merged.values()),
-        written.ending,
-        tuple(dict.fromkeys(line for source in parts for line in source.damage)),
-        tuple(gaps),
-        tuple(written.left_out),
-        any(source.lost for source in parts) and (bool(gaps) or written.ending is None),
+        path=output,
+        events=events,
+        duplicates=sum(rank.duplicates for rank in merged.values()),
+        ending=written.ending,
+        damage=tuple(dict.fromkeys(line for source in parts for line in source.damage)),
+        gaps=tuple(gaps),
+        left_out=tuple(written.left_out),
+        lost=any(source.lost for source in parts) and (bool(gaps) or written.ending is None),
     )
-
-
-def merged_path(first: Path) -> Path:
-    """Where recordings are merged to when nothing else is said; ``first`` is the first of them."""
-    return first.with_name(f"{first.stem}.merged{first.suffix}")
 
 
 def _identity(sources: Sequence[RecordSource]) -> tuple[str, int]:

@@ -3,8 +3,9 @@ means, what is missing between them, and what was left out on purpose."""
 
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bus.errors import ConfigurationError, ProtocolError
 from bus.printing import Damage
@@ -18,6 +19,26 @@ from bus.types.commands import Outcome
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
 from bus.types.timestamp import TrainingTime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """The file that a tool wrote, and what it found in the recordings that it read."""
+
+    path: Path
+    """The file that was written."""
+    events: int
+    """Events in it."""
+    ending: Ending | None
+    """How the run ended; ``None`` when no recording says it for all ranks."""
+    damage: tuple[str, ...]
+    """What could not be read, each with its file and offset."""
+    gaps: tuple[Gap, ...]
+    """Numbers that are missing, of each rank."""
+    left_out: tuple[Gap, ...]
+    """Numbers that are missing because a cut has left them out."""
+    lost: bool
+    """Whether the recordings held something that cannot be read."""
 
 
 class LeftOut(NamedTuple):
@@ -144,6 +165,16 @@ class RecordSource:
         """The commands that the trainer has answered so far."""
         return self._order.outcomes
 
+    def found(self) -> dict[str, Any]:
+        """What the iteration has found, as the fields of :class:`Written`."""
+        return {
+            "ending": self.ending,
+            "damage": tuple(self.damage),
+            "gaps": tuple(self.gaps),
+            "left_out": tuple(self.left_out),
+            "lost": self.lost,
+        }
+
     def __iter__(self) -> Iterator[Recorded]:
         self._begin()
         with RecordingReader(self.path) as reader:
@@ -192,7 +223,7 @@ class RecordSource:
         return topic
 
     def _leave_out(self, name: str, reason: str) -> None:
-        self._left_out_records.add(f"a record of {name!r} in {self.path} is left out: {reason}")
+        self._left_out_records.add(f"{self.path}: a record of {name!r} is left out: {reason}")
         self.lost = True
 
     def _follow(self, record: Recorded) -> bool:
@@ -213,6 +244,11 @@ class RecordSource:
         expected = self._numbering.last(rank).seq + 1
         if number > expected:
             self.gaps.append(Gap(rank, expected, number - 1))
+
+
+def beside(recording: Path, word: str) -> Path:
+    """Where a tool writes by default: ``recording-1.WORD.mcap`` for ``recording-1.mcap``."""
+    return recording.with_name(f"{recording.stem}.{word}{recording.suffix}")
 
 
 def ranks_in(path: Path) -> set[int]:

@@ -168,7 +168,7 @@ async def test_a_cut_holds_what_a_replay_of_that_part_shows(trained, tmp_path):
         part = Recording(tmp_path / "part.mcap")
         assert list(part) == shown
         assert done.events == len(shown)
-        assert done.events + done.left_out == len(list(Recording(trained)))
+        assert done.events + done.dropped == len(list(Recording(trained)))
         assert part.ending == done.ending == Recording(trained).read_endings()[0]
 
 
