@@ -20,6 +20,8 @@ import pytest
 from hypothesis import settings
 from leaks import LeakWatch, record_sockets
 
+from bus.types.timeouts import Timeouts
+
 record_sockets()
 # Examples take as long as they take on a busy machine, and are the same ones everywhere.
 settings.load_profile("ci")
@@ -127,7 +129,7 @@ def _scratch(request: pytest.FixtureRequest) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OFFLOOP_TEST", scratch.name)
         # On a busy machine a broker may take longer to come back than a training is to wait for it.
-        environment.setattr("bus.publisher.session.FLUSH_TIMEOUT", 30.0)
+        environment.setattr(Timeouts, "default", Timeouts(flush=30.0))
         yield scratch
     processes, sockets = watch.processes(), watch.sockets()
     leaked = [_describe(process) for process in processes] + [f"an open socket: {socket!r}" for socket in sockets]

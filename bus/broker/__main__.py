@@ -21,6 +21,7 @@ from bus.errors import BrokerError, OffloopError
 from bus.files import open_file
 from bus.runs.directory import RUN_FILE, SOCKET_FILES, RunDirectory, socket_address
 from bus.runs.takeover import Predecessor, take_over
+from bus.types.timeouts import Timeouts
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
         if resumes and not (root / name / RUN_FILE).exists():
             raise BrokerError(f"the directory of run {name!r} in {root} is gone")
         if what == "take-over":
-            found = take_over(root, name, Predecessor(*json.loads(sys.argv[4])))
+            found = take_over(root, name, Predecessor(*json.loads(sys.argv[4])), Timeouts.default)
             taken = {"path": str(found.path), "in_place": found.in_place}
             if found.directory is None:
                 _say({"ready": found.control, "joined": True, **taken})

@@ -11,17 +11,18 @@ from bus.errors import RecordingError
 from bus.files import open_directory, open_file
 from bus.protocol.frames import check_run_name
 from bus.runs.directory import RUN_FILE, RunInfo, list_runs, read_run
+from bus.types.timeouts import Timeouts
 
 MAX_RANGE = 256 * 1024
 MAX_OFFSET = 1 << 62
 MAX_LISTED = 1000
-LIST_SECONDS = 0.5
 
 
 class Archive:
     """The runs in one runs directory, read-only."""
 
-    def __init__(self, runs_dir: Path) -> None:
+    def __init__(self, runs_dir: Path, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
         self._root = runs_dir
         self._listed: list[RunInfo] = []
         self._list_again = 0.0
@@ -43,7 +44,7 @@ class Archive:
         if now >= self._list_again or not live <= self._live:
             self._live = live
             self._listed = list_runs(self._root)[:MAX_LISTED]
-            self._list_again = time.monotonic() + max(LIST_SECONDS, 10 * (time.monotonic() - now))
+            self._list_again = time.monotonic() + max(self._timeouts.list_runs, 10 * (time.monotonic() - now))
         return self._listed
 
     def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:

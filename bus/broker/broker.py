@@ -44,22 +44,14 @@ from bus.protocol.frames import (
 from bus.protocol.numbering import base_seq_problem
 from bus.protocol.order import SEVERITY, Ending
 from bus.runs.directory import RunDirectory, check_path
+from bus.types.timeouts import Timeouts
 from bus.types.timestamp import Timestamp, wall_clock
 
 _log = logging.getLogger("offloop.broker")
 
-FLUSH_SECONDS = 0.2
-HEARTBEAT_SECONDS = 0.5
 LIVE_FRAME = 32 * 1024
-COLLECT_SECONDS = 0.02
 MAX_BATCH_FRAMES = 4096
-RETRANSMIT_SECONDS = 0.5
-QUIET_SECONDS = 0.2
-REAP_TIMEOUT = 2.0
 NAMED_REFUSALS = 10
-FIRST_RUN_PATIENCE = 30.0
-RETURN_SECONDS = 2.0
-UNREACHABLE_TIMEOUT = 60.0
 MAX_TOPICS = 200
 MAX_UNREAD = 1 << 20
 """Bytes of a message that is read although its sender publishes no run."""
@@ -99,7 +91,7 @@ class Broker:
     Nothing that a peer sends stops it: what makes no sense is counted and named in the log. Each event is recorded
     and sent out once, in the order in which it came. :meth:`serve` runs until :meth:`stop`, or, with ``until_over``,
     until the runs that came have ended. With ``security`` only keys that its list admits get in, each for what the
-    list says.
+    list says. ``timeouts`` says how long it waits for peers.
 
     Raises:
         BrokerError: the address cannot be listened at.
@@ -116,8 +108,10 @@ class Broker:
         until_over: bool = False,
         security: ServerSecurity | None = None,
         clock: Callable[[], int] | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
         check_path(runs_dir)
+        self._timeouts = timeouts = timeouts or Timeouts.default
         self._until_over = until_over
         self._clock = clock or wall_clock()
         self._collected = self._duplicates = self._refused = self._unnamed = 0
@@ -129,8 +123,8 @@ class Broker:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             gatekeeper = Gatekeeper(self._context, security) if security is not None else None
-            self._control_socket = listen(self._context, zmq.ROUTER, control, CONTROL, security)
-            self._stream_socket = listen(self._context, zmq.PUB, stream, STREAM, security)
+            self._control_socket = listen(self._context, zmq.ROUTER, control, CONTROL, security, timeouts)
+            self._stream_socket = listen(self._context, zmq.PUB, stream, STREAM, security, timeouts)
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -151,9 +145,16 @@ class Broker:
             self.stream,
             self._poller,
             lambda identity: self._answer(identity, "beat", {}),
+            timeouts,
         )
         self._control = ControlHandler(
-            self._runs, Archive(runs_dir), self._answer, self._request_retransmit, self._skip_to, self.statistics
+            self._runs,
+            Archive(runs_dir, timeouts),
+            self._answer,
+            self._request_retransmit,
+            self._skip_to,
+            self.statistics,
+            timeouts,
         )
 
     def stop(self) -> None:
@@ -204,10 +205,10 @@ class Broker:
                     self._heard = now
                 self._reap_dead_publishers(ready, now)
                 if now >= next_flush or any(run.flush_soon for run in self._runs):
-                    next_flush = now + FLUSH_SECONDS
+                    next_flush = now + self._timeouts.record
                     self._flush(now)
                 if now >= next_heartbeat:
-                    next_heartbeat = now + HEARTBEAT_SECONDS
+                    next_heartbeat = now + self._timeouts.heartbeat
                     self._send_heartbeats()
                     self._expire_unreachable_publishers(now)
                     self._runs.forget_disconnected()
@@ -219,14 +220,14 @@ class Broker:
     def _is_done(self, begun: float) -> bool:
         if not self._until_over or len(self._runs):
             return False
-        return self._runs.served > 0 or time.monotonic() - begun > FIRST_RUN_PATIENCE
+        return self._runs.served > 0 or time.monotonic() - begun > self._timeouts.first_run
 
     # -- collect -> record -> fan out ---------------------------------------------------------------------------------
 
     def _collect(self) -> None:
         receive = self._control_socket.recv
         gone: dict[bytes, bool] = {}
-        until = time.monotonic() + COLLECT_SECONDS
+        until = time.monotonic() + self._timeouts.collect
         # Whatever comes in, what is due by the clock is done in between.
         while time.monotonic() < until:
             try:
@@ -450,7 +451,7 @@ class Broker:
 
     def _request_retransmit(self, rank: LiveRank) -> None:
         now = time.monotonic()
-        if rank.identity is not None and now - rank.asked > RETRANSMIT_SECONDS:
+        if rank.identity is not None and now - rank.asked > self._timeouts.retransmit:
             rank.asked = now
             rank.asked_times = rank.asked_times + 1 if rank.asked_after == rank.seq else 1
             rank.asked_after = rank.seq
@@ -552,7 +553,7 @@ class Broker:
             if run.is_abandoned(now):
                 run.note_ending(Ending("lost", f"only {len(run.ranks)} of {run.world_size} ranks ever came"))
                 self._end_run(run)
-            elif run.over and now - (run.last_end or now) > RETURN_SECONDS:
+            elif run.over and now - (run.last_end or now) > self._timeouts.finished:
                 # It had ended before a broker that did not come to write that down.
                 self._end_run(run)
 
@@ -583,7 +584,7 @@ class Broker:
                     rank.died = now
                 if rank.died is not None and not rank.ended:
                     quiet = now - max(rank.died, self._heard)
-                    if quiet > QUIET_SECONDS or now - rank.died > REAP_TIMEOUT:
+                    if quiet > self._timeouts.quiet or now - rank.died > self._timeouts.reap:
                         self._end_as_lost(run, rank)
 
     def _expire_unreachable_publishers(self, now: float) -> None:
@@ -599,8 +600,9 @@ class Broker:
                     rank.gone = None
                 elif rank.gone is None:
                     rank.gone = now
-                elif now - rank.gone > UNREACHABLE_TIMEOUT:
-                    self._end_as_lost(run, rank, f"the trainer could not be reached for {UNREACHABLE_TIMEOUT:g} s")
+                elif now - rank.gone > self._timeouts.unreachable:
+                    seconds = f"{self._timeouts.unreachable:g} s"
+                    self._end_as_lost(run, rank, f"the trainer could not be reached for {seconds}")
 
     def _end_as_lost(self, run: LiveRun, rank: LiveRank, error: str = "the trainer's process died") -> None:
         # Should it come back by the same connection, an acknowledgement of this end would be one of its next event.

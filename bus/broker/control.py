@@ -14,13 +14,13 @@ from bus.broker.segments import SegmentServer
 from bus.errors import BrokerError, OffloopError, ProtocolError
 from bus.protocol.frames import PROTOCOL_VERSION, Control
 from bus.types.commands import Command, check_command, new_command_id
-from bus.types.demand import LEASE_SECONDS, Demand
+from bus.types.demand import Demand
+from bus.types.timeouts import Timeouts
 
 MAX_REPORT = 50
 MAX_NAME = 100
 MAX_LISTED = 1000
 MAX_REMEMBERED = 1000
-REJECT_SECONDS = 1.0
 MAX_REASON = 1000
 MAX_OUTCOME = 1 << 16
 MAX_ID = 100
@@ -55,7 +55,9 @@ class ControlHandler:
         request_retransmit: Callable[[LiveRank], object],
         skip_to: Callable[[LiveRun, LiveRank, int], object],
         statistics: Callable[[], Any],
+        timeouts: Timeouts,
     ) -> None:
+        self._timeouts = timeouts
         self._runs = runs
         self._archive = archive
         self._answer = answer
@@ -65,7 +67,7 @@ class ControlHandler:
         self._rejected: dict[bytes, float] = {}
         # Who sent each command that has not been answered, by the command's id.
         self._senders: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
-        self._segments = SegmentServer()
+        self._segments = SegmentServer(timeouts.segment)
         self._kinds: dict[str, Callable[[_Request, dict[str, Any]], None]] = {
             "hello": self._welcome,
             "resume": self._resume,
@@ -153,7 +155,7 @@ class ControlHandler:
         """Answers an unknown publisher with ``unknown``, at most once a second: it may have known an earlier broker at
         this address. Returns whether it was answered now."""
         now = time.monotonic()
-        if now - self._rejected.get(identity, 0.0) <= REJECT_SECONDS:
+        if now - self._rejected.get(identity, 0.0) <= self._timeouts.reject:
             return False
         if len(self._rejected) >= MAX_REMEMBERED:
             self._rejected.clear()
@@ -197,7 +199,7 @@ class ControlHandler:
         demand = Demand.from_wire(want["demand"])
         run.leases.renew(identity, demand, time.monotonic(), name, report, request.may_command)
         is_news = run.consumers.renew(identity, want, time.monotonic())
-        self._reply(request, "leased", {"seconds": LEASE_SECONDS})
+        self._reply(request, "leased", {"seconds": self._timeouts.lease})
         if is_news:
             # Someone may wait for this consumer.
             self.push_demand(run)

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 from bus.errors import BrokerError, ProtocolError
 from bus.types.consumers import ConsumerProgress
-from bus.types.demand import LEASE_SECONDS, MAX_EVENTS, MAX_FIELDS, Demand
+from bus.types.demand import MAX_EVENTS, MAX_FIELDS, Demand
 from bus.types.event import Event
+from bus.types.timeouts import Timeouts
 
 MAX_LEASES = 4096
 MAX_NAME = 100
@@ -27,13 +28,14 @@ class _Lease(NamedTuple):
 
 
 class Leases:
-    """What the consumers of a run want, each for as long as it keeps saying so. Times are seconds of one steady
+    """What the consumers of a run want, each for ``seconds`` after it has last said so. Times are seconds of one steady
     clock.
 
     At most ``MAX_LEASES`` run at a time, and together they ask for no more than one demand can say on the wire: what
     is merged can be sent on, whatever consumers send."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = Timeouts.lease) -> None:
+        self._seconds = seconds
         self._leases: dict[bytes | int, _Lease] = {}
         self._merged = Demand()
         self._is_stale = False
@@ -48,7 +50,7 @@ class Leases:
         report: Mapping[str, float] | None = None,
         may_command: bool = True,
     ) -> None:
-        """Notes what ``consumer`` wants from now on for :data:`LEASE_SECONDS`, what it says of itself in numbers, and
+        """Notes what ``consumer`` wants from now on, what it says of itself in numbers, and
         whether it may command the training or only view it. Its name, as it came from the wire, is kept if it is text,
         cut to 100 characters.
 
@@ -68,13 +70,13 @@ class Leases:
             _check_size(merged)
             self._merged, self._is_stale = merged, False
         kept = name[:MAX_NAME] if isinstance(name, str) else None
-        self._leases[consumer] = _Lease(now + LEASE_SECONDS, demand, kept, report or {}, may_command)
+        self._leases[consumer] = _Lease(now + self._seconds, demand, kept, report or {}, may_command)
         if lease is None or (lease.demand, lease.may_command) != (demand, may_command):
             self._split()
 
     def hold(self, rank: int, demand: Demand, now: float) -> None:
-        """Keeps what a rank publishes already for :data:`LEASE_SECONDS`, because a broker before this one reported it:
-        within that time the consumers that want it come again. It is left out where it does not fit beside what they
+        """Keeps what a rank publishes already, because a broker before this one reported it: until that lease
+        ends the consumers that want it come again. It is left out where it does not fit beside what they
         want."""
         try:
             self.renew(rank, demand, now)
@@ -129,7 +131,8 @@ class ConsumerTable:
     """What the consumers of a run have said of themselves, each for as long as its lease lasts. Times are seconds of
     one steady clock."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, seconds: float = Timeouts.lease) -> None:
+        self._seconds = seconds
         self._world_size = world_size
         self._consumers: dict[bytes, tuple[float, ConsumerProgress]] = {}
         self.version = 0
@@ -158,7 +161,7 @@ class ConsumerTable:
             return before is not None
         if before is None and len(self._consumers) >= MAX_LEASES:
             raise ValueError(f"{MAX_LEASES} consumers are there already")
-        self._consumers[consumer] = now + LEASE_SECONDS, progress
+        self._consumers[consumer] = now + self._seconds, progress
         if before is None or before[1]._replace(handled={}) != progress._replace(handled={}):
             self.version += 1
         return before is None or before[1] != progress

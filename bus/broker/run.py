@@ -12,11 +12,10 @@ from bus.protocol.order import Ending, Reached, worst_of
 from bus.recording.writer import RecordingWriter
 from bus.runs.directory import Pause, RunDirectory
 from bus.types.demand import Demand
+from bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop.broker")
 
-JOIN_SECONDS = 30.0
-RETRY_SECONDS = 0.5
 MAX_RESUME = 1 << 53  # what is missing is added up, and has to stay a number that can be sent
 
 
@@ -74,18 +73,21 @@ class LiveRank:
 class LiveRun:
     """One live run. ``writer`` may hold an attempt that goes on: then the ranks in it are where it left them."""
 
-    def __init__(self, directory: RunDirectory, attempt: int, writer: RecordingWriter, world_size: int) -> None:
+    def __init__(
+        self, directory: RunDirectory, attempt: int, writer: RecordingWriter, world_size: int, timeouts: Timeouts
+    ) -> None:
+        self._timeouts = timeouts
         self.directory = directory
         self.name = directory.name
         self.attempt = attempt
         self.writer = writer
         self.world_size = world_size
         self.ranks: dict[int, LiveRank] = {}
-        self.leases = Leases()
+        self.leases = Leases(timeouts.lease)
         self.demand = Demand()
         self.unlimited: Demand | None = None
         """What of it consumers want that may command; ``None`` while all of them may."""
-        self.consumers = ConsumerTable(world_size)
+        self.consumers = ConsumerTable(world_size, timeouts.lease)
         self.consumers_reported = 0
         """Of which version of them the publishers were told."""
         self.ending = Ending("finished")
@@ -117,7 +119,7 @@ class LiveRun:
         """Whether every rank that came has ended, and the others have had their time to come."""
         return (
             self.last_end is not None
-            and now - self.last_end > JOIN_SECONDS
+            and now - self.last_end > self._timeouts.join
             and all(rank.ended for rank in self.ranks.values())
         )
 
@@ -193,7 +195,7 @@ class LiveRun:
         """Tries to record again after a write error, at most once in a while; returns whether it succeeded."""
         if self.write_error is None or now < self._retry_at:
             return False
-        self._retry_at = now + RETRY_SECONDS
+        self._retry_at = now + self._timeouts.retry_write
         try:
             self.writer.recover()
         except (OSError, OffloopError):

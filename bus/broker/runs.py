@@ -22,6 +22,7 @@ from bus.recording.recording import Recording
 from bus.recording.writer import RecordingWriter
 from bus.runs.directory import RUN_FILE, RunDirectory, check_writable, new_run_id, read_run
 from bus.types.demand import Demand
+from bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop.broker")
 
@@ -77,7 +78,9 @@ class LiveRuns:
         stream: str,
         poller: zmq.Poller,
         is_connected: Callable[[bytes], bool],
+        timeouts: Timeouts,
     ) -> None:
+        self._timeouts = timeouts
         self.control = control
         self.stream = stream
         self.served = 0
@@ -318,7 +321,7 @@ class LiveRuns:
             try:
                 directory.begin_attempt(recording, number, info, world_size)
                 directory.announce(number, self.control, self.stream)
-                run = LiveRun(directory, number, writer, world_size)
+                run = LiveRun(directory, number, writer, world_size, self._timeouts)
             except BaseException:
                 writer.discard()
                 raise
@@ -345,7 +348,7 @@ class LiveRuns:
             _refuse_others(directory, number, publisher_id)
             recording, world_size, publishers = directory.resume_attempt(attempt)
             writer = RecordingWriter.resume(recording, name, attempt, directory.run_id)
-            run = LiveRun(directory, attempt, writer, world_size)
+            run = LiveRun(directory, attempt, writer, world_size, self._timeouts)
             directory.announce(attempt, self.control, self.stream)
         except BaseException:
             directory.release()

@@ -9,9 +9,9 @@ from typing import Any
 from bus.errors import BrokerError, ProtocolError
 from bus.tensors.segments import IMAGE_OFFSET, SegmentElsewhereError, SegmentReference, lock_segment
 from bus.tensors.transfer import PIECE
+from bus.types.timeouts import Timeouts
 
 MAX_OPEN = 64
-IDLE_SECONDS = 10.0
 
 
 @dataclass
@@ -22,9 +22,10 @@ class _Lease:
 
 class SegmentServer:
     """The broker's side. A segment that is read is leased until its last piece was read or nobody has read for
-    :data:`IDLE_SECONDS`, so that all pieces are of one image; at most :data:`MAX_OPEN` are leased at a time."""
+    ``idle`` seconds, so that all pieces are of one image; at most :data:`MAX_OPEN` are leased at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle: float = Timeouts.segment) -> None:
+        self._idle = idle
         self._leases: dict[SegmentReference, _Lease] = {}
 
     def __len__(self) -> int:
@@ -62,7 +63,7 @@ class SegmentServer:
 
     def tidy(self) -> None:
         """Ends the leases that are not used any more; to be called now and then."""
-        over = time.monotonic() - IDLE_SECONDS
+        over = time.monotonic() - self._idle
         for reference in [reference for reference, lease in self._leases.items() if lease.used < over]:
             self._end(reference)
 

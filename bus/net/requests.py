@@ -10,12 +10,15 @@ from bus.errors import BrokerError, ProtocolError
 from bus.net.curve import ClientSecurity, client_security_for
 from bus.net.sockets import connect_socket
 from bus.protocol.frames import Control, decode_control, encode_control, split_frame
-
-CONNECT_SECONDS = 5.0
+from bus.types.timeouts import Timeouts
 
 
 def ask_broker(
-    address: str, kind: str, content: dict[str, Any], security: ClientSecurity | None = None
+    address: str,
+    kind: str,
+    content: dict[str, Any],
+    security: ClientSecurity | None = None,
+    timeouts: Timeouts | None = None,
 ) -> dict[str, Any]:
     """One question to a broker, and its answer.
 
@@ -24,11 +27,11 @@ def ask_broker(
     Raises:
         BrokerError: nobody answers, or the broker refuses.
     """
-    security = security or client_security_for(address)
+    security, timeouts = security or client_security_for(address), timeouts or Timeouts.default
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        socket = connect_socket(context, zmq.DEALER, address, security)
-        answer = request(socket, kind, content, CONNECT_SECONDS)
+        socket = connect_socket(context, zmq.DEALER, address, security, timeouts=timeouts)
+        answer = request(socket, kind, content, timeouts.answer)
     finally:
         context.destroy(linger=0)
     if answer is None:
@@ -41,11 +44,13 @@ class RequestClient:
 
     ``security`` holds the keys for it, by default those that the environment names."""
 
-    def __init__(self, address: str, security: ClientSecurity | None = None) -> None:
+    def __init__(self, address: str, security: ClientSecurity | None = None, timeouts: Timeouts | None = None) -> None:
         self._address = address
+        self._timeouts = timeouts or Timeouts.default
+        security = security or client_security_for(address)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._socket = connect_socket(self._context, zmq.DEALER, address, security or client_security_for(address))
+            self._socket = connect_socket(self._context, zmq.DEALER, address, security, timeouts=self._timeouts)
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -53,7 +58,7 @@ class RequestClient:
     def __call__(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
         """The answer to a question. Raises :class:`bus.errors.BrokerError` when nobody answers, or the broker
         refuses."""
-        answer = request(self._socket, kind, content, CONNECT_SECONDS)
+        answer = request(self._socket, kind, content, self._timeouts.answer)
         if answer is None:
             raise BrokerError(f"the broker at {self._address} does not answer: it may be busy or gone")
         return answer

@@ -7,9 +7,8 @@ import zmq
 from bus.errors import BrokerError, ConfigurationError
 from bus.net.curve import ClientSecurity, ServerSecurity, allow_ipv6, check_listen_address
 from bus.protocol.frames import MAX_FRAME
+from bus.types.timeouts import Timeouts
 
-KEEPALIVE_SECONDS = 10
-KEEPALIVE_PROBE_SECONDS = 5
 KEEPALIVE_PROBES = 3
 RECONNECT_MILLISECONDS = 100
 RECONNECT_MAX_MILLISECONDS = 2000
@@ -21,12 +20,16 @@ RECEIVE_QUEUE = 0
 ANSWER_QUEUE = 100
 STREAM_QUEUE = 5000
 STREAM_LINGER = 1000
-HANDSHAKE_MILLISECONDS = 5000
 ACCEPT_QUEUE = 4096
 
 
 def listen(
-    context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str, domain: str, security: ServerSecurity | None
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    kind: int,
+    address: str,
+    domain: str,
+    security: ServerSecurity | None,
+    timeouts: Timeouts,
 ) -> "zmq.Socket[bytes]":
     """A socket that is bound to ``address``: ``zmq.ROUTER`` for the control endpoint, ``zmq.PUB`` for the stream.
     The gatekeeper knows it by ``domain``. When it cannot be had, the context is left to be destroyed.
@@ -42,7 +45,7 @@ def listen(
     bound.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
     bound.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
     bound.setsockopt(zmq.SNDHWM, STREAM_QUEUE if kind == zmq.PUB else ANSWER_QUEUE)
-    bound.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
+    bound.setsockopt(zmq.HANDSHAKE_IVL, round(timeouts.handshake * 1000))
     # With libzmq's 100 a burst of connections keeps honest ones out for seconds: TCP tries again after one.
     bound.setsockopt(zmq.BACKLOG, ACCEPT_QUEUE)
     if kind == zmq.ROUTER:
@@ -51,7 +54,7 @@ def listen(
         # Sending is how we learn that a connection is gone.
         bound.setsockopt(zmq.ROUTER_MANDATORY, 1)
     if address.startswith("tcp://"):
-        notice_silence(bound)
+        notice_silence(bound, timeouts)
     if security is not None:
         security.apply(bound, domain)
     try:
@@ -71,6 +74,7 @@ def connect_socket(
     address: str,
     security: ClientSecurity | None,
     prepare: "Callable[[zmq.Socket[bytes]], object]" = lambda _: None,
+    timeouts: Timeouts | None = None,
 ) -> "zmq.Socket[bytes]":
     """A socket that stays connected to ``address``, through every loss of the connection.
 
@@ -83,7 +87,7 @@ def connect_socket(
     made.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MILLISECONDS)
     made.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MILLISECONDS)
     if address.startswith("tcp://"):
-        notice_silence(made)
+        notice_silence(made, timeouts or Timeouts.default)
     allow_ipv6(made, address)
     if security is not None:
         security.apply(made)
@@ -98,16 +102,16 @@ def connect_socket(
     return made
 
 
-def notice_silence(made: "zmq.Socket[bytes]") -> None:
+def notice_silence(made: "zmq.Socket[bytes]", timeouts: Timeouts) -> None:
     """Has the system close a connection of which the other side is gone without a word, and a new one be begun: a cable
     that is pulled closes none.
 
     ZeroMQ's own heartbeats would find out sooner, but libzmq 4.3 aborts the process when one waits behind a full queue
     and the connection is reset (libzmq issue 4767)."""
     made.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    made.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_SECONDS)
-    made.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_PROBE_SECONDS)
+    made.setsockopt(zmq.TCP_KEEPALIVE_IDLE, round(timeouts.keepalive))
+    made.setsockopt(zmq.TCP_KEEPALIVE_INTVL, round(timeouts.keepalive_probe))
     made.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES)
-    made.setsockopt(zmq.TCP_MAXRT, KEEPALIVE_PROBES * KEEPALIVE_PROBE_SECONDS * 1000)
-    made.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
-    made.setsockopt(zmq.CONNECT_TIMEOUT, HANDSHAKE_MILLISECONDS)
+    made.setsockopt(zmq.TCP_MAXRT, KEEPALIVE_PROBES * round(timeouts.keepalive_probe * 1000))
+    made.setsockopt(zmq.HANDSHAKE_IVL, round(timeouts.handshake * 1000))
+    made.setsockopt(zmq.CONNECT_TIMEOUT, round(timeouts.handshake * 1000))

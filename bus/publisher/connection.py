@@ -23,8 +23,8 @@ from bus.publisher.redaction import redact_command
 from bus.runs.directory import SOCKET_FILES, new_run_id, new_run_name, runs_dir, socket_address
 from bus.runs.takeover import Predecessor
 from bus.types.event import Event
+from bus.types.timeouts import Timeouts
 
-WELCOME_PATIENCE = 10.0
 SEND_QUEUE = 1000
 _IDENTITY = re.compile(r"[0-9a-f]{1,32}")
 
@@ -40,6 +40,7 @@ class BrokerConnection:
         self,
         address: str,
         hello: dict[str, Any],
+        timeouts: Timeouts,
         process: BrokerProcess | None = None,
         security: ClientSecurity | None = None,
     ) -> None:
@@ -49,6 +50,7 @@ class BrokerConnection:
         self.info: dict[str, Any] = hello["info"]
         """What is written down about the run."""
         self._hello = hello
+        self._timeouts = timeouts
         self._successor: BrokerProcess | None = None
         self._security = security
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -66,7 +68,7 @@ class BrokerConnection:
         dealer.setsockopt(zmq.SNDHWM, SEND_QUEUE)
         dealer.setsockopt(zmq.RECONNECT_IVL, 50)
         if self.address.startswith("tcp://"):
-            notice_silence(dealer)
+            notice_silence(dealer, self._timeouts)
         # The broker knows a publisher by this name, so that it stays the same one through a reconnect.
         dealer.setsockopt(zmq.IDENTITY, b"p" + os.urandom(16))
         allow_ipv6(dealer, self.address)
@@ -82,7 +84,7 @@ class BrokerConnection:
 
     def _greet(self) -> dict[str, Any]:
         self.socket.send(encode_control("hello", self._hello))
-        deadline = time.monotonic() + WELCOME_PATIENCE
+        deadline = time.monotonic() + self._timeouts.welcome
         while self.socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
             message = self.receive()
             if message is None:
@@ -122,7 +124,7 @@ class BrokerConnection:
         if not (isinstance(identity, str) and _IDENTITY.fullmatch(identity)):
             identity = new_run_id()
         before = Predecessor(welcome["path"] if in_place else "", welcome["attempt"], identity)
-        self._successor = BrokerProcess(root, self.run_name, before)
+        self._successor = BrokerProcess(root, self.run_name, self._timeouts, before)
 
     def taken(self) -> Taken | None:
         """Where the attempt is recorded by a broker of our own, once that is known; what is published goes there after
@@ -187,6 +189,7 @@ def connect(
     events: Iterable[Event],
     security: ClientSecurity | None = None,
     is_replay: bool = False,
+    timeouts: Timeouts | None = None,
 ) -> BrokerConnection:
     """Joins the broker at ``broker``, or starts one in the run's directory. With ``is_replay`` it is told that what
     comes was recorded before.
@@ -197,6 +200,7 @@ def connect(
     name = check_run_name(run_name) if run_name is not None else new_run_name("run", where)
     if not 0 <= rank < world_size:
         raise ConfigurationError(f"rank is {rank} and world_size {world_size}: ranks go from 0 to world_size - 1")
+    timeouts = timeouts or Timeouts.default
     pid = os.getpid()
     hello = {
         "run": name,
@@ -218,7 +222,7 @@ def connect(
             f"what is to be written down about the run cannot be ({error}): use numbers, text, lists, maps and None"
         ) from None
     if broker is not None:
-        return BrokerConnection(broker, hello, security=security or client_security_for(broker))
+        return BrokerConnection(broker, hello, timeouts, security=security or client_security_for(broker))
     if rank > 0:
         raise ConfigurationError(
             f"rank {rank} needs the address of its run's broker: rank 0 starts one and has it as Publisher.address, "
@@ -226,9 +230,9 @@ def connect(
         )
     root = runs_dir(where).absolute()
     address = socket_address(root / name / SOCKET_FILES[0])
-    process = BrokerProcess(root, name)
+    process = BrokerProcess(root, name, timeouts)
     try:
-        return BrokerConnection(address, hello, process)
+        return BrokerConnection(address, hello, timeouts, process)
     except BaseException:
         process.kill()
         raise

@@ -12,14 +12,10 @@ from typing import Any, NamedTuple
 from bus import errors
 from bus.errors import BrokerError, OffloopError, RunDirectoryError, RunIsLiveError
 from bus.runs.takeover import Predecessor
+from bus.types.timeouts import Timeouts
 
 TEMPORARY = (RunDirectoryError, RunIsLiveError)
 """Why a broker may not take up a run now and may later: a disk that takes nothing, a lock that somebody still holds."""
-
-START_PATIENCE = 20.0
-EXIT_PATIENCE = 3.0
-RESTART_PAUSES = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
-STEADY_SECONDS = 10.0
 
 
 class Taken(NamedTuple):
@@ -44,9 +40,10 @@ class BrokerProcess:
         OffloopError: the one that the process named, when it could not begin.
     """
 
-    def __init__(self, root: Path, name: str, before: Predecessor | None = None) -> None:
+    def __init__(self, root: Path, name: str, timeouts: Timeouts, before: Predecessor | None = None) -> None:
         self._root = root
         self._name = name
+        self._timeouts = timeouts
         self.is_another_ranks = False
         """Whether the broker of another rank serves the run, and this process has ended in peace."""
         self._process = self._spawn("begin") if before is None else self._spawn("take-over", json.dumps(before))
@@ -98,7 +95,7 @@ class BrokerProcess:
         """The line in which a new broker says that it is ready, or why it cannot be."""
         process = self._process
         assert process.stdout is not None and process.stderr is not None  # noqa: PT018  they are pipes
-        readable, _, _ = select.select([process.stdout], [], [], START_PATIENCE)
+        readable, _, _ = select.select([process.stdout], [], [], self._timeouts.broker_start)
         line = process.stdout.readline() if readable else b""
         try:
             answer: dict[str, Any] = json.loads(line)
@@ -145,13 +142,14 @@ class BrokerProcess:
         now = time.monotonic()
         if now < self._not_before:
             return False
-        if now - self._began > STEADY_SECONDS:
+        if now - self._began > self._timeouts.broker_steady:
             self._restarts = 0
         self._close_pipes()
         self._process = self._spawn("resume")
         self._began = now
         self._restarts += 1
-        self._not_before = now + RESTART_PAUSES[min(self._restarts, len(RESTART_PAUSES) - 1)]
+        pauses = self._timeouts.broker_restarts
+        self._not_before = now + pauses[min(self._restarts, len(pauses) - 1)]
         return True
 
     def kill(self) -> None:
@@ -163,7 +161,7 @@ class BrokerProcess:
     def leave(self) -> None:
         """Waits a moment for it to finish the recording; then it goes on by itself."""
         try:
-            self._process.wait(EXIT_PATIENCE)
+            self._process.wait(self._timeouts.broker_exit)
         except subprocess.TimeoutExpired:
             # Being told that it has ended keeps Popen from warning about it.
             self._process.returncode = 0

@@ -29,16 +29,14 @@ from bus.types.deferred import Deferred
 from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.event import Event
 from bus.types.intervals import EventPosition, batch_number
+from bus.types.timeouts import Timeouts
 from bus.types.timestamp import Timestamp, TrainingTime, wall_clock
 
 _log = logging.getLogger("offloop")
 
-_EXCHANGE_EVERY = 50_000_000
-_REPORT_EVERY = 1_000_000_000
 _FLUSH_MASK = 0xFF
 _SAMPLE_MASK = 0x3F
 LOG_VALUES = 1000
-LOG_SECONDS = 1.0
 BACKLOG_BYTES = 64 * 1024 * 1024
 MIN_BACKLOG_BYTES = 64 * 1024
 _CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
@@ -108,7 +106,7 @@ class Publisher:
     case, further ones while a consumer wants them; the live set is :attr:`wanted`. ``info`` goes into ``run.json``.
     ``clock`` gives nanoseconds since 1970. ``on_command`` is called with each :class:`~bus.types.commands.Command` that
     comes, while an event is published or in :meth:`poll`; it is to be answered with :meth:`answer`. Without it ``stop``
-    sets :attr:`stop_requested`, and all others are refused.
+    sets :attr:`stop_requested`, and all others are refused. ``timeouts`` says how long it waits for the broker.
 
     Raises:
         RunIsLiveError: the run has a live publisher already.
@@ -133,6 +131,7 @@ class Publisher:
         backlog_bytes: int = BACKLOG_BYTES,
         on_command: Callable[[Command], object] | None = None,
         security: ClientSecurity | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
         if not 0 <= max_delay <= 1:
             raise ConfigurationError(f"max_delay is {max_delay}; it is in seconds: 0 to 1, 0 sends every event at once")
@@ -153,7 +152,10 @@ class Publisher:
         """A number that changes whenever one of these does."""
         self.fields_left_out = 0
         """How often a field was left out because those who may only view had asked for too much."""
-        connection = connect(run_name, runs_dir, broker, rank, world_size, info or {}, self._always, security)
+        timeouts = timeouts or Timeouts.default
+        connection = connect(
+            *(run_name, runs_dir, broker, rank, world_size, info or {}, self._always, security), timeouts=timeouts
+        )
         self._closed = False
         welcome = connection.welcome
         self.run_name: str = connection.run_name
@@ -167,10 +169,13 @@ class Publisher:
         self._clock = clock or wall_clock()
         self._began = self._clock()
         self._encoders = {event: _EventEncoder(event, self._new_encoder(event.value)) for event in Event}
-        self._session = BrokerSession(connection, backlog_bytes, runs_directory(runs_dir).absolute())
+        self._session = BrokerSession(connection, backlog_bytes, runs_directory(runs_dir).absolute(), timeouts)
         self._outbox = self._session.outbox
         self._pending = PendingEvents()
         self._max_delay = round(max_delay * 1e9)
+        self._exchange_every, self._report_every, self._log_every = (
+            round(seconds * 1e9) for seconds in (timeouts.listen, timeouts.report, timeouts.log)
+        )
         self._last_time = self._flush_at = self._next_exchange = self._next_report = 0
         self._seq = self._base_seq = 0
         self._encoding_time = self._encodings_timed = self._flushing_time = 0
@@ -342,7 +347,7 @@ class Publisher:
         """Whether what was logged goes out before something is logged for that step."""
         if not self._counts_batches:
             return self._logged.has_other_than(step)
-        return self._logged.count >= LOG_VALUES or self._clock() - self._logged_at >= LOG_SECONDS * 1e9
+        return self._logged.count >= LOG_VALUES or self._clock() - self._logged_at >= self._log_every
 
     def _publish_logged(self) -> None:
         """Publishes what was logged with an event of its own."""
@@ -415,7 +420,7 @@ class Publisher:
                 self._outbox.put(frame)
         self._outbox.send()
         if self._last_time >= self._next_exchange:
-            self._next_exchange = self._last_time + _EXCHANGE_EVERY
+            self._next_exchange = self._last_time + self._exchange_every
             self._exchange()
         self._flushing_time += thread_time_ns() - began
 
@@ -427,7 +432,7 @@ class Publisher:
         self._take_news()
         self._outbox.send()
         if self._last_time >= self._next_report:
-            self._next_report = self._last_time + _REPORT_EVERY
+            self._next_report = self._last_time + self._report_every
             self._session.report(asdict(self.statistics()))
 
     def _take_news(self) -> None:

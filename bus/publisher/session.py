@@ -11,17 +11,12 @@ import zmq
 from bus.errors import OffloopError
 from bus.protocol.frames import CUT, decode_event, encode_control, event_encoder, pack_map, split_frame
 from bus.publisher.connection import BrokerConnection
-from bus.publisher.launch import START_PATIENCE, TEMPORARY, error_by_name
+from bus.publisher.launch import TEMPORARY, error_by_name
 from bus.publisher.outbox import Outbox
 from bus.types.demand import BASE_EVENTS
+from bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")
-
-SILENCE_SECONDS = 5.0
-PROBE_SECONDS = 0.5
-HELLO_AGAIN_SECONDS = 2.0
-FLUSH_TIMEOUT = 5.0
-POLL_MILLISECONDS = 20
 
 
 class BrokerSession:
@@ -34,7 +29,7 @@ class BrokerSession:
     with a recording of what came later. :attr:`lost` is true once no broker will take the run any more; everything is
     then forgotten."""
 
-    def __init__(self, connection: BrokerConnection, limit: int, runs_dir: Path) -> None:
+    def __init__(self, connection: BrokerConnection, limit: int, runs_dir: Path, timeouts: Timeouts) -> None:
         self.run_name = connection.run_name
         self.outbox = Outbox(connection.send, limit)
         self.acknowledged = 0
@@ -50,6 +45,7 @@ class BrokerSession:
         self.commands: list[Any] = []
         """Commands that have come, in the form of the wire; whoever reads them empties it."""
         self._connection = connection
+        self._timeouts = timeouts
         self._note_paths(connection.welcome)
         self._demand = connection.welcome.get("demand")
         self._heard = time.monotonic()
@@ -215,16 +211,16 @@ class BrokerSession:
         if self._taking_over:
             return
         if self.outbox.paused:
-            if now - self._asked > HELLO_AGAIN_SECONDS:
+            if now - self._asked > self._timeouts.hello_again:
                 # The broker that heard the last one may be gone already.
                 self._renew()
         elif not self.outbox.size:
             self._heard = now
-        elif now - max(self._heard, self._probed) > PROBE_SECONDS:
+        elif now - max(self._heard, self._probed) > self._timeouts.probe:
             # A broker that was started again says nothing to somebody whom it does not know, unless it is spoken to.
             self._probed = now
             self.report({})
-        if now - self._heard <= SILENCE_SECONDS:
+        if now - self._heard <= self._timeouts.silence:
             return
         if not self.outbox.paused and self._connection.address.startswith("tcp://"):
             # The connection may be dead, and nobody closed it: the broker is lost until it is found again.
@@ -234,9 +230,9 @@ class BrokerSession:
         if not self._silence_named:
             self._silence_named = True
             _log.warning(
-                "the broker of run %s has not answered for %d s: the training goes on, and what came after event %d "
+                "the broker of run %s has not answered for %g s: the training goes on, and what came after event %d "
                 "is kept for it",
-                *(self.run_name, SILENCE_SECONDS, self.acknowledged),
+                *(self.run_name, self._timeouts.silence, self.acknowledged),
             )
 
     def _take_over(self, why: str, *, is_closed: bool = False) -> bool:
@@ -325,7 +321,7 @@ class BrokerSession:
 
     def wait(self) -> None:
         """Waits for the broker's next word, for a moment at most."""
-        self._connection.socket.poll(POLL_MILLISECONDS)
+        self._connection.socket.poll(round(self._timeouts.poll * 1000))
 
     def flush(self, last: int) -> None:
         """Waits until the broker has everything up to event ``last`` on disk, for as long as it gets on with that; has
@@ -340,7 +336,7 @@ class BrokerSession:
 
     def _has_recorded(self, last: int) -> bool:
         """Whether everything up to that event is on disk, after waiting for it as long as the broker gets on."""
-        deadline = time.monotonic() + (START_PATIENCE if self._taking_over else FLUSH_TIMEOUT)
+        deadline = time.monotonic() + self._patience
         before = self.acknowledged, self._taking_over
         while self.acknowledged < last and not (self.write_error and self._ended) and not self.lost:
             if time.monotonic() > deadline:
@@ -349,8 +345,12 @@ class BrokerSession:
             self.wait()
             self.listen()
             if before != (before := (self.acknowledged, self._taking_over)):
-                deadline = time.monotonic() + (START_PATIENCE if self._taking_over else FLUSH_TIMEOUT)
+                deadline = time.monotonic() + self._patience
         return self.acknowledged >= last
+
+    @property
+    def _patience(self) -> float:
+        return self._timeouts.broker_start if self._taking_over else self._timeouts.flush
 
     def close(self) -> None:
         """Ends the connection."""

@@ -6,16 +6,18 @@ import struct
 import sys
 import time
 
+from bus.types.timeouts import Timeouts
+
 CAN_ASK = sys.platform == "linux"
 """Whether the system has locks of open file descriptions (``F_OFD_SETLK``), which can be asked about."""
-PATIENCE = 0.3
 
 _STRUCT_FLOCK = struct.Struct("hhqqi0q")
 _WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)
 
 
-def take(descriptor: int) -> bool:
-    """Takes the lock for as long as that open file lives, which is to be writable; whether it could be had."""
+def take(descriptor: int, patience: float = Timeouts.lock) -> bool:
+    """Takes the lock for as long as that open file lives, which is to be writable; whether it could be had. Only where
+    nobody can ask about a lock without taking it is it waited for, ``patience`` seconds at most."""
     if CAN_ASK:
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _STRUCT_FLOCK.pack(fcntl.F_WRLCK, *_WHOLE_FILE))
@@ -23,7 +25,7 @@ def take(descriptor: int) -> bool:
             return False
         return True
     # Whoever asks holds it for an instant.
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not _takes_flock(descriptor, fcntl.LOCK_EX):
         if time.monotonic() > deadline:
             return False

@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 from bus.errors import ConfigurationError, OffloopError, RunDirectoryError, RunIsLiveError
 from bus.runs.directory import RUN_FILE, SOCKET_FILES, RunDirectory, read_run, socket_address
-
-JOIN_SECONDS = 10.0
-JOIN_PAUSE = 0.1
+from bus.types.timeouts import Timeouts
 
 
 class Predecessor(NamedTuple):
@@ -35,7 +33,7 @@ class Takeover(NamedTuple):
     """Whether it is the same recording; otherwise the attempt has one more, which holds what came later."""
 
 
-def take_over(root: Path, name: str, before: Predecessor) -> Takeover:
+def take_over(root: Path, name: str, before: Predecessor, timeouts: Timeouts) -> Takeover:
     """Takes up an attempt in its own directory, if that is here and nobody serves it; else in a directory of the same
     name in ``root``, or below a new directory in there when another run has that name already. What another rank of
     the same attempt has taken is shared.
@@ -49,7 +47,7 @@ def take_over(root: Path, name: str, before: Predecessor) -> Takeover:
     problem: OffloopError | None = None
     for path, in_place in places:
         try:
-            return _take(path, before, in_place)
+            return _take(path, before, in_place, timeouts)
         except RunIsLiveError as error:
             if in_place:
                 raise
@@ -60,8 +58,8 @@ def take_over(root: Path, name: str, before: Predecessor) -> Takeover:
     raise problem
 
 
-def _take(path: Path, before: Predecessor, in_place: bool) -> Takeover:
-    deadline = time.monotonic() + JOIN_SECONDS
+def _take(path: Path, before: Predecessor, in_place: bool, timeouts: Timeouts) -> Takeover:
+    deadline = time.monotonic() + timeouts.takeover
     while True:
         _check(path, before, in_place)
         try:
@@ -75,7 +73,7 @@ def _take(path: Path, before: Predecessor, in_place: bool) -> Takeover:
             # Whoever holds it may be the broker of another rank that has just begun.
             if time.monotonic() > deadline:
                 raise
-            time.sleep(JOIN_PAUSE)
+            time.sleep(timeouts.takeover_poll)
             continue
         try:
             # It may have changed before it was locked.

@@ -13,7 +13,7 @@ import zmq
 from bus.errors import BrokerError, RunDirectoryError, RunNotFoundError
 from bus.files import open_file
 from bus.net.curve import ClientSecurity
-from bus.net.requests import CONNECT_SECONDS, _keys_hint, _send, next_answer, request
+from bus.net.requests import _keys_hint, _send, next_answer, request
 from bus.net.sockets import connect_socket
 from bus.protocol.frames import check_run_name
 from bus.protocol.order import StreamOrder
@@ -21,6 +21,7 @@ from bus.protocol.snapshot import Snapshot
 from bus.recording.reader import RecordingReader
 from bus.runs.directory import LOCK_FILE, RunInfo, read_run
 from bus.runs.lock import is_held
+from bus.types.timeouts import Timeouts
 
 LOOK_SECONDS = 0.5
 RETURN_SECONDS = 10.0
@@ -176,7 +177,7 @@ class RemoteRun:
         self._note(listed)
 
     def _first_answer(self, address: str, run: str | None, security: ClientSecurity | None) -> dict[str, Any]:
-        answer = request(self._socket, "runs", {"run": run}, CONNECT_SECONDS)
+        answer = request(self._socket, "runs", {"run": run}, Timeouts.default.answer)
         if answer is None:
             raise BrokerError(f"no broker answers at {address}: it is not there, {_keys_hint(security)}")
         runs = _listed_runs(answer)

@@ -15,7 +15,7 @@ from bus.net.curve import ClientSecurity
 from bus.net.sockets import connect_socket
 from bus.protocol.frames import Control, decode_control, encode_control, split_frame
 from bus.protocol.order import StreamOrder
-from bus.types.demand import RENEW_SECONDS
+from bus.types.timeouts import Timeouts
 
 STREAM_QUEUE = 5000
 ANSWER_SECONDS = 30.0
@@ -138,7 +138,7 @@ class LeaseRenewer:
             try:
                 want = None
                 if now >= self._renew_at:
-                    self._renew_at = now + RENEW_SECONDS
+                    self._renew_at = now + Timeouts.default.renew
                     # What it says was handled must not overtake what was told before that.
                     want = encode_control("want", {**self._wanted, **self._report()})
                 while self._queue:

@@ -10,9 +10,6 @@ from bus.errors import ConfigurationError, ProtocolError
 from bus.types.event import Event
 from bus.types.intervals import BATCH_EVENTS, EventPosition, check_interval, is_due
 
-LEASE_SECONDS = 5.0
-RENEW_SECONDS = 1.0
-
 MAX_EVENTS = 40
 MAX_FIELDS = 64
 MAX_FIELD_NAME = 100

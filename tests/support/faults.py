@@ -25,7 +25,7 @@ from brokers import free_address
 from helpers import wait_for
 
 from bus import Event, Publisher, Recording, Snapshot, Subscriber, find_run
-from bus.publisher import launch, session
+from bus.types.timeouts import Timeouts
 
 __all__ = [
     "Follower",
@@ -101,16 +101,14 @@ def publish(
 
     Each event carries ``size`` further bytes. ``restart_pauses`` take the place of the publisher's own, for brokers
     that die more often than brokers do."""
-    if restart_pauses is not None:
-        launch.RESTART_PAUSES = restart_pauses
     # On a busy machine a broker may take longer to come back than a training is to wait for it.
-    session.FLUSH_TIMEOUT = PATIENCE
+    timeouts = Timeouts(flush=PATIENCE, broker_restarts=restart_pauses or Timeouts.broker_restarts)
     told_to_end: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: told_to_end.append(number))
     descriptor = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     weight = b"x" * size
     longest = longest_busy = number = acknowledged = 0
-    with Publisher(run, **arguments) as publisher:
+    with Publisher(run, timeouts=timeouts, **arguments) as publisher:
         print("ready", flush=True)
         begin = time.monotonic()
         for number in itertools.count(1):

@@ -220,11 +220,10 @@ def test_however_a_program_ends_the_record_is_whole(runs_dir: Path, ending: str,
     script = f"""
 import os, signal, sys, threading, time
 from bus import Event, Publisher
-from bus.publisher import session
-# Nothing is left to wait for: who waited all the same would do so for longer than the test.
-session.FLUSH_TIMEOUT = 1000.0
+from bus.types.timeouts import Timeouts
 signal.signal(signal.SIGINT, signal.default_int_handler)
-publisher = Publisher("r")
+# Nothing is left to wait for: who waited all the same would do so for longer than the test.
+publisher = Publisher("r", timeouts=Timeouts(flush=1000.0))
 for batch in range(1, 501):
     publisher.publish(Event.BATCH_END, batch=batch)
 while publisher.statistics().acknowledged < 500:

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from proxy import Network, StandingBroker
 
 from bus import BrokerError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
 from bus.protocol.snapshot import Snapshot
+from bus.types.timeouts import Timeouts
 from consumers.cli.metrics import list_metrics
 from consumers.runner.streams import find_remote, live_remote_or_wait
 
@@ -228,7 +230,7 @@ def test_runs_that_are_not_there_and_brokers_that_are_not_are_named(
     with pytest.raises(RunNotFoundError, match=rf"has no run 'x': 'bus runs --broker {elsewhere.address}' lists"):
         Subscriber("x", broker=elsewhere.address)
     elsewhere.end(signal.SIGTERM)
-    monkeypatch.setattr("bus.subscriber.source.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(Timeouts, "default", Timeouts(answer=0.5))
     with pytest.raises(BrokerError, match=f"no broker answers at {elsewhere.address}"):
         Subscriber("x", broker=elsewhere.address)
 
@@ -241,9 +243,9 @@ Cut = Callable[[Network], None]
 @pytest.fixture
 def alert(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence on a connection is noticed soon."""
-    for module in ("publisher.session", "subscriber.subscriber", "subscriber.source"):
+    for module in ("subscriber.subscriber", "subscriber.source"):
         monkeypatch.setattr(f"bus.{module}.SILENCE_SECONDS", 1.5)
-    monkeypatch.setattr("bus.net.sockets.HANDSHAKE_MILLISECONDS", 1000)
+    monkeypatch.setattr(Timeouts, "default", replace(Timeouts.default, silence=1.5, handshake=1.0))
 
 
 @pytest.mark.usefixtures("alert")

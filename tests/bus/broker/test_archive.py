@@ -2,18 +2,13 @@
 
 from pathlib import Path
 
-import pytest
-
 from bus import Event, Publisher
-from bus.broker import archive
 from bus.broker.archive import Archive
+from bus.types.timeouts import Timeouts
 
 
-def test_a_run_that_began_after_the_last_look_is_listed_at_once(
-    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(archive, "LIST_SECONDS", 3600.0)
-    runs = Archive(runs_dir)
+def test_a_run_that_began_after_the_last_look_is_listed_at_once(runs_dir: Path) -> None:
+    runs = Archive(runs_dir, Timeouts(list_runs=3600.0))
     assert runs.listing(None, {}) == []
     with Publisher("r") as publisher:
         publisher.publish(Event.BATCH_END, batch=1)

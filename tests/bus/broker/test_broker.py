@@ -22,6 +22,7 @@ from terminals import Terminal
 from bus import BrokerError, Event, Publisher, Recording, Subscriber, find_run
 from bus.net.requests import list_remote_runs
 from bus.protocol.frames import Control, Topic, decode_control, encode_control, event_encoder, pack_map, split_frame
+from bus.types.timeouts import Timeouts
 
 
 @pytest.fixture
@@ -276,12 +277,11 @@ def publish_until_recorded(publisher, number):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_broker_that_is_started_again_takes_the_run_up_again(runs_dir, caplog, monkeypatch, how):
-    # On a busy machine the second one may take longer to start than a broker may be silent.
-    monkeypatch.setattr("bus.publisher.session.SILENCE_SECONDS", 60.0)
+def test_a_broker_that_is_started_again_takes_the_run_up_again(runs_dir, caplog, how):
     address = free_address()
     first = start_broker(address)
-    publisher = Publisher("r", broker=address)
+    # On a busy machine the second one may take longer to start than a broker may be silent.
+    publisher = Publisher("r", broker=address, timeouts=Timeouts(silence=60.0, flush=30.0))
     publish_until_recorded(publisher, 1)
     first.send_signal(how)
     first.communicate(timeout=100)
@@ -383,8 +383,9 @@ def test_a_stopped_broker_finishes_its_records(runs_dir):
     publisher._session.close()
 
 
-def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_dir, caplog, monkeypatch):
-    publisher = Publisher("r")
+def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_dir, caplog):
+    # Its end waits for no answer: that would take longer than a test may.
+    publisher = Publisher("r", timeouts=Timeouts(flush=1000.0))
     follower = Subscriber("r")
     connected = follower._heard
     # What is sent before the stream has taken the subscription can be had from the recording alone.
@@ -398,8 +399,6 @@ def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_d
     assert next(following).seq == 2
     wait_for(lambda: publisher.poll() or "not recorded at the moment" in caplog.text, "the warning")
     follower.close()
-    # It waits for no answer: that would take longer than a test may.
-    monkeypatch.setattr("bus.publisher.session.FLUSH_TIMEOUT", 1000.0)
     publisher.close()
     assert "goes on, but events after 1 are not recorded at the moment: the recording" in caplog.text
 

@@ -25,6 +25,7 @@ from bus import (
     RunIsLiveError,
     find_run,
 )
+from bus.types.timeouts import Timeouts
 
 
 def read_back(publisher):
@@ -367,10 +368,9 @@ def test_names_places_and_paths_that_cannot_be(runs_dir, tmp_path):
         Publisher("r", rank=2, world_size=2)
 
 
-def test_no_broker_at_the_named_address_is_told(runs_dir, monkeypatch):
-    monkeypatch.setattr("bus.publisher.connection.WELCOME_PATIENCE", 0.2)
+def test_no_broker_at_the_named_address_is_told(runs_dir):
     with pytest.raises(BrokerError, match=r"no broker answers at tcp://127.0.0.1:1.*bus broker"):
-        Publisher("r", broker="tcp://127.0.0.1:1")
+        Publisher("r", broker="tcp://127.0.0.1:1", timeouts=Timeouts(welcome=0.2))
     with pytest.raises(ConfigurationError, match="not an address"):
         Publisher("r", broker="nonsense")
 

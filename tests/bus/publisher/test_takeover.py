@@ -16,6 +16,7 @@ from bus import Event, Publisher, Recording, find_run
 from bus.cli.describe import describe_recording
 from bus.cli.recordings import merge_recordings
 from bus.publisher.connection import BrokerConnection
+from bus.types.timeouts import Timeouts
 
 FAST = {"rate": 50, "size": 300, "backlog_bytes": 256 * 1024}
 """A training that keeps what it publishes in twelve seconds."""
@@ -33,10 +34,8 @@ def near(runs_dir):
     return runs_dir / "near"
 
 
-@pytest.fixture
-def impatient(monkeypatch):
-    """A publisher that waits for its broker a moment, as they do not in other tests."""
-    monkeypatch.setattr("bus.publisher.session.FLUSH_TIMEOUT", 0.5)
+IMPATIENT = Timeouts(flush=0.5)
+"""Of a publisher that waits for its broker a moment, as they do not in other tests."""
 
 
 def publish(publisher, begin, end):
@@ -102,13 +101,13 @@ def test_what_comes_after_a_broker_elsewhere_is_in_a_recording_of_its_own(far, n
     assert (whole.gaps, str(whole.ending), find_run("r", near).status) == ((), "finished", "finished")
 
 
-def test_what_is_left_at_the_end_is_recorded_by_all_ranks_together(far, near, tmp_path, monkeypatch, impatient, caplog):
+def test_what_is_left_at_the_end_is_recorded_by_all_ranks_together(far, near, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(near))
     # Another run has the name here already.
     with Publisher("r") as other:
         publish(other, 1, 3)
     broker = StandingBroker(far)
-    ranks = [Publisher("r", broker=broker.address, rank=rank, world_size=2) for rank in (0, 1)]
+    ranks = [Publisher("r", broker=broker.address, rank=rank, world_size=2, timeouts=IMPATIENT) for rank in (0, 1)]
     for publisher in ranks:
         publish(publisher, 1, 10)
         settled(publisher)
@@ -130,11 +129,11 @@ def test_what_is_left_at_the_end_is_recorded_by_all_ranks_together(far, near, tm
     assert (whole.gaps, str(whole.ending)) == ((), "finished")
 
 
-def test_where_nothing_can_be_written_the_loss_is_named(far, near, monkeypatch, impatient, caplog):
+def test_where_nothing_can_be_written_the_loss_is_named(far, near, caplog):
     near.parent.mkdir(exist_ok=True)
     near.write_text("a file where runs should be")
     broker = StandingBroker(far)
-    publisher = Publisher("r", broker=broker.address, runs_dir=near)
+    publisher = Publisher("r", broker=broker.address, runs_dir=near, timeouts=IMPATIENT)
     publish(publisher, 1, 10)
     settled(publisher)
     broker.end(signal.SIGTERM)
@@ -143,6 +142,20 @@ def test_where_nothing_can_be_written_the_loss_is_named(far, near, monkeypatch, 
     publisher.close()
     assert f"run r cannot be recorded by a broker of its own either: the run directory {near}" in caplog.text
     assert "does not answer: events 10 to 20 may not be recorded" in caplog.text
+
+
+HASTY_BROKER = """
+import signal, sys
+from pathlib import Path
+from bus.broker import Broker
+from bus.types.timeouts import Timeouts
+
+control, stream = (f"tcp://127.0.0.1:{port}" for port in (sys.argv[1], "*"))
+broker = Broker(control, stream, Path(sys.argv[2]), timeouts=Timeouts(unreachable=1.0))
+signal.signal(signal.SIGTERM, lambda *_: broker.stop())
+print("ready", flush=True)
+broker.serve()
+"""
 
 
 def test_what_a_trainer_does_after_it_was_taken_for_lost_is_recorded(far, near, tmp_path, monkeypatch):
@@ -158,13 +171,14 @@ def test_what_a_trainer_does_after_it_was_taken_for_lost_is_recorded(far, near, 
         return message
 
     monkeypatch.setattr(BrokerConnection, "receive", receive_late)
-    impatient = "import bus.broker.broker, bus.cli.main; bus.broker.broker.UNREACHABLE_TIMEOUT = 1; bus.cli.main.main()"
     port = int(free_address().rpartition(":")[2])
-    command = [sys.executable, "-c", impatient, "broker", "--listen", f"tcp://127.0.0.1:{port}", "--runs-dir", str(far)]
-    with Popen(command, stdout=PIPE, text=True) as broker, ExitStack() as stack:
+    with (
+        Popen([sys.executable, "-c", HASTY_BROKER, str(port), far], stdout=PIPE, text=True) as broker,
+        ExitStack() as stack,
+    ):
         stack.callback(broker.terminate)
         network = stack.enter_context(Network(port))
-        assert "serving at" in broker.stdout.readline()
+        assert broker.stdout.readline() == "ready\n"
         with monkeypatch.context() as there:
             # On this machine the broker would see that the process lives.
             there.setattr("socket.gethostname", lambda: "there")

@@ -11,8 +11,9 @@ from bus.broker.leases import MAX_LEASES, Leases
 from bus.errors import BrokerError, ConfigurationError, FieldNotAvailableError, ProtocolError
 from bus.protocol.frames import decode_control, encode_control
 from bus.protocol.snapshot import Snapshot
-from bus.types.demand import BASE_EVENTS, LEASE_SECONDS, MAX_INTERVAL, Demand, Want, batch_number
+from bus.types.demand import BASE_EVENTS, MAX_INTERVAL, Demand, Want, batch_number
 from bus.types.event import Event
+from bus.types.timeouts import Timeouts
 from bus.types.timestamp import Timestamp, TrainingTime
 from consumers.api.callback import Callback, demand_of, view_for
 from consumers.api.logger import Logger
@@ -203,9 +204,9 @@ def test_a_lease_ends_with_the_time_and_is_renewed_by_asking_again() -> None:
     leases.renew(b"b", fifteen, now=102.0)
     assert leases.merged(102.0) == Demand.merge([ten, fifteen])
     leases.renew(b"b", fifteen, now=104.0)
-    assert leases.merged(100.0 + LEASE_SECONDS - 0.01) == Demand.merge([ten, fifteen])
-    assert leases.merged(100.0 + LEASE_SECONDS) == fifteen
-    assert leases.merged(104.0 + LEASE_SECONDS) == Demand()
+    assert leases.merged(100.0 + Timeouts.lease - 0.01) == Demand.merge([ten, fifteen])
+    assert leases.merged(100.0 + Timeouts.lease) == fifteen
+    assert leases.merged(104.0 + Timeouts.lease) == Demand()
 
 
 def test_what_a_consumer_wants_takes_the_place_of_what_it_wanted() -> None:
@@ -235,8 +236,8 @@ def test_further_leases_than_the_limit_are_refused_and_the_others_go_on() -> Non
     with pytest.raises(BrokerError, match="4096 consumers have told this run what they want"):
         leases.renew(b"one more", demand, now=1)
     leases.renew(b"17", demand, now=1)
-    assert leases.merged(LEASE_SECONDS) == demand
-    leases.renew(b"one more", demand, now=LEASE_SECONDS)
+    assert leases.merged(Timeouts.lease) == demand
+    leases.renew(b"one more", demand, now=Timeouts.lease)
 
 
 def test_whatever_consumers_want_the_sum_can_be_sent() -> None:
@@ -271,7 +272,7 @@ def test_a_demand_that_is_refused_leaves_what_the_consumer_had() -> None:
     with pytest.raises(BrokerError):
         leases.renew(b"b", Demand({INNER: Want(1, {f"other_{number}": 1 for number in range(60)})}), now=1)
     assert leases.merged(1) == before
-    assert leases.merged(LEASE_SECONDS) == Demand()
+    assert leases.merged(Timeouts.lease) == Demand()
 
 
 # -- what a callback asks for, and sees -------------------------------------------------------------------------------
