@@ -5,15 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from paths import ROOT
 
 from bus.recording.recording import Recording
 from consumers.cli.registry import CALLBACKS
 
 PAGE = (ROOT / "docs" / "callbacks.md").read_text()
-TRAINING, CALLBACK = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-[LOGGER] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "loggers.md").read_text(), re.DOTALL)
+[TRAINING] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 ROWS = {
     cells[0].split("`")[1]: cells
     for line in PAGE.split("## Those that come with")[1].split("### ")[0].splitlines()
@@ -27,11 +25,6 @@ def test_the_training_on_the_page_runs(runs_dir: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     [recording] = runs_dir.glob("*/recording-1.mcap")
     assert any(snapshot.timestamp.epoch == "1ep" for snapshot in Recording(recording))
-
-
-@pytest.mark.parametrize(("code", "example"), [(CALLBACK, "lowest_loss.py"), (LOGGER, "markdown_logger.py")])
-def test_the_classes_on_the_pages_are_the_examples_that_are_tested(code: str, example: str) -> None:
-    assert (ROOT / "examples" / example).read_text().endswith(f"\n\n{code}")
 
 
 def test_every_callback_is_on_the_page_with_its_class_and_a_section() -> None:
