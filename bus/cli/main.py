@@ -5,13 +5,14 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from bus.cli.options import broker_options, check_broker, runs_dir_option
 from bus.cli.recordings import cut_recording, diff_recordings, export_recording, merge_recordings, recover_recording
 from bus.cli.replay import replay
 from bus.errors import ConfigurationError
@@ -21,7 +22,7 @@ from bus.plugins.registry import list_entry_points
 from bus.printing import say
 from bus.strict_json import plain
 from bus.terminal import HELP, run_command
-from bus.types.commands import COMMANDS, WAIT_SECONDS, Outcome
+from bus.types.commands import COMMANDS, WAIT_SECONDS
 
 if TYPE_CHECKING:
     from bus.broker.broker import Broker
@@ -35,19 +36,7 @@ MAX_NAMED = 20
 COMMANDS_GROUP = "offloop.commands"
 """The entry points that add commands: of packages that this one does not know."""
 
-_runs_dir_option = click.option(
-    "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
-)
-
-
-def _remote_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option("--broker-key", metavar="FILE", help="The broker's public key. Default: $OFFLOOP_BROKER_KEY."),
-        click.option("--key", metavar="FILE", help="Your secret key for it. Default: $OFFLOOP_KEY."),
-        click.option("--broker", metavar="ADDRESS", help="Ask the broker there, such as tcp://10.0.0.1:5570."),
-    ):
-        command = option(command)
-    return command
+_broker_options = broker_options("Ask the broker there, such as tcp://10.0.0.1:5570.")
 
 
 class _Commands(click.Group):
@@ -105,8 +94,8 @@ def bus() -> None:
 
 
 @bus.command(short_help="List the runs.")
-@_runs_dir_option
-@_remote_options
+@runs_dir_option
+@_broker_options
 @click.option("--live", is_flag=True, help="Only the runs that are live.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 def runs(
@@ -118,7 +107,7 @@ def runs(
     from bus.net.requests import list_remote_runs
     from bus.runs.directory import list_runs
 
-    _check_remote(runs_dir, broker, key, broker_key)
+    check_broker(broker, key, broker_key, runs_dir)
     if broker is not None:
         listed = list_remote_runs(broker, client_security(key, broker_key))
     else:
@@ -143,8 +132,8 @@ def runs(
 
 @bus.command(short_help="Describe one run, or a recording.")
 @click.argument("run")
-@_runs_dir_option
-@_remote_options
+@runs_dir_option
+@_broker_options
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 def info(
     run: str, runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None, as_json: bool
@@ -157,7 +146,7 @@ def info(
     from bus.net.curve import client_security
     from bus.runs.directory import find_run
 
-    _check_remote(runs_dir, broker, key, broker_key)
+    check_broker(broker, key, broker_key, runs_dir)
     if broker is not None:
         described = describe_remote_run(broker, run, client_security(key, broker_key))
     elif Path(run).is_file():
@@ -200,19 +189,9 @@ _wait_option = click.option(
 @click.argument("arguments", nargs=-1, metavar="[NAME VALUE]")
 @_reason_option
 @_wait_option
-@_runs_dir_option
-@_remote_options
-def send(
-    run: str,
-    command: str,
-    arguments: tuple[str, ...],
-    reason: str | None,
-    wait: float,
-    runs_dir: str | None,
-    broker: str | None,
-    key: str | None,
-    broker_key: str | None,
-) -> int:
+@runs_dir_option
+@_broker_options
+def send(run: str, command: str, arguments: tuple[str, ...], **options: Any) -> int:
     """Send a live RUN a command, and wait until it has taken effect between two batches.
 
     \b
@@ -227,30 +206,18 @@ def send(
     """
     name, *value = arguments or ("",)
     told = (name, *map(_plain_value, value)) if arguments else ()
-    outcome = _send(run, command, told, "bus send", reason, wait, runs_dir, broker, key, broker_key)
-    say(f"run {run}: {outcome}", err=outcome.error is not None)
-    return EXIT_TROUBLE if outcome.error else 0 if outcome.event else EXIT_PENDING
+    return _send(run, command, told, "bus send", **options)
 
 
 @bus.command(short_help="Ask a live run to end.")
 @click.argument("run")
 @_reason_option
 @_wait_option
-@_runs_dir_option
-@_remote_options
-def stop(
-    run: str,
-    reason: str | None,
-    wait: float,
-    runs_dir: str | None,
-    broker: str | None,
-    key: str | None,
-    broker_key: str | None,
-) -> int:
+@runs_dir_option
+@_broker_options
+def stop(run: str, **options: Any) -> int:
     """Ask a live RUN to end after the batch at hand: the same as 'bus send RUN stop'."""
-    outcome = _send(run, "stop", (), "bus stop", reason, wait, runs_dir, broker, key, broker_key)
-    say(f"run {run}: {outcome}", err=outcome.error is not None)
-    return EXIT_TROUBLE if outcome.error else 0 if outcome.event else EXIT_PENDING
+    return _send(run, "stop", (), "bus stop", **options)
 
 
 def _send(
@@ -258,13 +225,15 @@ def _send(
     command: str,
     arguments: tuple[Any, ...],
     sender: str,
+    *,
     reason: str | None,
     wait: float,
     runs_dir: str | None,
     broker: str | None,
     key: str | None,
     broker_key: str | None,
-) -> Outcome:
+) -> int:
+    """Sends a command and says what became of it; returns the exit code."""
     from bus.net.curve import client_security
     from bus.runs.directory import find_run
     from bus.subscriber.commands import send_command, send_command_through, sent_by
@@ -272,8 +241,11 @@ def _send(
     security = client_security(key, broker_key) if key or broker_key else None
     why = sent_by(sender, reason)
     if broker is not None:
-        return send_command_through(broker, run, command, *arguments, wait=wait, security=security, reason=why)
-    return send_command(find_run(run, runs_dir), command, *arguments, wait=wait, security=security, reason=why)
+        outcome = send_command_through(broker, run, command, *arguments, wait=wait, security=security, reason=why)
+    else:
+        outcome = send_command(find_run(run, runs_dir), command, *arguments, wait=wait, security=security, reason=why)
+    say(f"run {run}: {outcome}", err=outcome.error is not None)
+    return EXIT_TROUBLE if outcome.error else 0 if outcome.event else EXIT_PENDING
 
 
 def _plain_value(text: str) -> Any:
@@ -293,7 +265,7 @@ def _plain_value(text: str) -> Any:
 @click.option(
     "--allow", "allow_list", metavar="FILE", help="The keys that it admits. Default: 'allowed' beside the broker's key."
 )
-@_runs_dir_option
+@runs_dir_option
 def broker(listen: str, key: str | None, allow_list: str | None, runs_dir: str | None) -> None:
     """Serve any number of runs until Ctrl-C, for trainers started with --broker.
 
@@ -388,13 +360,6 @@ for _command in (cut_recording, diff_recordings, export_recording, merge_recordi
 def main() -> None:
     """The program ``bus``."""
     run_command(bus)
-
-
-def _check_remote(runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None) -> None:
-    if broker and runs_dir:
-        raise click.UsageError("--broker asks the broker there: it does not go with --runs-dir")
-    if (key or broker_key) and not broker:
-        raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
 
 
 def _where(value: str | None) -> Path:

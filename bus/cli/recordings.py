@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bus.cli.replay_options import parse_bound_option
+from bus.cli.options import parse_bound_option, runs_dir_option
 from bus.errors import ConfigurationError, OffloopError
 from bus.printing import say, shorten
 from bus.strict_json import plain
@@ -40,9 +40,6 @@ def _options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _
     return add
 
 
-_runs_dir_option = click.option(
-    "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
-)
 _force_option = click.option("--force", is_flag=True, help="Replace the file that is there.")
 _choice_options = _options(
     click.option("--events", metavar="NAME,...", help="Only these events, such as batch_end,epoch_end."),
@@ -60,7 +57,7 @@ def _output_option(default: str) -> Callable[[_Command], _Command]:
 @_output_option("beside it, such as recording-1.csv")
 @_choice_options
 @_force_option
-@_runs_dir_option
+@runs_dir_option
 def export_recording(
     file: str,
     to: str,
@@ -100,7 +97,7 @@ def export_recording(
 @_choice_options
 @_output_option("beside it, such as recording-1.cut.mcap")
 @_force_option
-@_runs_dir_option
+@runs_dir_option
 def cut_recording(
     file: str,
     start: "Bound | None",
@@ -133,7 +130,7 @@ def cut_recording(
 @click.argument("files", nargs=-1, required=True)
 @_output_option("beside the first, such as recording-1.merged.mcap")
 @_force_option
-@_runs_dir_option
+@runs_dir_option
 def merge_recordings(files: tuple[str, ...], output: str | None, force: bool, runs_dir: str | None) -> None:
     """Write several recordings of one attempt of a run as one: of different ranks, or pieces that were cut.
 
@@ -154,7 +151,7 @@ def merge_recordings(files: tuple[str, ...], output: str | None, force: bool, ru
 @click.command(name="recover", short_help="Write a clean recording from a damaged one.", context_settings=HELP)
 @click.argument("run")
 @_output_option("beside it, such as recording-1.recovered.mcap")
-@_runs_dir_option
+@runs_dir_option
 def recover_recording(run: str, output: str | None, runs_dir: str | None) -> None:
     """Write a clean recording from a damaged one, or from one that was cut off.
 
@@ -185,7 +182,7 @@ def recover_recording(run: str, output: str | None, runs_dir: str | None) -> Non
 )
 @click.option("--times", is_flag=True, help="Compare also when things happened and how long they took.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-@_runs_dir_option
+@runs_dir_option
 def diff_recordings(a: str, b: str, tolerance: float, times: bool, as_json: bool, runs_dir: str | None) -> int:
     """Say at which event two recorded runs begin to differ, and which metrics do.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bus.cli.replay_options import ReplayChoice, parse_bound_option, rate_given
+from bus.cli.options import ReplayChoice, broker_options, check_broker, parse_bound_option, rate_given, runs_dir_option
 from bus.errors import ConfigurationError
 from bus.printing import say
 from bus.terminal import HELP
@@ -44,14 +44,8 @@ EXIT_TROUBLE = 1
 )
 @click.option("--loop", is_flag=True, help="Again and again, each time as a new attempt of the run, until Ctrl-C.")
 @click.option("--name", metavar="NAME", help="What the served run is called. Default: a new name.")
-@click.option(
-    "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
-)
-@click.option(
-    "--broker", metavar="ADDRESS", help="Serve it through the broker there. Default: a broker of its own is started."
-)
-@click.option("--key", metavar="FILE", help="Your secret key for it. Default: $OFFLOOP_KEY.")
-@click.option("--broker-key", metavar="FILE", help="The broker's public key. Default: $OFFLOOP_BROKER_KEY.")
+@runs_dir_option
+@broker_options("Serve it through the broker there. Default: a broker of its own is started.")
 def replay(
     run: str,
     rate: float | None,
@@ -79,8 +73,7 @@ def replay(
     from bus.replay.serving import ReplayServer
     from bus.runs.directory import find_run, new_run_name
 
-    if (key or broker_key) and not broker:
-        raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
+    check_broker(broker, key, broker_key)
     recording = Recording(Path(run) if Path(run).exists() else find_run(run, runs_dir).recording)
     if name is not None and broker is None:
         _check_name(name, runs_dir)

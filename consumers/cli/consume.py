@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from bus.cli.replay_options import ReplayChoice
+from bus.cli.options import ReplayChoice
 from bus.recording.window import Bound
 from consumers.api.callback import Callback, OnError, demand_of
 from consumers.api.logger import LoggerDestination

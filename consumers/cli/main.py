@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import click
 
-from bus.cli.replay_options import parse_bound_option, rate_given
+from bus.cli.options import parse_bound_option, rate_given
 from bus.terminal import run_command
 from consumers.api.callback import OnError
 from consumers.delivery.commit import COMMIT_EVENTS

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import click
 
-from bus.cli.replay_options import ReplayChoice
+from bus.cli.options import ReplayChoice
 from bus.errors import ConfigurationError, RunNotFoundError
 from bus.net.curve import client_security
 from bus.recording.recording import Recording

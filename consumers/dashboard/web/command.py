@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from bus.cli.options import broker_options, check_broker, runs_dir_option
 from bus.printing import say
 from bus.terminal import HELP
 from consumers.dashboard.web.access import FIRST_PORT, Listening
@@ -14,14 +15,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 @click.command(short_help="Show runs on a page in the browser.", context_settings=HELP)
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option(
-    "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
-)
-@click.option(
-    "--broker", metavar="ADDRESS", help="Shows runs of the broker there, such as tcp://10.0.0.1:5570, through it alone."
-)
-@click.option("--key", metavar="FILE", help="Your secret key for that broker. Default: $OFFLOOP_KEY.")
-@click.option("--broker-key", metavar="FILE", help="That broker's public key. Default: $OFFLOOP_BROKER_KEY.")
+@runs_dir_option
+@broker_options("Shows runs of the broker there, such as tcp://10.0.0.1:5570, through it alone.")
 @click.option("--wait", is_flag=True, help="Waits for runs that do not exist yet.")
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen at; others take --tokens and TLS."
@@ -62,10 +57,7 @@ def dashboard(
     or else the newest one, and those that become live meanwhile. Every attempt of a run has lines of its own; at a
     broker elsewhere, the newest one and those that begin later.
     """
-    if broker and runs_dir:
-        raise click.UsageError("--broker reads everything through it: it does not go with --runs-dir")
-    if (key or broker_key) and not broker:
-        raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
+    check_broker(broker, key, broker_key, runs_dir)
     from bus.net.curve import client_security
     from consumers.dashboard.web.follow import BrokerElsewhere, serve_runs
 

@@ -1,8 +1,9 @@
-"""The options of commands that replay a recording."""
+"""Options that several commands have: where runs are, and which part of a recording is replayed how fast."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +11,34 @@ from bus.errors import InvalidTimeError
 
 if TYPE_CHECKING:
     from bus.recording.window import Bound
+
+
+runs_dir_option = click.option(
+    "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
+)
+
+
+def broker_options(broker_help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds ``--broker``, ``--key`` and ``--broker-key``."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in (
+            click.option("--broker-key", metavar="FILE", help="The broker's public key. Default: $OFFLOOP_BROKER_KEY."),
+            click.option("--key", metavar="FILE", help="Your secret key for it. Default: $OFFLOOP_KEY."),
+            click.option("--broker", metavar="ADDRESS", help=broker_help),
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
+def check_broker(broker: str | None, key: str | None, broker_key: str | None, runs_dir: str | None = None) -> None:
+    """Raises :class:`click.UsageError` for a broker beside a directory, and for keys without a broker."""
+    if broker and runs_dir:
+        raise click.UsageError("--broker reads everything through it: it does not go with --runs-dir")
+    if (key or broker_key) and not broker:
+        raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
 
 
 def rate_given(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
