@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bus.errors import ConfigurationError
 from bus.printing import say
 from consumers.dashboard.view.runs import MonitoredRuns
-from consumers.dashboard.web.access import FIRST_PORT, ROLE, Gate, Listening, Role, Tokens
+from consumers.dashboard.web.access import FIRST_PORT, Listening, Role, Tokens
 
 if TYPE_CHECKING:
     import uvicorn
@@ -102,6 +102,8 @@ class DashboardServer:
         try:
             import uvicorn
 
+            from consumers.dashboard.web.gate import Gate
+
             gate = Gate(
                 self._application(),
                 self._tokens,
@@ -133,8 +135,8 @@ class DashboardServer:
         from fastapi import FastAPI, Request
         from nicegui import core, ui
 
-        from consumers.dashboard.web.access import guard_sockets
         from consumers.dashboard.web.charts import LineCache
+        from consumers.dashboard.web.gate import ROLE, guard_sockets
         from consumers.dashboard.web.page import Page
 
         # NiceGUI has one application in a process: what a dashboard before this one left there is undone.

@@ -21,9 +21,10 @@ from bus.errors import ConfigurationError, OffloopError
 from bus.types.commands import Command, Outcome
 from consumers.dashboard.view.run_view import RunView
 from consumers.dashboard.view.runs import MonitoredRun
-from consumers.dashboard.web.access import ROLE, Gate, Listening, Role, Tokens
+from consumers.dashboard.web.access import Listening, Role, Tokens
 from consumers.dashboard.web.callback import Dashboard
 from consumers.dashboard.web.cards import send_for
+from consumers.dashboard.web.gate import ROLE, Gate
 
 pytestmark = pytest.mark.timeout(120)
 

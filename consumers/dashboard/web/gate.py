@@ -1,0 +1,160 @@
+"""The gate in front of every request to a dashboard, and of every message on a socket."""
+
+import contextlib
+import functools
+import html
+from collections.abc import Callable, MutableMapping
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from consumers.dashboard.web.access import Role, Tokens, is_loopback
+
+ROLE = "offloop.role"
+"""Where in a request's scope the :class:`Gate` leaves the :class:`Role` of whoever asks."""
+
+_TO_PAGES = ("event", "javascript_response", "ack")
+# Whatever gets onto the page sends nothing elsewhere. NiceGUI has scripts in its pages, and makes some.
+_POLICY = (
+    b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
+)
+_HEADERS = [
+    (b"content-security-policy", _POLICY),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+]
+_HOW_TO_ENTER = (
+    "Open the whole link that you were given; it ends in ?token=... Whoever runs the dashboard finds the tokens in the "
+    "token file: one for those who may command, one for those who may only view."
+)
+
+
+class Gate:
+    """Stands before the whole application: every request and every WebSocket passes it, with a role, or is refused.
+
+    On this machine alone whoever reaches it may command; then the ``Host`` header has to name this machine, so that no
+    web page elsewhere gets here by a name of its own that leads to 127.0.0.1. With tokens, one in the address becomes a
+    cookie. A request that another site's page sent, by its ``Origin``, is refused either way."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens | None, host: str, cookie: str, secure: bool) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._hosts = {"127.0.0.1", "localhost", "::1", host} if is_loopback(host) else None
+        self._cookie = cookie
+        self._secure = secure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one request, as ASGI (https://asgi.readthedocs.io/en/latest/specs/www.html) has it."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        answer = self._answer(HTTPConnection(scope))
+        if answer is not None and scope["type"] == "websocket":
+            # Closing before accepting is answered with HTTP status 403.
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await (answer or self._app)(scope, receive, _with_headers(send))
+
+    def _answer(self, request: HTTPConnection) -> Response | None:
+        """What is answered in the application's place; ``None`` for a request that is admitted, with a role."""
+        headers = request.headers
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self._hosts is not None and _host_name(host) not in self._hosts:
+            return _refusal(403, f"This dashboard does not answer to the name {host[:100]!r}: use 127.0.0.1.")
+        if (origin is not None and _place(origin) != host) or _is_embedded(headers):
+            return _refusal(403, "A page of another site asked for this.")
+        role: Role | None = Role.COMMAND
+        if self._tokens is not None:
+            if request.scope["type"] == "http" and (token := request.query_params.get("token")):
+                return self._admission(request, self._tokens, token)
+            role = self._tokens.role_of(request.cookies.get(self._cookie, ""))
+        if role is None:
+            return _refusal(401, _HOW_TO_ENTER)
+        request.scope[ROLE] = role
+        return None
+
+    def _admission(self, request: HTTPConnection, tokens: Tokens, token: str) -> Response:
+        """Turns the token in an address into a cookie, and the address into one without it."""
+        if tokens.role_of(token) is None:
+            return _refusal(401, f"That token is not one of this dashboard's. {_HOW_TO_ENTER}")
+        # Never to another host, which is what a path that begins with two slashes would name.
+        location = "/" + quote(request.scope["path"].lstrip("/\\"))
+        response = RedirectResponse(location, 303, {"cache-control": "no-store"})
+        response.set_cookie(self._cookie, token, secure=self._secure, httponly=True, samesite="lax")
+        return response
+
+
+def _host_name(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _place(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
+def _is_embedded(headers: Headers) -> bool:
+    """Whether a page of another site loads this as a part of itself, and not by a link that somebody follows. Browsers
+    tell (https://www.w3.org/TR/fetch-metadata/); what only reads has no ``Origin``."""
+    site, part = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-dest", "document")
+    return site not in ("none", "same-origin") and part != "document"
+
+
+def _with_headers(send: Send) -> Send:
+    async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *_HEADERS]
+        await send(message)
+
+    return send_with_headers
+
+
+def _refusal(status: int, text: str) -> Response:
+    title = "Not admitted" if status == 401 else "Refused"
+    body = (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{title}</title><style>:root{{color-scheme:light dark}}body{{font:1rem/1.5 system-ui;max-width:40rem;"
+        f"margin:4rem auto;padding:0 1rem}}</style><h1>{title}</h1><p>{html.escape(text, quote=False)}</p></html>"
+    )
+    return HTMLResponse(body, status, {"cache-control": "no-store"})
+
+
+@functools.cache
+def guard_sockets() -> None:
+    """Has every socket speak for its own page alone, and for that only in the role in which the page was fetched.
+
+    NiceGUI takes the page that a message is for from the message itself, so that whoever gets to know the id of
+    somebody's page could press its buttons. Other messages, and those in no known form, are left out, and so is what
+    browsers want written to the server's log: it would bring text of others to a terminal.
+    """
+    from nicegui import core
+
+    handlers = core.sio.handlers["/"]
+    for name in _TO_PAGES:
+        handlers[name] = _for_own_page(handlers[name])
+    handlers.pop("log", None)
+
+
+def _for_own_page(handle: Callable[[str, Any], None]) -> Callable[[str, Any], None]:
+    from nicegui import Client, core
+
+    def handle_own(socket_id: str, message: Any) -> None:
+        # Not what NiceGUI's own script sends, if it fails here: nothing in it could be answered.
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            client = Client.instances[message["client_id"]]
+            role = core.sio.get_environ(socket_id)["asgi.scope"][ROLE]
+            if client.id in core.sio.rooms(socket_id) and role is client.request.scope[ROLE]:
+                handle(socket_id, message)
+
+    return handle_own
