@@ -3,46 +3,98 @@
     python fuzz/decoders.py TARGET [--seconds N] [CORPUS]      one of the targets
     python fuzz/decoders.py --all [--seconds N]                one after the other, N seconds each
 
-Guided by coverage where atheris is installed (``pip install --group fuzz``), else by chance alone. It begins with what
-is in ``corpus/TARGET``; new input that reaches new code is kept in CORPUS, if that is given. Input that fails is
-written to ``corpus/TARGET``, where the tests find it from then on. Exit code 0 when nothing failed.
+Hypothesis makes the input, guided by the coverage that atheris measures where it is installed
+(``pip install --group fuzz``). What atheris learns is kept in CORPUS, if that is given. Input that fails is written to
+``corpus/TARGET``, where the tests find it from then on. Exit code 0 when nothing failed.
 """
 
 import argparse
 import contextlib
-import hashlib
 import io
+import os
 import resource
+import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from random import Random
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from target import INPUT_SECONDS, Target, run_one
+import hypothesis
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+if TYPE_CHECKING:  # nothing of ours may be imported before atheris instruments it
+    from inputs import Target
+
 
 CORPUS = Path(__file__).parent / "corpus"
+INPUT_SECONDS = 5.0
 MEMORY_BYTES = 2 << 30
-MAX_INPUT = 64 * 1024
 NAMES = (
     *("frame", "demand", "order", "snapshot", "recording", "records"),
     *("time", "run_file", "keys", "progress", "checkpoint"),
 )
+# One name for a process: of what Hypothesis finds, it shows the smallest last.
+FOUND = f"crash-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
 
 
-def inputs(name: str) -> list[Path]:
+def kept(name: str) -> list[bytes]:
     """The input of a target that is kept in the repository."""
-    return sorted((CORPUS / name).glob("*"))
+    return [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
+
+
+class OverLimitError(BaseException):
+    """An input took too long; of a kind that no decoder takes for one of its own errors."""
+
+
+def run_one(run: Callable[[bytes], None], data: bytes) -> None:
+    """Gives an input to a decoder, which has :data:`INPUT_SECONDS` of processor time for it.
+
+    Raises whatever the decoder does, or :class:`OverLimitError`."""
+    signal.signal(signal.SIGPROF, _stop)
+    signal.setitimer(signal.ITIMER_PROF, INPUT_SECONDS)
+    try:
+        run(data)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise OverLimitError(f"one input took more than {INPUT_SECONDS} s of processor time")
+
+
+def fuzzed(name: str, target: "Target") -> Any:
+    """A test by Hypothesis that gives a decoder its good input, what is kept under ``name``, and both spoiled.
+
+    It raises whatever the decoder does; the input is in the corpus then."""
+    good = [*target.seeds(), *kept(name)]
+
+    @settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.sampled_from(good).flatmap(target.spoiled))
+    def test(data: bytes) -> None:
+        try:
+            run_one(target.run, data)
+        except BaseException as error:
+            path = CORPUS / name / FOUND
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(data)
+            error.add_note(f"the input is kept as {path}")
+            raise
+
+    for data in good:
+        test = example(data)(test)
+    return test
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", nargs="?", choices=NAMES)
-    parser.add_argument("corpus", nargs="?", type=Path, help="where input that reaches new code is kept")
+    parser.add_argument("corpus", nargs="?", type=Path, help="where atheris keeps what reaches new code")
     parser.add_argument("--all", action="store_true", help="every target")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each target (default: 60)")
     parser.add_argument("--seed", type=int, default=1, help="of the random numbers (default: 1)")
@@ -61,8 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _by_coverage(options.target, options.seconds, options.seed, options.corpus)
     from targets import TARGETS
 
-    count = by_chance(TARGETS[options.target], options.target, options.seconds, options.seed)
-    print(f"{options.target}: {count} inputs, nothing found")
+    deadline, test = time.monotonic() + options.seconds, fuzzed(options.target, TARGETS[options.target])
+    while time.monotonic() < deadline:
+        hypothesis.seed(options.seed)(test)()
+        options.seed += 1
+    print(f"{options.target}: nothing found in {options.seconds:g} s")
     return 0
 
 
@@ -70,58 +125,23 @@ def _by_coverage(name: str, seconds: float, seed: int, corpus: Path | None) -> i
     import atheris
 
     # It names every module.
-    quiet = contextlib.redirect_stderr(io.StringIO())
-    with quiet, atheris.instrument_imports(include=["bus", "consumers", "trainer"]):
+    with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=["bus", "consumers", "trainer"]):
         from targets import TARGETS
-    target = TARGETS[name]
-    (CORPUS / name).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="offloop-fuzz-") as scratch:
-        seeds = Path(scratch) / "seeds"
-        seeds.mkdir()
-        for number, data in enumerate(target.seeds()):
-            (seeds / str(number)).write_bytes(data)
-        found = corpus or Path(scratch) / "found"
-        found.mkdir(parents=True, exist_ok=True)
-
-        def mutate(data: bytes, max_size: int, number: int) -> bytes:
-            random = Random(number)
-            if random.random() < 0.5:
-                return bytes(atheris.Mutate(data, max_size))
-            return target.mutate(random, data)[:max_size]
-
-        flags = [f"-max_total_time={max(1, round(seconds))}", f"-seed={seed}", f"-max_len={MAX_INPUT}"]
-        flags += [f"-artifact_prefix={CORPUS / name}/", f"-timeout={round(4 * INPUT_SECONDS)}", "-print_final_stats=1"]
-        flags += ["-rss_limit_mb=0", "-verbosity=0"]
-        folders = [str(found), str(seeds), str(CORPUS / name)]
-        atheris.Setup([name, *flags, *folders], lambda data: run_one(target, data), custom_mutator=mutate)
-        print(f"{name}:", flush=True)
-        # It ends the process by itself.
-        atheris.Fuzz()
+    flags = [f"-max_total_time={max(1, round(seconds))}", f"-seed={seed}", "-max_len=8192", "-rss_limit_mb=0"]
+    flags += ["-verbosity=0", "-print_final_stats=1", f"-timeout={round(4 * INPUT_SECONDS)}"]
+    # Something long to begin with: of a short input Hypothesis makes nothing.
+    flags.append(f"-seed_inputs={__file__}")
+    if corpus:
+        corpus.mkdir(parents=True, exist_ok=True)
+        flags.append(str(corpus))
+    take = fuzzed(name, TARGETS[name]).hypothesis.fuzz_one_input
+    # It ends its process at once, which would leave the files of the targets behind.
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    atheris.Setup([name, *flags, "-exact_artifact_path=/dev/null"], take)
+    print(f"{name}:", flush=True)
+    atheris.Fuzz()
     return 0
-
-
-def by_chance(target: Target, name: str, seconds: float, seed: int) -> int:
-    """Gives a target its own good input, what is kept in the repository under ``name``, and then, for so many seconds,
-    changes of both. Returns how many inputs that were.
-
-    Raises whatever the target does; the input is in the corpus then."""
-    random = Random(seed)
-    known = [*target.seeds(), *(path.read_bytes() for path in inputs(name))]
-    deadline, count = time.monotonic() + seconds, 0
-    while count <= len(known) or time.monotonic() < deadline:
-        data = known[count] if count < len(known) else random.choice(known)
-        for _ in range(0 if count < len(known) else random.randint(1, 3)):
-            data = target.mutate(random, data)[:MAX_INPUT]
-        try:
-            run_one(target, data)
-        except BaseException:
-            path = CORPUS / name / f"crash-{hashlib.sha1(data).hexdigest()}"
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(data)
-            print(f"{name}: after {count} inputs one fails, which is kept as {path}", file=sys.stderr)
-            raise
-        count += 1
-    return count
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,15 +23,17 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
 import psutil
 import zmq
-from messages import DEMAND, event_frame
-from mutation import mutate_bytes, mutate_value, nested
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from inputs import DEMAND, event_frame, nested, spoiled_bytes, spoiled_packed
 
 from bus.errors import OffloopError, ProtocolError
 from bus.net.requests import ask_broker
@@ -55,6 +56,9 @@ RECORDED = 20
 PATIENCE = 30.0
 BIG_EVERY = 400
 PEERS = Path(__file__).with_name("peers.py")
+
+
+Draw = Callable[[SearchStrategy[Any]], Any]
 
 
 class FindingError(Exception):
@@ -280,7 +284,7 @@ class Strangers:
         self._seqs = [0] * STRANGERS
         self._steps = 0
 
-    def step(self) -> None:
+    def step(self, draw: Draw) -> None:
         """Sends one thing, from one of them."""
         random = self._random
         self._steps += 1
@@ -296,14 +300,14 @@ class Strangers:
         if self._steps % BIG_EVERY == 0:
             self._send(control, *random.choice(list(BIG.items())))
         elif random.random() < 0.1:
-            self._send_raw()
+            self._send_raw(draw)
         elif random.random() < 0.5:
             kind, content = random.choice(requests(random, run))
-            self._send(control, kind, _control(random, kind, content))
+            self._send(control, kind, draw(_control(kind, content)))
         else:
             kind, frame = random.choice(frames(random, run, self._seqs[which] + 1))
             self._seqs[which] += 1
-            self._send(control, kind, _spoilt(random, frame))
+            self._send(control, kind, draw(_perhaps_spoiled(frame)))
         if random.random() < 0.5:
             with contextlib.suppress(zmq.Again):
                 control.recv(zmq.NOBLOCK)
@@ -323,12 +327,12 @@ class Strangers:
         with contextlib.suppress(zmq.Again):
             control.send_multipart(pieces)
 
-    def _send_raw(self) -> None:
+    def _send_raw(self, draw: Draw) -> None:
         """Bytes that are no ZMTP, or not to the end; the connection stays open for a while."""
         address = self._random.choice((self._control, self._stream))
         data = self._random.choice(RAW)
         if self._random.random() < 0.5:
-            data = mutate_bytes(self._random, data, RAW)
+            data = draw(spoiled_bytes(data, RAW))
         self._sent.note("raw", "stream" if address == self._stream else "control", data)
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         with contextlib.suppress(OSError):
@@ -345,17 +349,14 @@ class Strangers:
             made.close()
 
 
-def _control(random: Random, kind: str, content: dict[str, Any]) -> bytes:
-    if random.random() < 0.5:
-        return encode_control(kind, content)
-    with contextlib.suppress(ValueError, TypeError, OverflowError):
-        changed = mutate_value(random, content)
-        return encode_control(kind, changed)
-    return _spoilt(random, encode_control(kind, content))
+def _control(kind: str, content: dict[str, Any]) -> SearchStrategy[bytes]:
+    """A control message as it is, with a value spoiled, or with its bytes spoiled."""
+    good = encode_control(kind, content)
+    return st.just(good) | spoiled_packed(good[1:]).map(lambda body: good[:1] + body) | spoiled_bytes(good)
 
 
-def _spoilt(random: Random, frame: bytes) -> bytes:
-    return mutate_bytes(random, frame) if random.random() < 0.4 else frame
+def _perhaps_spoiled(frame: bytes) -> SearchStrategy[bytes]:
+    return st.just(frame) | st.just(frame) | spoiled_bytes(frame)
 
 
 # -- a broker that cannot be trusted ----------------------------------------------------------------------------------
@@ -378,7 +379,7 @@ class FalseBroker:
         self._stream_address = self._stream.getsockopt_string(zmq.LAST_ENDPOINT)
         self._seq = 0
 
-    def step(self) -> None:
+    def step(self, draw: Draw) -> None:
         """Answers what came, and sends a frame to whoever listens."""
         random = self._random
         for _ in range(20):
@@ -386,18 +387,18 @@ class FalseBroker:
                 identity, *_, frame = self._control.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            self._answer(identity, frame)
+            self._answer(identity, frame, draw)
         if random.random() < 0.5:
             self._seq += 1
             kind, frame = "event", event_frame(self._seq, run=RUN)
         else:
             kind, frame = random.choice(frames(random, RUN, self._seq + 1))
-            frame = _spoilt(random, frame)
+            frame = draw(_perhaps_spoiled(frame))
         self._sent.note("stream", kind, frame)
         with contextlib.suppress(zmq.Again):
             self._stream.send_multipart([frame] if random.random() < 0.97 else [frame, b"more"], zmq.NOBLOCK)
 
-    def _answer(self, identity: bytes, frame: bytes) -> None:
+    def _answer(self, identity: bytes, frame: bytes, draw: Draw) -> None:
         random = self._random
         try:
             topic, body = split_frame(frame)
@@ -409,7 +410,7 @@ class FalseBroker:
         elif kind == "runs":
             good = ("runs", {"runs": [self._told()]})
         elif kind == "fetch":
-            good = ("data", self._range(content["offset"]))
+            good = ("data", self._range(content["offset"], draw))
         elif kind == "events":
             good = ("ack", {"seq": 100})
         else:
@@ -422,16 +423,16 @@ class FalseBroker:
             self._send(identity, good[0], encode_control(*good))
         for _ in range(random.randrange(3)):
             bad = random.choice([good, *answers(random)])
-            self._send(identity, bad[0], _control(random, *bad))
+            self._send(identity, bad[0], draw(_control(*bad)))
 
     def _welcome(self) -> dict[str, Any]:
         place = {"attempt": 1, "stream": self._stream_address, "path": "/nowhere", "recording": "recording-1.mcap"}
         return {**place, "demand": DEMAND, "acknowledged": 0}
 
-    def _range(self, offset: int) -> dict[str, Any]:
+    def _range(self, offset: int, draw: Draw) -> dict[str, Any]:
         data = self._recording[offset : offset + 500]
         if self._random.random() < 0.05:
-            data = mutate_bytes(self._random, data)
+            data = draw(spoiled_bytes(data))
         return {"run": RUN, "attempt": 1, "offset": offset, "data": data}
 
     def _told(self) -> dict[str, Any]:
@@ -459,7 +460,9 @@ def attack(seconds: float, seed: int, sent: Sent) -> dict[str, Any]:
     """
     random = Random(seed)
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(_scratch())
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="offloop-fuzz-", ignore_cleanup_errors=True))
+        )
         env = {**os.environ, "OFFLOOP_RUNS_DIR": str(folder)}
 
         def started(name: str, command: Sequence[str], ready: str) -> Peer:
@@ -479,11 +482,12 @@ def attack(seconds: float, seed: int, sent: Sent) -> dict[str, Any]:
         ]
         strangers = Strangers(random, sent, control, stream)
         stack.callback(strangers.close)
+        attack, answer = _draws(random, strangers.step), _draws(random, false.step)
         slowest = 0.0
         end, look_at = time.monotonic() + seconds, 0.0
         while time.monotonic() < end:
-            strangers.step()
-            false.step()
+            attack()
+            answer()
             if time.monotonic() > look_at:
                 for peer in (broker, publisher, consumer, *misled):
                     peer.look()
@@ -495,7 +499,13 @@ def attack(seconds: float, seed: int, sent: Sent) -> dict[str, Any]:
         told["consumer"] = consumer.finish()
         told["broker"] = {"slowest_answer": round(slowest, 3)}
         for peer in misled:
-            told[peer.name] = _finish_misled(peer, false)
+            peer.end_input()
+            # It waits for answers when it ends: they go on coming.
+            deadline = time.monotonic() + PATIENCE
+            while peer.is_running() and time.monotonic() < deadline:
+                answer()
+                time.sleep(0.001)
+            told[peer.name] = peer.finish()
         broker.look()
         broker.finish(signal.SIGINT)
         for peer in (broker, publisher, consumer, *misled):
@@ -516,14 +526,15 @@ def _recording(path: Path) -> bytes:
     return data
 
 
-def _finish_misled(peer: Peer, false: FalseBroker) -> dict[str, Any]:
-    """It waits for answers when it ends: they go on coming."""
-    peer.end_input()
-    deadline = time.monotonic() + PATIENCE
-    while peer.is_running() and time.monotonic() < deadline:
-        false.step()
-        time.sleep(0.001)
-    return peer.finish()
+def _draws(random: Random, step: Callable[[Draw], None]) -> Callable[[], None]:
+    """Takes a step, which draws from strategies of Hypothesis."""
+
+    @settings(database=None)
+    @given(st.data())
+    def test(data: st.DataObject) -> None:
+        step(data.draw)
+
+    return lambda: test.hypothesis.fuzz_one_input(random.randbytes(4096))
 
 
 def _judge(told: dict[str, Any]) -> None:
@@ -553,15 +564,6 @@ def _free_addresses() -> tuple[str, str]:
             first.bind(("127.0.0.1", port))
             second.bind(("127.0.0.1", port + 1))
             return f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"
-
-
-@contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="offloop-fuzz-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

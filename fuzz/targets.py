@@ -12,17 +12,25 @@ import pickle
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import mcap.records
 import msgpack
 import zstandard
-from messages import DEMAND, EVENT_FIELDS, event_frame
-from mutation import mutate_bytes, mutate_packed
-from target import Target
+from hypothesis.strategies import SearchStrategy
+from inputs import (
+    DEMAND,
+    EVENT_FIELDS,
+    Target,
+    event_frame,
+    packed,
+    spoiled_bytes,
+    spoiled_frame,
+    spoiled_json,
+    spoiled_packed,
+)
 
 from bus.broker.leases import Leases
 from bus.errors import (
@@ -62,8 +70,9 @@ from bus.recording.recording import Recording
 from bus.recording.writer import RecordingWriter
 from bus.runs.directory import BROKER_FILE, RUN_FILE, read_run
 from bus.tools.recovery import recover
-from bus.types.demand import BASE_EVENTS, Demand, batch_number
+from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.event import Event
+from bus.types.intervals import batch_number
 from bus.types.timestamp import Time, Timestamp, TimeUnit, TrainingTime
 from consumers.delivery.commit import CallbackState, Committed, DestinationState
 
@@ -92,20 +101,13 @@ def _frames() -> list[bytes]:
     ]
 
 
-def _mutate_frame(random: Random, data: bytes) -> bytes:
-    topic, delimiter, body = data.partition(b"\0")
-    if random.random() < 0.2:
-        return mutate_bytes(random, topic) + delimiter + body
-    return topic + delimiter + mutate_packed(random, body)
-
-
 def _frame(data: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         topic, body = split_frame(data)
         if topic is None:
             found = decode_control(body)
             again = decode_control(split_frame(encode_control(found.kind, found.content))[1])
-            check(_packed(again[:2]) == _packed(found[:2]), "a control message came out differently")
+            check(packed(again[:2]) == packed(found[:2]), "a control message came out differently")
             return
         check(parse_topic(topic.encode()[:-1]) == topic, "a topic came out differently")
         decode_body(body)
@@ -117,12 +119,7 @@ def _event_again(topic: Topic, event: EventBody) -> None:
     frame = event_encoder(topic, attempt)(seq, base_seq, time, timestamp, previous, fields, pack_map(context))
     found, body = split_frame(frame)
     check(found == topic, "the topic of an event came out differently")
-    check(_packed(decode_event(body)[1:]) == _packed(event[1:]), "an event came out differently")
-
-
-def _packed(value: Any) -> bytes:
-    """To compare by: not a number is never equal to itself, its bytes are."""
-    return bytes(msgpack.packb(value))
+    check(packed(decode_event(body)[1:]) == packed(event[1:]), "an event came out differently")
 
 
 # -- demand -----------------------------------------------------------------------------------------------------------
@@ -154,7 +151,7 @@ def _demand(data: bytes) -> None:
 
 def _demands() -> list[bytes]:
     whole = {event.value: {"every": [1, 7], "fields": {f"f{n}": [n + 1] for n in range(64)}} for event in Event}
-    return [_packed([1, demand]) for demand in ({}, DEMAND, whole, {"batch_end": {}}, {"from_the_future": 5})]
+    return [packed([1, demand]) for demand in ({}, DEMAND, whole, {"batch_end": {}}, {"from_the_future": 5})]
 
 
 # -- the order of a stream --------------------------------------------------------------------------------------------
@@ -211,10 +208,10 @@ def _frames_of(step: Any) -> Iterator[tuple[bool, bytes]]:
 def _orders() -> list[bytes]:
     batch, end, demand = NAMES.index("batch_end"), NAMES.index(END), NAMES.index("$demand")
     return [
-        _packed([1, [True, event_frame(1)], [True, event_frame(3)], [False, event_frame(2)]]),
-        _packed([1, [True, 2, batch, 0], [False, 4, batch, 1], [True, 4, batch, 0], [True, 5, end, 0]]),
-        _packed([1, [True, 1, "$demand", {"demand": DEMAND}], [False, 2, END, {"status": "failed", "error": "x"}]]),
-        _packed([1, [False, 2, demand, 0], [False, 2, end, 0], [False, 9, end, 1]]),
+        packed([1, [True, event_frame(1)], [True, event_frame(3)], [False, event_frame(2)]]),
+        packed([1, [True, 2, batch, 0], [False, 4, batch, 1], [True, 4, batch, 0], [True, 5, end, 0]]),
+        packed([1, [True, 1, "$demand", {"demand": DEMAND}], [False, 2, END, {"status": "failed", "error": "x"}]]),
+        packed([1, [False, 2, demand, 0], [False, 2, end, 0], [False, 9, end, 1]]),
     ]
 
 
@@ -352,7 +349,7 @@ def _record(part: Any) -> bytes:
         case ["chunk", bytes() as content]:
             return records.encode_chunk(content, zstandard.compress(content), 0, 1)
         case ["mark", list() as values]:
-            payload = _packed(values)
+            payload = packed(values)
             checksum = zlib.crc32(payload, zlib.crc32(struct.pack("<I", len(payload))))
             head = struct.pack("<BQ8sII", records.OP_MARK, 16 + len(payload), records.MARK_SIGN, checksum, len(payload))
             return head + payload
@@ -377,8 +374,8 @@ def _parts() -> list[bytes]:
     content = channel + _message(1) + _message(2)
     mark = ["mark", [0, 0, 2, 0, metadata, {1: "r/batch_end/0"}, {0: [2, 2, 2, False]}]]
     return [
-        _packed([1, told, ["chunk", content], mark]),
-        _packed([1, told, mark, ["chunk", content], mark, ["chunk", _message(3)], mark, [15, b"\0" * 4]]),
+        packed([1, told, ["chunk", content], mark]),
+        packed([1, told, mark, ["chunk", content], mark, ["chunk", _message(3)], mark, [15, b"\0" * 4]]),
     ]
 
 
@@ -438,10 +435,6 @@ def _times() -> list[bytes]:
     ]
 
 
-def _mutate_time(random: Random, data: bytes) -> bytes:
-    return mutate_bytes(random, data, [*_times(), b"e400", b"9" * 40, b"inf", b"h", b"m", b"s", b"iter"])
-
-
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -463,45 +456,6 @@ def _run_files() -> list[bytes]:
     attempt |= {"error": None, "world_size": 1, "publishers": [publisher], "info": {"command": ["train"]}}
     over = attempt | {"status": "failed", "ended": 2.5, "error": "text"}
     return [json.dumps({"name": "r", "attempts": attempts}).encode() for attempts in ([attempt], [over, attempt])]
-
-
-JSON_PIECES = (
-    b"1e999",
-    b"-1",
-    b"NaN",
-    b"Infinity",
-    b'"x"',
-    b"null",
-    b"[]",
-    b"{}",
-    b"[" * 3000,
-    b"9" * 5000,
-    b'"\\ud800"',
-)
-
-
-def _mutate_json(random: Random, data: bytes) -> bytes:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return mutate_bytes(random, data, JSON_PIECES)
-    places = list(_places(value))
-    if not places:
-        return random.choice(JSON_PIECES)
-    holder, key = random.choice(places)
-    holder[key] = "@"
-    return json.dumps(value).encode().replace(b'"@"', random.choice(JSON_PIECES))
-
-
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    items: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list):
-        items = enumerate(value)
-    for key, item in items:
-        yield value, key
-        yield from _places(item)
 
 
 def _keys(data: bytes) -> None:
@@ -530,17 +484,11 @@ def _key_files() -> list[bytes]:
     return [*made, f"# keys\nview {public} somebody\npublish {public} some body\n\ncommand {public}".encode()]
 
 
-def _mutate_lines(random: Random, data: bytes) -> bytes:
-    return mutate_bytes(
-        random, data, [b"curve", b"public-key", b"secret-key", b"view ", b"\n", b"\r", b"\x0b", b'"', b"="]
-    )
-
-
 def _progress(data: bytes) -> None:
     """What a named consumer has stored, once as it is and once as what a checksum that holds is about."""
-    for packed in (data, _packed([1, zlib.crc32(data), data])):
+    for stored in (data, packed([1, zlib.crc32(data), data])):
         try:
-            committed = Committed.unpack(packed)
+            committed = Committed.unpack(stored)
         except RecordingError:
             continue
         repr(committed)
@@ -599,17 +547,25 @@ def _checkpoints() -> list[bytes]:
     return [(FOLDER / "seed.safetensors").read_bytes(), text.encode()]
 
 
+def _spoiled_time(data: bytes) -> SearchStrategy[bytes]:
+    return spoiled_bytes(data, [*_times(), b"e400", b"9" * 40, b"inf", b"h", b"m", b"s", b"iter"])
+
+
+def _spoiled_lines(data: bytes) -> SearchStrategy[bytes]:
+    return spoiled_bytes(data, [b"curve", b"public-key", b"secret-key", b"view ", b"\n", b"\r", b"\x0b", b'"', b"="])
+
+
 TARGETS: dict[str, Target] = {
-    "frame": Target(_frame, _frames, _mutate_frame),
-    "demand": Target(_demand, _demands, mutate_packed),
-    "order": Target(_order, _orders, mutate_packed),
-    "snapshot": Target(_snapshot, _bodies, mutate_packed),
-    "recording": Target(_recording, _recordings, mutate_bytes),
-    "records": Target(_records, _parts, mutate_packed),
-    "time": Target(_time, _times, _mutate_time),
-    "run_file": Target(_run_file, _run_files, _mutate_json),
-    "keys": Target(_keys, _key_files, _mutate_lines),
-    "progress": Target(_progress, _progresses, mutate_packed),
-    "checkpoint": Target(_checkpoint, _checkpoints, _mutate_json),
+    "frame": Target(_frame, _frames, spoiled_frame),
+    "demand": Target(_demand, _demands, spoiled_packed),
+    "order": Target(_order, _orders, spoiled_packed),
+    "snapshot": Target(_snapshot, _bodies, spoiled_packed),
+    "recording": Target(_recording, _recordings, spoiled_bytes),
+    "records": Target(_records, _parts, spoiled_packed),
+    "time": Target(_time, _times, _spoiled_time),
+    "run_file": Target(_run_file, _run_files, spoiled_json),
+    "keys": Target(_keys, _key_files, _spoiled_lines),
+    "progress": Target(_progress, _progresses, spoiled_packed),
+    "checkpoint": Target(_checkpoint, _checkpoints, spoiled_json),
 }
 """Every target by its name, which is also that of its folder in ``corpus/``."""

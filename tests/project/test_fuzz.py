@@ -5,19 +5,18 @@ import sys
 from pathlib import Path
 
 import decoders
-import mutation
 import pytest
-import target
 from hypothesis import given
 from hypothesis import strategies as st
+from inputs import Target, spoiled_bytes
 from paths import ROOT
 from targets import TARGETS
 
-from bus.types.demand import MAX_INTERVAL, Demand, Want
+from bus.types.demand import Demand, Want
 from bus.types.event import Event
+from bus.types.intervals import MAX_INTERVAL
 
 FUZZ = ROOT / "fuzz"
-KEPT = [(name, path) for name in TARGETS for path in decoders.inputs(name)]
 
 
 def run(script: str, *arguments: str) -> str:
@@ -27,34 +26,30 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("name", "path"), KEPT, ids=[f"{name}-{path.name[:16]}" for name, path in KEPT])
-def test_what_was_found_once_is_not_found_again(name: str, path: Path) -> None:
-    target.run_one(TARGETS[name], path.read_bytes())
-
-
 @pytest.mark.parametrize("name", [name for name in TARGETS if name != "checkpoint"])
-def test_a_decoder_takes_whatever_comes(name: str) -> None:
-    assert decoders.by_chance(TARGETS[name], name, seconds=1.0, seed=1) > len(TARGETS[name].seeds())
+def test_a_decoder_takes_whatever_comes_and_what_was_found_once_is_not_found_again(name: str) -> None:
+    decoders.fuzzed(name, TARGETS[name])()
 
 
 def test_checkpoints_are_fuzzed_in_a_process_of_their_own() -> None:
     # torch takes threads and memory that other tests would notice.
-    assert "checkpoint: " in run("decoders.py", "checkpoint", "--seconds", "1", "--by-chance")
+    assert "checkpoint: nothing found" in run("decoders.py", "checkpoint", "--seconds", "1", "--by-chance")
 
 
-def test_a_decoder_that_fails_leaves_the_input_that_it_failed_for(
+def test_a_decoder_that_fails_leaves_the_smallest_input_that_it_failed_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails_for_bytes_over_127(data: bytes) -> None:
         data.decode("ascii")
 
     monkeypatch.setattr(decoders, "CORPUS", tmp_path)
-    bad = target.Target(fails_for_bytes_over_127, lambda: [b"abc"], mutation.mutate_bytes)
+    bad = Target(fails_for_bytes_over_127, lambda: [b"abc"], spoiled_bytes)
     with pytest.raises(UnicodeDecodeError):
-        decoders.by_chance(bad, "ascii", seconds=20.0, seed=1)
-    (kept,) = decoders.inputs("ascii")
+        decoders.fuzzed("ascii", bad)()
+    (kept,) = decoders.kept("ascii")
     with pytest.raises(UnicodeDecodeError):
-        target.run_one(bad, kept.read_bytes())
+        kept.decode("ascii")
+    assert len(kept) <= 4
 
 
 def test_a_decoder_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,9 +57,9 @@ def test_a_decoder_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -
         while True:
             pass
 
-    monkeypatch.setattr(target, "INPUT_SECONDS", 0.05)
-    with pytest.raises(target.OverLimitError):
-        target.run_one(target.Target(turns_round, list, lambda random, data: data), b"")
+    monkeypatch.setattr(decoders, "INPUT_SECONDS", 0.05)
+    with pytest.raises(decoders.OverLimitError):
+        decoders.run_one(turns_round, b"")
 
 
 @pytest.mark.timeout(120)

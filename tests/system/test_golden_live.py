@@ -29,8 +29,8 @@ from consumers.api.callback import demand_of
 from consumers.api.logger import Row, Upload
 from consumers.callbacks.checkpoint_saver import CheckpointSaver
 from consumers.callbacks.runtime_estimator import RuntimeEstimator
-from consumers.runner.entries import barrier_events_of
-from consumers.runner.runner import RunnerStatistics, wanted_events
+from consumers.runner.entries import barrier_events_of, wanted_events
+from consumers.runner.runner import RunnerStatistics
 from trainer import DataSpec, State, Trainer
 
 NAME = "golden"

@@ -11,8 +11,9 @@ from bus.broker.leases import MAX_LEASES, Leases
 from bus.errors import BrokerError, ConfigurationError, FieldNotAvailableError, ProtocolError
 from bus.protocol.frames import decode_control, encode_control
 from bus.protocol.snapshot import Snapshot
-from bus.types.demand import BASE_EVENTS, MAX_INTERVAL, Demand, Want, batch_number
+from bus.types.demand import BASE_EVENTS, Demand, Want
 from bus.types.event import Event
+from bus.types.intervals import MAX_INTERVAL, batch_number
 from bus.types.timeouts import Timeouts
 from bus.types.timestamp import Timestamp, TrainingTime
 from consumers.api.callback import Callback, demand_of, view_for
