@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from bus.errors import ConfigurationError
 from bus.protocol.order import Ending
 from bus.protocol.snapshot import Snapshot
-from bus.trace.phases import PHASES
 from bus.types.commands import Command, Outcome
 from bus.types.event import Event
 from bus.types.timestamp import Timestamp
@@ -26,7 +25,7 @@ from consumers.api.logger import Images, Row, RunContext, Text
 from consumers.callbacks import LRMonitor, RuntimeEstimator, SpeedMonitor, TrainerMetrics
 from consumers.dashboard.view import metrics as view_metrics
 from consumers.dashboard.view import run_view
-from consumers.dashboard.view.phases import Phases
+from consumers.dashboard.view.phases import PHASES, Phases
 from consumers.dashboard.view.ranks import straggler
 from consumers.dashboard.view.run_view import RunView
 from consumers.dashboard.view.series import Clock, Series, kept_points
