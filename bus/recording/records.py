@@ -1,6 +1,8 @@
 """The records that a recording is made of, as bytes: what the writer and the reader of recordings share. The format is
 MCAP (https://mcap.dev/spec) with one record of our own, the mark; ``docs/protocol.md`` says how they are used."""
 
+import functools
+import io
 import re
 import struct
 import threading
@@ -12,7 +14,8 @@ from typing import Any, NamedTuple
 import mcap.records
 import msgpack
 import zstandard
-from mcap.data_stream import RecordBuilder
+from mcap.data_stream import ReadDataStream, RecordBuilder
+from mcap.exceptions import EndOfFile
 from mcap.opcode import Opcode
 
 PROFILE = "offloop"
@@ -21,7 +24,8 @@ MAX_RECORD = 32 * 1024 * 1024
 """Bytes of a record, in the file and decompressed: twice a frame, so that a chunk and its indexes fit."""
 MAX_MARK = 16 * 1024 * 1024
 MAX_RANKS = MAX_TOPICS = 0xFFFF
-MAX_METADATA = 1 << 16
+MAX_STRINGS = 1 << 16
+"""Bytes of a record of strings: a header, a channel, metadata."""
 MAX_NAME = 1024
 """Bytes of a text: topics have at most 256."""
 _MESSAGES_PER_BYTE = 4
@@ -385,19 +389,15 @@ INDEX_FRONT = _INDEX.size
 """Bytes of a message index in front of its entries."""
 
 
+@functools.lru_cache(64)  # chunk after chunk has the same ones
 def read_channel(content: bytes) -> tuple[int, str]:
     """Number and topic of a channel.
 
     Raises:
         DamageError: it is none.
     """
-    if len(content) < 4:
-        raise DamageError("it is too short for a channel")
-    topic, offset = _string(content, 4)
-    _, offset = _string(content, offset)
-    _, offset = _string_map(content, offset)
-    _at_end(content, offset)
-    return _U16.unpack_from(content)[0], topic
+    channel = _decode(mcap.records.Channel, content)
+    return channel.id, channel.topic
 
 
 def read_metadata(content: bytes) -> tuple[str, dict[str, str]]:
@@ -406,53 +406,29 @@ def read_metadata(content: bytes) -> tuple[str, dict[str, str]]:
     Raises:
         DamageError: it is none.
     """
-    name, offset = _string(content, 0)
-    values, offset = _string_map(content, offset)
-    _at_end(content, offset)
-    return name, values
+    metadata = _decode(mcap.records.Metadata, content)
+    return metadata.name, metadata.metadata
 
 
 def check_header(content: bytes) -> None:
     """Raises :class:`DamageError` when it is not the header of a recording."""
-    profile, offset = _string(content, 0)
-    _, offset = _string(content, offset)
-    _at_end(content, offset)
+    profile = _decode(mcap.records.Header, content).profile
     if profile != PROFILE:
         raise DamageError(f"its profile is {profile!r}")
 
 
-def _string(content: bytes, offset: int) -> tuple[str, int]:
-    if offset + 4 > len(content):
-        raise DamageError("a string goes on past its record")
-    (length,) = _U32.unpack_from(content, offset)
-    end = offset + 4 + length
-    if end > len(content):
-        raise DamageError("a string goes on past its record")
-    if length > MAX_NAME:
-        raise DamageError(f"a string has {length} bytes, at most {MAX_NAME} are allowed")
+def _decode(kind: Any, content: bytes) -> Any:
+    """A record of one of the library's kinds."""
+    if len(content) > MAX_STRINGS:
+        raise DamageError(f"it has {len(content)} bytes, at most {MAX_STRINGS} are allowed")
+    stream = ReadDataStream(io.BytesIO(content))
     try:
-        return content[offset + 4 : end].decode(), end
-    except UnicodeDecodeError:
-        raise DamageError("a string is not UTF-8") from None
-
-
-def _string_map(content: bytes, offset: int) -> tuple[dict[str, str], int]:
-    if offset + 4 > len(content):
-        raise DamageError("a map goes on past its record")
-    (length,) = _U32.unpack_from(content, offset)
-    offset += 4
-    end, values = offset + length, {}
-    if length > MAX_METADATA:
-        raise DamageError(f"a map has {length} bytes, at most {MAX_METADATA} are allowed")
-    while offset < end:
-        key, offset = _string(content, offset)
-        values[key], offset = _string(content, offset)
-    return values, offset
-
-
-def _at_end(content: bytes, offset: int) -> None:
-    if offset != len(content):
+        record = kind.read(stream)
+    except (EndOfFile, UnicodeDecodeError, struct.error):
+        raise DamageError("its strings cannot be read") from None
+    if stream.count != len(content):
         raise DamageError("a record has not the length that its content has")
+    return record
 
 
 def opcode_name(opcode: int) -> str:
