@@ -153,8 +153,8 @@ class Demand:
         )
 
     def is_due(self, event: Event, number: int, position: EventPosition | None = None) -> bool:
-        """Whether an event is wanted at a batch, by its :func:`batch_number`; ``position`` is what intervals other than
-        numbers of batches are judged by."""
+        """Whether an event is wanted at a batch, by its :func:`bus.types.intervals.batch_number`;
+        ``position`` is what intervals other than numbers of batches are judged by."""
         wanted = self._wanted.get(event)
         return wanted is not None and wanted.intervals.are_due(number, position)
 

@@ -36,8 +36,9 @@ _BATCH_WCT = 13
 class RunView:
     """Everything that a dashboard shows of one attempt of a run.
 
-    It may be fed and asked from any thread. What it holds is bounded: :data:`MAX_POINTS`, :data:`MAX_SERIES`,
-    :data:`MAX_IMAGES`, 1,000 hyperparameters, the last 2,000 lines of the log.
+    It may be fed and asked from any thread. What it holds is bounded:
+    :data:`consumers.dashboard.view.metrics.MAX_POINTS`, :data:`MAX_SERIES`, :data:`MAX_IMAGES`,
+    1,000 hyperparameters, the last 2,000 lines of the log.
 
     Losses, learning rates, metrics and throughput are taken from the events of the first rank, under the names that the
     callbacks ``metrics``, ``lr`` and ``speed`` give them; what other callbacks log comes through :meth:`take_rows`.
