@@ -125,3 +125,14 @@ def close_matches(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     """``did you mean speed? `` or nothing, to stand in a message."""
     matches = get_close_matches(name, list(known), n=2, cutoff=0.5)
     return f"did you mean {' or '.join(matches)}? " if matches else ""
+
+
+def require(what: str, extra: str, *modules: str) -> None:
+    """Raises :class:`ConfigurationError` where one of the modules that ``what`` needs is not installed: the extra of
+    this package that brings it is named."""
+    from importlib.util import find_spec
+
+    for module in modules:
+        package = module.partition(".")[0]
+        if find_spec(package) is None or find_spec(module) is None:
+            raise ConfigurationError(f"{what} needs {package}: install it with pip install 'offloop[{extra}]'")

@@ -43,22 +43,23 @@ def atomic_replace(path: Path) -> Iterator[Path]:
             yield draft
             if draft.is_dir() and not draft.is_symlink():
                 for folder, _, _ in os.walk(draft):
-                    _sync(Path(folder))
+                    sync(Path(folder))
                 if os.path.lexists(path):
                     os.replace(path, workplace / "replaced")
             elif not draft.is_symlink():
                 # Some writers let the owner alone read what they write; the umask decides, as with any other file.
                 draft.chmod(workplace.stat().st_mode & 0o666)
-                _sync(draft)
+                sync(draft)
             os.replace(draft, path)
-            _sync(path.parent)
+            sync(path.parent)
         finally:
             shutil.rmtree(workplace, ignore_errors=True)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Has what is in a file, or the names in a directory, on the disk when this returns."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bus.errors import ConfigurationError
+from bus.errors import require
 from bus.strict_json import flatten, json_text
 from bus.tools.records import Recorded
 from bus.tools.rows import as_row, clock
@@ -67,13 +67,10 @@ def write_parquet(records: Iterable[Recorded], path: Path) -> None:
     Raises:
         ConfigurationError: PyArrow is not installed.
     """
-    try:
-        import pyarrow as pa
-        from pyarrow.parquet import ParquetWriter
-    except ImportError:
-        raise ConfigurationError(
-            "'--to parquet' needs PyArrow: install it with pip install 'offloop[parquet]'"
-        ) from None
+    require("'--to parquet'", "parquet", "pyarrow.parquet")
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
     shape = Shape()
     for record in records:
         shape.see_members(flatten(as_row(record)))

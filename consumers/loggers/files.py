@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bus.errors import ClosedError, ConfigurationError
-from bus.files import open_file
+from bus.files import open_file, sync
 from consumers.api.logger import LoggerDestination, RunContext
 
 _BLOCK = 1024 * 1024
@@ -59,7 +59,8 @@ class FileDestination(LoggerDestination):
             else:
                 # What the user has named may be a pipe or a device.
                 self._file = open(os.open(self._path, flags | os.O_CLOEXEC, 0o666), "wb")  # noqa: SIM115  closed by close()
-            if not _acquire(self._file, self._path):
+            # Another writer may have put a new file in its place before it let go of this one.
+            if not (lock(self._file.fileno()) and os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())):
                 raise self._problem("is being written by another process:")
             if self._goes_on:
                 self.roll_back(self._bytes, self._checksum)
@@ -90,7 +91,7 @@ class FileDestination(LoggerDestination):
         """How much is in the file, and its checksum; all of that is on the disk when this returns."""
         os.fsync(self._opened.fileno())
         if not self._entry_is_safe:
-            _sync_directory(self.opened_path.parent)
+            sync(self.opened_path.parent)
             self._entry_is_safe = True
         return {"bytes": self._bytes, "checksum": self._checksum}
 
@@ -208,13 +209,20 @@ class FileDestination(LoggerDestination):
         return ConfigurationError(f"{self._path} {what} '-o {self.name}.path=FILE' writes elsewhere")
 
     def _default_path(self, context: RunContext) -> Path:
-        if context.run_dir is None:
-            raise ConfigurationError(
-                f"{self.name} has no run directory to write to: say where with '-o {self.name}.path=FILE'"
-            )
-        # A resumed run keeps what its earlier attempts logged.
-        suffix = f"-{context.attempt}" if context.attempt > 1 else ""
-        return context.run_dir / f"metrics{suffix}.{self.name}"
+        return default_path(context, self.name)
+
+
+def default_path(context: RunContext, name: str, what: str = "FILE") -> Path:
+    """``metrics.NAME`` in the run's directory; from the second attempt of a run on ``metrics-ATTEMPT.NAME``, so that it
+    keeps what its earlier ones logged.
+
+    Raises:
+        ConfigurationError: the stream has no directory.
+    """
+    if context.run_dir is None:
+        raise ConfigurationError(f"{name} has no run directory to write to: say where with '-o {name}.path={what}'")
+    suffix = f"-{context.attempt}" if context.attempt > 1 else ""
+    return context.run_dir / f"metrics{suffix}.{name}"
 
 
 def append_whole(descriptor: int, data: bytes, size: int) -> None:
@@ -238,14 +246,13 @@ def _open(path: Path, flags: int) -> BinaryIO:
     return open(open_file(path, flags, 0o666), "wb")
 
 
-def _acquire(file: BinaryIO, path: Path) -> bool:
-    """Whether the file is ours alone. The lock ends with this process, however that ends."""
+def lock(descriptor: int) -> bool:
+    """Whether the open file or directory is ours alone. The lock ends with this process, however that ends."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    # Another writer may have put a new file in its place before it let go of this one.
-    return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return True
 
 
 def _checksum_of(path: Path, length: int) -> tuple[int, int]:
@@ -256,11 +263,3 @@ def _checksum_of(path: Path, length: int) -> tuple[int, int]:
             read += len(data)
             checksum = zlib.crc32(data, checksum)
     return read, checksum
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

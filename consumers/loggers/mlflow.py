@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bus.errors import ConfigurationError
+from bus.errors import ConfigurationError, require
 from bus.protocol.snapshot import Snapshot
 from bus.strict_json import plain
 from consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
@@ -84,17 +84,8 @@ class MLFlowLogger(LoggerDestination):
         self._known: dict[str, set[int] | None] = {}
 
     def check(self) -> None:
-        """Looks for MLflow.
-
-        Raises:
-            ConfigurationError: it is not installed.
-        """
-        try:
-            import mlflow  # noqa: F401
-        except ImportError:
-            raise ConfigurationError(
-                "logging to MLflow needs a package of its own: pip install 'offloop[mlflow]'"
-            ) from None
+        """Raises :class:`bus.errors.ConfigurationError` where MLflow is not installed."""
+        require("logger mlflow", "mlflow", "mlflow")
 
     @property
     def where(self) -> str | None:

@@ -1,15 +1,15 @@
 """Rows as a table of Parquet files."""
 
-import fcntl
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bus.errors import ClosedError, ConfigurationError
-from bus.files import open_directory, open_file
+from bus.errors import ClosedError, ConfigurationError, require
+from bus.files import open_directory, open_file, sync
 from bus.protocol.snapshot import Snapshot
 from consumers.api.logger import LoggerDestination, LogValue, Row, RunContext
+from consumers.loggers.files import default_path, lock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,12 +64,7 @@ class ParquetLogger(LoggerDestination):
 
     def check(self) -> None:
         """Raises :class:`bus.errors.ConfigurationError` where PyArrow is not installed."""
-        try:
-            import pyarrow.parquet  # noqa: F401
-        except ImportError:
-            raise ConfigurationError(
-                "logger parquet needs PyArrow: install it with pip install 'offloop[parquet]'"
-            ) from None
+        require("logger parquet", "parquet", "pyarrow.parquet")
 
     def open(self, context: RunContext) -> None:
         """Creates the table's directory, or opens it to go on.
@@ -78,7 +73,7 @@ class ParquetLogger(LoggerDestination):
             ConfigurationError: there is a table already, or another process writes it, it cannot be created, or no path
             was given and the stream has no directory; or what this consumer wrote is gone or was changed.
         """
-        self._directory = self._chosen or _default_path(context)
+        self._directory = self._chosen or default_path(context, "parquet", "DIR")
         self._where = str(self._directory)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -86,7 +81,7 @@ class ParquetLogger(LoggerDestination):
                 self._lock = open_directory(self._directory)
             else:
                 self._lock = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            if not _acquire(self._lock):
+            if not lock(self._lock):
                 raise self._problem("is being written by another process:")
             if self._committed is None:
                 self._begin()
@@ -224,23 +219,6 @@ class ParquetLogger(LoggerDestination):
             self._lock = None
 
 
-def _acquire(lock: int) -> bool:
-    """Whether the directory is ours alone. The lock ends with this process, however that ends."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _default_path(context: RunContext) -> Path:
-    if context.run_dir is None:
-        raise ConfigurationError("parquet has no run directory to write to: say where with '-o parquet.path=DIR'")
-    # A resumed run keeps what its earlier attempts logged.
-    suffix = f"-{context.attempt}" if context.attempt > 1 else ""
-    return context.run_dir / f"metrics{suffix}.parquet"
-
-
 def _table(rows: Sequence[Mapping[str, LogValue | None]], columns: Mapping[str, str]) -> "pa.Table":
     import pyarrow as pa
 
@@ -308,8 +286,4 @@ def _write(file: Path, table: "pa.Table") -> None:
         temporary.unlink(missing_ok=True)
         raise
     os.replace(temporary, file)
-    directory = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync(file.parent)

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bus.errors import ClosedError, ConfigurationError
+from bus.errors import ClosedError, ConfigurationError, require
 from bus.printing import say
 from bus.protocol.snapshot import Snapshot
 from consumers.api.logger import LoggerDestination, Row, RunContext
@@ -62,12 +62,7 @@ class PrometheusLogger(LoggerDestination):
 
     def check(self) -> None:
         """Raises :class:`bus.errors.ConfigurationError` where the Prometheus client is not installed."""
-        try:
-            import prometheus_client  # noqa: F401
-        except ImportError:
-            raise ConfigurationError(
-                "logger prometheus needs the Prometheus client: install it with pip install 'offloop[prometheus]'"
-            ) from None
+        require("logger prometheus", "prometheus", "prometheus_client")
 
     def open(self, context: RunContext) -> None:
         """Listens.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bus.errors import ConfigurationError
+from bus.errors import ConfigurationError, require
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
 from consumers.api.logger import Images, LogValue, Row, RunContext, Table, Text
@@ -55,12 +55,7 @@ class TensorboardLogger(FileDestination):
 
     def check(self) -> None:
         """Raises :class:`bus.errors.ConfigurationError` where TensorBoard is not installed."""
-        try:
-            import tensorboard.compat.proto.event_pb2  # noqa: F401
-        except ImportError:
-            raise ConfigurationError(
-                "logger tensorboard needs TensorBoard: install it with pip install 'offloop[tensorboard]'"
-            ) from None
+        require("logger tensorboard", "tensorboard", "tensorboard.compat.proto.event_pb2")
 
     def open(self, context: RunContext) -> None:
         """Creates the attempt's file, or opens it to go on; errors as of every file."""

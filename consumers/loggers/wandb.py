@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-from bus.errors import ConfigurationError
+from bus.errors import ConfigurationError, require
 from bus.protocol.snapshot import Snapshot
 from consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 
@@ -91,12 +91,9 @@ class WandBLogger(LoggerDestination):
         Raises:
             ConfigurationError: wandb is not installed, or there is no account.
         """
-        try:
-            import wandb
-        except ImportError:
-            raise ConfigurationError(
-                "logging to Weights & Biases needs a package of its own: pip install 'offloop[wandb]'"
-            ) from None
+        require("logger wandb", "wandb", "wandb")
+        import wandb
+
         # Without one, wandb would ask at the terminal, in the middle of everything.
         if self._mode == "online" and not _has_account(wandb.setup().settings):
             raise ConfigurationError(

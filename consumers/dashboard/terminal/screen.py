@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from bus.errors import ConfigurationError
+from bus.errors import ConfigurationError, require
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -55,10 +55,7 @@ def require_terminal() -> None:
         raise ConfigurationError(
             f"'top' draws on a terminal, and TERM says that this one cannot move its cursor: {instead}"
         )
-    try:
-        import rich  # noqa: F401
-    except ImportError:
-        raise ConfigurationError("'top' needs rich: pip install 'offloop[dashboard]'") from None
+    require("'top'", "dashboard", "rich")
 
 
 class TerminalScreen:

@@ -3,13 +3,12 @@
 Whoever reads the stream feeds it with events, and with what callbacks log; dashboards ask it for what they draw.
 """
 
-import importlib.util
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bus.errors import ConfigurationError
+from bus.errors import require
 from bus.protocol.order import Ending
 from bus.protocol.snapshot import Snapshot
 from bus.types.commands import Outcome
@@ -47,8 +46,7 @@ class RunView:
     """
 
     def __init__(self, run_name: str, attempt: int = 1) -> None:
-        if importlib.util.find_spec("numpy") is None:
-            raise ConfigurationError("a dashboard needs numpy: pip install 'offloop[dashboard]'")
+        require("a dashboard", "dashboard", "numpy")
         self.run_name = run_name
         self.attempt = attempt
         self.version = 0

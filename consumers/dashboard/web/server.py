@@ -2,13 +2,12 @@
 
 import contextlib
 import errno
-import importlib.util
 import socket
 import threading
 import webbrowser
 from typing import TYPE_CHECKING
 
-from bus.errors import ConfigurationError
+from bus.errors import ConfigurationError, require
 from bus.printing import say
 from consumers.dashboard.view.runs import MonitoredRuns
 from consumers.dashboard.web.access import FIRST_PORT, Listening, Role, Tokens
@@ -29,11 +28,7 @@ _ICON = (
 
 def check_installed() -> None:
     """Raises :class:`bus.errors.ConfigurationError` where the packages of the dashboard are not installed."""
-    for package in ("nicegui", "numpy", "PIL"):
-        if importlib.util.find_spec(package) is None:
-            raise ConfigurationError(
-                f"the dashboard needs the package {package}: install it with pip install 'offloop[dashboard]'"
-            )
+    require("the dashboard", "dashboard", "nicegui", "numpy", "PIL")
 
 
 class DashboardServer:

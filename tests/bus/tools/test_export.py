@@ -505,7 +505,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, to):
 def test_without_pyarrow_it_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = write_anew(tmp_path, [Entry()])
-    with pytest.raises(ConfigurationError, match=r"needs PyArrow: install it with pip install 'offloop\[parquet\]'"):
+    with pytest.raises(ConfigurationError, match=r"needs pyarrow: install it with pip install 'offloop\[parquet\]'"):
         export(path, tmp_path / "b.parquet", "parquet")
     export(path, tmp_path / "b.csv", "csv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mcap", "b.csv"]

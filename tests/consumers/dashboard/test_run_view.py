@@ -680,5 +680,5 @@ def test_numpy_is_needed_when_there_is_something_to_show_only(monkeypatch: pytes
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"needs numpy: pip install 'offloop\[dashboard\]'"):
+    with pytest.raises(ConfigurationError, match=r"needs numpy: install it with pip install 'offloop\[dashboard\]'"):
         RunView("run")
