@@ -1,42 +1,36 @@
-"""The containers. There is no engine here: the services' own commands run side by side as processes of this machine, in
-the order and with the environment that docker-compose.yml and the Dockerfile give them. Only
+"""The files for containers: what they name exists, and the services' commands can be typed. No engine is needed."""
 
-- a folder is the one of the same name below the test's own,
-- addresses for all interfaces, and names of services, are 127.0.0.1,
-- ports are free ones.
-"""
-
+import http.server
 import os
 import re
 import shlex
-import signal
 import ssl
 import stat
 import subprocess
 import sys
+import threading
 import tomllib
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from brokers import free_address
-from helpers import wait_for
+from command_lines import COMMANDS, problem
+from documents import CommandLine
 from paths import ROOT
 
-from bus import find_run
-from bus.checkpoints.image import read_contents
+from bus.net.allow_list import ROLES, AllowList
+from bus.net.keys import load_public_key
 
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+CONTAINERS = ROOT / "containers"
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = [name for name, service in SERVICES.items() if service["image"].startswith("offloop-")]
+PROGRAMS = {"", "sleep", "tensorboard", "wget", *(path.name for path in CONTAINERS.iterdir())}
 DOCKERFILE = re.sub(r"\\\n\s*", " ", (ROOT / "Dockerfile").read_text())
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-WATCHING = ("consumer", "checkpoint", "tensorboard-writer", "prometheus-exporter")
 KEYS = {"broker", "trainer", "viewer", "commander", "dashboard"}
-PATIENCE = 60.0
 
 
 def instructions(kind: str) -> list[str]:
@@ -54,8 +48,9 @@ def words(command: str | Sequence[str]) -> list[str]:
     return shlex.split(command) if isinstance(command, str) else list(command)
 
 
-def interpolated(text: str, variables: Mapping[str, str]) -> str:
-    return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: variables.get(found[1], found[2]), text)
+def interpolated(command: str | Sequence[str]) -> list[str]:
+    """A command in the parts that Compose gives it, where no variable is set."""
+    return [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in words(command)]
 
 
 def mounts(service: Mapping[str, Any]) -> dict[str, str]:
@@ -63,225 +58,82 @@ def mounts(service: Mapping[str, Any]) -> dict[str, str]:
     return {target: source for source, target, *_ in (volume.split(":") for volume in service.get("volumes", []))}
 
 
-def image_environment() -> dict[str, str]:
-    pairs = [pair.split("=", 1) for line in instructions("ENV") for pair in shlex.split(line)]
-    return {name: value for name, value in pairs if name != "PATH"}
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_a_service_runs_can_be_typed_and_whom_it_asks_is_there(name: str) -> None:
+    service = SERVICES[name]
+    check = service.get("healthcheck", {"test": ["CMD"]})["test"]
+    for command in (service.get("command"), check[1:]):
+        program, *arguments = interpolated(command) if command else [""]
+        assert program in COMMANDS or program in PROGRAMS
+        assert problem(CommandLine("docker-compose.yml", 0, (program, *arguments), is_whole=True)) is None
+        for host, port in re.findall(r"//(\w+):(\d+)", " ".join(arguments)):
+            asked = SERVICES[name if host == "localhost" else host]
+            assert port in " ".join([*words(asked.get("command", "")), *asked.get("ports", [])])
+    assert all(port.rpartition(":")[2] in " ".join(check) for port in service.get("ports", []))
+    for other, how in service.get("depends_on", {}).items():
+        assert how["condition"] != "service_healthy" or "healthcheck" in SERVICES[other]
+    assert {source for source in mounts(service).values() if not source.startswith("./")} <= set(COMPOSE["volumes"])
 
 
-class Services:
-    """The services of docker-compose.yml as processes below a folder."""
-
-    def __init__(self, folder: Path, **variables: str) -> None:
-        self._folder = folder
-        self.variables = variables
-        """What the shell would have set."""
-        self._ports = {port: free_address().rpartition(":")[2] for port in ("5570", "6006", "8420", "9464")}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        targets = {target for name in OURS for target in mounts(SERVICES[name])}
-        # A volume takes over the mode of the image's folder.
-        for target in (*targets, "/home"):
-            self.path(target).mkdir(mode=0o700, parents=True)
-        tops = "|".join(sorted({target.split("/")[1] for target in targets}))
-        names = "|".join(SERVICES)
-        self._rules: list[tuple[str, Callable[[re.Match[str]], str]]] = [
-            (rf"(?<![\w/.])/(?:{tops})(?![\w-])", lambda found: str(self.path(found[0]))),
-            (rf"(?<=//)(?:\*|{names})(?=:)|\b0\.0\.0\.0\b", lambda _: "127.0.0.1"),
-            (rf"\b(?:{'|'.join(self._ports)})\b", lambda found: self._ports[found[0]]),
-        ]
-
-    def path(self, folder: str) -> Path:
-        """Where a folder of the containers is."""
-        return self._folder / folder.lstrip("/")
-
-    def port(self, number: int) -> int:
-        """Where a port of the containers is."""
-        return int(self._ports[str(number)])
-
-    def mapped(self, text: str) -> str:
-        """A text of docker-compose.yml, for here."""
-        text = interpolated(text, self.variables)
-        for pattern, replacement in self._rules:
-            text = re.sub(pattern, replacement, text)
-        return text
-
-    def up(self, *names: str) -> None:
-        """Starts services, each after those that it depends on, as Compose does."""
-        for name in names:
-            if self.is_running(name):
-                continue
-            depends: dict[str, dict[str, str]] = SERVICES[name].get("depends_on", {})
-            self.up(*re.findall("^service:(.+)", SERVICES[name].get("pid", "")))
-            for other, how in depends.items():
-                if how["condition"] != "service_completed_successfully" or other not in self._processes:
-                    self.up(other)
-                if how["condition"] == "service_completed_successfully":
-                    assert self._processes[other].wait(PATIENCE) == 0, self.said(other)
-                elif how["condition"] == "service_healthy":
-                    self.wait_until_healthy(other)
-            with open(self._log(name), "wb") as log:
-                self._processes[name] = subprocess.Popen(
-                    self._command(SERVICES[name]["command"]),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd=self.path("/home"),
-                    env=self._environment(name),
-                )
-
-    def wait_until_healthy(self, name: str) -> None:
-        """Waits until the service's own health check succeeds."""
-
-        def check() -> bool:
-            assert self.is_running(name), f"{name} has ended: {self.said(name)}"
-            test, *command = SERVICES[name]["healthcheck"]["test"]
-            assert test == "CMD"
-            return subprocess.run(self._command(command), env=self._environment(name), check=False).returncode == 0
-
-        wait_for(check, f"{name} to be healthy", PATIENCE)
-
-    def wait_until_said(self, name: str, text: str) -> None:
-        """Waits until a service has written something since it was last started."""
-
-        def look() -> bool:
-            found = text in self.said(name)
-            assert found or self.is_running(name), f"{name} has ended: {self.said(name)}"
-            return found
-
-        wait_for(look, f"{name} to say {text!r}", PATIENCE)
-
-    def is_running(self, name: str) -> bool:
-        """Whether a service was started and has not ended."""
-        return name in self._processes and self._processes[name].poll() is None
-
-    def ended(self, name: str) -> int:
-        """The exit code of a service that ends by itself."""
-        return self._processes[name].wait(PATIENCE)
-
-    def stop(self, name: str) -> int:
-        """Ends a service as the engine does, and returns its exit code."""
-        (stop_signal,) = instructions("STOPSIGNAL")
-        self._processes[name].send_signal(signal.Signals[stop_signal])
-        return self.ended(name)
-
-    def close(self) -> None:
-        """Ends what is there still, and shows what all have written."""
-        for name, process in self._processes.items():
-            process.kill()
-            process.wait()
-            print(f"-- {name}, exit code {process.returncode}\n{self.said(name)}")
-
-    def said(self, name: str) -> str:
-        """What a service has written since it was last started."""
-        return self._log(name).read_text(errors="replace")
-
-    def _log(self, name: str) -> Path:
-        return self._folder / f"{name}.log"
-
-    def _command(self, command: str | Sequence[str]) -> list[str]:
-        program, *arguments = [self.mapped(word) for word in words(command)]
-        found = next((path for path in (ROOT / "containers" / program, _installed(program)) if path.exists()), program)
-        return [str(found), *arguments]
-
-    def _environment(self, name: str) -> dict[str, str]:
-        given = image_environment() | SERVICES[name].get("environment", {})
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        own = {"PATH": path, "HOME": str(self.path("/home")), "OMP_NUM_THREADS": "1"}
-        return (
-            own | {"OFFLOOP_TEST": os.environ["OFFLOOP_TEST"]} | {key: self.mapped(text) for key, text in given.items()}
-        )
+def make_keys(folder: Path) -> dict[Path, bytes]:
+    """Runs the service of that name; returns its files."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"OFFLOOP_KEYS_DIR": str(folder), "PATH": path}
+    subprocess.run([CONTAINERS / "make-keys"], env=environment, check=True, timeout=60)
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def _installed(program: str) -> Path:
-    return Path(sys.executable).parent / program
+@pytest.mark.needs("openssl")
+def test_keys_are_private_enough_for_all_and_stay(tmp_path: Path) -> None:
+    made = make_keys(tmp_path)
+    for path in made:
+        assert stat.S_IMODE(path.stat().st_mode) & (0o022 if path.suffix == ".key" else 0o077) == 0, path
+    for service in SERVICES.values():
+        texts = [*words(service.get("command", "")), *service.get("environment", {}).values()]
+        for path in re.findall(r"/keys/([\w/.]+)", " ".join(texts)):
+            assert (tmp_path / path).is_file()
+    listed = AllowList.read(tmp_path / "broker" / "allowed")
+    for name, roles in {"trainer": {"publish"}, "viewer": {"view"}, "commander": {"view", "command"}}.items():
+        key = load_public_key(tmp_path / name / f"{name}.key").decode()
+        assert {role for role in ROLES if listed.may(key, role)} == roles
+    assert make_keys(tmp_path) == made
 
 
-def shows(url: str, text: str) -> bool:
-    """Whether a page is there and has a text on it."""
-    try:
-        return text in fetch(url)
-    except OSError:
-        return False
+@pytest.mark.needs("openssl")
+def test_the_health_check_takes_the_certificate_and_the_token(tmp_path: Path) -> None:
+    make_keys(tmp_path)
+    certificate, tokens = tmp_path / "dashboard" / "certificate.pem", tmp_path / "dashboard" / "tokens"
+    right = dict(line.split() for line in tokens.read_text().splitlines())["view"]
 
+    class Page(http.server.BaseHTTPRequestHandler):
+        """Like a dashboard: whoever comes with the token gets a cookie, and is sent on."""
 
-def fetch(url: str, context: ssl.SSLContext | None = None) -> str:
-    """A page, for whoever keeps cookies."""
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPCookieProcessor()]
-    if context is not None:
-        handlers.append(urllib.request.HTTPSHandler(context=context))
-    with urllib.request.build_opener(*handlers).open(url, timeout=30) as answer:
-        return str(answer.read().decode())
+        def do_GET(self) -> None:
+            is_known = self.headers["Cookie"] == "known=yes"
+            self.send_response(303 if f"token={right}" in self.path else 200 if is_known else 401)
+            self.send_header("Set-Cookie", "known=yes")
+            self.send_header("Location", "/")
+            self.end_headers()
 
+        def log_message(self, *arguments: object) -> None: ...
 
-@pytest.fixture
-def services(tmp_path: Path) -> Iterator[Services]:
-    made = Services(tmp_path, DURATION="10000ep")
-    yield made
-    made.close()
+    def asks(*arguments: object) -> int:
+        command = [sys.executable, CONTAINERS / "answers", *map(str, arguments)]
+        return subprocess.run(command, check=False, stderr=subprocess.DEVNULL, timeout=60).returncode
 
-
-@pytest.mark.timeout(180)
-def test_the_services_work_together(services: Services) -> None:
-    services.up("trainer", "tensorboard", "prometheus-exporter")
-    for path in services.path("/keys").rglob("*"):
-        is_public = path.suffix == ".key"
-        assert stat.S_IMODE(path.stat().st_mode) & (0o022 if is_public else 0o077) == 0, path
-
-    services.wait_until_said("consumer", "throughput/batches_per_sec")
-    services.wait_until_said("consumer", "lr-AdamW/group0")
-    saved = services.path("/checkpoints/consumer/digits/latest-rank0.safetensors")
-    wait_for(saved.exists, "a checkpoint", PATIENCE)
-    tree = (read_contents(saved) or {})["tree"]
-    assert tree["run"]["name"] == "digits"
-
-    services.wait_until_healthy("dashboard")
-    look_at_the_dashboard(services)
-    metrics = f"http://127.0.0.1:{services.port(9464)}/metrics"
-    wait_for(lambda: shows(metrics, "throughput_batches_per_sec{"), "throughput in Prometheus", PATIENCE)
-    services.wait_until_healthy("tensorboard")
-    tags = f"http://127.0.0.1:{services.port(6006)}/data/plugin/scalars/tags"
-    wait_for(lambda: shows(tags, "lr-AdamW/group0"), "learning rates in TensorBoard", PATIENCE)
-
-    # Whoever watches sees the trainer's end, and ends after it.
-    assert services.stop("trainer") == 130
-    assert "stopping after this batch, with a checkpoint" in services.said("trainer")
-    for name in WATCHING:
-        assert services.ended(name) == 0, services.said(name)
-    assert "run digits stopped" in services.said("consumer")
-    look_at_the_dashboard(services)
-
-    # All that is kept is in volumes: the next start goes on from there.
-    latest = services.path("/checkpoints/trainer/digits/latest-rank0.safetensors")
-    # Long enough for a consumer to come and ask for a checkpoint.
-    epochs = int(os.readlink(latest).partition("-")[0].removeprefix("ep")) + 40
-    services.variables["DURATION"] = f"{epochs}ep"
-    services.up("consumer", "checkpoint")
-    for name in ("consumer", "checkpoint"):
-        services.wait_until_said(name, "waiting for a run")
-    services.up("trainer")
-    assert services.ended("trainer") == 0
-    assert "attempt 2, going on from" in services.said("trainer")
-    for name in ("consumer", "checkpoint"):
-        assert services.ended(name) == 0, services.said(name)
-    assert os.readlink(saved).startswith(f"ep{epochs}-")
-    run = find_run("digits", services.path("/runs"))
-    assert [attempt.status for attempt in run.attempts] == ["stopped", "finished"]
-    for name, code in {"dashboard": 0, "broker": 0, "pause": -signal.SIGTERM, "tensorboard": 0}.items():
-        assert services.stop(name) == code, name
-
-
-def look_at_the_dashboard(services: Services) -> None:
-    """By TLS, with its own certificate, and a token."""
-    folder = services.path("/keys/dashboard")
-    tokens = dict(line.split() for line in (folder / "tokens").read_text().splitlines())
-    page = f"https://localhost:{services.port(8420)}/"
-    context = ssl.create_default_context(cafile=folder / "certificate.pem")
-    for token in tokens.values():
-        assert "<html" in fetch(f"{page}?token={token}", context)
-    for stranger in (page, f"{page}?token=guessed"):
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            fetch(stranger, context)
-    with pytest.raises(urllib.error.URLError, match="self-signed certificate"):
-        fetch(f"{page}?token={tokens['view']}")
+    others = tmp_path / "others"
+    others.write_text("view wrong\n")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"https://localhost:{server.server_port}/"
+        codes = asks(url, certificate, tokens), asks(url, certificate, others), asks(url, "", tokens)
+        server.shutdown()
+        thread.join()
+    assert codes == (0, 1, 1)
 
 
 def test_the_dockerfile_names_what_there_is() -> None:
@@ -345,9 +197,9 @@ def test_a_service_has_no_more_than_it_needs(name: str) -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_what_a_service_names_is_mounted_in_it(name: str) -> None:
     service = SERVICES[name]
-    texts = [*words(service["command"]), *service.get("environment", {}).values()]
+    texts = [*interpolated(service["command"]), *service.get("environment", {}).values()]
     texts += service.get("healthcheck", {}).get("test", [])
-    paths = {path for text in texts for path in re.findall(r"(?<![\w/.:])/\w[\w/.]*", interpolated(text, {}))}
+    paths = {path for text in texts for path in re.findall(r"(?<![\w/.:])/\w[\w/.]*", text)}
     for path in paths:
         assert any(path.startswith(target) for target in mounts(service)), path
     owned = set(re.findall(r"/\w+(?:/\w+)?", " ".join(line for line in instructions("RUN") if "--mode 0700" in line)))
