@@ -10,8 +10,6 @@ from training import Act
 from bus.types.event import Event
 from trainer import Algorithm, Classifier, Logger, State, Trainer
 
-__all__ = ["Image", "image_batches", "note", "row_batches", "train"]
-
 
 class Image(Classifier):
     """Scores for 3 classes from images of any size with 2 channels."""

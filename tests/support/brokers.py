@@ -5,8 +5,6 @@ import socket
 import subprocess
 import sys
 
-__all__ = ["free_address", "start_broker"]
-
 
 def free_address() -> str:
     """An address at which nobody listens, and at the next port neither."""

@@ -16,8 +16,6 @@ from urllib.parse import urlsplit
 from helpers import wait_for
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
-__all__ = ["CHROMIUM", "Dashboard", "Run", "Visit", "chromium", "commanded", "dashboard_of", "running", "visit"]
-
 CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
 
 # All pages in one process, which stays: none begins or ends with a test.

@@ -6,8 +6,6 @@ from typing import Any
 from bus.protocol.snapshot import Snapshot
 from consumers import Callback, Logger
 
-__all__ = ["CallLog", "calls_of"]
-
 
 class CallLog(Logger):
     """A logger that keeps every call by itself: metrics as ``[step, event, metrics]``, files as the arguments and the

@@ -17,8 +17,6 @@ from consumers.cli.registry import CALLBACKS, LOGGERS
 from trainer.algorithms import ALGORITHMS
 from trainer.cli.main import trainer
 
-__all__ = ["COMMANDS", "problem"]
-
 COMMANDS: Mapping[str, click.Command] = {"bus": bus, "consumer": consumer, "trainer": trainer}
 """The commands that offloop installs."""
 

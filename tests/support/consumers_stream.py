@@ -15,8 +15,6 @@ from bus.types.timestamp import Timestamp
 from consumers import LoggerDestination
 from consumers.api.logger import Row, RunContext
 
-__all__ = ["Collector", "batch_end", "record_run", "snapshots_of_training"]
-
 BATCH_NS = 250_000_000
 SAMPLES = 8
 

@@ -4,8 +4,6 @@ from typing import Any
 
 from consumers import Callback, Logger
 
-__all__ = ["Counter", "SlowCounter"]
-
 
 class Counter(Callback):
     """Logs how many batches and evaluations there were."""

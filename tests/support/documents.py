@@ -9,9 +9,6 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from paths import ROOT
 
-__all__ = ["NOT_RUN", "PAGES", "ROOT", "Block", "CommandLine", "blocks", "command_lines"]
-
-
 _AT_THE_ROOT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES = sorted(str(path.relative_to(ROOT)) for path in [*_AT_THE_ROOT, *(ROOT / "docs").rglob("*.md")])
 """Every page, from the root of the repository."""

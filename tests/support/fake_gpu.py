@@ -11,8 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.device.device import DeferredScalar, DeferredVector, PinnedRing, PinnedRings
 
-__all__ = ["FakeGpu", "reads"]
-
 
 class FakeGpu:
     """Copies arrive when :meth:`run` says that the work before them is done; counts how often somebody waited."""

@@ -27,19 +27,6 @@ from helpers import wait_for
 from bus import Event, Publisher, Recording, Snapshot, Subscriber, find_run
 from bus.types.timeouts import Timeouts
 
-__all__ = [
-    "Follower",
-    "StandingBroker",
-    "Training",
-    "assert_complete",
-    "backward_clock",
-    "note",
-    "numbers_in",
-    "read_recording",
-    "resident",
-    "stopped",
-]
-
 ENTRY = struct.Struct("<QQ")
 MEBIBYTE = 1024 * 1024
 PATIENCE = 100.0

@@ -11,8 +11,6 @@ from bus.types.event import Event
 from trainer import Trainer
 from trainer.stream.run_stream import RunStream
 
-__all__ = ["Stream", "asking", "train"]
-
 BATCH_END = Event.BATCH_END
 
 

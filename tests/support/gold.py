@@ -12,8 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-__all__ = ["OFFSETS", "CrossEntropy", "GoldMLP", "gold_batches", "gold_data", "gold_loader", "gold_optimizer"]
-
 OFFSETS = {"train": 0, "eval_a": 1000, "eval_b": 2000, "predict": 3000}
 """Where the rows of each part of the data begin."""
 

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from paths import DATA
 
-__all__ = ["REFERENCE", "strict_json", "wait_for"]
-
 REFERENCE = DATA / "reference"
 """Recorded behaviour that the tests hold the project to."""
 

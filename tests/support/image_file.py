@@ -9,8 +9,6 @@ from bus.protocol.snapshot import Snapshot
 from consumers import LoggerDestination
 from consumers.api.logger import Images
 
-__all__ = ["ImageFile"]
-
 
 class ImageFile(LoggerDestination):
     """Writes a line for the images of a call, as the reference's files have it."""

@@ -10,8 +10,6 @@ from typing import Any
 import psutil
 import zmq
 
-__all__ = ["LeakWatch", "record_sockets"]
-
 _STAY_UNTIL_EXIT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # one of each per interpreter
 _sockets: "weakref.WeakSet[zmq.Socket[Any]]" = weakref.WeakSet()
 

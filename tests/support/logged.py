@@ -14,8 +14,6 @@ from bus.protocol.snapshot import Snapshot
 from consumers import Callback, Logger, LoggerDestination, Runner
 from consumers.runner.state_file import StateFile
 
-__all__ = ["LogsWhatItSees", "contents", "goes_on_after_every_kill", "run_killed_and_again"]
-
 KILLED = """
 import os, signal
 from consumers import Callback

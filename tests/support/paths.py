@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-__all__ = ["DATA", "ROOT", "SUPPORT", "TESTS"]
-
 SUPPORT = Path(__file__).parent
 TESTS = SUPPORT.parent
 DATA = TESTS / "data"

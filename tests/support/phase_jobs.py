@@ -14,8 +14,6 @@ from consumers.callbacks.trace import Trace
 from trainer import RankBatchSampler, Trainer
 from trainer.distributed.ranks import rank_and_world_size
 
-__all__ = ["BATCHES", "NAME", "SECONDS_A_ROW", "train"]
-
 NAME = "phases"
 BATCHES = 24
 SECONDS_A_ROW = 0.04

@@ -16,8 +16,6 @@ from types import TracebackType
 
 from brokers import free_address
 
-__all__ = ["Network", "StandingBroker"]
-
 NEAR, FAR = "127.0.0.1", "127.0.0.2"
 
 

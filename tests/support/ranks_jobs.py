@@ -33,8 +33,6 @@ from trainer.distributed.parallel import check_parts
 from trainer.distributed.ranks import join_ranks, rank_and_world_size
 from trainer.schedulers import CosineAnnealingWithWarmupScheduler
 
-__all__ = ["BATCHES_BEFORE_THE_END", "same_result", "train_on"]
-
 ROWS, BATCH = 27, 6
 BATCHES_BEFORE_THE_END = 3
 """Batches that are over when a rank fails."""

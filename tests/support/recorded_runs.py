@@ -14,8 +14,6 @@ from bus.recording.writer import RecordingWriter
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
 
-__all__ = ["Entry", "entries", "read_records", "write_foreign", "write_recording"]
-
 BEGAN = 1_795_259_222_215_294_932
 _NAMES = ["batch_end", "epoch_end", "before_forward", "after_loss", "eval_end", "$demand", "$command"]
 

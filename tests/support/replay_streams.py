@@ -15,8 +15,6 @@ from bus.recording.writer import RecordingWriter
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
 
-__all__ = ["BEGAN", "SECOND", "Recorded", "ended", "record", "records_of", "serving"]
-
 BEGAN = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000
 STEP = SECOND // 4

@@ -13,8 +13,6 @@ from typing import Any
 from bus.errors import FieldNotAvailableError
 from bus.tensors.segments import SegmentPool, SegmentReference, open_segment
 
-__all__ = ["filled", "forker", "reader", "running", "shared_memory_of", "writer"]
-
 
 @contextmanager
 def running(job: Callable[..., None], *arguments: Any) -> Iterator[tuple[SpawnProcess, Connection]]:

@@ -24,8 +24,6 @@ from trainer.checkpoints.sharded import read_sharded
 from trainer.distributed.ranks import join_ranks
 from trainer.distributed.sharding import FullySharded
 
-__all__ = ["comparable", "rank_loader", "weights"]
-
 
 class Augmented(Dataset[Any]):
     """Rows with noise that is drawn when they are fetched."""

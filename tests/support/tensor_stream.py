@@ -15,8 +15,6 @@ from bus.types.event import Event
 from consumers.api.callback import Callback, demand_of, view_for
 from consumers.api.logger import Logger, Upload
 
-__all__ = ["TensorStream", "Wide"]
-
 
 class TensorStream(Stream):
     """Hands what is sent to callbacks, as it would travel. ``uploads`` are given to ``on_upload`` as a destination is,

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 import pyte
 from helpers import wait_for
 
-__all__ = ["Terminal"]
-
 
 class Terminal:
     """A command in a terminal of its own, and what that shows."""

@@ -13,8 +13,6 @@ from bus.types.commands import Command
 from bus.types.event import Event
 from bus.types.timestamp import Timestamp
 
-__all__ = ["BEGAN_NS", "MS", "RankStream", "record_commanded", "training_of"]
-
 MS = 1_000_000
 BEGAN_NS = 1_700_000_000_000_000_000
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-__all__ = ["Slice", "TraceFile", "read_trace"]
-
 KINDS = {"M", "X", "B", "E", "i", "C"}
 METADATA = {
     "process_name": "name",

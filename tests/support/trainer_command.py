@@ -10,8 +10,6 @@ from paths import SUPPORT
 
 from trainer.cli.main import main
 
-__all__ = ["SMALL", "Outcome", "Run", "command_in", "without_torch"]
-
 SMALL = ["fruit:small", "--batch-size=6", "--slope=0.5", "--gentle"]
 """The task ``small`` with everything that it asks for."""
 

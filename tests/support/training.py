@@ -9,8 +9,6 @@ from bus.types.demand import Demand
 from bus.types.event import Event
 from trainer import Algorithm, Evaluator, Logger, State, Trainer
 
-__all__ = ["Act", "FakeClock", "FakeStream", "gold_evaluators", "gold_trainer"]
-
 
 def gold_evaluators(loaders: dict[str, dict[str, Any]]) -> list[Evaluator]:
     """Evaluators as a trace's configuration lists them."""
