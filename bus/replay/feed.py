@@ -15,14 +15,11 @@ from bus.protocol.frames import Topic, encode_control, encode_frame_batch
 from bus.publisher.connection import BrokerConnection
 from bus.publisher.launch import TEMPORARY, error_by_name
 from bus.publisher.outbox import BATCH_BYTES, BATCH_FRAMES
+from bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")
 
 KEPT_BYTES = 8 * 1024 * 1024
-PROBE_SECONDS = 0.5
-ASK_AGAIN_SECONDS = 5.0
-PATIENCE_SECONDS = 60.0
-LAST_WORDS_SECONDS = 0.2
 
 _REFUSAL = "this is a recording that is replayed: its training is over, and nothing can be sent to it"
 _NUMBERS_BYTES = 64
@@ -59,7 +56,8 @@ class Feed:
         BrokerError: from any of its methods: the broker is gone for good, or takes the run no more.
     """
 
-    def __init__(self, connection: BrokerConnection, rank: int) -> None:
+    def __init__(self, connection: BrokerConnection, rank: int, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
         self._connection = connection
         self._rank = rank
         self.attempt: int = connection.welcome["attempt"]
@@ -201,7 +199,7 @@ class Feed:
             self._died = None
         elif self._died is None:
             self._died = now
-        elif now - self._died > LAST_WORDS_SECONDS:
+        elif now - self._died > self._timeouts.last_words:
             # Nothing comes any more of what it said before, which may have been that all is over.
             refusal = process.refusal()
             if refusal is not None and not isinstance(refusal, TEMPORARY):
@@ -215,12 +213,12 @@ class Feed:
         now = time.monotonic()
         if self.is_settled and self.is_taken:
             self._heard = now
-        elif now - self._heard > PATIENCE_SECONDS:
+        elif now - self._heard > (patience := self._timeouts.broker_return):
             raise BrokerError(
-                f"the broker at {self._connection.address} has recorded nothing for {PATIENCE_SECONDS:g} s: "
+                f"the broker at {self._connection.address} has recorded nothing for {patience:g} s: "
                 f"{self._last_error or 'see whether it runs'}"
             )
-        elif now - max(self._heard, self._probed) > PROBE_SECONDS:
+        elif now - max(self._heard, self._probed) > self._timeouts.probe:
             # A broker that was started again says nothing to somebody whom it does not know, unless it is spoken to.
             self._probed = now
             if self._away:
@@ -229,7 +227,7 @@ class Feed:
             with contextlib.suppress(zmq.Again):
                 self._connection.send(encode_control("report", {"last_sent": self._next - 1}), zmq.NOBLOCK)
             # The question itself may have been lost with a connection.
-            self._asks |= not self.is_taken and now - self._heard > ASK_AGAIN_SECONDS
+            self._asks |= not self.is_taken and now - self._heard > self._timeouts.taken
 
     def ask(self) -> None:
         """Asks the broker for a sign that it has taken everything so far: once it has, what another rank sends comes

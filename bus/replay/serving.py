@@ -30,9 +30,9 @@ from bus.replay.pace import Pace
 from bus.runs.origin import Origin
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
+from bus.types.timeouts import Timeouts
 from bus.types.timestamp import Timestamp
 
-LOOK_SECONDS = 0.1
 MAX_RANKS = 1024
 ROUND_EVENTS = 256
 
@@ -94,8 +94,8 @@ class ReplayServer:
     recording is numbered from 1. Where events are missing in the recording, they are missing in the run; when it does
     not say how it ended, the run is lost.
 
-    ``run_name``, ``runs_dir``, ``broker`` and ``security`` are those of :class:`~bus.publisher.Publisher`; ``start``
-    and ``until`` those of :class:`~bus.replay.Replay`."""
+    ``run_name``, ``runs_dir``, ``broker``, ``security`` and ``timeouts`` are those of
+    :class:`~bus.publisher.Publisher`; ``start`` and ``until`` those of :class:`~bus.replay.Replay`."""
 
     def __init__(
         self,
@@ -108,7 +108,9 @@ class ReplayServer:
         runs_dir: str | os.PathLike[str] | None = None,
         broker: str | None = None,
         security: ClientSecurity | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
+        self._timeouts = timeouts or Timeouts.default
         self.run_name = run_name
         self._recording = recording
         self._pace = pace
@@ -149,7 +151,7 @@ class ReplayServer:
                 if rank.ending is None:
                     self._end(rank)
             while not all(rank.feed.is_settled for rank in self._ranks.values()):
-                self._exchange(LOOK_SECONDS)
+                self._exchange(self._timeouts.replay_poll)
         endings = [rank.ending for rank in self._ranks.values() if rank.ending is not None]
         return ServedReplay(
             self.run_name, self._served, max(endings, key=lambda ending: SEVERITY.index(ending.status)), self._damage
@@ -166,10 +168,11 @@ class ReplayServer:
                 BASE_EVENTS,
                 self._security,
                 is_replay=True,
+                timeouts=self._timeouts,
             )
             # The broker's own address, where one was started for the first rank.
             address = connection.address
-            feed = Feed(connection, number)
+            feed = Feed(connection, number, self._timeouts)
             # Closed in the order in which they were opened: the first one may wait for the broker to end.
             opened.callback(feed.close)
             self._ranks[number] = _Rank(feed, Topic(self.run_name, END, number))
@@ -229,7 +232,7 @@ class ReplayServer:
 
     def _wait_until(self, at: int) -> None:
         while not self._stopping and (left := self._pace.due_in(at)):
-            self._exchange(min(left, LOOK_SECONDS))
+            self._exchange(min(left, self._timeouts.replay_poll))
 
     def _serve_one(self, recorded: _Recorded) -> None:
         rank = self._ranks[recorded.topic.rank]
@@ -257,9 +260,9 @@ class ReplayServer:
             # The order of the ranks among each other is part of the recording.
             before.feed.ask()
             while not before.feed.is_taken:
-                self._exchange(LOOK_SECONDS)
+                self._exchange(self._timeouts.replay_poll)
         while rank.feed.is_full:
-            self._exchange(LOOK_SECONDS)
+            self._exchange(self._timeouts.replay_poll)
         rank.feed.put(number, frame)
         rank.seq = number
 

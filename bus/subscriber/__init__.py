@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from bus.subscriber.subscriber import Subscriber
+    from bus.subscriber.subscriber import AsyncSubscriber, Subscriber
 
-__all__ = ["Subscriber"]
+__all__ = ["AsyncSubscriber", "Subscriber"]
 
 __getattr__, __dir__ = lazy_exports(__name__, {"bus.subscriber.subscriber": __all__})

@@ -1,28 +1,24 @@
 """Sends commands to the trainer of a live run, and waits for what becomes of them."""
 
+import contextlib
 import getpass
 import math
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import zmq
 
 from bus.errors import BrokerError, ConfigurationError
 from bus.net.curve import ClientSecurity, client_security_for
-from bus.net.requests import next_answer, request
+from bus.net.requests import next_answer
 from bus.net.sockets import connect_socket
-from bus.protocol.frames import Control
+from bus.protocol.frames import Control, encode_control
 from bus.runs.directory import RunInfo
-from bus.subscriber.subscription import LiveSubscription
-from bus.types.commands import WAIT_SECONDS, Argument, Command, Outcome, check_command
-
-AGAIN_SECONDS = 0.2
-UNCONFIRMED_SECONDS = 1.0
-
-
-ANSWER_SECONDS = 5.0
+from bus.subscriber.subscription import wait_readable
+from bus.types.commands import WAIT_SECONDS, Argument, Command, Outcome, check_command, new_command_id
+from bus.types.timeouts import Timeouts
 
 
 def send_command(
@@ -32,6 +28,7 @@ def send_command(
     wait: float = WAIT_SECONDS,
     security: ClientSecurity | None = None,
     reason: str | None = None,
+    timeouts: Timeouts | None = None,
 ) -> Outcome:
     """Sends a command to a live run, through its broker, and waits up to ``wait`` seconds until it takes effect.
 
@@ -45,7 +42,9 @@ def send_command(
     check_command(name, arguments, reason)
     if not run.live or run.control is None:
         raise ConfigurationError(f"run {run.name!r} is {run.status}, so there is nobody to tell: 'bus runs --live'")
-    return send_command_through(run.control, run.name, name, *arguments, wait=wait, security=security, reason=reason)
+    return send_command_through(
+        run.control, run.name, name, *arguments, wait=wait, security=security, reason=reason, timeouts=timeouts
+    )
 
 
 def send_command_through(
@@ -56,24 +55,109 @@ def send_command_through(
     wait: float = WAIT_SECONDS,
     security: ClientSecurity | None = None,
     reason: str | None = None,
+    timeouts: Timeouts | None = None,
 ) -> Outcome:
     """As :func:`send_command`, for the run of that name at the broker at ``address``."""
     command = check_command(name, arguments, reason)
+    return perform(CommandExchange(address, run, command, wait, security, timeouts or Timeouts.default))
+
+
+def perform(exchange: "CommandExchange") -> Outcome:
+    """Sends a command and waits for its outcome.
+
+    Raises:
+        BrokerError: the broker does not answer, or refuses.
+    """
+    with _connected(exchange) as control:
+        while control.poll(max(0, int(1000 * (exchange.deadline - time.monotonic())))):
+            if outcome := _outcome_in(control, exchange):
+                return outcome
+    return exchange.give_up()
+
+
+async def perform_async(exchange: "CommandExchange") -> Outcome:
+    """As :func:`perform`, while the event loop runs."""
+    with _connected(exchange) as control:
+        while await wait_readable(control, exchange.deadline - time.monotonic()):
+            if outcome := _outcome_in(control, exchange):
+                return outcome
+    return exchange.give_up()
+
+
+@contextlib.contextmanager
+def _connected(exchange: "CommandExchange") -> "Iterator[zmq.Socket[bytes]]":
+    """A connection of its own, over which the command has been sent; closed whatever happens."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        control = connect_socket(context, zmq.DEALER, address, security or client_security_for(address))
-        response = request(control, "command", {"run": run, **command.to_wire()}, ANSWER_SECONDS)
-        if response is None:
-            raise BrokerError(f"the broker at {address} does not answer: it may be busy or gone; 'bus runs' tells")
-        command = command._replace(id=str(response.get("id", "")))
-        if not response.get("ranks"):
-            raise BrokerError(
-                f"the broker of run {run!r} has no connection to its trainer at the moment: try again, or look with "
-                "'bus info' how the run is"
-            )
-        return _await(control, command, wait) or Outcome(command, None, None)
+        security = exchange.security or client_security_for(exchange.address)
+        control = connect_socket(context, zmq.DEALER, exchange.address, security, timeouts=exchange.timeouts)
+        control.send(exchange.begin(time.monotonic()), zmq.NOBLOCK)
+        yield control
     finally:
         context.destroy(linger=0)
+
+
+def _outcome_in(control: "zmq.Socket[bytes]", exchange: "CommandExchange") -> Outcome | None:
+    while (answer := next_answer(control)) is not None:
+        if (outcome := exchange.take(answer, time.monotonic())) is not None:
+            return outcome
+    return None
+
+
+class CommandExchange:
+    """One command on its way to a run, and the answers to it: first the broker's, then the training's. Knows neither
+    socket nor clock: ``now`` is a time in seconds that never goes back."""
+
+    def __init__(
+        self, address: str, run: str, command: Command, wait: float, security: ClientSecurity | None, timeouts: Timeouts
+    ) -> None:
+        self.address = address
+        self.security = security
+        self.timeouts = timeouts
+        self.deadline = 0.0
+        """When to :meth:`give_up`."""
+        self._run = run
+        self._command = command._replace(id=new_command_id())
+        self._wait = wait
+        self._is_forwarded = False
+
+    def begin(self, now: float) -> bytes:
+        """The message to send."""
+        self.deadline = now + self.timeouts.answer
+        return encode_control("command", {"run": self._run, **self._command.to_wire()})
+
+    def take(self, answer: Control, now: float) -> Outcome | None:
+        """Takes a message of the broker; returns the outcome if it is in there.
+
+        Raises:
+            BrokerError: the broker refuses, or has no connection to the trainer.
+        """
+        content = answer.content
+        if answer.kind == "refused" and content.get("id") in (None, self._command.id):
+            raise BrokerError(str(content.get("reason", "the broker refused without a reason")))
+        if content.get("id") != self._command.id:
+            return None
+        if answer.kind == "applied":
+            return Outcome.from_wire(self._command, content)
+        if not self._is_forwarded:
+            if not content.get("ranks"):
+                raise BrokerError(
+                    f"the broker of run {self._run!r} has no connection to its trainer at the moment: try again, or "
+                    "look with 'bus info' how the run is"
+                )
+            self._is_forwarded = True
+            self.deadline = now + self._wait
+        return None
+
+    def give_up(self) -> Outcome:
+        """What is known at the deadline.
+
+        Raises:
+            BrokerError: the broker has not answered.
+        """
+        if not self._is_forwarded:
+            raise BrokerError(f"the broker at {self.address} does not answer: it may be busy or gone; 'bus runs' tells")
+        return Outcome(self._command, None, None)
 
 
 def sent_by(what: str, reason: str | None = None) -> str:
@@ -90,66 +174,52 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _await(control: "zmq.Socket[bytes]", command: Command, wait: float) -> Outcome | None:
-    deadline = time.monotonic() + wait
-    while control.poll(max(0, int(1000 * (deadline - time.monotonic())))):
-        answer = next_answer(control)
-        if answer is not None and answer.kind == "applied" and answer.content.get("id") == command.id:
-            return Outcome.from_wire(command, answer.content)
-        if answer is not None and answer.kind == "refused":
-            raise BrokerError(str(answer.content.get("reason")))
-    return None
-
-
 class PendingCommands:
     """Commands that a broker has not confirmed yet. Each is sent again, also to a broker that replaces the first one,
     until the broker reports that it has forwarded or refused it.
 
-    :meth:`hear` may be called on another thread than everything else.
+    :meth:`take` may be called on another thread than everything else. ``now`` is a time in seconds that never goes
+    back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
         self._sent: dict[str, Command] = {}
         self._unconfirmed: dict[str, Command] = {}
         self._refused: dict[str, Outcome] = {}
         self._again_at = math.inf
 
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time to send again what nobody has confirmed."""
-        return time.monotonic() >= self._again_at
-
     def has(self, name: str) -> bool:
         """Whether a command of that name was sent."""
         return any(command.name == name for command in tuple(self._sent.values()))
 
-    def send(self, command: Command, subscription: LiveSubscription | None) -> None:
-        """Sends a command, as soon as there is a ``subscription``."""
+    def add(self, command: Command, now: float) -> None:
+        """Takes note that a command is sent."""
         self._sent[command.id] = command
         self._unconfirmed[command.id] = command
-        self._again_at = time.monotonic() + UNCONFIRMED_SECONDS
-        if subscription is not None:
-            subscription.send("command", command.to_wire())
+        self._again_at = now + self._timeouts.unconfirmed
 
-    def send_again(self, subscription: LiveSubscription | None) -> None:
-        """Sends what nobody has confirmed."""
-        self._again_at = time.monotonic() + UNCONFIRMED_SECONDS if self._unconfirmed else math.inf
-        for command in tuple(self._unconfirmed.values()):
-            if subscription is not None:
-                subscription.send("command", command.to_wire())
+    def due(self, now: float) -> tuple[Command, ...]:
+        """The commands to send again now."""
+        return self.send_again(now) if now >= self._again_at else ()
 
-    def hear(self, message: Control) -> None:
+    def send_again(self, now: float) -> tuple[Command, ...]:
+        """All unconfirmed commands, for a new connection."""
+        self._again_at = now + self._timeouts.unconfirmed if self._unconfirmed else math.inf
+        return tuple(self._unconfirmed.values())
+
+    def take(self, answer: Control, now: float) -> None:
         """Takes an answer of the broker."""
-        name = message.content.get("id")
+        name = answer.content.get("id")
         if not isinstance(name, str) or name not in self._unconfirmed:
             return
-        if message.kind == "refused":
-            self._refused[name] = Outcome(self._sent[name], None, None, str(message.content.get("reason")))
-        if message.kind == "refused" or (message.kind == "told" and message.content.get("ranks")):
+        if answer.kind == "refused":
+            self._refused[name] = Outcome(self._sent[name], None, None, str(answer.content.get("reason")))
+        if answer.kind == "refused" or (answer.kind == "told" and answer.content.get("ranks")):
             del self._unconfirmed[name]
-        elif message.kind == "told":
-            # The broker waits for its trainer still.
-            self._again_at = time.monotonic() + AGAIN_SECONDS
+        elif answer.kind == "told":
+            # The broker still waits for its trainer.
+            self._again_at = now + self._timeouts.undelivered
 
     def outcomes(self, answered: Iterable[Outcome]) -> tuple[Outcome, ...]:
         """What became of each, as far as it is known; ``answered`` are those that the training has answered."""

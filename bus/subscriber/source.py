@@ -1,7 +1,6 @@
 """Where a subscriber finds a run: in its directory on this machine, or through a broker on another one."""
 
 import contextlib
-import enum
 import os
 import time
 from collections.abc import Iterator
@@ -21,25 +20,10 @@ from bus.protocol.snapshot import Snapshot
 from bus.recording.reader import RecordingReader
 from bus.runs.directory import LOCK_FILE, RunInfo, read_run
 from bus.runs.lock import is_held
+from bus.subscriber.following import RunStatus
 from bus.types.timeouts import Timeouts
 
-LOOK_SECONDS = 0.5
-RETURN_SECONDS = 10.0
-ANSWER_SECONDS = 2.0
-PATIENCE_SECONDS = 60.0
-SILENCE_SECONDS = 5.0
-FETCH_SECONDS = 0.05
-
-
-class RunStatus(enum.Enum):
-    """Whether an attempt of a run is served."""
-
-    LIVE = "live"
-    AWAY = "away"
-    """No broker serves it now, but another one may."""
-    FINISHED = "finished"
-    UNREACHABLE = "unreachable"
-    """Its broker has not answered for a long time."""
+MAX_BEHIND = 32 << 20
 
 
 class Endpoints(NamedTuple):
@@ -84,7 +68,8 @@ class LocalRun:
 
     pending = False
 
-    def __init__(self, info: RunInfo) -> None:
+    def __init__(self, info: RunInfo, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
         self.run_name = info.name
         self.run_id = info.id
         self.attempt = info.last.number
@@ -98,13 +83,13 @@ class LocalRun:
         self._lock = -1
         with contextlib.suppress(OSError):
             self._lock = open_file(info.path / LOCK_FILE)
-        self._look_at = time.monotonic() + LOOK_SECONDS
+        self._look_at = time.monotonic() + self._timeouts.look
 
     def look(self) -> RunStatus:
         """The attempt's status, by its directory."""
         now = time.monotonic()
         if now >= self._look_at:
-            self._look_at = now + LOOK_SECONDS
+            self._look_at = now + self._timeouts.look
             try:
                 self._status = self._found(read_run(self._path))
             except RunDirectoryError:
@@ -126,7 +111,7 @@ class LocalRun:
             # Whether its trainer is still there cannot be seen from here; it has a moment to find a broker again.
             now = time.monotonic()
             self._lost_since = self._lost_since or now
-            return RunStatus.AWAY if now - self._lost_since < RETURN_SECONDS else RunStatus.FINISHED
+            return RunStatus.AWAY if now - self._lost_since < self._timeouts.trainer_return else RunStatus.FINISHED
         return RunStatus.FINISHED
 
     def refresh(self) -> None:
@@ -152,14 +137,21 @@ class RemoteRun:
         BrokerError: nobody answers.
     """
 
-    def __init__(self, address: str, run: str | None, security: ClientSecurity | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        run: str | None,
+        security: ClientSecurity | None = None,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self._timeouts = timeouts or Timeouts.default
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.run_dir: Path | None = None
         self.recording: Path | None = None
         self.endpoints: Endpoints | None = None
         self._control_address = address
         try:
-            self._socket = connect_socket(self._context, zmq.DEALER, address, security)
+            self._socket = connect_socket(self._context, zmq.DEALER, address, security, timeouts=self._timeouts)
             listed = self._first_answer(address, run, security)
         except BaseException:
             self._context.destroy(linger=0)
@@ -167,7 +159,7 @@ class RemoteRun:
         self.run_name = check_run_name(listed["run"])
         self.run_id: str | None = listed["id"] if isinstance(listed.get("id"), str) else None
         self.attempt: int = listed["attempt"]
-        self._file = _RemoteFile(self._socket, self.run_name, self.attempt)
+        self._file = _RemoteFile(self._socket, self.run_name, self.attempt, self._timeouts.fetch)
         self.reader = RecordingReader(self._file, f"the recording of run {self.run_name}")
         self._heard = self._connected = time.monotonic()
         self._security = security
@@ -177,7 +169,7 @@ class RemoteRun:
         self._note(listed)
 
     def _first_answer(self, address: str, run: str | None, security: ClientSecurity | None) -> dict[str, Any]:
-        answer = request(self._socket, "runs", {"run": run}, Timeouts.default.answer)
+        answer = request(self._socket, "runs", {"run": run}, self._timeouts.answer)
         if answer is None:
             raise BrokerError(f"no broker answers at {address}: it is not there, {_keys_hint(security)}")
         runs = _listed_runs(answer)
@@ -192,12 +184,12 @@ class RemoteRun:
         """How the attempt stands, by what the broker last said of it."""
         now = time.monotonic()
         if now >= self._ask_at:
-            self._ask_at = now + LOOK_SECONDS
+            self._ask_at = now + self._timeouts.look
             _send(self._socket, "runs", {"run": self.run_name})
         self._take_answers()
-        if now - self._heard > PATIENCE_SECONDS:
+        if now - self._heard > self._timeouts.broker_return:
             return RunStatus.UNREACHABLE
-        if now - max(self._heard, self._connected) > SILENCE_SECONDS:
+        if now - max(self._heard, self._connected) > self._timeouts.silence:
             self._connect_anew(now)
         return self._status
 
@@ -205,7 +197,9 @@ class RemoteRun:
         """The connection may be dead, and nobody closed it."""
         self._connected = now
         self._socket.close(linger=0)
-        self._socket = connect_socket(self._context, zmq.DEALER, self._control_address, self._security)
+        self._socket = connect_socket(
+            self._context, zmq.DEALER, self._control_address, self._security, timeouts=self._timeouts
+        )
         self._file.use(self._socket)
 
     def _take_answers(self) -> None:
@@ -238,7 +232,9 @@ class RemoteRun:
         elif listed.get("status") == "lost":
             # Its trainer may be on yet another machine, and about to find the broker again.
             self._lost_since = self._lost_since or now
-            self._status = RunStatus.AWAY if now - self._lost_since < RETURN_SECONDS else RunStatus.FINISHED
+            self._status = (
+                RunStatus.AWAY if now - self._lost_since < self._timeouts.trainer_return else RunStatus.FINISHED
+            )
         else:
             self._status = RunStatus.FINISHED
 
@@ -259,7 +255,7 @@ class RemoteRun:
                 return
             if self.look() is RunStatus.UNREACHABLE:
                 raise BrokerError(f"the broker at {self._control_address} does not answer any more")
-            self.wait(FETCH_SECONDS)
+            self.wait(self._timeouts.fetch_poll)
 
     @property
     def pending(self) -> bool:
@@ -295,7 +291,8 @@ class _RemoteFile:
     """A recording as :class:`~bus.recording.reader.RecordingReader` wants it, from ranges that are asked for as it goes
     on."""
 
-    def __init__(self, socket: "zmq.Socket[bytes]", run: str, attempt: int) -> None:
+    def __init__(self, socket: "zmq.Socket[bytes]", run: str, attempt: int, patience: float) -> None:
+        self._patience = patience
         self._socket = socket
         self._which = {"run": run, "attempt": attempt}
         self._start = 0
@@ -319,7 +316,7 @@ class _RemoteFile:
 
     def _ask(self) -> None:
         now = time.monotonic()
-        if not self.at_end and now - self._asked > ANSWER_SECONDS:
+        if not self.at_end and now - self._asked > self._patience:
             self._asked = now
             _send(self._socket, "fetch", {**self._which, "offset": self._start + len(self._data)})
 
@@ -344,9 +341,6 @@ class _RemoteFile:
 
     def close(self) -> None:
         """Nothing to do: the connection is the run's."""
-
-
-MAX_BEHIND = 32 << 20
 
 
 def _seen_from_here(stream: str, control: str) -> str:

@@ -4,36 +4,29 @@ import asyncio
 import contextlib
 import os
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
-from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
+from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError
 from bus.net.curve import ClientSecurity, client_security_for
 from bus.net.requests import RequestClient
-from bus.protocol.frames import HEARTBEAT, decode_body, decode_positions, split_frame
-from bus.protocol.order import CheckpointMark, DemandActive, Ending, Gap, Missing, StreamOrder
+from bus.protocol.frames import Control
+from bus.protocol.order import CheckpointMark, DemandActive, Ending, Gap, StreamOrder
 from bus.protocol.snapshot import Snapshot
-from bus.recording.reader import Record
 from bus.runs.directory import find_run
-from bus.subscriber.commands import PendingCommands, send_command_through
-from bus.subscriber.source import LocalRun, RemoteRun, RunSource, RunStatus
-from bus.subscriber.subscription import LiveSubscription
+from bus.subscriber.commands import CommandExchange, PendingCommands, perform, perform_async
+from bus.subscriber.following import Action, Following, Phase, RunStatus, Step
+from bus.subscriber.source import Endpoints, LocalRun, RemoteRun, RunSource
+from bus.subscriber.subscription import LiveSubscription, wait_readable
 from bus.tensors.transfer import fetch_segment
 from bus.types.commands import Argument, Command, Outcome, check_command, new_command_id
 from bus.types.demand import Demand
 from bus.types.event import Event
+from bus.types.timeouts import Timeouts
 
 BURST = 1000
-DISK_SECONDS = 0.02
-AWAY_SECONDS = 0.1
-FETCH_SECONDS = 0.05
-LIVE_CHECK_SECONDS = 0.5
-GIVE_UP_SECONDS = 5.0
-SILENCE_SECONDS = 5.0
-ANSWERED_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +70,7 @@ class Subscriber:
     of the last snapshot that need not come again.
 
     With ``broker``, an address such as ``tcp://10.0.0.1:5570``, everything comes through that broker, the recording
-    too; ``security`` holds the keys for it.
+    too; ``security`` holds the keys for it. The constructor then waits for the broker's answer, up to 5 s.
 
     Raises:
         RunNotFoundError: there is no such run.
@@ -98,7 +91,9 @@ class Subscriber:
         after: Mapping[int, tuple[int, int]] | None = None,
         broker: str | None = None,
         security: ClientSecurity | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
+        self._timeouts = timeouts or Timeouts.default
         self._name = name
         self._decides = frozenset(Event(event) for event in decides)
         if events is not None:
@@ -112,9 +107,9 @@ class Subscriber:
         if security is None and broker is not None:
             security = client_security_for(broker)
         if broker is not None:
-            self._source = RemoteRun(broker, None if run is None else str(run), security)
+            self._source = RemoteRun(broker, None if run is None else str(run), security, self._timeouts)
         else:
-            self._source = LocalRun(find_run("" if run is None else run, runs_dir))
+            self._source = LocalRun(find_run("" if run is None else run, runs_dir), self._timeouts)
         self.run_name = self._source.run_name
         self.run_id = self._source.run_id
         """The run's identity: see :attr:`bus.runs.RunInfo.id`."""
@@ -127,8 +122,6 @@ class Subscriber:
         """Who sends a command through a snapshot, where it gives no reason: asked within that call."""
         self.on_checkpoint: Callable[[CheckpointMark], object] = lambda mark: None
         """Called where the training has saved or loaded a checkpoint, between the snapshots before and after that."""
-        self.ending: Ending | None = None
-        """How the run ended; ``None`` until then."""
         self._demand = Demand.of(events or ()) if demand is None else demand
         self._order = StreamOrder(self.run_name, self.attempt, events, after, self._demand)
         # Somebody may wait for what is handled, or lend memory until then.
@@ -136,19 +129,14 @@ class Subscriber:
         # Somebody does: it is said at once, and not with the next renewal.
         self._is_awaited = False
         self._handled: dict[int, int] = {rank: seq for rank, (seq, _) in (after or {}).items()}
-        self._commands = PendingCommands()
+        self._commands = PendingCommands(self._timeouts)
         self._given_security = security
         self._reader = self._source.reader
         self._chunks = self._reader.read()
-        self._ready: deque[Snapshot | CheckpointMark] = deque()
-        self._missing: Missing | None = None
-        self._catching_up = True
-        self._over = False
+        self._following = Following(self._order, self._timeouts)
         self._closed = False
         self._subscription: LiveSubscription | None = None
-        self._give_up_at = 0.0
-        self._heard = time.monotonic()
-        self._given = self._fallbacks = self._reconnects = self._lag = self._lag_high = self._last_seq = 0
+        self._given = self._last_seq = 0
         # The stream first, then the history: what comes in between is in both.
         if self._source.look() is RunStatus.LIVE:
             self._connect()
@@ -156,14 +144,23 @@ class Subscriber:
     def _connect(self) -> None:
         endpoints = self._source.endpoints
         assert endpoints is not None  # it is live
-        self._heard = time.monotonic()
-        # A run whose directory is here may all the same be served by a broker that takes keys.
-        security = self._given_security or client_security_for(endpoints.control)
-        hear = self._commands.hear
         self._subscription = LiveSubscription(
-            endpoints.stream, endpoints.control, self._order, self._wanted, self._report, hear, security
+            endpoints.stream,
+            endpoints.control,
+            self._order,
+            self._wanted,
+            self._report,
+            self._take_answer,
+            self._security_for(endpoints),
+            self._timeouts,
         )
-        self._commands.send_again(self._subscription)
+        now = time.monotonic()
+        self._following.connected(now)
+        self._send(self._commands.send_again(now))
+
+    def _security_for(self, endpoints: Endpoints) -> ClientSecurity | None:
+        # A run whose directory is here may all the same be served by a broker that takes keys.
+        return self._given_security or client_security_for(endpoints.control)
 
     @property
     def _wanted(self) -> dict[str, Any]:
@@ -190,16 +187,22 @@ class Subscriber:
 
     def statistics(self) -> SubscriberStatistics:
         """How it is doing; may be called from another thread."""
+        following = self._following
         return SubscriberStatistics(
             given=self._given,
-            lag=self._lag,
-            lag_high=self._lag_high,
-            fallbacks=self._fallbacks,
-            reconnects=self._reconnects,
+            lag=following.lag,
+            lag_high=following.lag_high,
+            fallbacks=following.fallbacks,
+            reconnects=following.reconnects,
             missing=sum(gap.last - gap.first + 1 for gap in tuple(self._order.gaps)),
             skipped=self._order.skipped,
             last_seq=self._last_seq,
         )
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the run ended; ``None`` until then."""
+        return self._following.ending
 
     @property
     def live(self) -> bool:
@@ -233,31 +236,46 @@ class Subscriber:
 
         Raises :class:`bus.errors.ConfigurationError` when there is no such command."""
         command = check_command(name, arguments, reason)._replace(id=new_command_id(), decided_at=decided_at)
-        if self._over or self.ending is not None:
+        if not self._takes_commands:
             return False
-        self._commands.send(command, self._subscription)
+        self._commands.add(command, time.monotonic())
+        self._send([command])
         return True
 
-    def command(
-        self, name: str, *arguments: Argument, wait: float = ANSWERED_SECONDS, reason: str | None = None
-    ) -> Outcome:
-        """Sends a command over a connection of its own and waits up to ``wait`` seconds until it takes effect; may be
-        called from any thread, while another one iterates. ``reason`` says why it was sent.
+    @property
+    def _takes_commands(self) -> bool:
+        return self.ending is None and self._following.phase is not Phase.REST
+
+    def _send(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            if self._subscription is not None:
+                self._subscription.send("command", command.to_wire())
+
+    def _take_answer(self, answer: Control) -> None:
+        self._commands.take(answer, time.monotonic())
+
+    def command(self, name: str, *arguments: Argument, wait: float | None = None, reason: str | None = None) -> Outcome:
+        """Sends a command over a connection of its own and waits up to ``wait`` seconds (10) until it takes effect; may
+        be called from any thread, while another one iterates. ``reason`` says why it was sent.
 
         Raises:
             ConfigurationError: there is no such command, or the run is not live.
             BrokerError: the broker does not answer, or refuses.
         """
-        check_command(name, arguments)
+        return perform(self._exchange(name, arguments, wait, reason))
+
+    def _exchange(
+        self, name: str, arguments: tuple[Argument, ...], wait: float | None, reason: str | None
+    ) -> CommandExchange:
+        command = check_command(name, arguments, reason)
         endpoints = self._source.endpoints
-        if self._over or self.ending is not None or endpoints is None:
+        if not self._takes_commands or endpoints is None:
             raise ConfigurationError(
                 f"run {self.run_name!r} takes no command: it is not live; 'bus runs' lists the runs"
             )
-        security = self._given_security or client_security_for(endpoints.control)
-        return send_command_through(
-            endpoints.control, self.run_name, name, *arguments, wait=wait, security=security, reason=reason
-        )
+        wait = self._timeouts.outcome if wait is None else wait
+        security = self._security_for(endpoints)
+        return CommandExchange(endpoints.control, self.run_name, command, wait, security, self._timeouts)
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -282,7 +300,7 @@ class Subscriber:
         endpoints = self._source.endpoints
         if endpoints is None:
             raise FieldNotAvailableError("these tensors cannot be had any more: no broker serves the run")
-        with contextlib.closing(RequestClient(endpoints.control, self._given_security)) as ask:
+        with contextlib.closing(RequestClient(endpoints.control, self._given_security, self._timeouts)) as ask:
             return fetch_segment(ask, self.run_name, reference)
 
     def _note_handled(self, snapshot: Snapshot) -> None:
@@ -300,26 +318,7 @@ class Subscriber:
 
     def __iter__(self) -> Iterator[Snapshot]:
         while True:
-            while self._ready:
-                snapshot = self._next()
-                if snapshot is None:
-                    continue
-                yield snapshot
-                self._note_handled(snapshot)
-            pause = self._advance()
-            if pause is None:
-                return
-            if not pause:
-                continue
-            self._report_handled()
-            if self._subscription is not None and not self._catching_up:
-                self._subscription.wait(pause)
-            else:
-                self._source.wait(pause)
-
-    async def __aiter__(self) -> AsyncIterator[Snapshot]:
-        while True:
-            while self._ready:
+            while self._following.ready:
                 snapshot = self._next()
                 if snapshot is None:
                     continue
@@ -330,15 +329,34 @@ class Subscriber:
                 return
             if pause:
                 self._report_handled()
-            if pause and self._subscription is not None and not self._catching_up:
-                await self._subscription.wait_async(pause)
+                (self._listens or self._source).wait(pause)
+
+    async def __aiter__(self) -> AsyncIterator[Snapshot]:
+        while True:
+            while self._following.ready:
+                snapshot = self._next()
+                if snapshot is None:
+                    continue
+                yield snapshot
+                self._note_handled(snapshot)
+            pause = self._advance()
+            if pause is None:
+                return
+            if pause:
+                self._report_handled()
+            if pause and self._listens is not None:
+                await wait_readable(self._listens.socket, pause)
             else:
                 # A long history must not keep other tasks of the loop from running.
-                await asyncio.sleep(min(pause, FETCH_SECONDS))
+                await asyncio.sleep(min(pause, self._timeouts.fetch_poll))
+
+    @property
+    def _listens(self) -> LiveSubscription | None:
+        return self._subscription if self._following.phase is Phase.LIVE else None
 
     def _next(self) -> Snapshot | None:
         """The next snapshot; ``None`` where a mark of a checkpoint came instead."""
-        snapshot = self._ready.popleft()
+        snapshot = self._following.ready.popleft()
         if isinstance(snapshot, CheckpointMark):
             self.on_checkpoint(snapshot)
             return None
@@ -348,171 +366,70 @@ class Subscriber:
         return snapshot
 
     def _advance(self) -> float | None:
-        """Takes one step: from the recording while something is missing, else from the live stream. Returns how long
-        to wait before the next one, in seconds, or ``None`` when the run has ended and everything has been given."""
+        """Takes one step; returns how long to wait before the next one, in seconds, or ``None`` when the run has ended
+        and everything has been given."""
         if self._closed:
             raise ClosedError(f"the subscriber of run {self.run_name!r} is closed")
-        if self.ending is not None:
+        following = self._following
+        if following.ending is not None:
             return None
-        if self._commands.is_due:
-            self._commands.send_again(self._subscription)
-        pause = self._read_recording() if self._catching_up else self._receive()
-        if self.ending is None:
-            self.ending = self._order.ending
-        return pause if self.ending is None or not self._ready else 0.0
+        self._send(self._commands.due(time.monotonic()))
+        step = self._listen() if following.phase is Phase.LIVE else self._read()
+        if step.action is Action.CONNECT:
+            self._connect()
+        elif step.action is Action.DISCONNECT:
+            self._disconnect()
+        if step.action is not Action.NONE:
+            self._read_on()
+        return step.pause if following.ending is None else 0.0
 
-    def _read_recording(self) -> float:
+    def _read(self) -> Step:
         records = next(self._chunks, None)
         if records is not None:
-            self._take_records(records)
-            return 0.0
+            self._following.take_records(records)
+            return Step()
         self._chunks = self._reader.read()
-        if self._source.pending:
-            if self._source.look() is RunStatus.UNREACHABLE:
-                self._end_unreachable()
-                return 0.0
-            return FETCH_SECONDS
-        if self._over:
-            # Read to the end after nobody could write to it any more.
-            self._end_of_recording()
-            return 0.0
-        if self._subscription is None:
-            return self._find_broker()
-        if self._missing is not None and not self._order.is_filled(self._missing):
-            return self._await_missing(self._missing)
-        self._missing = None
-        self._catching_up = False
-        return 0.0
+        # In this order: what came while it was looked is not the end.
+        is_pending = self._source.pending
+        return self._following.at_end_of_recording(is_pending, self._source.look(), time.monotonic())
 
-    def _find_broker(self) -> float:
-        """Without a broker: whether there is one again, or is going to be."""
-        status = self._source.look()
-        if status is RunStatus.AWAY:
-            return AWAY_SECONDS
-        if status is RunStatus.LIVE:
-            self._connect()
-            self._reconnects += 1
-        elif status is RunStatus.UNREACHABLE:
-            self._end_unreachable()
-        else:
-            self._over = True
-        self._source.refresh()
-        return 0.0
-
-    def _await_missing(self, missing: Missing) -> float:
-        """What is missing is on its way to the disk: the broker flushes several times a second."""
-        if not self._is_live():
-            return 0.0
-        if time.monotonic() < self._give_up_at:
-            self._source.refresh()
-            return DISK_SECONDS
-        # The broker lives, but its disk takes no recording: a named gap is better than standing still.
-        self._order.accept_gap(missing)
-        return 0.0
-
-    def _take_records(self, records: list[Record]) -> None:
-        from_record = self._order.from_record
-        for record in records:
-            snapshot = from_record(record.topic, record.body)
-            if snapshot is not None:
-                self._ready.append(snapshot)
-
-    def _end_unreachable(self) -> None:
-        self.ending = Ending("unreachable", "its broker does not answer any more")
-
-    def _end_of_recording(self) -> None:
-        if self._order.ending is None:
-            self.ending = Ending("lost", "the broker ended before the run did")
-
-    def _receive(self) -> float:
+    def _listen(self) -> Step:
         assert self._subscription is not None  # without a stream there is only the recording
+        following, has_heard = self._following, False
         for _ in range(BURST):
             frame = self._subscription.receive()
             if frame is None:
                 break
-            self._take_frame(frame)
-            self._heard = time.monotonic()
-            if self._catching_up or self._order.ending is not None:
-                return 0.0
-        if self._ready:
-            return 0.0
-        if not self._is_live() or self._is_silent():
-            self._catch_up()
-            return 0.0
-        return LIVE_CHECK_SECONDS
+            has_heard = True
+            following.take_frame(frame)
+            if following.phase is not Phase.LIVE or following.ending is not None:
+                break
+        now = time.monotonic()
+        if has_heard:
+            following.heard(now)
+        if following.phase is not Phase.LIVE:
+            return Step(Action.READ_ON)
+        if following.ready or following.ending is not None:
+            return Step()
+        return following.when_quiet(self._source.look(), now)
 
-    def _take_frame(self, frame: bytes) -> None:
-        try:
-            topic, body = split_frame(frame)
-        except ProtocolError:
-            self._order.skipped += 1
-            return
-        if topic is None:
-            return
-        if topic.name == HEARTBEAT:
-            self._compare(body)
-            return
-        result = self._order.from_live(f"{topic.run}/{topic.name}/{topic.rank}", body)
-        if isinstance(result, Snapshot | CheckpointMark):
-            self._ready.append(result)
-        elif result is not None:
-            self._fall_back(result)
-
-    def _compare(self, body: bytes) -> None:
-        try:
-            _, attempt, _, positions, *more = decode_body(body)
-            if attempt != self.attempt:
-                return
-            positions = decode_positions(positions)
-            missing = self._order.missing_at(positions)
-            self._lag = self._order.lag(positions)
-            self._lag_high = max(self._lag_high, self._lag)
-            if missing is None and len(more) >= 2 and self._order.missing_at(decode_positions(more[1])) is None:
-                # Whatever may be missed from here on comes after this place in the recording.
-                self._go_on_reading_at(int(more[0]))
-        except (ProtocolError, ValueError, TypeError, AttributeError, LookupError):
-            self._order.skipped += 1
-            return
-        if missing is not None:
-            self._fall_back(missing)
-
-    def _go_on_reading_at(self, offset: int) -> None:
+    def _read_on(self) -> None:
+        offset = self._following.offset
         if offset > self._reader.position:
             self._reader.position = offset
             self._chunks = self._reader.read()
-
-    def _fall_back(self, missing: Missing) -> None:
-        self._missing = missing
-        self._fallbacks += 1
-        self._give_up_at = time.monotonic() + GIVE_UP_SECONDS
-        self._catch_up()
-
-    def _catch_up(self) -> None:
-        self._catching_up = True
         self._source.refresh()
 
-    def _is_silent(self) -> bool:
-        """Whether not even the broker's sign of life has come for long; the connection is then begun anew."""
-        if self._subscription is None or time.monotonic() - self._heard < SILENCE_SECONDS:
-            return False
-        self._subscription.close()
-        self._subscription = None
-        return True
-
-    def _is_live(self) -> bool:
-        """Whether the broker of our attempt still serves the run; when it does not, only the recording is left."""
-        if self._subscription is not None and self._source.look() is not RunStatus.LIVE:
+    def _disconnect(self) -> None:
+        if self._subscription is not None:
             self._subscription.close()
             self._subscription = None
-        return self._subscription is not None
 
     def close(self) -> None:
         """Ends the subscription. Can be called more than once."""
         self._closed = True
         self._source.close()
-        if self._subscription is not None:
-            self._subscription.close()
-            self._subscription = None
+        self._disconnect()
 
     def __del__(self) -> None:
         # One whose constructor failed has nothing to close.
@@ -527,11 +444,30 @@ class Subscriber:
     ) -> None:
         self.close()
 
-    async def __aenter__(self) -> "Subscriber":
-        return self
+    async def __aenter__(self) -> "AsyncSubscriber":
+        return AsyncSubscriber(self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         # Without waiting, so that a cancelled task leaves nothing open either.
         self.close()
+
+
+class AsyncSubscriber(Subscriber):
+    """The stream that ``async with Subscriber(...)`` gives: all that a subscriber has, with :meth:`command` to be
+    awaited. Closed by the ``async with`` block."""
+
+    def __init__(self, opened: Subscriber) -> None:
+        # One stream, which the caller may use by either name.
+        self.__dict__ = opened.__dict__
+
+    async def command(  # type: ignore[override]
+        self, name: str, *arguments: Argument, wait: float | None = None, reason: str | None = None
+    ) -> Outcome:
+        """As :meth:`Subscriber.command`, while the event loop runs. A task that is cancelled meanwhile does not take
+        the command back."""
+        return await perform_async(self._exchange(name, arguments, wait, reason))
+
+    def __del__(self) -> None:
+        """Leaves the stream open: it is closed with the subscriber that was entered."""

@@ -18,9 +18,6 @@ from bus.protocol.order import StreamOrder
 from bus.types.timeouts import Timeouts
 
 STREAM_QUEUE = 5000
-ANSWER_SECONDS = 30.0
-ANSWER_POLL_SECONDS = 0.05
-LINGER_MILLISECONDS = 500
 
 
 class LiveSubscription:
@@ -34,7 +31,8 @@ class LiveSubscription:
         wanted: dict[str, Any],
         report: Callable[[], dict[str, Any]],
         take: Callable[[Control], object],
-        security: ClientSecurity | None = None,
+        security: ClientSecurity | None,
+        timeouts: Timeouts,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
@@ -44,39 +42,24 @@ class LiveSubscription:
                 made.subscribe(topic)
 
         try:
-            self._socket = connect_socket(self._context, zmq.SUB, stream, security, subscribe)
-            renewals = connect_socket(self._context, zmq.DEALER, control, security)
+            self.socket = connect_socket(self._context, zmq.SUB, stream, security, subscribe, timeouts)
+            renewals = connect_socket(self._context, zmq.DEALER, control, security, timeouts=timeouts)
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._renewer = LeaseRenewer(renewals, {"run": order.run, **wanted}, report, take)
+        self._renewer = LeaseRenewer(renewals, {"run": order.run, **wanted}, report, take, timeouts)
         _open_subscriptions.add(self)
 
     def receive(self) -> bytes | None:
         """The next frame, if there is one now."""
         try:
-            return self._socket.recv(zmq.NOBLOCK)
+            return self.socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
 
     def wait(self, seconds: float) -> None:
         """Waits so long, or until a frame is there."""
-        self._socket.poll(int(seconds * 1000))
-
-    async def wait_async(self, seconds: float) -> None:
-        """As :meth:`wait`, while the event loop goes on."""
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        descriptor = int(self._socket.getsockopt(zmq.FD))
-        loop.add_reader(descriptor, readable.set)
-        try:
-            # The descriptor tells only of changes, so what is there already has to be asked for.
-            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                await asyncio.wait_for(readable.wait(), seconds)
-        except TimeoutError:
-            return
-        finally:
-            loop.remove_reader(descriptor)
+        self.socket.poll(int(seconds * 1000))
 
     def send(self, kind: str, content: dict[str, Any]) -> None:
         """Sends something to the control endpoint, from any thread and without waiting."""
@@ -91,6 +74,26 @@ class LiveSubscription:
         _open_subscriptions.discard(self)
         self._renewer.stop()
         self._context.destroy(linger=0)
+
+
+async def wait_readable(socket: "zmq.Socket[bytes]", seconds: float) -> bool:
+    """Waits at most so long, while the event loop runs, until a message is there; returns whether one is."""
+    loop = asyncio.get_running_loop()
+    changed = asyncio.Event()
+    descriptor = int(socket.getsockopt(zmq.FD))
+    deadline = loop.time() + seconds
+    loop.add_reader(descriptor, changed.set)
+    try:
+        # The descriptor reports changes only, so the event is cleared before the socket is asked.
+        while not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            async with asyncio.timeout_at(deadline):
+                await changed.wait()
+            changed.clear()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(descriptor)
+    return True
 
 
 # See bus.publisher.connection: a context that the garbage collector finds in a cycle waits for its sockets for ever.
@@ -108,8 +111,10 @@ class LeaseRenewer:
         wanted: dict[str, Any],
         report: Callable[[], dict[str, Any]],
         take: Callable[[Control], object],
+        timeouts: Timeouts,
     ) -> None:
         self._socket = control
+        self._timeouts = timeouts
         self._wanted = wanted
         self._report = report
         self._take = take
@@ -138,20 +143,21 @@ class LeaseRenewer:
             try:
                 want = None
                 if now >= self._renew_at:
-                    self._renew_at = now + Timeouts.default.renew
+                    self._renew_at = now + self._timeouts.renew
                     # What it says was handled must not overtake what was told before that.
                     want = encode_control("want", {**self._wanted, **self._report()})
                 while self._queue:
                     self._socket.send(self._queue[0], zmq.NOBLOCK)
                     self._queue.popleft()
                     # Its answer is looked for sooner than the next renewal.
-                    awaited = now + ANSWER_SECONDS
+                    awaited = now + self._timeouts.confirmation
                 if want is not None:
                     self._socket.send(want, zmq.NOBLOCK)
             except zmq.Again:
                 pass  # the broker does not read now: the next renewal says the same
             self._hear()
-            self._wake.wait(ANSWER_POLL_SECONDS if now < awaited else max(0.0, self._renew_at - time.monotonic()))
+            until_renewal = max(0.0, self._renew_at - time.monotonic())
+            self._wake.wait(self._timeouts.confirmation_poll if now < awaited else until_renewal)
             self._wake.clear()
             if self._is_stopped:
                 return
@@ -173,4 +179,4 @@ class LeaseRenewer:
         with contextlib.suppress(zmq.Again):
             while self._queue:
                 self._socket.send(self._queue.popleft(), zmq.NOBLOCK)
-        self._socket.close(linger=LINGER_MILLISECONDS)
+        self._socket.close(linger=round(1000 * self._timeouts.linger))

@@ -18,8 +18,7 @@ from training import Act, gold_evaluators, gold_trainer
 
 from bus import Event, Publisher, Recording, Subscriber, find_run
 from bus.errors import BrokerError, ConfigurationError, ProtocolError
-from bus.protocol.frames import Control
-from bus.subscriber.commands import PendingCommands, send_command
+from bus.subscriber.commands import send_command
 from bus.types.commands import COMMANDS, Command, Outcome, check_command
 from bus.types.demand import Demand, Want
 from consumers import Callback, NaNMonitor
@@ -631,14 +630,3 @@ def test_what_a_script_says_is_applied_in_every_fit(runs_dir):
     second.fit(f"{outcome.batch + 2}ba")
     assert second.state.optimizers[0].param_groups[0]["lr"] == 0.025
     second.close()
-
-
-@pytest.mark.parametrize("name", [[], {}, 5, None])
-def test_an_answer_of_a_broker_whose_id_is_no_text_is_nobodys(name):
-    sent, command = PendingCommands(), Command("stop", (), "mine")
-    sent.send(command, None)
-    for kind in ("refused", "told"):
-        sent.hear(Control(kind, {"id": name, "ranks": 1, "reason": "none"}))
-    assert sent.outcomes(()) == (Outcome(command, None, None),)
-    sent.hear(Control("refused", {"id": "mine", "reason": "busy"}))
-    assert sent.outcomes(()) == (Outcome(command, None, None, "busy"),)

@@ -45,9 +45,9 @@ def network(standing: StandingBroker) -> Iterator[Network]:
 class Follower(threading.Thread):
     """A subscriber on a thread that keeps what comes."""
 
-    def __init__(self, broker: str) -> None:
+    def __init__(self, broker: str, timeouts: Timeouts | None = None) -> None:
         super().__init__(daemon=True)
-        self.subscriber = Subscriber("r", broker=broker)
+        self.subscriber = Subscriber("r", broker=broker, timeouts=timeouts)
         self.got: list[Snapshot] = []
         self.start()
 
@@ -139,12 +139,11 @@ def test_a_broker_that_comes_back_is_found_again(
 
 
 def test_a_footer_that_is_fetched_before_the_trainer_comes_back_is_forgotten(
-    elsewhere: StandingBroker, monkeypatch: pytest.MonkeyPatch
+    elsewhere: StandingBroker,
 ) -> None:
-    # However long the trainer computes: the broker sees its process.
-    monkeypatch.setattr("bus.subscriber.source.RETURN_SECONDS", 0.0)
     with Publisher("r", broker=elsewhere.address) as publisher:
-        follower = Follower(elsewhere.address)
+        # However long the trainer computes: the broker sees its process.
+        follower = Follower(elsewhere.address, timeouts=Timeouts(trainer_return=0.0))
         for _ in range(3):
             last = publish(publisher, 100)
             on_disk(publisher)
@@ -161,15 +160,14 @@ def test_a_footer_that_is_fetched_before_the_trainer_comes_back_is_forgotten(
 
 
 def test_a_recording_that_was_closed_without_its_runs_end_is_read_to_its_end(
-    elsewhere: StandingBroker, runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+    elsewhere: StandingBroker, runs_dir: Path
 ) -> None:
-    monkeypatch.setattr("bus.subscriber.source.RETURN_SECONDS", 0.5)
     with Training(runs_dir, broker=elsewhere.address, events=100, ending="stay") as training:
         training.await_loop_end()
         elsewhere.end(signal.SIGTERM)
         training.kill()
         elsewhere.start()
-        follower = Follower(elsewhere.address)
+        follower = Follower(elsewhere.address, timeouts=Timeouts(trainer_return=0.5))
         follower.join(60)
     assert numbers(follower.got) == list(range(1, 101))
     assert str(follower.subscriber.ending) == "lost: the broker ended before the run did"
@@ -223,16 +221,15 @@ def test_what_a_run_elsewhere_has_logged_so_far_is_listed(
 
 
 def test_runs_that_are_not_there_and_brokers_that_are_not_are_named(
-    elsewhere: StandingBroker, monkeypatch: pytest.MonkeyPatch
+    elsewhere: StandingBroker,
 ) -> None:
     with pytest.raises(RunNotFoundError, match=r"the broker at tcp://\S+ has no runs yet"):
         Subscriber(broker=elsewhere.address)
     with pytest.raises(RunNotFoundError, match=rf"has no run 'x': 'bus runs --broker {elsewhere.address}' lists"):
         Subscriber("x", broker=elsewhere.address)
     elsewhere.end(signal.SIGTERM)
-    monkeypatch.setattr(Timeouts, "default", Timeouts(answer=0.5))
     with pytest.raises(BrokerError, match=f"no broker answers at {elsewhere.address}"):
-        Subscriber("x", broker=elsewhere.address)
+        Subscriber("x", broker=elsewhere.address, timeouts=Timeouts(answer=0.5))
 
 
 # -- the network ------------------------------------------------------------------------------------------------------
@@ -243,8 +240,6 @@ Cut = Callable[[Network], None]
 @pytest.fixture
 def alert(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence on a connection is noticed soon."""
-    for module in ("subscriber.subscriber", "subscriber.source"):
-        monkeypatch.setattr(f"bus.{module}.SILENCE_SECONDS", 1.5)
     monkeypatch.setattr(Timeouts, "default", replace(Timeouts.default, silence=1.5, handshake=1.0))
 
 
@@ -339,11 +334,10 @@ def test_a_trainer_that_ends_while_the_network_is_cut_is_complete_if_it_comes_ba
 @pytest.mark.usefixtures("alert")
 @pytest.mark.parametrize("cut", [Network.refuse, Network.swallow])
 def test_a_consumer_whose_broker_never_comes_back_gives_up(
-    elsewhere: StandingBroker, network: Network, monkeypatch: pytest.MonkeyPatch, cut: Cut
+    elsewhere: StandingBroker, network: Network, cut: Cut
 ) -> None:
-    monkeypatch.setattr("bus.subscriber.source.PATIENCE_SECONDS", 3.0)
     with Publisher("r", broker=elsewhere.address) as publisher:
-        follower = Follower(network.address)
+        follower = Follower(network.address, timeouts=replace(Timeouts.default, broker_return=3.0))
         last = publish(publisher, 500)
         wait_for(lambda: follower.has(last), "the events before")
         cut(network)

@@ -1,6 +1,5 @@
 """Receiving: everything once and in order, whenever one comes and whatever happens on the way."""
 
-import asyncio
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFou
 from bus.protocol.numbering import Numbers
 from bus.protocol.order import Missing
 from bus.subscriber.subscription import LiveSubscription
+from bus.types.timeouts import Timeouts
 
 
 def publish(publisher, first, last, event=Event.BATCH_END):
@@ -58,87 +58,6 @@ def test_before_in_the_middle_and_after_give_the_same(runs_dir):
     assert before.got == middle.got == after == list(Recording(publisher.recording))
     assert {before.subscriber.ending, middle.subscriber.ending, late.ending} == {late.ending}
     assert str(late.ending) == "finished"
-
-
-async def test_async_iteration_gives_the_same_and_leaves_the_loop_free(runs_dir):
-    seen = []
-
-    async def follow(subscriber):
-        async for snapshot in subscriber:
-            seen.append(snapshot)
-
-    publisher = Publisher("r")
-    with Subscriber("r") as subscriber:
-        following = asyncio.create_task(follow(subscriber))
-        publish(publisher, 1, 100)
-        ticks = 0
-        async with asyncio.timeout(30):
-            while not seen or ticks < 5:
-                await asyncio.sleep(0.005)
-                ticks += 1
-        publish(publisher, 101, 200)
-        await asyncio.to_thread(publisher.close)
-        await asyncio.wait_for(following, 30)
-    assert batches(seen) == list(range(1, 201))
-
-
-def what_is_open():
-    """How many descriptors, and which threads."""
-    return len(os.listdir("/dev/fd")), sorted(thread.name for thread in threading.enumerate())
-
-
-async def test_a_task_that_is_cancelled_leaves_nothing_open(runs_dir):
-    taken = asyncio.Event()
-
-    async def follow():
-        async with Subscriber("r") as subscriber:
-            async for _ in subscriber:
-                taken.set()
-
-    with Publisher("r") as publisher:
-        publish(publisher, 1, 5)
-        before = what_is_open()
-        following = asyncio.create_task(follow())
-        await asyncio.wait_for(taken.wait(), 30)
-        following.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await following
-        assert what_is_open() == before
-
-
-async def test_after_a_time_out_the_stream_goes_on_where_it_was(runs_dir):
-    with Publisher("r") as publisher:
-        publish(publisher, 1, 3)
-        async with Subscriber("r") as subscriber:
-            seen = []
-
-            async def follow():
-                async for snapshot in subscriber:
-                    seen.append(snapshot)
-
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(follow(), 0.5)
-            publish(publisher, 4, 6)
-            await asyncio.to_thread(publisher.close)
-            await asyncio.wait_for(follow(), 30)
-    assert batches(seen) == list(range(1, 7))
-    with pytest.raises(ClosedError):
-        await anext(aiter(subscriber))
-
-
-async def test_two_streams_share_an_event_loop(runs_dir):
-    async def follow(run):
-        async with Subscriber(run) as subscriber:
-            return [snapshot async for snapshot in subscriber]
-
-    with Publisher("a") as first, Publisher("b") as second:
-        following = [asyncio.create_task(follow(run)) for run in ("a", "b")]
-        publish(first, 1, 3)
-        publish(second, 1, 5)
-        await asyncio.to_thread(first.close)
-        await asyncio.to_thread(second.close)
-        seen = await asyncio.wait_for(asyncio.gather(*following), 30)
-    assert list(map(batches, seen)) == [[1, 2, 3], [1, 2, 3, 4, 5]]
 
 
 def test_only_what_was_asked_for_comes(runs_dir):
@@ -284,23 +203,23 @@ def test_what_the_broker_wrote_last_is_read_also_when_it_ends_between_two_looks(
     publisher.publish(Event.EPOCH_START)
     following = iter(subscriber)
     assert next(following).seq == 1
-    subscriber._fall_back(Missing(0, Numbers(2, 2)))
-    still_live = subscriber._is_live
+    subscriber._following._fall_back(Missing(0, Numbers(2, 2)))
+    look = subscriber._source.look
 
     def end_just_now():
+        subscriber._source.look = look
         publisher.publish(Event.EPOCH_END)
         publisher.close()
         subscriber._source._look_at = 0
-        return still_live()
+        return look()
 
-    subscriber._is_live = end_just_now
+    subscriber._source.look = end_just_now
     assert [snapshot.seq for snapshot in following] == [2]
     assert subscriber.ending.status == "finished"
     subscriber.close()
 
 
-def test_a_follower_of_a_run_whose_disk_is_full_goes_on_live_with_a_named_gap(runs_dir, monkeypatch):
-    monkeypatch.setattr("bus.subscriber.subscriber.GIVE_UP_SECONDS", 0.3)
+def test_a_follower_of_a_run_whose_disk_is_full_goes_on_live_with_a_named_gap(runs_dir):
     publisher = Publisher("r")
     publisher.publish(Event.EPOCH_START)
     wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 1, "the record")
@@ -310,7 +229,7 @@ def test_a_follower_of_a_run_whose_disk_is_full_goes_on_live_with_a_named_gap(ru
     publisher.publish(Event.EPOCH_END)
     wait_for(lambda: publisher.poll() or publisher._session.write_error, "the broker to notice")
     recording.write_bytes(saved)
-    late = Collector()
+    late = Collector(timeouts=Timeouts(gap=0.3))
     wait_for(lambda: len(late.got) == 1, "the history")
 
     def one_more():

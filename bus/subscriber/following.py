@@ -1,0 +1,210 @@
+"""Following a run, decided without sockets and clocks: which of its two sources to read, and when it has ended.
+
+history -> live -> gap -> live -> ... -> finished
+"""
+
+import enum
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from bus.errors import ProtocolError
+from bus.protocol.frames import HEARTBEAT, decode_body, decode_positions, split_frame
+from bus.protocol.order import CheckpointMark, Ending, Missing, StreamOrder
+from bus.protocol.snapshot import Snapshot
+from bus.recording.reader import Record
+from bus.types.timeouts import Timeouts
+
+
+class RunStatus(enum.Enum):
+    """Whether an attempt of a run is served."""
+
+    LIVE = "live"
+    AWAY = "away"
+    """No broker serves it now, but another one may."""
+    FINISHED = "finished"
+    UNREACHABLE = "unreachable"
+    """Its broker has not answered for a long time."""
+
+
+class Phase(enum.Enum):
+    """What is read."""
+
+    HISTORY = "history"
+    """The recording: from its beginning, or from where the live stream was lost."""
+    GAP = "gap"
+    """The recording, up to events that the live stream has skipped."""
+    LIVE = "live"
+    """The live stream."""
+    REST = "rest"
+    """The recording, once more to its end: no broker writes to it any more."""
+
+
+class Action(enum.Enum):
+    """What the caller has to do."""
+
+    NONE = "none"
+    READ_ON = "read on"
+    """The recording may have grown behind :attr:`Following.offset`."""
+    CONNECT = "connect"
+    """Connect to the broker, call :meth:`Following.connected`, then as for ``READ_ON``."""
+    DISCONNECT = "disconnect"
+    """Close the connection, then as for ``READ_ON``."""
+
+
+class Step(NamedTuple):
+    """What the caller does next: an action, then a pause in seconds unless something comes before."""
+
+    action: Action = Action.NONE
+    pause: float = 0.0
+
+
+class Following:
+    """The state of a subscriber that follows one attempt of a run.
+
+    The caller reads what :attr:`phase` says, passes it in, and does what each :class:`Step` says; ``now`` is a time in
+    seconds that never goes back. Snapshots to hand on are in :attr:`ready`, in order.
+    """
+
+    def __init__(self, order: StreamOrder, timeouts: Timeouts) -> None:
+        self.order = order
+        self._timeouts = timeouts
+        self.ready: deque[Snapshot | CheckpointMark] = deque()
+        self.phase = Phase.HISTORY
+        self.ending: Ending | None = None
+        """How the run ended; ``None`` until all of it was passed in."""
+        self.offset = 0
+        """Where in the recording events may come that have not been passed in, as far as the broker has said so."""
+        self.is_connected = False
+        self.fallbacks = 0
+        """How often the live stream skipped events."""
+        self.reconnects = 0
+        self.lag = 0
+        """Events that the broker had at its last heartbeat and that had not been passed in."""
+        self.lag_high = 0
+        self._missing: Missing | None = None
+        self._give_up_at: float | None = None
+        self._heard = 0.0
+
+    # -- the recording ------------------------------------------------------------------------------------------------
+
+    def take_records(self, records: Iterable[Record]) -> None:
+        """Takes records of the recording."""
+        from_record = self.order.from_record
+        for record in records:
+            snapshot = from_record(record.topic, record.body)
+            if snapshot is not None:
+                self.ready.append(snapshot)
+        self.ending = self.order.ending
+
+    def at_end_of_recording(self, is_pending: bool, status: RunStatus, now: float) -> Step:
+        """Takes note that the recording was read to its end, then that the run has ``status``; with ``is_pending``,
+        a part that was requested is still on its way."""
+        if is_pending:
+            if status is RunStatus.UNREACHABLE:
+                return self._end("unreachable", "its broker does not answer any more")
+            return Step(pause=self._timeouts.fetch_poll)
+        if self.phase is Phase.REST:
+            return self._end("lost", "the broker ended before the run did")
+        if not self.is_connected:
+            return self._find_broker(status)
+        if self._missing is not None and not self.order.is_filled(self._missing):
+            return self._await_missing(self._missing, status, now)
+        self._missing = self._give_up_at = None
+        self.phase = Phase.LIVE
+        return Step()
+
+    def connected(self, now: float) -> None:
+        """Takes note that a connection to the broker was made."""
+        self.is_connected = True
+        self._heard = now
+
+    def _find_broker(self, status: RunStatus) -> Step:
+        if status is RunStatus.AWAY:
+            return Step(pause=self._timeouts.away)
+        if status is RunStatus.LIVE:
+            self.reconnects += 1
+            return Step(Action.CONNECT)
+        if status is RunStatus.UNREACHABLE:
+            return self._end("unreachable", "its broker does not answer any more")
+        # Between the end of the recording and this look the broker may have written more.
+        self.phase = Phase.REST
+        return Step(Action.READ_ON)
+
+    def _await_missing(self, missing: Missing, status: RunStatus, now: float) -> Step:
+        """The broker writes what it has several times a second."""
+        if status is not RunStatus.LIVE:
+            return self._disconnect()
+        if self._give_up_at is None:
+            self._give_up_at = now + self._timeouts.gap
+        if now < self._give_up_at:
+            return Step(Action.READ_ON, self._timeouts.on_disk)
+        # The broker lives, but its disk takes no recording: a named gap is better than standing still.
+        self.order.accept_gap(missing)
+        return Step()
+
+    def _end(self, status: str, error: str) -> Step:
+        self.ending = Ending(status, error)
+        return Step()
+
+    # -- the live stream ----------------------------------------------------------------------------------------------
+
+    def take_frame(self, frame: bytes) -> None:
+        """Takes a frame of the live stream. Where events before it are missing, the phase becomes ``GAP``."""
+        try:
+            topic, body = split_frame(frame)
+        except ProtocolError:
+            self.order.skipped += 1
+            return
+        if topic is None:
+            return
+        if topic.name == HEARTBEAT:
+            self._compare(body)
+            return
+        result = self.order.from_live(f"{topic.run}/{topic.name}/{topic.rank}", body)
+        if isinstance(result, Missing):
+            self._fall_back(result)
+        elif result is not None:
+            self.ready.append(result)
+        self.ending = self.order.ending
+
+    def heard(self, now: float) -> None:
+        """Takes note that something of the live stream has come."""
+        self._heard = now
+
+    def when_quiet(self, status: RunStatus, now: float) -> Step:
+        """Takes note that the live stream has nothing at the moment, then that the run has ``status``."""
+        if status is not RunStatus.LIVE or now - self._heard >= self._timeouts.silence:
+            # Of a broker that is there at least heartbeats come; a connection without them may be dead.
+            return self._disconnect()
+        return Step(pause=self._timeouts.look)
+
+    def _disconnect(self) -> Step:
+        self.is_connected = False
+        self.phase = Phase.HISTORY
+        # The next broker has as long for what is missing as this one had.
+        self._give_up_at = None
+        return Step(Action.DISCONNECT)
+
+    def _fall_back(self, missing: Missing) -> None:
+        self._missing = missing
+        self.fallbacks += 1
+        self.phase = Phase.GAP
+
+    def _compare(self, body: bytes) -> None:
+        order = self.order
+        try:
+            _, attempt, _, positions, *more = decode_body(body)
+            if attempt != order.attempt:
+                return
+            positions = decode_positions(positions)
+            missing = order.missing_at(positions)
+            self.lag = order.lag(positions)
+            self.lag_high = max(self.lag_high, self.lag)
+            if missing is None and len(more) >= 2 and order.missing_at(decode_positions(more[1])) is None:
+                self.offset = int(more[0])
+        except (ProtocolError, ValueError, TypeError, AttributeError, LookupError):
+            order.skipped += 1
+            return
+        if missing is not None:
+            self._fall_back(missing)

@@ -1,0 +1,224 @@
+"""Receiving in an event loop: the same as without one, beside other tasks, and nothing stays open."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Iterable
+
+import pytest
+from helpers import wait_for
+
+from bus import ClosedError, ConfigurationError, Event, Publisher, Snapshot, Subscriber
+from bus.errors import BrokerError
+from bus.protocol.order import CheckpointMark
+from bus.subscriber import AsyncSubscriber
+from bus.types.timeouts import Timeouts
+from bus.types.timestamp import Timestamp
+
+
+def publish(publisher: Publisher, first: int, last: int) -> None:
+    for batch in range(first, last + 1):
+        publisher.publish(Event.BATCH_END, batch=batch, loss=1 / batch)
+    publisher.poll()  # the last ones may be waiting for company
+
+
+def batches(snapshots: Iterable[Snapshot]) -> list[int]:
+    return [int(snapshot.timestamp.batch) for snapshot in snapshots]
+
+
+def what_is_open() -> tuple[int, list[str], int]:
+    """How many descriptors, which threads, and how many tasks."""
+    threads = sorted(thread.name for thread in threading.enumerate())
+    return len(os.listdir("/dev/fd")), threads, len(asyncio.all_tasks())
+
+
+@pytest.fixture
+async def training(runs_dir: object) -> AsyncIterator[Publisher]:
+    """A run that publishes nothing by itself, and listens to commands."""
+    with Publisher("r") as publisher:
+
+        async def listen() -> None:
+            while True:
+                publisher.poll()
+                await asyncio.sleep(0.01)
+
+        listening = asyncio.create_task(listen())
+        yield publisher
+        listening.cancel()
+
+
+async def test_async_iteration_gives_the_same_and_leaves_the_loop_free(runs_dir: object) -> None:
+    seen = []
+
+    async def follow(subscriber: Subscriber) -> None:
+        async for snapshot in subscriber:
+            seen.append(snapshot)
+
+    publisher = Publisher("r")
+    with Subscriber("r") as subscriber:
+        following = asyncio.create_task(follow(subscriber))
+        publish(publisher, 1, 100)
+        ticks = 0
+        async with asyncio.timeout(30):
+            while not seen or ticks < 5:
+                await asyncio.sleep(0.005)
+                ticks += 1
+        publish(publisher, 101, 200)
+        await asyncio.to_thread(publisher.close)
+        await asyncio.wait_for(following, 30)
+    assert batches(seen) == list(range(1, 201))
+
+
+async def test_a_task_that_is_cancelled_leaves_nothing_open(runs_dir: object) -> None:
+    taken = asyncio.Event()
+
+    async def follow() -> None:
+        async with Subscriber("r") as subscriber:
+            async for _ in subscriber:
+                taken.set()
+
+    with Publisher("r") as publisher:
+        publish(publisher, 1, 5)
+        before = what_is_open()
+        following = asyncio.create_task(follow())
+        await asyncio.wait_for(taken.wait(), 30)
+        following.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await following
+        assert what_is_open() == before
+
+
+async def test_after_a_time_out_the_stream_goes_on_where_it_was(runs_dir: object) -> None:
+    with Publisher("r") as publisher:
+        publish(publisher, 1, 3)
+        async with Subscriber("r") as subscriber:
+            seen = []
+
+            async def follow() -> None:
+                async for snapshot in subscriber:
+                    seen.append(snapshot)
+
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(follow(), 0.5)
+            publish(publisher, 4, 6)
+            await asyncio.to_thread(publisher.close)
+            await asyncio.wait_for(follow(), 30)
+    assert batches(seen) == list(range(1, 7))
+    with pytest.raises(ClosedError):
+        await anext(aiter(subscriber))
+
+
+async def test_two_streams_share_an_event_loop(runs_dir: object) -> None:
+    async def follow(run: str) -> list[Snapshot]:
+        async with Subscriber(run) as subscriber:
+            return [snapshot async for snapshot in subscriber]
+
+    with Publisher("a") as first, Publisher("b") as second:
+        following = [asyncio.create_task(follow(run)) for run in ("a", "b")]
+        publish(first, 1, 3)
+        publish(second, 1, 5)
+        await asyncio.to_thread(first.close)
+        await asyncio.to_thread(second.close)
+        seen = await asyncio.wait_for(asyncio.gather(*following), 30)
+    assert list(map(batches, seen)) == [[1, 2, 3], [1, 2, 3, 4, 5]]
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_command_is_awaited_while_the_stream_is_read(training: Publisher) -> None:
+    seen = []
+
+    async def follow(stream: Subscriber) -> None:
+        async for snapshot in stream:
+            seen.append(snapshot)
+
+    async with asyncio.timeout(30), Subscriber("r", events=[Event.BATCH_END]) as stream:
+        following = asyncio.create_task(follow(stream))
+        publish(training, 1, 7)
+        outcome = await stream.command("stop", reason="enough")
+        assert (outcome.event, outcome.batch, outcome.error, outcome.command.reason) == ("batch_end", 7, None, "enough")
+        assert training.stop_requested
+        refused = await stream.command("pause")
+        assert refused.error == "this training loop takes no other command than 'stop'"
+        publish(training, 8, 9)
+        await asyncio.to_thread(training.close)
+        await following
+        assert [one.command.name for one in stream.answered()] == ["stop", "pause"]
+        with pytest.raises(ConfigurationError, match="takes no command: it is not live"):
+            await stream.command("stop")
+    assert batches(seen) == list(range(1, 10))
+
+
+async def test_commands_of_several_tasks_get_their_own_outcomes(training: Publisher) -> None:
+    publish(training, 1, 1)
+    async with asyncio.timeout(30), Subscriber("r") as stream:
+        names = ["pause", "stop", "checkpoint", "stop", "resume"]
+        outcomes = await asyncio.gather(*(stream.command(name) for name in names))
+    assert [outcome.command.name for outcome in outcomes] == names
+    assert [outcome.error is None for outcome in outcomes] == [name == "stop" for name in names]
+
+
+async def test_an_unknown_command_is_refused_before_anything_is_sent(training: Publisher) -> None:
+    async with Subscriber("r") as stream:
+        with pytest.raises(ConfigurationError, match="'stap' is unknown: did you mean stop"):
+            await stream.command("stap")
+
+
+async def test_a_command_that_is_cancelled_or_too_late_leaves_nothing_open(runs_dir: object) -> None:
+    with Publisher("r") as publisher:  # which does not look for commands
+        publish(publisher, 1, 1)
+        wait_for(lambda: publisher.poll() or publisher.recorded_all, "the event on disk")
+        before = what_is_open()
+        async with Subscriber("r") as stream:
+            outcome = await stream.command("stop", wait=0.1)
+            assert (outcome.event, outcome.error) == (None, None)
+        assert what_is_open() == before
+        async with Subscriber("r") as stream:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(stream.command("stop", wait=30), 0.2)
+        assert what_is_open() == before
+        async with Subscriber("r") as stream:
+            commanding = asyncio.create_task(stream.command("stop", wait=30))
+            await asyncio.sleep(0)
+            commanding.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await commanding
+        assert what_is_open() == before
+
+
+async def test_a_command_to_a_broker_that_is_gone_says_so_and_leaves_nothing_open(training: Publisher) -> None:
+    publish(training, 1, 1)
+    wait_for(lambda: training.poll() or training.recorded_all, "the event on disk")
+    before = what_is_open()
+    async with Subscriber("r", timeouts=Timeouts(answer=0.3)) as stream:
+        endpoints = stream._source.endpoints
+        assert endpoints is not None
+        stream._source.endpoints = endpoints._replace(control="tcp://127.0.0.1:9")
+        with pytest.raises(BrokerError, match=r"broker at tcp://127\.0\.0\.1:9 does not answer"):
+            await stream.command("stop")
+    assert what_is_open() == before
+
+
+# -- one stream by two names ------------------------------------------------------------------------------------------
+
+
+async def test_the_stream_of_a_block_is_the_subscriber_that_was_entered(runs_dir: object) -> None:
+    with Publisher("r") as publisher:
+        publish(publisher, 1, 3)
+        publisher.mark_checkpoint("save", Timestamp(batch=3).values)
+    marks: list[CheckpointMark] = []
+    subscriber = Subscriber("r")
+    async with subscriber:
+        # The block's own name for the stream was dropped, and nothing is closed with it.
+        assert batches([snapshot async for snapshot in subscriber]) == [1, 2, 3]
+    with pytest.raises(ClosedError):
+        await anext(aiter(subscriber))
+    subscriber = Subscriber("r")
+    async with subscriber as stream:
+        assert isinstance(stream, AsyncSubscriber)
+        stream.on_checkpoint = marks.append
+        assert batches([snapshot async for snapshot in subscriber]) == [1, 2, 3]
+        assert stream.ending == subscriber.ending is not None
+        assert stream.statistics().given == 3
+    assert [mark.action for mark in marks] == ["save"]

@@ -1,0 +1,179 @@
+"""Following a run, without sockets, files and clocks: when the recording is read, when the stream, and when it ends."""
+
+import subprocess
+import sys
+
+import pytest
+
+from bus import Event
+from bus.protocol.frames import END, Topic, encode_heartbeat, event_encoder, pack_map
+from bus.protocol.order import Ending, Gap, StreamOrder
+from bus.protocol.snapshot import Snapshot
+from bus.recording.reader import Record
+from bus.subscriber.following import Action, Following, Phase, RunStatus, Step
+from bus.types.timeouts import Timeouts
+
+TIMEOUTS = Timeouts(gap=5.0, silence=5.0)
+LIVE, AWAY, FINISHED, UNREACHABLE = RunStatus.LIVE, RunStatus.AWAY, RunStatus.FINISHED, RunStatus.UNREACHABLE
+
+
+def frame(seq: int, name: str = "batch_end") -> bytes:
+    topic = Topic("r", name, 0)
+    fields = {"status": "finished"} if name == END else {}
+    return event_encoder(topic, 1)(seq, seq, seq, [0] * 14, None, fields, pack_map({}))
+
+
+def record(seq: int, name: str = "batch_end") -> Record:
+    head = Topic("r", name, 0).encode()
+    return Record(head[:-1].decode(), frame(seq, name)[len(head) :])
+
+
+def heartbeat(seq: int, offset: int, recorded: int) -> bytes:
+    return encode_heartbeat("r", 1, 0, {0: (seq, seq)}, offset, {0: (recorded, recorded)})
+
+
+@pytest.fixture
+def following() -> Following:
+    """Connected, with events 1 and 2 read from the recording."""
+    made = Following(StreamOrder("r", 1, [Event.BATCH_END]), TIMEOUTS)
+    made.connected(0.0)
+    made.take_records([record(1), record(2)])
+    return made
+
+
+@pytest.fixture
+def live(following: Following) -> Following:
+    """As ``following``, at the live stream."""
+    assert following.at_end_of_recording(False, LIVE, 0.0) == Step()
+    return following
+
+
+def given(following: Following) -> list[int]:
+    """Takes what is ready."""
+    taken = [one.seq for one in following.ready if isinstance(one, Snapshot)]
+    following.ready.clear()
+    return taken
+
+
+def test_history_comes_first_then_the_live_stream_and_the_overlap_once(following: Following) -> None:
+    assert following.phase is Phase.HISTORY
+    following.at_end_of_recording(False, LIVE, 0.0)
+    assert following.phase is Phase.LIVE
+    for seq in (1, 2, 3):
+        following.take_frame(frame(seq))
+    assert given(following) == [1, 2, 3]
+    following.take_frame(frame(4, END))
+    assert following.ending == Ending("finished")
+
+
+def test_what_the_stream_skips_is_read_from_the_recording(live: Following) -> None:
+    live.take_frame(frame(5))
+    assert live.phase is Phase.GAP
+    step = live.at_end_of_recording(False, LIVE, 1.0)
+    assert step.action is Action.READ_ON
+    assert 0 < step.pause < 1
+    live.take_records([record(3), record(4), record(5)])
+    live.at_end_of_recording(False, LIVE, 1.1)
+    assert live.phase is Phase.LIVE
+    live.take_frame(frame(6))
+    assert given(live) == [1, 2, 3, 4, 5, 6]
+    assert live.order.gaps == []
+    assert live.fallbacks == 1
+
+
+def test_what_the_disk_does_not_take_becomes_a_gap_in_the_end(live: Following) -> None:
+    live.take_frame(frame(5))
+    live.at_end_of_recording(False, LIVE, 1.0)
+    assert live.at_end_of_recording(False, LIVE, 0.9 + TIMEOUTS.gap).action is Action.READ_ON
+    live.at_end_of_recording(False, LIVE, 1.0 + TIMEOUTS.gap)
+    live.at_end_of_recording(False, LIVE, 1.0 + TIMEOUTS.gap)
+    assert live.phase is Phase.LIVE
+    live.take_frame(frame(6))
+    assert given(live) == [1, 2, 6]
+    assert live.order.gaps == [Gap(0, 3, 5)]
+
+
+def test_a_broker_that_takes_over_has_its_own_time_to_write_what_is_missing(live: Following) -> None:
+    live.take_frame(frame(5))
+    live.at_end_of_recording(False, LIVE, 1.0)
+    assert live.at_end_of_recording(False, AWAY, 2.0).action is Action.DISCONNECT
+    assert live.at_end_of_recording(False, AWAY, 2.0 + TIMEOUTS.gap).pause > 0
+    assert live.at_end_of_recording(False, LIVE, 3.0 + TIMEOUTS.gap).action is Action.CONNECT
+    live.connected(3.0 + TIMEOUTS.gap)
+    # It is asked for them by nobody but the publisher's buffer, and has read nothing of that so far.
+    assert live.at_end_of_recording(False, LIVE, 3.1 + TIMEOUTS.gap).action is Action.READ_ON
+    live.take_records([record(3), record(4), record(5)])
+    assert given(live) == [1, 2, 3, 4, 5]
+    assert live.order.gaps == []
+
+
+def test_a_broker_that_dies_is_waited_for_and_its_recording_read_on(live: Following) -> None:
+    assert live.when_quiet(AWAY, 1.0).action is Action.DISCONNECT
+    assert (live.is_connected, live.phase) == (False, Phase.HISTORY)
+    live.take_records([record(3)])
+    step = live.at_end_of_recording(False, AWAY, 1.0)
+    assert (step.action, step.pause > 0) == (Action.NONE, True)
+    assert live.at_end_of_recording(False, LIVE, 2.0).action is Action.CONNECT
+    live.connected(2.0)
+    live.at_end_of_recording(False, LIVE, 2.0)
+    assert (live.phase, live.reconnects) == (Phase.LIVE, 1)
+    live.take_frame(frame(4))
+    assert given(live) == [1, 2, 3, 4]
+
+
+def test_silence_ends_the_connection_and_what_was_missed_is_read(live: Following) -> None:
+    live.heard(1.0)
+    assert live.when_quiet(LIVE, 0.9 + TIMEOUTS.silence).action is Action.NONE
+    assert live.when_quiet(LIVE, 1.0 + TIMEOUTS.silence).action is Action.DISCONNECT
+    assert live.at_end_of_recording(False, LIVE, 7.0).action is Action.CONNECT
+
+
+def test_a_heartbeat_shows_what_was_missed_and_where_to_read_on(live: Following) -> None:
+    live.take_frame(heartbeat(2, 4096, 2))
+    assert (live.phase, live.offset, live.lag) == (Phase.LIVE, 4096, 0)
+    live.take_frame(heartbeat(4, 8192, 4))
+    assert (live.phase, live.offset, live.lag, live.lag_high) == (Phase.GAP, 4096, 2, 2)
+    live.take_records([record(3), record(4)])
+    live.at_end_of_recording(False, LIVE, 1.0)
+    live.take_frame(heartbeat(4, 8192, 4))
+    assert (live.phase, live.offset, live.lag, live.lag_high) == (Phase.LIVE, 8192, 0, 2)
+
+
+def test_a_run_without_a_broker_is_read_once_more_before_it_counts_as_lost() -> None:
+    following = Following(StreamOrder("r", 1, None), TIMEOUTS)
+    assert following.at_end_of_recording(False, FINISHED, 0.0).action is Action.READ_ON
+    assert (following.phase, following.ending) == (Phase.REST, None)
+    following.take_records([record(1)])
+    following.at_end_of_recording(False, FINISHED, 0.1)
+    assert following.ending == Ending("lost", "the broker ended before the run did")
+    assert given(following) == [1]
+
+
+def test_the_end_that_the_broker_wrote_between_two_looks_counts() -> None:
+    following = Following(StreamOrder("r", 1, None), TIMEOUTS)
+    following.at_end_of_recording(False, FINISHED, 0.0)
+    following.take_records([record(1), record(2, END)])
+    assert following.ending == Ending("finished")
+
+
+def test_a_remote_broker_that_does_not_answer_ends_it_as_unreachable(following: Following) -> None:
+    step = following.at_end_of_recording(True, LIVE, 1.0)
+    assert (step.action, step.pause > 0) == (Action.NONE, True)
+    following.at_end_of_recording(True, UNREACHABLE, 60.0)
+    assert following.ending is not None
+    assert following.ending.status == "unreachable"
+
+
+def test_what_is_no_message_is_counted_and_passed_over(live: Following) -> None:
+    for nonsense in (b"", b"r/batch_end/0 \xc1", b"r/$beat/0 \x93\x01\x01\x01"):
+        live.take_frame(nonsense)
+    assert live.phase is Phase.LIVE
+    assert live.order.skipped >= 2
+    live.take_frame(frame(3))
+    assert given(live) == [1, 2, 3]
+
+
+def test_it_needs_neither_sockets_nor_an_event_loop() -> None:
+    code = "import sys, bus.subscriber.following; print({'zmq', 'asyncio', 'socket'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "set()\n"
