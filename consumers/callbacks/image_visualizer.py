@@ -49,9 +49,9 @@ class ImageVisualizer(Callback):
         input_key, target_key: what the images and the targets are: 0 for the inputs of the batch (its first part), 1
             for its targets (the second), or a name where these have several parts.
 
-    Inputs that are not images are not logged, with a warning. Batches are sent whole, and only when they are due. Those
+    Inputs that are not images are skipped, with a warning. Batches are sent whole, and only when they are due. Those
     that are too large for an event go through shared memory and are not recorded, so that a replay has no images of
-    them. Needs ``pip install 'offloop[images]'``. Reference:
+    them. Unlike Composer's it does not change the labels. Needs ``pip install 'offloop[images]'``. Reference:
     ``composer/callbacks/image_visualizer.py``.
     """
 

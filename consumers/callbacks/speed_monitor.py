@@ -25,7 +25,7 @@ class SpeedMonitor(Callback):
       ``throughput/device/mfu``, the share of the device's peak;
     - each of them as ``throughput/device/...`` too, divided by the number of ranks;
     - ``time/train``, ``time/val``, ``time/total`` in ``time_unit``, logged as the hyperparameter ``time/unit``
-      where it is not hours.
+      where it is not hours; they continue where a training resumes from a checkpoint.
 
     ``gpu_flops_available`` is the device's peak in FLOPs per second; without it the published figure of the device is
     taken, if it is known. Reference: ``composer/callbacks/speed_monitor.py``.

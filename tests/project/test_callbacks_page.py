@@ -27,10 +27,13 @@ def test_the_training_on_the_page_runs(runs_dir: Path, tmp_path: Path) -> None:
     assert any(snapshot.timestamp.epoch == "1ep" for snapshot in Recording(recording))
 
 
-def test_every_callback_is_on_the_page_with_its_class_and_a_section() -> None:
+def test_every_callback_is_on_the_page_with_its_class_and_its_place_in_the_reference() -> None:
+    reference = (ROOT / "docs" / "reference" / "callbacks.md").read_text()
     for entry in CALLBACKS.entries():
-        assert f"`{CALLBACKS.find(entry.name).__name__}`" in ROWS[entry.name], entry.name
-        assert f"\n### {entry.name}\n" in PAGE, entry.name
+        name = CALLBACKS.find(entry.name).__name__
+        assert f"`{name}`" in ROWS[entry.name], entry.name
+        assert f"(reference/callbacks.md#consumers.{name})" in ROWS[entry.name][0], entry.name
+        assert f"\n::: consumers.{name}\n" in reference, entry.name
     assert list(ROWS) == sorted(ROWS)
 
 
