@@ -98,13 +98,15 @@ class BrokerConnection:
             f"or name none to have one started{_keys_hint(self._security, self.address)}"
         )
 
-    def renew(self, demand: Any = None) -> None:
-        """Connects anew and says that the attempt at hand goes on, with the ``demand`` that the last broker reported;
-        the ``welcome`` comes by :meth:`receive`."""
+    def renew(self, demand: Any = None, recorded: int | None = None) -> None:
+        """Connects anew and says that the attempt continues, with the ``demand`` that the last broker reported, and the
+        number of the last event that other brokers have ``recorded``. The ``welcome`` comes by :meth:`receive`."""
         # What waits in the socket is for a broker that has forgotten us.
         self.socket.close(linger=0)
         self.socket = self._connect()
         again = {**self._hello, "attempt": self.welcome["attempt"], "demand": demand}
+        if recorded is not None:
+            again["recorded"] = recorded
         self.send(encode_control("hello", again), zmq.NOBLOCK)
 
     @property
@@ -144,10 +146,6 @@ class BrokerConnection:
             self.process, self._successor = self._successor, None
             self.address, self._security = taken.control, None
         return taken
-
-    def say_recorded(self, number: int) -> None:
-        """Has each further ``hello`` say that other brokers have recorded everything up to that event."""
-        self._hello = {**self._hello, "recorded": number}
 
     def send(self, message: bytes, flags: int) -> None:
         """Hands a message to the socket; raises :class:`zmq.Again` when its queue is full."""

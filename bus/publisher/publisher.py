@@ -170,7 +170,8 @@ class Publisher:
         self._began = self._clock()
         self._encoders = {event: _EventEncoder(event, self._new_encoder(event.value)) for event in Event}
         self._session = BrokerSession(connection, backlog_bytes, runs_directory(runs_dir).absolute(), timeouts)
-        self._outbox = self._session.outbox
+        self._state = self._session.state
+        self._outbox = self._state.outbox
         self._pending = PendingEvents()
         self._max_delay = round(max_delay * 1e9)
         self._exchange_every, self._report_every, self._log_every = (
@@ -194,7 +195,7 @@ class Publisher:
         self.kept_events: frozenset[Event] = frozenset()
         """The events that stay in :attr:`wanted` when no broker will take the run any more: for ranks that do something
         together at them."""
-        self._take_news()
+        self._take_report(welcome)
         _open_publishers.add(self)
 
     def _new_encoder(self, name: str) -> Callable[..., bytes]:
@@ -368,7 +369,7 @@ class Publisher:
 
     def _check_lost(self) -> None:
         """Raises :class:`ClosedError` unless it was closed because no broker would take the run any more."""
-        if not self._session.lost:
+        if not self._state.lost:
             raise ClosedError(
                 f"the publisher of run {self.run_name!r} is closed: publish before close(), or make a new one"
             )
@@ -394,12 +395,12 @@ class Publisher:
     def run_dir(self) -> Path:
         """The run's directory, as the broker sees it; another one once a broker of our own has taken the place of one
         elsewhere."""
-        return self._session.run_dir
+        return self._state.run_dir
 
     @property
     def recording(self) -> Path:
         """Where the broker records this attempt."""
-        return self._session.recording
+        return self._state.recording
 
     @property
     def closed(self) -> bool:
@@ -425,31 +426,30 @@ class Publisher:
         self._flushing_time += thread_time_ns() - began
 
     def _exchange(self) -> None:
-        self._session.listen()
-        if self._session.lost:
+        # One at a time, because a command may have another event published, and that reads messages too.
+        while not self._closed and (message := self._session.receive()) is not None:
+            if message.kind == "command":
+                self._take_command(message.content)
+            else:
+                self._take_report(message.content)
+        if self._closed:
+            return
+        self._session.tick()
+        if self._state.lost:
             self._shut()
             return
-        self._take_news()
         self._outbox.send()
         if self._last_time >= self._next_report:
             self._next_report = self._last_time + self._report_every
             self._session.report(asdict(self.statistics()))
 
-    def _take_news(self) -> None:
-        session = self._session
-        while session.news:
-            news = session.news.pop(0)
-            self._take_progress(news)
-            if "demand" in news:
-                self._take_demand(news)
-        while session.commands:
-            content = session.commands.pop(0)
-            try:
-                command = Command.from_wire(content)
-            except ProtocolError as error:
-                _log.warning("run %s: skipped a command: %s", self.run_name, error)
-                continue
-            self._on_command(command)
+    def _take_command(self, content: dict[str, Any]) -> None:
+        try:
+            command = Command.from_wire(content)
+        except ProtocolError as error:
+            _log.warning("run %s: skipped a command: %s", self.run_name, error)
+            return
+        self._on_command(command)
 
     def _take_stop(self, command: Command) -> None:
         if command.name == "stop":
@@ -469,6 +469,12 @@ class Publisher:
         if command.id:
             outcome = {"id": command.id, "event": event.value, "batch": batch, "error": error}
             self._session.say("applied", outcome)
+
+    def _take_report(self, report: dict[str, Any]) -> None:
+        """Takes what the broker reports of consumers: ``demand`` and all of them, or those that have come further."""
+        self._take_progress(report)
+        if "demand" in report:
+            self._take_demand(report)
 
     def _take_progress(self, report: dict[str, Any]) -> None:
         rank = self._topic.rank
@@ -614,25 +620,25 @@ class Publisher:
     @property
     def recorded_all(self) -> bool:
         """Whether the broker has everything that was published so far on disk."""
-        session = self._session
-        return not session.lost and session.write_error is None and session.acknowledged >= self._seq
+        state = self._state
+        return not state.lost and state.write_error is None and state.acknowledged >= self._seq
 
     def statistics(self) -> PublisherStatistics:
         """How the sending end is doing."""
-        session, outbox = self._session, self._outbox
+        state, outbox = self._state, self._outbox
         encoding = self._encoding_time / max(1, self._encodings_timed)
         return PublisherStatistics(
             published=self._seq,
             sent=outbox.sent,
-            acknowledged=session.acknowledged,
-            lag=self._seq - session.acknowledged,
+            acknowledged=state.acknowledged,
+            lag=self._seq - state.acknowledged,
             resent=outbox.resent,
             dropped=outbox.dropped,
             held=len(self._pending),
             backlog=len(outbox),
             backlog_bytes=outbox.size,
             backlog_bytes_high=outbox.size_high,
-            broker_restarts=session.restarts,
+            broker_restarts=state.restarts,
             fields_left_out=self.fields_left_out,
             nanoseconds_per_event=encoding + self._flushing_time / max(1, self._seq),
         )

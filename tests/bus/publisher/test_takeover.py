@@ -158,8 +158,10 @@ broker.serve()
 """
 
 
-def test_what_a_trainer_does_after_it_was_taken_for_lost_is_recorded(far, near, tmp_path, monkeypatch):
-    """By a broker elsewhere, which could not reach it for a minute and has written the end of its stream."""
+@pytest.mark.parametrize("missed", [1, 10])
+def test_what_a_trainer_does_after_it_was_taken_for_lost_is_recorded(far, near, tmp_path, monkeypatch, missed):
+    """By a broker elsewhere, which could not reach it for a minute and has written the end of its stream. With one
+    event in that minute, that end has the number of the trainer's last event."""
     monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(near))
     receive = BrokerConnection.receive
 
@@ -187,10 +189,10 @@ def test_what_a_trainer_does_after_it_was_taken_for_lost_is_recorded(far, near, 
         settled(publisher)
         network.refuse()
         wait_for(lambda: not find_run("r", far).live, "the broker to take it for lost")
-        publish(publisher, 10, 20)
+        publish(publisher, 10, 10 + missed)
         network.restore()
         settled(publisher)
-        publish(publisher, 20, 30)
+        publish(publisher, 10 + missed, 30)
         publisher.close()
         assert publisher.recorded_all
         whole = merge(far / "r" / "recording-1.mcap", publisher.recording, to=tmp_path / "whole.mcap")

@@ -227,7 +227,7 @@ def test_a_follower_of_a_run_whose_disk_is_full_goes_on_live_with_a_named_gap(ru
     saved = recording.read_bytes()
     recording.unlink()
     publisher.publish(Event.EPOCH_END)
-    wait_for(lambda: publisher.poll() or publisher._session.write_error, "the broker to notice")
+    wait_for(lambda: publisher.poll() or publisher._state.write_error, "the broker to notice")
     recording.write_bytes(saved)
     late = Collector(timeouts=Timeouts(gap=0.3))
     wait_for(lambda: len(late.got) == 1, "the history")

@@ -1,0 +1,290 @@
+"""A publisher's session with its broker: what it does when something happens, and when nothing does. No sockets here,
+and the clock is a number."""
+
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.errors import BrokerError, RunIsLiveError
+from bus.protocol.frames import Control, Topic, event_encoder, pack_map, parse_topic
+from bus.publisher.launch import Taken
+from bus.publisher.outbox import Outbox
+from bus.publisher.session_state import Action, Hello, Say, SessionState, TakeOver
+from bus.types.timeouts import Timeouts
+
+STANDING = "tcp://broker:5570"
+WELCOME = {"path": "/runs/r", "recording": "recording-1.mcap", "demand": {"loss": {}}}
+FRAME = event_encoder(Topic("r", "batch_end", 0), 1)
+TIMES = Timeouts(probe=0.5, silence=5.0, hello_again=2.0)
+
+
+class Session:
+    """A session, the messages that it sends of its own accord, and a clock."""
+
+    def __init__(self, standing: str | None = STANDING, limit: int = 1 << 16) -> None:
+        self.sent: list[bytes] = []
+        self.outbox = Outbox(lambda message, _: self.sent.append(message), limit)
+        self.state = SessionState("r", WELCOME, self.outbox, standing, TIMES, now=0.0)
+        self.now = 0.0
+
+    def publish(self, *numbers: int) -> None:
+        for number in numbers:
+            self.outbox.put(FRAME(number, number, number, (0,) * 14, None, {}, pack_map({})))
+        self.outbox.send()
+
+    def hear(self, kind: str, **content: Any) -> list[Action]:
+        return self.state.receive(Control(kind, content), self.now)
+
+    def after(self, seconds: float) -> list[Action]:
+        self.now += seconds
+        return self.state.tick(self.now)
+
+    def numbers_sent(self) -> list[Any]:
+        """What was sent since the last look: numbers of events, marks with theirs, and what ``resume`` says."""
+        sent, self.sent[:] = [*self.sent], []
+        self.outbox.send()
+        sent += self.sent
+        self.sent.clear()
+        found: list[Any] = []
+        for message in sent:
+            if not message.startswith(b"\0"):
+                found.append(number_of(message))
+                continue
+            _, kind, content = msgpack.unpackb(message[1:])
+            found += [f"resume from {content['from']}"] if kind == "resume" else map(number_of, content["frames"])
+        return found
+
+
+def number_of(frame: bytes) -> int | tuple[str, int]:
+    topic, _, body = frame.partition(b"\0")
+    name, number = parse_topic(topic).name, int(msgpack.unpackb(body)[2])
+    return (name, number) if name.startswith("$") else number
+
+
+def test_what_is_not_acknowledged_is_sent_to_the_broker_that_comes_back() -> None:
+    session = Session()
+    for number in (1, 2, 3):
+        session.publish(number)
+    assert session.numbers_sent() == [1, 2, 3]
+    session.hear("ack", seq=1)
+    (hello,) = session.hear("unknown")
+    assert hello == Hello({"loss": {}}, None)
+    session.publish(4)
+    assert session.numbers_sent() == []
+    # A second word of the same broker is no second loss.
+    assert session.hear("unknown") == []
+    assert session.hear("welcome", **WELCOME, acknowledged=2, ended=None) == []
+    assert session.numbers_sent() == ["resume from 3", 3, 4]
+    assert (session.state.acknowledged, session.state.restarts, session.state.lost) == (2, 1, False)
+
+
+def test_hello_is_said_again_until_a_broker_answers() -> None:
+    session = Session(standing=None)
+    session.publish(1)
+    session.hear("unknown")
+    assert session.after(1.0) == []
+    assert session.after(1.5) == [Hello({"loss": {}}, None)]
+    # A broker that cannot take the run up now may do so later.
+    assert session.hear("refused", error="RunIsLiveError", reason="it is live") == []
+    assert not session.state.lost
+    assert session.after(2.5) == [Hello({"loss": {}}, None)]
+
+
+def test_a_silent_broker_is_asked_for_a_word_only_while_events_are_not_acknowledged() -> None:
+    session = Session(standing=None)
+    assert session.after(100.0) == []
+    session.publish(1, 2)
+    assert session.after(0.4) == []
+    (say,) = session.after(0.2)
+    assert say == Say("report", {"last_sent": 2})
+    assert session.after(0.4) == []
+    assert session.after(0.2) == [say]
+    session.hear("ack", seq=2)
+    assert session.after(100.0) == []
+
+
+def test_a_standing_broker_is_connected_to_anew_after_a_long_silence(caplog: pytest.LogCaptureFixture) -> None:
+    session = Session()
+    session.publish(1)
+    session.after(5.1)
+    assert session.outbox.paused
+    assert session.state.restarts == 1
+    session.after(5.1)
+    assert caplog.text.count("has not answered for 5 s") == 1
+
+
+def test_our_own_broker_is_not_given_up_for_its_silence() -> None:
+    session = Session(standing=None)
+    session.publish(1)
+    for _ in range(20):
+        session.after(5.1)
+    assert not session.outbox.paused
+
+
+def test_a_broker_that_died_is_greeted_once_it_is_started_again() -> None:
+    session = Session(standing=None)
+    session.publish(1)
+    assert session.state.broker_died(None) == []
+    assert session.state.broker_restarted("was killed by signal 9", 1.0) == [Hello({"loss": {}}, None)]
+    assert session.outbox.paused
+    # One after the other, until one finds the disk well.
+    assert session.state.broker_died(RunIsLiveError("another process has the lock")) == []
+    assert session.state.broker_restarted("ended with exit code 1", 2.0) == [Hello({"loss": {}}, None)]
+    assert session.state.restarts == 1
+    session.state.broker_died(BrokerError("its directory is gone"))
+    assert session.state.lost
+
+
+@pytest.mark.parametrize("again", ["refused", "no connection"])
+def test_a_refusal_for_good_has_a_broker_of_our_own_take_over_or_ends_the_stream(again: str) -> None:
+    session = Session()
+    session.hear("unknown")
+    session.publish(1, 2)
+    assert session.hear("refused", error="BrokerError", reason="another trainer's") == [TakeOver(in_place=True)]
+    # What the other broker says is of its recording alone from here on.
+    assert not session.state.listens
+    assert session.state.take_over_failed(OSError("no memory"), 1.0) == [Hello({"loss": {}}, None)]
+    assert session.state.listens
+    if again == "refused":
+        assert session.hear("refused", error="BrokerError", reason="another trainer's") == []
+    else:
+        assert session.state.greeting_failed(BrokerError("no such address")) == []
+    assert session.state.lost
+    assert (session.outbox.size, session.numbers_sent()) == (0, [])
+
+
+def test_a_request_that_is_refused_while_the_run_is_served_ends_nothing() -> None:
+    session = Session()
+    assert session.hear("refused", error="ProtocolError", reason="malformed") == []
+    assert not session.outbox.paused
+    assert not session.state.lost
+
+
+def test_an_outbox_that_is_half_full_has_a_broker_of_our_own_take_over() -> None:
+    session = Session(limit=400)
+    session.publish(1)
+    session.hear("unknown")
+    assert not session.outbox.is_half_full
+    assert session.after(0.1) == []
+    session.publish(*range(2, 20))
+    assert session.outbox.is_half_full
+    assert session.after(0.1) == [TakeOver(in_place=True)]
+    assert session.after(100.0) == []
+    taken = Taken("ipc:///runs/r/broker.sock", Path("/runs/r"), in_place=True)
+    assert session.state.taken_over(taken, session.now) == [Hello({"loss": {}}, None)]
+    # There is no other one after that.
+    assert session.state.take_over("does not answer") == []
+
+
+def test_the_second_recording_begins_where_the_first_one_ends(caplog: pytest.LogCaptureFixture) -> None:
+    session = Session()
+    session.publish(1, 2, 3)
+    session.publish(4, 5)
+    session.hear("ack", seq=3)
+    assert session.state.take_over("does not answer") == [TakeOver(in_place=True)]
+    taken = Taken("ipc:///own/r/broker.sock", Path("/own/r"), in_place=False)
+    session.sent.clear()
+    assert session.state.taken_over(taken, 1.0) == [Hello({"loss": {}}, 2)]
+    session.hear("welcome", **{**WELCOME, "path": "/own/r"}, acknowledged=2, ended=None)
+    assert session.numbers_sent() == ["resume from 3", ("$cut", 3), 4, 5]
+    session.state.close()
+    assert f"up to event 3 in /runs/r/recording-1.mcap with the broker at {STANDING}" in caplog.text
+
+
+def test_a_broker_that_has_ended_the_stream_by_itself_gets_nothing_more() -> None:
+    session = Session()
+    session.publish(1, 2, 3)
+    session.hear("ack", seq=2)
+    session.hear("unknown")
+    # Event 3 was lost on the way, so that the end that the broker wrote bears its number.
+    assert session.hear("welcome", **WELCOME, acknowledged=3, ended=3) == [TakeOver(in_place=False)]
+    assert session.state.acknowledged == 2
+
+
+def test_a_stream_that_was_ended_by_its_publisher_is_continued_by_no_other_broker() -> None:
+    session = Session()
+    session.publish(1, 2, 3)
+    session.state.end(3)
+    session.hear("unknown")
+    assert session.hear("welcome", **WELCOME, acknowledged=3, ended=3) == []
+    assert session.state.acknowledged == 3
+
+
+def test_events_that_no_longer_fit_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    session = Session(standing=None, limit=300)
+    session.hear("unknown")
+    session.publish(*range(1, 21))
+    first = session.outbox.first
+    assert first > 1
+    for _ in range(2):
+        session.hear("welcome", **WELCOME, acknowledged=0, ended=None)
+    assert caplog.text.count(f"events 1 to {first - 1} are not recorded") == 1
+    assert session.numbers_sent() == [f"resume from {first}", *range(first, 21)]
+
+
+def test_the_end_of_a_run_on_a_full_disk_is_final() -> None:
+    session = Session()
+    session.hear("trouble", reason="no space left")
+    assert not session.state.is_final
+    session.hear("ended")
+    assert session.state.is_final
+    session.hear("recovered")
+    assert not session.state.is_final
+
+
+MESSAGES = st.one_of(
+    st.tuples(st.just("ack"), st.fixed_dictionaries({"seq": st.integers(-1, 30) | st.none()})),
+    st.tuples(st.just("resend"), st.fixed_dictionaries({"after": st.integers(0, 30) | st.text()})),
+    st.tuples(
+        st.just("welcome"),
+        st.fixed_dictionaries(
+            {"acknowledged": st.integers(0, 30) | st.none(), "ended": st.integers(0, 30) | st.none()}
+        ),
+    ),
+    st.tuples(
+        st.sampled_from(["unknown", "ended", "trouble", "recovered", "demand", "of a newer version"]), st.just({})
+    ),
+    st.tuples(
+        st.just("refused"), st.fixed_dictionaries({"error": st.sampled_from(["RunIsLiveError", "BrokerError", 1])})
+    ),
+)
+
+
+@given(
+    st.booleans(),
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("publish"), st.integers(1, 5)),
+            st.tuples(st.just("wait"), st.floats(0.0, 10.0)),
+            st.tuples(st.just("hear"), MESSAGES),
+            st.tuples(st.just("succeed"), st.booleans()),
+        ),
+        max_size=30,
+    ),
+)
+def test_whatever_happens_each_event_is_kept_until_it_is_acknowledged(
+    is_standing: bool, happenings: list[tuple[str, Any]]
+) -> None:
+    session = Session(STANDING if is_standing else None, limit=1 << 20)
+    state, published = session.state, 0
+    for what, value in happenings:
+        if what == "publish":
+            session.publish(*range(published + 1, published + value + 1))
+            published += value
+        elif what == "wait":
+            session.after(value)
+        elif what == "hear" and state.listens:
+            session.hear(value[0], **value[1])
+        elif what == "succeed" and state.taking_over:
+            if value:
+                state.taken_over(Taken("ipc:///own", Path("/own/r"), in_place=False), session.now)
+            else:
+                state.take_over_failed(OSError(), session.now)
+        if state.lost:
+            break
+        assert session.outbox.first <= state.acknowledged + 1 or state.acknowledged >= published
+        assert session.outbox.paused or not state.taking_over
