@@ -1,6 +1,5 @@
 """What ``bus info`` knows of a run or a recording, as values and as lines for people."""
 
-import contextlib
 import os
 import time
 from collections import Counter
@@ -9,16 +8,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bus.errors import BrokerError, ProtocolError, RecordingError, RunNotFoundError
+from bus.errors import BrokerError, RecordingError, RunNotFoundError
 from bus.net.curve import ClientSecurity
 from bus.net.requests import ask_broker, list_remote_runs
-from bus.protocol.frames import CUT, EventBody, decode_event, parse_topic
-from bus.protocol.order import Gap, Reached, StreamOrder
-from bus.recording.reader import Record, RecordingReader
-from bus.recording.recording import Recording
+from bus.protocol.frames import EventBody
+from bus.protocol.order import Gap, Reached
 from bus.runs.directory import RunInfo, changed_in_words
 from bus.runs.origin import Origin
-from bus.tools.records import LeftOut, Recorded
+from bus.tools.records import RecordSource, is_mark
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in, value_text
 
@@ -96,75 +93,43 @@ def describe_recording(path: Path) -> dict[str, Any]:
     Raises :class:`bus.errors.RecordingError` when that is nothing at all."""
     if path.is_file() and not path.stat().st_size:
         raise RecordingError(f"{path} is empty: nothing was recorded in it")
-    recording = Recording(path)
-    order = StreamOrder(recording.run_name, recording.attempt, None)
+    source = RecordSource(path)
     counts: Counter[str] = Counter()
     last: EventBody | None = None
-    left_out: list[Gap] = []
     hyperparameters: dict[str, Any] = {}
-    telling = {f"{recording.run_name}/{event.value}/0" for event in WITH_HYPERPARAMETERS}
-    with RecordingReader(path) as reader:
-        for records in reader.read():
-            for record in records:
-                counts[record.topic] += 1
-                order.from_record(record.topic, record.body)
-                if record.topic in telling and (event := _decoded(record.body)) is not None:
-                    hyperparameters |= hyperparameters_in(event.fields)
-                left_out += _left_out(record) if f"/{CUT}/" in record.topic else ()
-            bodies = [one.body for one in records if "/$" not in one.topic]
-            last = _decoded(bodies[-1]) if bodies else last
-        problems = [*reader.damage, *([reader.cut] if reader.cut else []), *order.problems]
+    for record in source:
+        if is_mark(record):
+            continue
+        name, last = record.topic.name, record.event
+        counts[name] += 1
+        if name in WITH_HYPERPARAMETERS and not record.topic.rank:
+            hyperparameters |= hyperparameters_in(last.fields)
     return {
-        "run": recording.run_name,
+        "run": source.run,
         "reached": Reached.of(last)._asdict() if last else {},
-        "events": dict(_by_event(counts).most_common()),
+        "events": dict(counts.most_common()),
         "recording": str(path),
         "size": os.path.getsize(path),
-        "gaps": [gap._asdict() for gap in order.gaps],
-        "left_out": [gap._asdict() for gap in dict.fromkeys(left_out)],
-        "damage": problems,
-        "paused": _pause(order),
+        "gaps": [gap._asdict() for gap in source.gaps],
+        "left_out": [gap._asdict() for gap in source.left_out],
+        "damage": source.damage,
+        "paused": _pause(source),
         "hyperparameters": hyperparameters,
     }
 
 
-def _left_out(record: Record) -> Iterator[Gap]:
-    """The events that a mark ``$cut`` stands for."""
-    with contextlib.suppress(ProtocolError):
-        topic, event = parse_topic(record.topic.encode()), decode_event(record.body)
-        left_out = LeftOut.of(Recorded(topic, event, record.body))
-        if left_out is not None:
-            yield Gap(left_out.rank, left_out.first, left_out.last)
-
-
-def _pause(order: StreamOrder) -> dict[str, Any] | None:
+def _pause(source: RecordSource) -> dict[str, Any] | None:
     """Since when the training stands still, in seconds since 1970, and after which batch; ``None`` when it goes on, or
     has ended."""
-    if order.ending is not None:
+    if source.ending is not None:
         return None
     pause = None
-    for outcome in order.outcomes:
+    for outcome in source.outcomes:
         if outcome.error is None and outcome.command.name == "pause":
             pause = {"since": (outcome.time_ns or 0) / 1e9, "batch": outcome.batch}
         elif outcome.error is None and outcome.command.name in ("resume", "stop"):
             pause = None
     return pause
-
-
-def _by_event(counts: Counter[str]) -> Counter[str]:
-    names: Counter[str] = Counter()
-    for topic, count in counts.items():
-        with contextlib.suppress(ProtocolError):  # foreign
-            name = parse_topic(topic.encode()).name
-            names[name] += 0 if name.startswith("$") else count
-    return +names
-
-
-def _decoded(body: bytes) -> EventBody | None:
-    try:
-        return decode_event(body)
-    except ProtocolError:
-        return None
 
 
 # -- for people -------------------------------------------------------------------------------------------------------
