@@ -54,11 +54,10 @@ def read_phases(value: Any) -> BatchPhases | None:
     began, spans = value.get("began"), value.get("spans")
     if type(began) is not int or not isinstance(spans, list | tuple):
         return None
-    read = [_read_span(one) for one in spans]
-    good = tuple(span for span in read if span is not None)
-    if len(good) < len(read):
+    read = tuple(filter(None, map(_read_span, spans)))
+    if len(read) < len(spans):
         return None
-    return BatchPhases(began, good, bool(value.get("device")), _read_publishing(value.get("publishing")))
+    return BatchPhases(began, read, bool(value.get("device")), _read_publishing(value.get("publishing")))
 
 
 def _read_publishing(value: Any) -> int | None:

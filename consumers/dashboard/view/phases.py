@@ -1,14 +1,16 @@
 """Where a step's time goes."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from bus.trace.phases import PHASES as MEASURED
+from bus.trace.phases import BatchPhases
 from consumers.dashboard.view.series import Table
 
 if TYPE_CHECKING:
     from consumers.dashboard.view.series import Floats
 
 
-PHASES = ("data", "forward", "loss", "backward", "optimizer", "publishing", "evaluation", "other")
+PHASES = (*MEASURED, "evaluation", "other")
 """The parts of a step, in the order in which they come; ``other`` is what nothing accounts for."""
 
 _PLACES = {name: place for place, name in enumerate(PHASES)}
@@ -57,27 +59,22 @@ class Phases:
         self._evaluation = 0.0
         self._last_batch: int | None = None
 
-    def see(self, batch: int, ended_ns: int, field: Any, trained_ns: int = 0) -> None:
-        """Takes the field ``phases`` of a batch; ``trained_ns`` is how far it took the training's own clock, which
-        stands still in a pause, where that is told. Of what is not in the field's form, nothing."""
-        try:
-            began, spans = field["began"], field["spans"]
-            row = [float(batch)] + [0.0] * len(PHASES)
-            for phase, _, duration in spans:
-                row[1 + _PLACES.get(phase, _OTHER)] += duration / 1e9
-            passed_ns = ended_ns - began
-            step_ns = min(passed_ns, trained_ns) if trained_ns else passed_ns
-            row[1 + _OTHER] += max(step_ns / 1e9 - sum(row[1:]), 0.0)
-            if "publishing" in field:
-                # Batches that are measured publish more than others do: what is told of all of them is a usual one's.
-                nanoseconds, batches = field["publishing"]
-                row[1 + _PUBLISHING] = nanoseconds / batches / 1e9
-        except (TypeError, KeyError, ValueError, ZeroDivisionError):
-            return
+    def see(self, batch: int, ended_ns: int, phases: BatchPhases, trained_ns: int = 0) -> None:
+        """Takes the phases of a batch; ``trained_ns`` is how far it took the training's own clock, which stands still
+        in a pause, where that is told."""
+        row = [float(batch)] + [0.0] * len(PHASES)
+        for phase, _, duration in phases.spans:
+            row[1 + _PLACES.get(phase, _OTHER)] += duration / 1e9
+        passed_ns = ended_ns - phases.began_ns
+        step_ns = min(passed_ns, trained_ns) if trained_ns else passed_ns
+        row[1 + _OTHER] += max(step_ns / 1e9 - sum(row[1:]), 0.0)
+        if phases.publishing_ns is not None:
+            # Batches that are measured publish more than others do: what is told of all of them is a usual one's.
+            row[1 + _PUBLISHING] = phases.publishing_ns / 1e9
         if self._last_batch is not None:
             row[1 + _EVALUATION] = self._evaluation / max(batch - self._last_batch, 1)
         self._evaluation, self._last_batch = 0.0, batch
-        self.on_device = bool(field.get("device"))
+        self.on_device = phases.on_device
         for append, number in zip(self._table.appends, row, strict=True):
             append(number)
         if len(self._table) > self.MAX_ROWS:

@@ -2,8 +2,9 @@
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from bus.trace.phases import BatchPhases
 
 
 class RankView(NamedTuple):
@@ -23,26 +24,19 @@ class RankView(NamedTuple):
     """How many batches it is behind the rank that is the furthest."""
 
 
-class _Arrival(NamedTuple):
-    arrived_ns: int
-    ended_ns: int
-
-
 class Ranks:
     """Follows every rank. Ranks that train together end a batch together, however long each has worked on it, so what
-    tells them apart is when each arrives at the first backward pass, where they begin to exchange gradients. Their
-    clocks are compared by the ends of the batches."""
+    tells them apart is when each arrives at the first backward pass, where they begin to exchange gradients. That is
+    compared by how long before the end of the batch it was: their clocks need not agree."""
 
     RECENT = 20
     WAITING = 64
-    CLOCKS = 31
     COMPARED = 50
     LEAST_COMPARED = 10
 
     def __init__(self) -> None:
         self._ends: dict[int, deque[tuple[int, int]]] = {}
-        self._clocks: dict[int, deque[int]] = {}
-        self._waiting: dict[int, dict[int, _Arrival]] = {}
+        self._waiting: dict[int, dict[int, int]] = {}
         # Of each of the last batches: which rank came last, and how late each was.
         self._compared: deque[tuple[int, dict[int, int]]] = deque(maxlen=self.COMPARED)
 
@@ -53,19 +47,17 @@ class Ranks:
             ends = self._ends[rank] = deque(maxlen=self.RECENT + 1)
         ends.append((batch, time_ns))
 
-    def arrived(self, rank: int, batch: int, world_size: int, ended_ns: int, field: Any) -> None:
-        """Takes the field ``phases`` of a batch; what is not in its form is left out."""
-        try:
-            start = next((begin for phase, begin, _ in field["spans"] if phase == "backward"), None)
-            if start is None or world_size < 2:
-                return
-            arrival = _Arrival(int(field["began"] + start), ended_ns)
-        except (TypeError, KeyError, ValueError):
+    def arrived(self, rank: int, batch: int, world_size: int, ended_ns: int, phases: BatchPhases) -> None:
+        """Takes the phases of a batch."""
+        starts = phases.starts("backward")
+        if not starts or world_size < 2:
             return
         together = self._waiting.setdefault(batch, {})
-        together[rank] = arrival
+        together[rank] = starts[0] - ended_ns
         if len(together) == world_size:
-            self._compare(self._waiting.pop(batch))
+            first = min(together.values())
+            late = {rank: at - first for rank, at in self._waiting.pop(batch).items()}
+            self._compared.append((max(late, key=late.__getitem__), late))
         while len(self._waiting) > self.WAITING:
             del self._waiting[next(iter(self._waiting))]
 
@@ -90,17 +82,6 @@ class Ranks:
                 )
             )
         return views
-
-    def _compare(self, together: dict[int, _Arrival]) -> None:
-        reference = together[min(together)].ended_ns
-        arrivals = {}
-        for rank, (arrived_ns, ended_ns) in together.items():
-            clock = self._clocks.setdefault(rank, deque(maxlen=self.CLOCKS))
-            clock.append(ended_ns - reference)
-            arrivals[rank] = arrived_ns - int(median(clock))
-        first = min(arrivals.values())
-        late = {rank: arrived_ns - first for rank, arrived_ns in arrivals.items()}
-        self._compared.append((max(late, key=late.__getitem__), late))
 
 
 def straggler(ranks: Sequence[RankView]) -> RankView | None:

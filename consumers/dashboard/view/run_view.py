@@ -11,6 +11,7 @@ from typing import Any
 from bus.errors import require
 from bus.protocol.order import Ending
 from bus.protocol.snapshot import Snapshot
+from bus.trace.phases import read_phases
 from bus.types.commands import Outcome
 from bus.types.event import Event
 from bus.types.hyperparameters import MOST
@@ -29,7 +30,6 @@ _FIRST_GROUPS = {"loss": 0, "metrics": 1, "lr": 2, "throughput": 3}
 _LAST_GROUP = len(_FIRST_GROUPS) + 1
 _KNOWN_OUTCOMES = 1000
 _BATCH_END = Event.BATCH_END
-_BATCH_WCT = 13
 
 
 class RunView:
@@ -258,9 +258,10 @@ class RunView:
 
     def _see_phases(self, state: Snapshot) -> None:
         body = state._body
-        batch, field = body.timestamp.batch, body.fields["phases"]
-        self._phases_of(state.rank).see(batch, body.time, field, 1000 * body.timestamp[_BATCH_WCT])
-        self._ranks.arrived(state.rank, batch, state.world_size, body.time, field)
+        batch, phases = body.timestamp.batch, read_phases(body.fields["phases"])
+        if phases is not None:
+            self._phases_of(state.rank).see(batch, body.time, phases, 1000 * body.timestamp.batch_wct)
+            self._ranks.arrived(state.rank, batch, state.world_size, body.time, phases)
 
     def _phases_of(self, rank: int) -> Phases:
         found = self._phases.get(rank)
