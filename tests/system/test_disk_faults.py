@@ -31,10 +31,10 @@ class Follower(threading.Thread):
         super().__init__(daemon=True)
         self.subscriber = Subscriber("r")
         self.got: list[int] = []
-        connected = self.subscriber._heard
+        connected = self.subscriber._following._heard
         self.start()
         # What is sent before the stream has taken the subscription can be had from the recording alone.
-        wait_for(lambda: self.subscriber._heard > connected, "the broker's first sign of life")
+        wait_for(lambda: self.subscriber._following._heard > connected, "the broker's first sign of life")
 
     def run(self) -> None:
         with self.subscriber:
