@@ -1,5 +1,6 @@
 """The base class of everything that looks at a run."""
 
+import inspect
 from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -54,9 +55,13 @@ class Callback:
     are not always published, such as ``AFTER_TRAIN_BATCH``; the others (:data:`bus.BASE_EVENTS`) come at every batch.
     An object may set its own in ``__init__``."""
 
-    background: ClassVar[bool] = False
-    """Whether the callback runs in the background, with its own stream and thread, so that it delays no other callback:
-    for methods that may take long, because they write files, upload or call others."""
+    background: ClassVar[bool | None] = None
+    """Whether the callback runs in the background, with its own stream, so that it delays no other callback.
+
+    ``True`` gives it a thread: for methods that may take long, because they write files, upload or call others.
+    ``False`` lets it share a stream with others, and they handle each event one after the other. ``None`` is ``False``,
+    but for a callback with ``async`` methods for events: it runs in the others' event loop, and while it waits, they
+    continue."""
 
     barrier_events: ClassVar[Collection[Event | str]] = ()
     """The events at which the callback may decide to stop the training. A trainer with ``wait_for`` waits at each of
@@ -128,6 +133,14 @@ class Callback:
         """Takes up what :meth:`state_dict` gave; tuples are lists by then. Called before the first event, and, in an
         attempt that resumes from a checkpoint, between ``BEFORE_LOAD`` and ``AFTER_LOAD`` with the state from where the
         checkpoint was saved."""
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether it has a stream of its own beside the others, see :attr:`background`."""
+        if self.background is not None:
+            return self.background
+        names = ["run_event"] if self._overrides("run_event") else [event.value for event in self.wanted_events()]
+        return any(inspect.iscoroutinefunction(getattr(self, name)) for name in names)
 
     @property
     def has_state(self) -> bool:

@@ -48,9 +48,9 @@ def barrier_events_of(callbacks: Iterable[Callback]) -> set[Event]:
 
 
 def partition(callbacks: Sequence[Callback]) -> tuple[list[tuple[str, Callback]], list[tuple[str, Callback]]]:
-    """Divides callbacks, with their names, into those that share a stream and those that run in the background."""
+    """Divides callbacks, with their names, into those that share a stream and those that have one of their own."""
     named = list(zip(unique_names(callbacks), callbacks, strict=True))
-    shared = [one for one in named if not one[1].background] or named[:1]
+    shared = [one for one in named if not one[1].runs_alone] or named[:1]
     return shared, [one for one in named if one not in shared]
 
 

@@ -129,9 +129,10 @@ class Runner:
         callback: Callback,
         stream: Iterable[Snapshot] | AsyncIterable[Snapshot],
     ) -> None:
-        """Runs one more callback, over a stream of its own and in a thread of its own: it may take as long as it likes
-        and delays nobody. What it logs goes to the same destinations, between that of the others, and its place in its
-        stream is committed with theirs. To be called before :meth:`run`."""
+        """Runs one more callback, over a stream of its own: in a thread of its own with ``background``, else as a task
+        of the event loop. It may take as long as it likes and delays no other. What it logs goes to the same
+        destinations, between that of the others, and its place in its stream is committed with theirs. To be called
+        before :meth:`run`."""
         self._workers.append(
             CallbackWorker(
                 stream,
@@ -187,13 +188,15 @@ class Runner:
                 # What callbacks log while they are closed comes after the position from which the next runner goes on.
                 self._commits.commit()
             except BaseException:
-                self._stop_workers()
+                for worker in self._workers:
+                    worker.cancel()
                 raise
             finally:
                 if self._shared.stopping:
-                    self._stop_workers()
+                    for worker in self._workers:
+                        worker.dispatcher.stop()
                 for worker in self._workers:
-                    worker.finish()
+                    await worker.finish()
                 await self._close()
         if self._shared.fatal is not None:
             raise self._shared.fatal
@@ -221,10 +224,6 @@ class Runner:
         while not self._shared.stopping and not all(worker.done for worker in self._workers):
             await asyncio.sleep(LOOK_SECONDS)
             self._commits.commit_if_old()
-
-    def _stop_workers(self) -> None:
-        for worker in self._workers:
-            worker.dispatcher.stop()
 
     async def _close(self) -> None:
         await self._shared.close()

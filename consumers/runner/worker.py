@@ -1,4 +1,4 @@
-"""A background callback, with its own stream and thread: it delays no other callback."""
+"""A callback with its own stream, in a thread or as a task of the event loop: it delays no other callback."""
 
 import asyncio
 import threading
@@ -20,10 +20,11 @@ _NOTE_SECONDS = 1.0
 
 
 class CallbackWorker:
-    """Runs one callback with its own stream and thread; what it logs is delivered between what the others log.
+    """Runs one callback with its own stream; what it logs is delivered between what the others log. A callback with
+    ``background`` has a thread, another one is a task of the event loop in which :meth:`start` is called.
 
     ``note_error``, ``on_error``, ``on_detached`` and ``at_checkpoint`` are as for
-    :class:`~consumers.runner.dispatcher.Dispatcher`; an error that ends it is handed to ``fail`` in its thread. With
+    :class:`~consumers.runner.dispatcher.Dispatcher`; an error that ends it is handed to ``fail`` there. With
     ``keeps_progress`` it notes where it stands: with what it has logged, and once a second.
     """
 
@@ -65,6 +66,7 @@ class CallbackWorker:
         self._done = threading.Event()
         self._may_close = threading.Event()
         self._thread = threading.Thread(target=self._run, name="offloop-worker", daemon=True)
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def done(self) -> bool:
@@ -78,12 +80,23 @@ class CallbackWorker:
 
     def start(self) -> None:
         """Begins to handle the stream."""
-        self._thread.start()
+        if self.callback.background:
+            self._thread.start()
+        else:
+            self._task = asyncio.get_running_loop().create_task(self._consume())
 
-    def finish(self) -> None:
+    def cancel(self) -> None:
+        """Ends a task also where its callback waits; a thread handles the event at hand."""
+        self.dispatcher.stop()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def finish(self) -> None:
         """Lets the callback be closed, and waits for that."""
         self._may_close.set()
-        if self._thread.ident is not None:
+        if self._task is not None:
+            await self._task
+        elif self._thread.ident is not None:
             self._thread.join()
 
     def _run(self) -> None:

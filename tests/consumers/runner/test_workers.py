@@ -1,5 +1,6 @@
 """Callbacks with a stream of their own, beside the others."""
 
+import asyncio
 import json
 import re
 import subprocess
@@ -16,6 +17,7 @@ from consumers import Callback, LoggerDestination, Runner
 from consumers.runner.entries import partition
 from consumers.runner.runner import CallbackError
 from consumers.runner.session import run_session
+from consumers.testing import replay
 
 
 class Rows(LoggerDestination):
@@ -128,7 +130,102 @@ def test_leaving_ends_what_runs_beside_too():
     assert rows.closed == 1
 
 
-SLOW = """
+class Waiting(Callback):
+    """Waits at its first event until it is let go."""
+
+    def __init__(self, error=None, name="waiting"):
+        self.name = name
+        self.released = asyncio.Event()
+        self.threads = set()
+        self.error = error
+        self.is_closed = False
+
+    async def batch_end(self, state, logger):
+        self.threads.add(threading.current_thread())
+        async with asyncio.timeout(30):
+            await self.released.wait()
+        if self.error:
+            raise self.error
+        logger.log_metrics({self.name: int(state.timestamp.batch)})
+
+    async def close(self, state, logger):
+        self.is_closed = True
+
+
+class Releasing(Quick):
+    """Lets others go when it is through with the last batch."""
+
+    def __init__(self, *waiting):
+        self.waiting = waiting
+
+    def batch_end(self, state, logger):
+        super().batch_end(state, logger)
+        if state.timestamp.batch == 8:
+            for callback in self.waiting:
+                callback.released.set()
+
+
+def test_an_asynchronous_callback_that_waits_delays_nobody_and_needs_no_thread(recording):
+    waiting, rows = [Waiting(name="one"), Waiting(name="two")], Rows()
+    run_session(lambda callbacks, after: recording(), [*waiting, Releasing(*waiting)], [rows])
+    assert rows.rows[:8] == [(n, "quick", n) for n in range(1, 9)]
+    for name in ("one", "two"):
+        assert [row for row in rows.rows if row[1] == name] == [(n, name, n) for n in range(1, 9)]
+    assert {thread for one in waiting for thread in one.threads} == {threading.current_thread()}
+    assert all(one.is_closed for one in waiting)
+
+
+def test_an_asynchronous_callback_that_shares_a_stream_is_waited_for(recording):
+    class InTurn(Waiting):
+        background = False
+
+    waiting, rows = InTurn(), Rows()
+    waiting.released.set()
+    run_session(lambda callbacks, after: recording(), [waiting, Quick()], [rows])
+    assert rows.rows == [(n, name, n) for n in range(1, 9) for name in ("waiting", "quick")]
+
+
+def test_a_test_sees_what_asynchronous_callbacks_log_in_the_order_of_events(recording):
+    waiting = Waiting()
+    waiting.released.set()
+    logged = replay([waiting, Quick()], recording())
+    assert [row.metrics for row in logged.rows] == [{"waiting": n, "quick": n} for n in range(1, 9)]
+
+
+@pytest.mark.parametrize(("on_error", "count"), [("continue", 8), ("disable", 1)])
+def test_what_an_asynchronous_callback_raises_is_counted_and_shown_once(recording, capsys, on_error, count):
+    waiting, rows = Waiting(ValueError("no answer")), Rows()
+    callbacks = [waiting, Releasing(waiting)]
+    _, statistics = run_session(lambda callbacks, after: recording(), callbacks, [rows], on_error=on_error)
+    assert statistics.errors == {"Waiting": count, "Releasing": 0}
+    assert len(rows.rows) == 8
+    assert capsys.readouterr().err.count("callback Waiting raised at batch_end") == 1
+
+
+def test_with_on_error_stop_an_asynchronous_callback_ends_the_others(recording):
+    waiting, rows = Waiting(ValueError("no answer")), Rows()
+    with pytest.raises(CallbackError, match="callback Waiting raised ValueError"):
+        run_session(lambda callbacks, after: recording(), [waiting, Releasing(waiting)], [rows], on_error="stop")
+    assert (waiting.is_closed, rows.closed) == (True, 1)
+
+
+async def test_a_runner_that_is_cancelled_ends_asynchronous_callbacks_that_wait(recording):
+    waiting, rows = Waiting(), Rows()
+    runner = Runner(recording(), [Quick()], [rows])
+    runner.run_beside("Waiting", waiting, recording())
+    running = asyncio.create_task(runner.run_async())
+    async with asyncio.timeout(30):
+        while len(rows.rows) < 8 or not waiting.threads:
+            await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (waiting.is_closed, rows.closed) == (True, 1)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+SNAILS = {
+    "thread": """
 import time
 from consumers import Callback
 
@@ -138,12 +235,23 @@ class Snail(Callback):
     def batch_end(self, state, logger):
         time.sleep(0.05)
         logger.log_metrics({"snail": int(state.timestamp.batch)})
-"""
+""",
+    "task": """
+import asyncio
+from consumers import Callback
+
+class Snail(Callback):
+    async def batch_end(self, state, logger):
+        await asyncio.sleep(0.05)
+        logger.log_metrics({"snail": int(state.timestamp.batch)})
+""",
+}
 
 
 @pytest.mark.slow
-def test_a_named_consumer_goes_on_with_each_of_its_streams(runs_dir, tmp_path):
-    (tmp_path / "snail.py").write_text(SLOW)
+@pytest.mark.parametrize("kind", SNAILS)
+def test_a_named_consumer_goes_on_with_each_of_its_streams(runs_dir, tmp_path, kind):
+    (tmp_path / "snail.py").write_text(SNAILS[kind])
     with gold_trainer(24, 6, publish=True, run_name="r", max_duration="20ep") as trainer:
         trainer.fit()
     command = [
@@ -158,8 +266,7 @@ def test_a_named_consumer_goes_on_with_each_of_its_streams(runs_dir, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    # What it had logged since its last commit may be there once more, and nothing may be missing.
-    assert {row["snail"] for row in rows if "snail" in row} == set(range(1, 81))
+    assert [row["snail"] for row in rows if "snail" in row] == list(range(1, 81))
     assert [row["step"] for row in rows if "lr-SGD/group0" in row] == list(range(1, 81))
 
 
