@@ -329,6 +329,23 @@ def judged(_folder: Path) -> dict[str, Any]:
     return train(publish=True, run_name="r", max_duration="50ep", algorithms=algorithms, wait_for="judge")
 
 
+def again(_folder: Path) -> dict[str, Any]:
+    """Trainings in the same processes, one after the other: two that a signal to one rank interrupts, and a whole
+    one."""
+    ends: list[Any] = []
+    for interrupted in (0, 1, None):
+
+        def interrupt(_event: Event, state: State, _logger: object, rank: int | None = interrupted) -> None:
+            if state.rank == rank and state.timestamp.batch == BATCHES_BEFORE_THE_END:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        try:
+            ends.append(train(algorithms=[Act(interrupt, Event.BATCH_START)])["counts"][1])
+        except KeyboardInterrupt as error:
+            ends.append(str(error))
+    return {"ends": ends}
+
+
 def write(folder: Path, result: dict[str, Any]) -> None:
     """Leaves what this rank has come to for the test."""
     (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(result))
@@ -339,7 +356,7 @@ def main() -> None:
     torch.set_num_threads(1)
     *names, path = sys.argv[1:]
     jobs = {"agreement": agreement, "checkpoints": checkpoints, "published": published, "killed": killed}
-    jobs |= {"commanded": commanded, "judged": judged}
+    jobs |= {"commanded": commanded, "judged": judged, "again": again}
     for name in names:
         folder = Path(path, name)
         folder.mkdir(exist_ok=True)

@@ -47,6 +47,7 @@ class Ranks:
         self._vote = torch.zeros(3, dtype=torch.int64)
         self._counting: Any = None
         self._total = (0, 0)
+        self._on_sigterm: Any = None
         self.closed = False
         self.failed_at: float | None = None
         """When this rank could not continue, in seconds since 1970."""
@@ -153,12 +154,12 @@ class Ranks:
         """Leaves the others to themselves, because this rank cannot go on: whoever waits for it is told at once, and
         why, if it was the first.
 
-        From here on SIGTERM is ignored: ``torchrun`` sends it to every rank as soon as one has ended, and would cut off
-        what this one has to say about its end."""
+        SIGTERM is ignored from here on, until :meth:`restore_sigterm`: ``torchrun`` sends it to every rank as soon as
+        one has ended, and would cut off what this one has to say about its end."""
         if self.closed:
             return
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self._on_sigterm = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.closed = True
         self.failed_at = time.time()
         with contextlib.suppress(RuntimeError):
@@ -173,6 +174,12 @@ class Ranks:
             # Tensors on a GPU are on their way still; what their group is left with is up to the exit.
             dist.destroy_process_group(hosts)
 
+    def restore_sigterm(self) -> None:
+        """Undoes that SIGTERM is ignored, for another training in this process."""
+        if self._on_sigterm is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+            self._on_sigterm = None
+
     def close(self) -> None:
         """Leaves the group, if it was joined here."""
         if not self.closed:
@@ -182,6 +189,10 @@ class Ranks:
 
 
 _joined: Ranks | None = None
+_meeting: tuple[Any, int, int] | None = None
+"""The store that all ranks have, this one's number, and how many they are."""
+_groups = 0
+"""How often the ranks have come together."""
 
 
 def join_ranks(on_gpu: bool) -> Ranks | None:
@@ -190,9 +201,11 @@ def join_ranks(on_gpu: bool) -> Ranks | None:
     Can be called again, and uses the process group that there is.
 
     Raises :class:`bus.errors.RankError` when the others do not come."""
-    global _joined
-    if _joined is not None and not _joined.closed:
-        return _joined
+    global _joined, _meeting, _groups
+    if _joined is not None:
+        if not _joined.closed:
+            return _joined
+        _joined.restore_sigterm()
     if dist.is_available() and dist.is_initialized():
         _joined = Ranks(owns_group=False) if dist.get_world_size() > 1 else None
         if _joined is not None:
@@ -203,7 +216,12 @@ def join_ranks(on_gpu: bool) -> Ranks | None:
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     try:
-        store, rank, world_size = next(rendezvous("env://"))
+        if _meeting is None:
+            _meeting = next(rendezvous("env://"))
+        store, rank, world_size = _meeting
+        # What an earlier group of these processes has left in the store leads to connections that are closed.
+        store = dist.PrefixStore(f"offloop/{_groups}", store)  # type: ignore[attr-defined]
+        _groups += 1
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     except (ValueError, RuntimeError) as error:

@@ -265,6 +265,14 @@ def test_when_a_rank_is_killed_the_other_one_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_ranks_that_were_interrupted_train_again_and_can_be_interrupted_again(tmp_path: Path) -> None:
+    done = torchrun(JOBS, "again", tmp_path)
+    assert done.returncode == 0, done.stderr
+    own, other = "signal SIGTERM", "a signal to another rank"
+    assert [one["ends"] for one in results(tmp_path / "again")] == [[own, other, 15], [other, own, 15]]
+
+
+@pytest.mark.slow
 def test_the_command_trains_on_ranks_as_on_one(runs_dir: Path) -> None:
     done = torchrun("-m", "trainer", "digits", "--seed", "3", "-d", "12ba", "--run-name", "r", "--no-progress")
     assert done.returncode == 0, done.stderr
