@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainer import Classifier, LanguageModel, Trainer
-from trainer.tasks.chars import ALPHABET, Gpt
+from trainer.tasks.gpt import ALPHABET, Gpt
 
 Made = tuple[torch.nn.Module, DataLoader]
 

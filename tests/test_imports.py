@@ -59,7 +59,14 @@ def loaded_by(code: str, *arguments: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "command",
-    [("bus",), ("trainer",), ("consumer",), *(("bus", name) for name in sorted({*bus.commands, "dashboard"}))],
+    [
+        ("bus",),
+        ("trainer",),
+        ("trainer", "digits"),
+        ("trainer", "chars"),
+        ("consumer",),
+        *(("bus", name) for name in sorted({*bus.commands, "dashboard"})),
+    ],
     ids=" ".join,
 )
 def test_the_help_of_a_command_loads_nothing_heavy(command: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bus.lazy import lazy_exports
 from bus.plugins.registry import Registry
-from trainer.arguments.extras import explain_missing
+from trainer.arguments import explain_missing
 from trainer.engine.algorithm import Algorithm
 
 if TYPE_CHECKING:

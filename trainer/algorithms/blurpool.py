@@ -10,7 +10,7 @@ from bus.errors import ConfigurationError
 from bus.types.event import Event
 from trainer.algorithms.common import change_behavior, check_count
 from trainer.engine.algorithm import Algorithm
-from trainer.engine.logger import Logger
+from trainer.engine.engine import Logger
 from trainer.engine.state import State
 
 

@@ -4,7 +4,7 @@ import torch
 
 from bus.types.event import Event
 from trainer.engine.algorithm import Algorithm
-from trainer.engine.logger import Logger
+from trainer.engine.engine import Logger
 from trainer.engine.state import State
 
 

@@ -10,7 +10,7 @@ from bus.types.time import Time, TimeInput, TimeUnit
 from trainer.algorithms.common import check_point, check_share, check_update_interval, has_reached, update_event
 from trainer.algorithms.weight_average import WeightAverage
 from trainer.engine.algorithm import Algorithm
-from trainer.engine.logger import Logger
+from trainer.engine.engine import Logger
 from trainer.engine.state import State
 
 _SWAP_EVENTS = frozenset(

@@ -6,7 +6,7 @@ from bus.types.event import Event
 from trainer.algorithms.common import check_key, check_share, soft_targets
 from trainer.device.batch import BatchKey
 from trainer.engine.algorithm import Algorithm
-from trainer.engine.logger import Logger
+from trainer.engine.engine import Logger
 from trainer.engine.state import State
 
 _EVENTS = frozenset({Event.BEFORE_LOSS, Event.AFTER_LOSS})

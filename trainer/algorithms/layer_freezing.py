@@ -7,7 +7,7 @@ from torch import nn
 from bus.types.event import Event
 from trainer.algorithms.common import check_share
 from trainer.engine.algorithm import Algorithm
-from trainer.engine.logger import Logger
+from trainer.engine.engine import Logger
 from trainer.engine.state import State
 
 

@@ -13,7 +13,7 @@ from trainer.algorithms.common import check_key, check_number, soft_targets
 from trainer.device.batch import BatchKey
 from trainer.device.device import autocast_of
 from trainer.engine.algorithm import Algorithm
-from trainer.engine.logger import Logger
+from trainer.engine.engine import Logger
 from trainer.engine.state import State
 
 

@@ -13,7 +13,7 @@ from bus.types.event import Event
 from trainer.algorithms.common import check_count, check_images, check_key, check_share
 from trainer.device.batch import BatchKey
 from trainer.engine.algorithm import Algorithm
-from trainer.engine.logger import Logger
+from trainer.engine.engine import Logger
 from trainer.engine.state import State
 
 _MODES = ("resize", "crop")

@@ -6,7 +6,7 @@ from bus.errors import ConfigurationError
 from bus.types.event import Event
 from trainer.algorithms.common import check_count, check_number
 from trainer.engine.algorithm import Algorithm
-from trainer.engine.logger import Logger
+from trainer.engine.engine import Logger
 from trainer.engine.state import State
 
 

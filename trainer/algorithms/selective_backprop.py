@@ -13,7 +13,7 @@ from trainer.algorithms.common import check_count, check_key, check_share
 from trainer.device.batch import BatchKey, batch_set, map_tensors
 from trainer.device.device import autocast_of
 from trainer.engine.algorithm import Algorithm
-from trainer.engine.logger import Logger
+from trainer.engine.engine import Logger
 from trainer.engine.state import State
 
 _INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}

@@ -12,7 +12,7 @@ from trainer.algorithms.common import check_count, check_share
 from trainer.data.spec import count_samples
 from trainer.device.batch import map_tensors
 from trainer.engine.algorithm import Algorithm
-from trainer.engine.logger import Logger
+from trainer.engine.engine import Logger
 from trainer.engine.state import State
 
 

@@ -10,7 +10,7 @@ from bus.types.event import Event
 from bus.types.time import TimeInput
 from trainer.algorithms.common import change_behavior, check_point, check_share, share_of_way
 from trainer.engine.algorithm import Algorithm
-from trainer.engine.logger import Logger
+from trainer.engine.engine import Logger
 from trainer.engine.state import State
 
 

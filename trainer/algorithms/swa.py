@@ -24,7 +24,7 @@ from trainer.algorithms.common import (
 from trainer.algorithms.weight_average import WeightAverage
 from trainer.device.device import autocast_of
 from trainer.engine.algorithm import Algorithm
-from trainer.engine.logger import Logger
+from trainer.engine.engine import Logger
 from trainer.engine.state import State
 
 _ANNEAL_STRATEGIES = ("linear", "cos")

@@ -9,15 +9,15 @@ from bus.types.time import Time, TimeInput, TimeUnit
 from bus.types.timestamp import Timestamp
 
 
-def check_max_duration(duration: TimeInput) -> Time:
+def check_max_duration(duration: TimeInput, argument: str = "max_duration") -> Time:
     """Reads a duration of training; a plain number counts epochs.
 
     Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for one that is no length of
     time."""
-    time = _read(duration, "max_duration", "2ep")
+    time = _read(duration, argument, "2ep")
     if time.unit is TimeUnit.DURATION or time.value < 0:
         raise ConfigurationError(
-            f"max_duration {str(time)!r} is not allowed: "
+            f"{argument} {str(time)!r} is not allowed: "
             "use epochs, batches, samples, tokens, iterations or a clock time, such as 2ep, 500ba, 10000sp, 1h30m"
         )
     return time
@@ -44,6 +44,30 @@ def end_after(timestamp: Timestamp, length: Time) -> Time:
     return begin + length
 
 
+def end_of_fit(
+    timestamp: Timestamp,
+    duration: TimeInput | None,
+    max_duration: Time | None,
+    iteration_length: Time | None,
+    resumed: bool,
+) -> Time:
+    """The time at which a call of ``fit(duration)`` ends that begins at a time; ``max_duration`` is the training's.
+
+    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for no duration, for one that
+    cannot be counted, and for one that has passed, unless the training was resumed from its end."""
+    if duration is not None:
+        max_duration = end_after(timestamp, check_max_duration(duration))
+    if max_duration is None:
+        raise ConfigurationError("fit() needs to know how long to train: pass max_duration='5ep' or the like")
+    if timestamp >= max_duration and not resumed:
+        raise ConfigurationError(
+            f"max_duration {str(max_duration)!r} is over already: "
+            "pass a longer one, or fit(duration=...), or fit(reset_time=True)"
+        )
+    check_countable(max_duration, iteration_length)
+    return max_duration
+
+
 def check_countable(max_duration: Time | None, iteration_length: Time | None) -> None:
     """Raises :class:`bus.errors.ConfigurationError` for a duration in iterations where these have no length."""
     if max_duration is not None and max_duration.unit is TimeUnit.ITERATION and iteration_length is None:
@@ -53,30 +77,30 @@ def check_countable(max_duration: Time | None, iteration_length: Time | None) ->
         )
 
 
-def check_iteration_length(length: TimeInput | None) -> Time | None:
+def check_iteration_length(length: TimeInput | None, argument: str = "iteration_length") -> Time | None:
     """Reads the length of an iteration, in epochs or tokens.
 
     Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for another unit."""
     if length is None:
         return None
-    time = _read(length, "iteration_length", "1ep")
+    time = _read(length, argument, "1ep")
     if time.unit not in (TimeUnit.EPOCH, TimeUnit.TOKEN) or time.value <= 0:
         raise ConfigurationError(
-            f"iteration_length {str(time)!r} is not allowed: use epochs or tokens, such as 1ep or 1000000tok"
+            f"{argument} {str(time)!r} is not allowed: use epochs or tokens, such as 1ep or 1000000tok"
         )
     return time
 
 
-def check_interval(interval: TimeInput) -> Time:
+def check_interval(interval: TimeInput, argument: str = "interval") -> Time:
     """Reads an interval; a plain number counts epochs, and the number zero means never.
 
     Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for one that is negative, of
     no length, or longer than the training."""
-    time = _read(interval, "interval", "100ba, or 0 for never")
+    time = _read(interval, argument, "100ba, or 0 for never")
     is_never = isinstance(interval, int) and interval == 0
     if not (time.value > 0 or is_never) or (time.unit is TimeUnit.DURATION and time.value > 1):
         raise ConfigurationError(
-            f"interval {str(time)!r} is not allowed: use 0 for never, or 1ep, 100ba, 0.25dur and the like"
+            f"{argument} {str(time)!r} is not allowed: use 0 for never, or 1ep, 100ba, 0.25dur and the like"
         )
     return time
 

@@ -12,6 +12,8 @@ import msgpack
 from bus.errors import CheckpointError, ConfigurationError
 from bus.types.time import Time
 from bus.types.timestamp import Timestamp, TrainingTime
+from trainer.arguments.config import CheckpointConfig
+from trainer.arguments.durations import check_interval
 from trainer.arguments.values import optimizer_names
 from trainer.checkpoints.file import (
     import_torch,
@@ -37,48 +39,37 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """Loads the checkpoint that a trainer goes on from, and makes what writes new ones; the arguments are those of
-    :class:`trainer.Trainer`.
+    """Loads the checkpoint that a training resumes from, and makes what writes new ones.
 
     With ``sharded`` those that are written are folders, see :mod:`trainer.checkpoints.sharded`. Their names are those
     of files without the suffix and the rank."""
 
     def __init__(
         self,
+        config: CheckpointConfig,
         state: State,
         loader_resume: DataLoaderResume,
         *,
-        save_folder: str | os.PathLike[str] | None,
-        save_filename: str,
-        save_latest_filename: str | None,
-        save_interval: Time,
-        keep: int,
-        overwrite: bool,
-        weights_only: bool,
-        load_path: str | os.PathLike[str] | None,
-        load_weights_only: bool,
-        strict: bool,
-        autoresume: bool,
         has_run_name: bool,
         ranks: Ranks | None,
         sharded: bool = False,
     ) -> None:
-        if autoresume and (save_folder is None or not has_run_name):
-            missing = "save_folder" if save_folder is None else "run_name"
+        if config.autoresume and (config.save_folder is None or not has_run_name):
+            missing = "save_folder" if config.save_folder is None else "run_name"
             raise ConfigurationError(f"autoresume needs a {missing}, to find the run's latest checkpoint: give one")
-        if autoresume and weights_only:
-            raise ConfigurationError("autoresume cannot go on from weights alone: leave out save_weights_only")
+        if config.autoresume and config.save_weights_only:
+            raise ConfigurationError("autoresume cannot resume from weights alone: leave out save_weights_only")
         self._state = state
         self._loader_resume = loader_resume
         self._ranks = ranks
         self._sharded = sharded
-        self._interval = save_interval
-        self._weights_only = weights_only
-        self._load_path = None if load_path is None else Path(load_path)
-        self._load_weights_only = load_weights_only
-        self._strict = strict
-        self._overwrite = overwrite
-        self._filenames = (save_filename, save_latest_filename)
+        self._interval = check_interval(config.save_interval, "save_interval")
+        self._weights_only = config.save_weights_only
+        self._load_path = None if config.load_path is None else Path(config.load_path)
+        self._load_weights_only = config.load_weights_only
+        self._strict = config.load_strict_model_weights
+        self._overwrite = config.save_overwrite
+        self._filenames = (config.save_filename, config.save_latest_filename)
         self._schedulers: tuple[Any, Path] | None = None
         self._saver: IntervalSaver | None = None
         self._folder: CheckpointFolder | None = None
@@ -90,18 +81,18 @@ class Checkpoints:
         """The seed of the sampler in the checkpoint that the training goes on from."""
         self.microbatch_size: int | None = None
         """The size of microbatches in it."""
-        latest = save_latest_filename
-        if save_folder is not None:
+        if config.save_folder is not None:
+            filename, latest = self._filenames
             self._folder = CheckpointFolder(
-                save_folder,
-                filename=folder_name(save_filename) if sharded else save_filename,
+                config.save_folder,
+                filename=folder_name(filename) if sharded else filename,
                 latest_filename=folder_name(latest) if sharded and latest else latest,
-                keep=keep,
-                overwrite=overwrite,
+                keep=config.save_num_checkpoints_to_keep,
+                overwrite=self._overwrite,
                 names=_names(state),
                 write=partial(_write, sharded=sharded, ranks=ranks),
             )
-            if autoresume:
+            if config.autoresume:
                 self._resume_latest(self._folder)
 
     def _resume_latest(self, folder: CheckpointFolder) -> None:
@@ -166,11 +157,6 @@ class Checkpoints:
             self._folder.adopt(path)
         if state.rank == 0:
             self.announce("load", state.timestamp.values, tree.get("run", {}).get("name"))
-
-    @property
-    def interval(self) -> Time | None:
-        """How often checkpoints are written; ``None`` when none are."""
-        return None if self._folder is None else self._interval
 
     @property
     def folder(self) -> Path | None:

@@ -24,6 +24,7 @@ class NoSaver:
     """Writes no checkpoints."""
 
     watched: frozenset[Event] = frozenset()
+    intervals: Mapping[str, Time] = {}
 
     def save_if_due(self, event: Event) -> None:
         """Does nothing."""
@@ -55,6 +56,8 @@ class IntervalSaver:
     ) -> None:
         self._state = state
         self._folder = folder
+        self.intervals = {f"save_interval {str(interval)!r}": interval}
+        """How often checkpoints are due, as people would call it."""
         self._interval = interval
         self._join = join
         self._weights_only = weights_only

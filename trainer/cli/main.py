@@ -19,8 +19,9 @@ import click
 from bus import printing
 from bus.errors import CheckpointError, ConfigurationError, InvalidRunNameError, InvalidTimeError, OffloopError
 from bus.terminal import run_command
-from trainer.arguments.extras import missing_extra
+from trainer.arguments import missing_extra
 from trainer.cli.options import COMMON_OPTIONS, OPTION_NAMES, check_together, trainer_arguments
+from trainer.config import expand_groups
 from trainer.distributed.launcher import report_failure
 from trainer.tasks import BUILT_IN, Task, TaskOption, find_task
 
@@ -288,7 +289,7 @@ def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> N
         with beginning.loading(), _explaining_what_is_missing():
             from trainer.device.device import is_gpu
             from trainer.distributed.ranks import join_ranks
-            from trainer.stream.introduction import short_path
+            from trainer.stream.run_stream import short_path
             from trainer.trainer import Trainer
         ranks = join_ranks(on_gpu=is_gpu(values["device"] or "auto"))
         arguments = _arguments(task, values, ranks)
@@ -328,7 +329,7 @@ def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> 
         config |= {name: values[name] for name in ("algorithms", "algorithm_options") if values[name]}
     options = {option.name: known[option.name] for option in task.options if known[option.name] is not None}
     _check_options(task, options)
-    arguments = {"seed": seed, **task.arguments(**options), **settings, "config": {**config, **options}}
+    arguments = {"seed": seed, **expand_groups(task.arguments(**options)), **settings, "config": {**config, **options}}
     check_together(values, arguments)
     if arguments.get("run_name") is None:
         prefix = re.sub(r"[^A-Za-z0-9._-]", "-", task.name.rpartition(":")[2]).lstrip("._-") or "run"

@@ -8,9 +8,10 @@ from torch.utils.data import DataLoader
 
 from bus.errors import ConfigurationError
 from bus.types.time import TimeInput
+from trainer.arguments.checks import check_subset
 from trainer.arguments.durations import check_interval
 from trainer.data.models import metrics_of
-from trainer.data.spec import DataSpec, as_data_spec, check_subset
+from trainer.data.spec import DataSpec, as_data_spec
 
 # Consumers tell by its label what a batch is of.
 _OTHER_LABELS = ("", "train", "predict")

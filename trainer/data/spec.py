@@ -12,7 +12,6 @@ from trainer.arguments.values import as_int, describe
 if TYPE_CHECKING:
     from trainer.device.device import Device
 
-
 _SEQUENCES = (list, tuple)
 
 
@@ -82,15 +81,6 @@ def as_data_spec(dataloader: "DataSpec | Iterable[Any]", name: str) -> DataSpec:
         return dataloader
     _check_dataloader(dataloader, name)
     return DataSpec(dataloader)
-
-
-def check_subset(batches: Any, name: str) -> int:
-    """How many batches of a dataloader to use, -1 for all of them.
-
-    Raises :class:`bus.errors.ConfigurationError` for anything else than -1 and numbers from 1."""
-    if isinstance(batches, int) and not isinstance(batches, bool) and (batches == -1 or batches > 0):
-        return batches
-    raise ConfigurationError(f"{name} is {batches!r}: use a number of batches from 1, or -1 for all of them")
 
 
 def count_samples(batch: Any) -> int:

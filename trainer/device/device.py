@@ -8,9 +8,10 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 
 from bus.errors import ConfigurationError
+from trainer.arguments.checks import PRECISIONS
 from trainer.device.batch import map_tensors
 
-PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
+_PRECISIONS = dict(zip(PRECISIONS, (None, torch.bfloat16, torch.float16), strict=True))
 """The precisions by name, with the type that torch's automatic mixed precision computes in where that is good enough.
 Weights, gradients of weights and the optimizers stay in 32 bits."""
 
@@ -291,17 +292,9 @@ def _pinned_vectors(width: int, count: int) -> torch.Tensor:
     return torch.empty((count, width), dtype=torch.float64, pin_memory=True)
 
 
-def check_precision(precision: str | None) -> str:
-    """The precision's name, ``fp32`` by default; :class:`bus.errors.ConfigurationError` for an unknown one."""
-    name = "fp32" if precision is None else str(precision)
-    if name not in PRECISIONS:
-        raise ConfigurationError(f"precision {name!r} is not allowed: use {', '.join(PRECISIONS)}")
-    return name
-
-
 def autocast_of(precision: str, device: Device) -> Callable[[], contextlib.AbstractContextManager[object]] | None:
     """Makes the context in which forward passes and losses are computed; ``None`` when they need none."""
-    kind = PRECISIONS[precision]
+    kind = _PRECISIONS[precision]
     if kind is None:
         return None
     return lambda: torch.autocast(device.torch_device.type, dtype=kind)

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from bus.errors import ConfigurationError
+from trainer.data.evaluator import Evaluator
 from trainer.data.spec import DataSpec
 from trainer.device.device import Device
 from trainer.distributed.ranks import Ranks
@@ -48,9 +49,16 @@ class DataParallel:
             vars(self._model).pop(name, None)
 
 
-def check_shards(data: DataSpec | Iterable[Any] | None, name: str, world_size: int) -> None:
+def check_shards(ranks: Ranks | None, data: DataSpec | None, evaluators: Iterable[Evaluator]) -> None:
     """Raises :class:`bus.errors.ConfigurationError` for a dataloader that gives every rank all of the data."""
-    dataloader = data.dataloader if isinstance(data, DataSpec) else data
+    if ranks is not None:
+        if data is not None:
+            _check_shard(data.dataloader, "train_dataloader", ranks.world_size)
+        for one in evaluators:
+            _check_shard(one.dataloader, f"the dataloader of evaluator {one.label!r}", ranks.world_size)
+
+
+def _check_shard(dataloader: Iterable[Any], name: str, world_size: int) -> None:
     if not isinstance(dataloader, DataLoader) or isinstance(dataloader.dataset, IterableDataset):
         return  # whoever makes batches by other means has to see to it
     sharding = _sharding_sampler(dataloader)

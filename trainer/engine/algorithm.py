@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from bus.types.event import Event
 
 if TYPE_CHECKING:
-    from trainer.engine.logger import Logger
+    from trainer.engine.engine import Logger
     from trainer.engine.state import State
 
 

@@ -1,11 +1,12 @@
 """What happens at an event."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
+from trainer.arguments.values import to_builtin
 from trainer.engine.algorithm import Algorithm
-from trainer.engine.logger import Logger
 from trainer.engine.state import State
 
 _RANKS = {"first": -1, None: 0, "last": 1}
@@ -35,6 +36,32 @@ def set_filo_order(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Al
 
 default_passes: list[AlgorithmPass] = [sort_by_position, set_filo_order]
 """The passes of every engine, in the order in which they are run."""
+
+
+class Logger:
+    """Collects what algorithms log; it travels with the next event that is published, as its field ``logged``.
+
+    Reference: ``composer/loggers/logger.py``.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.entries: list[list[Any]] = []
+        """What has been logged and not published yet, as pairs of step and metrics; always the same list."""
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Logs numbers by name at a step, by default the number of batches so far.
+
+        A tensor is read at once, which on a GPU waits for it: log numbers where that matters."""
+        if step is None:
+            step = self._state.timestamp.values[2]
+        self.entries.append([step, {name: to_builtin(value) for name, value in metrics.items()}])
+
+    def take(self) -> list[list[Any]]:
+        """Everything logged since the last call, as pairs of step and metrics."""
+        entries = list(self.entries)
+        self.entries.clear()
+        return entries
 
 
 class Engine:

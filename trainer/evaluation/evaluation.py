@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from bus.types.time import Time
 from bus.types.timestamp import Timestamp
 from trainer.arguments.durations import Interval
 from trainer.data.evaluator import Evaluator
-from trainer.data.models import read_metrics
+from trainer.data.models import metrics_of, read_metrics
 from trainer.data.spec import DataSpec
+from trainer.device.batch import map_tensors
 from trainer.device.device import autocast_of
 from trainer.distributed.ranks import Ranks
 from trainer.engine.engine import Engine
@@ -59,9 +61,12 @@ class Evaluation:
         self.watched = frozenset(interval.event for _, interval in self._intervals)
 
     @property
-    def intervals(self) -> list[tuple[str, Time]]:
-        """How often each evaluator is due, by label."""
-        return [(evaluator.label, interval.length) for evaluator, interval in self._intervals]
+    def intervals(self) -> dict[str, Time]:
+        """How often each evaluator is due, as people would call it."""
+        return {
+            f"eval_interval {str(interval.length)!r} of evaluator {evaluator.label!r}": interval.length
+            for evaluator, interval in self._intervals
+        }
 
     def run_if_due(self, event: Event) -> int:
         """Evaluates what is due at this event; returns the nanoseconds that it took."""
@@ -215,3 +220,93 @@ def _in_step(batches: Iterable[Any], state: State, ranks: Ranks) -> Iterator[Any
     while ranks.agree(0, False)[1]:
         with autocast():
             state.model.eval_forward(state.batch)
+
+
+def add_train_metrics(state: State) -> None:
+    """Puts copies of the model's metrics of the training into the state.
+
+    Raises :class:`bus.errors.ConfigurationError` for a model that gives something else than metrics."""
+    if hasattr(state.model, "get_metrics"):
+        state.train_metrics = deepcopy(metrics_of(state.model, is_train=True))
+    for metric in state.train_metrics.values():
+        metric.to(state.device.torch_device)
+
+
+def add_eval_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
+    """Puts copies of the model's metrics into the state for each evaluator.
+
+    Raises :class:`bus.errors.ConfigurationError` for a metric that the model has not."""
+    for evaluator in evaluators:
+        metrics = evaluator.choose_metrics(state.model)
+        state.eval_metrics[evaluator.label] = {
+            name: metric.to(state.device.torch_device) for name, metric in metrics.items()
+        }
+
+
+def use_evaluators(state: State, evaluators: Sequence[Evaluator]) -> None:
+    """Puts evaluators in the place of those that the state has. What was measured stays for the labels that stay.
+
+    Raises :class:`bus.errors.ConfigurationError` for a metric that the model has not."""
+    labels = {one.label for one in evaluators}
+    state.evaluators[:] = evaluators
+    add_eval_metrics(state, evaluators)
+    state.eval_metric_values = {name: one for name, one in state.eval_metric_values.items() if name in labels}
+
+
+@contextlib.contextmanager
+def evaluating_on_others(state: State, evaluators: Sequence[Evaluator]) -> Iterator[None]:
+    """Within this, other evaluators than the training's own have metrics in the state. Afterwards what its own have
+    said is again what it was, also that of one with the same label.
+
+    Raises :class:`bus.errors.ConfigurationError` for a metric that the model has not."""
+    own, values = state.eval_metrics, state.eval_metric_values
+    state.eval_metrics = {}
+    try:
+        add_eval_metrics(state, evaluators)
+        yield
+    finally:
+        state.eval_metrics, state.eval_metric_values = own, values
+
+
+def predict(
+    state: State,
+    engine: Engine,
+    spec: DataSpec,
+    clock: Callable[[], int],
+    *,
+    subset_num_batches: int = -1,
+    on_outputs: Callable[[Any, Any], object] | None = None,
+    in_step: Ranks | None = None,
+) -> list[Any]:
+    """Runs the model over a dataloader, in evaluation mode and without gradients.
+
+    Returns the outputs of each batch, with their tensors on the host; with ``on_outputs`` that is called with each
+    batch and its outputs, as they are on the device, and nothing is kept. ``in_step`` are ranks whose forward passes
+    need one another. Reference: ``composer/trainer/trainer.py``,
+    ``predict``.
+    """
+    fire, dataloader = engine.run_event, state.dataloader_in_use
+    autocast = autocast_of(state.precision, state.device) or contextlib.nullcontext
+    state.set_dataloader(spec, "predict", subset_num_batches)
+    state.predict_timestamp = Timestamp()
+    kept: list[Any] = []
+    batch_began = clock() // 1000
+    fire(Event.PREDICT_START)
+    with inference(state.model):
+        for samples, tokens in prepared_batches(state, spec, subset_num_batches, in_step):
+            fire(Event.PREDICT_BATCH_START)
+            fire(Event.PREDICT_BEFORE_FORWARD)
+            with autocast():
+                state.outputs = state.model.eval_forward(state.batch)
+            fire(Event.PREDICT_AFTER_FORWARD)
+            if on_outputs is None:
+                kept.append(map_tensors(state.outputs, torch.Tensor.cpu))
+            else:
+                on_outputs(state.batch, state.outputs)
+            now = clock() // 1000
+            state.predict_timestamp = state.predict_timestamp.advance_batch(samples, tokens, now - batch_began)
+            batch_began = now
+            fire(Event.PREDICT_BATCH_END)
+    fire(Event.PREDICT_END)
+    state.set_dataloader(*dataloader)
+    return kept

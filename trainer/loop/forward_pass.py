@@ -1,11 +1,14 @@
 """How the model of a training is run: by itself or by several ranks, whole or sharded, compiled or not."""
 
+import inspect
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.arguments.checks import check_compile_config
+from bus.errors import ConfigurationError
+from trainer.arguments.config import ComputeConfig
 from trainer.distributed.parallel import DataParallel, Parallel
 from trainer.distributed.ranks import Ranks
 from trainer.engine.state import State
@@ -15,24 +18,17 @@ if TYPE_CHECKING:
 
 
 class ForwardPass:
-    """The forward pass of the training; its arguments, beside the ranks, are those of :class:`trainer.Trainer`.
+    """The forward pass of the training.
 
     Raises :class:`bus.errors.ConfigurationError` for a configuration that is not allowed."""
 
-    def __init__(
-        self,
-        ranks: Ranks | None,
-        *,
-        compile_config: Mapping[str, Any] | None,
-        find_unused_parameters: bool,
-        fsdp_config: Mapping[str, Any] | None,
-    ) -> None:
+    def __init__(self, config: ComputeConfig, ranks: Ranks | None) -> None:
         self.parallel: Parallel | None = None
         """How the ranks share the work, once it is settled; ``None`` for one by itself."""
         self._ranks = ranks
-        self._find_unused_parameters = find_unused_parameters
-        self._compile_config = check_compile_config(compile_config)
-        self._fsdp_config = None if fsdp_config is None else _check_fsdp(fsdp_config, ranks)
+        self._find_unused_parameters = config.find_unused_parameters
+        self._compile_config = _check_compile(config.compile_config)
+        self._fsdp_config = None if config.fsdp_config is None else _check_fsdp(config.fsdp_config, ranks)
         self._compiled: Callable[[Any], Any] | None = None
 
     @property
@@ -79,3 +75,29 @@ def _check_fsdp(config: Any, ranks: Ranks | None) -> dict[str, Any]:
     from trainer.distributed.sharding import check_fsdp_config
 
     return check_fsdp_config(config, 1 if ranks is None else ranks.world_size)
+
+
+def _check_compile(config: Any) -> dict[str, Any] | None:
+    """The keyword arguments of ``torch.compile`` in ``compile_config``; ``None`` for none.
+
+    Raises :class:`bus.errors.ConfigurationError` for names and values that it does not take."""
+    if config is None:
+        return None
+    if not isinstance(config, Mapping):
+        raise ConfigurationError(
+            f"compile_config is {config!r}: give a dict of arguments of torch.compile, {{}} for its defaults"
+        )
+    allowed = [name for name in inspect.signature(torch.compile).parameters if name != "model"]
+    for name in config:
+        if name not in allowed:
+            raise ConfigurationError(f"compile_config has an unknown {name!r}: use {', '.join(allowed)}")
+    try:
+        # Looks at the arguments; compiles only what is called.
+        if config:
+            torch.compile(torch.nn.Identity(), **config)
+    # Errors of every kind, depending on the argument.
+    except Exception as error:  # noqa: BLE001
+        raise ConfigurationError(
+            f"compile_config {dict(config)!r} is not allowed: {textwrap.shorten(str(error), 200)}"
+        ) from None
+    return dict(config)

@@ -4,12 +4,12 @@ import datetime
 import itertools
 import logging
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from bus.errors import CheckpointError, ConfigurationError
 from bus.types.event import Event
-from bus.types.time import TimeUnit
+from bus.types.time import Time, TimeUnit
 from trainer.control.interrupts import Interruption
 from trainer.control.remote_control import RemoteControl
 from trainer.data.resume import DataLoaderResume
@@ -38,6 +38,10 @@ class Saver(Protocol):
 
     watched: frozenset[Event]
     """The events at which one may be due."""
+
+    @property
+    def intervals(self) -> Mapping[str, Time]:
+        """How often one is due, as people would call it."""
 
     def save_if_due(self, event: Event) -> None:
         """Writes a checkpoint if one is due at this event."""
@@ -73,12 +77,13 @@ class TrainingLoop:
         ranks: Ranks | None = None,
         subset_num_batches: int = -1,
         step_schedulers_every_batch: bool | None = None,
-        token_intervals: Sequence[str] = (),
     ) -> None:
         self._state = state
         self._engine = engine
         self._step = step
         self._evaluation = evaluation
+        self.saves = bool(saver.watched)
+        """Whether it writes checkpoints."""
         self._saver = saver
         self._progress = progress
         self._data = data
@@ -94,7 +99,8 @@ class TrainingLoop:
         self._batch_schedulers = list(itertools.compress(state.schedulers, every_batch))
         self._epoch_schedulers = list(itertools.compress(state.schedulers, map(operator.not_, every_batch)))
         # What is never due where batches have no tokens.
-        self._token_intervals = token_intervals
+        intervals = {**evaluation.intervals, **saver.intervals}
+        self._token_intervals = [name for name, length in intervals.items() if length.unit is TimeUnit.TOKEN]
         self._tokens = 0
         self._batch_began = 0
         # Whether some rank has commands, as the ranks have agreed on at the last batch.
@@ -262,7 +268,7 @@ class TrainingLoop:
                     "trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit",
                     *(state.run_name, state.timestamp.values.batch, " and ".join(self._token_intervals)),
                 )
-            self._token_intervals = ()
+            self._token_intervals = []
 
     def _end_iteration_if_due(self) -> None:
         state, fire = self._state, self._engine.run_event

@@ -1,12 +1,20 @@
 """The optimizers and schedulers of a training: each is made as soon as what it depends on is known."""
 
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torch.optim.lr_scheduler import LRScheduler
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from trainer.arguments.checks import check_optimized, check_schedulers, given_optimizers, make_optimizers
+from bus.errors import ConfigurationError
+from trainer.arguments.checks import as_list, kind_of
 from trainer.engine.state import State
 from trainer.schedulers import compile_scheduler
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+OptimizerFactory = Callable[[Any], Optimizers]
+"""Makes optimizers from a model."""
 
 
 class Optimization:
@@ -47,3 +55,73 @@ class Optimization:
                 ]
         self._waiting = []
         return True
+
+
+def given_optimizers(optimizers: Any) -> list[torch.optim.Optimizer] | None:
+    """The optimizers in what was given; ``None`` for a function, which makes them later.
+
+    Raises :class:`bus.errors.ConfigurationError` as :func:`make_optimizers` does."""
+    return None if callable(optimizers) and not isinstance(optimizers, type) else make_optimizers(optimizers)
+
+
+def make_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers in what was given, or made by what was given.
+
+    Raises :class:`bus.errors.ConfigurationError` for anything else, for one optimizer twice, and for one whose step
+    computes the loss itself."""
+    items = as_list(optimizers, torch.optim.Optimizer, "optimizers")
+    for item in items:
+        name = type(item).__name__
+        closure = inspect.signature(type(item).step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ConfigurationError(
+                f"optimizers has a {name}, whose step needs a closure that computes the loss: the trainer computes it "
+                "once for each batch; use one whose step needs none, such as SGD or AdamW"
+            )
+        if sum(item is other for other in items) > 1:
+            raise ConfigurationError(f"optimizers has the same {name} twice, which would step twice: give it once")
+    return items
+
+
+def check_optimized(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` for an optimizer with parameters that are not the model's."""
+    own = {id(parameter) for parameter in model.parameters()}
+    for optimizer in optimizers:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        foreign = sum(id(parameter) not in own for parameter in parameters)
+        if foreign:
+            raise ConfigurationError(
+                f"optimizers has a {type(optimizer).__name__} of {len(parameters)} parameters, of which {foreign} are "
+                f"not those of model {type(model).__name__}: make it from model.parameters(), or pass a function that "
+                "makes it from the model, which is called after algorithms have changed that"
+            )
+
+
+def check_schedulers(schedulers: Any, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> list[Any]:
+    """The schedulers in what was given, which go with the optimizers where these are known.
+
+    Raises :class:`bus.errors.ConfigurationError` for what is none, for one that cannot be stepped without a metric, for
+    one of another optimizer, and for several of which one follows the training time."""
+    items = as_list(schedulers, object, "schedulers")
+    for scheduler in items:
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise ConfigurationError(
+                "schedulers has a ReduceLROnPlateau, which needs a metric: step it in an Algorithm at EVAL_END"
+            )
+        if isinstance(scheduler, type) or not (isinstance(scheduler, LRScheduler) or callable(scheduler)):
+            raise ConfigurationError(
+                f"schedulers has {kind_of(scheduler)}: give a torch LRScheduler, an object of trainer.schedulers, "
+                "or a function (state, ssr)"
+            )
+        own = getattr(scheduler, "optimizer", None) if isinstance(scheduler, LRScheduler) else None
+        if optimizers is not None and own is not None and all(own is not one for one in optimizers):
+            raise ConfigurationError(
+                f"schedulers has a {type(scheduler).__name__} of a {type(own).__name__} that is not in optimizers: "
+                "make it with the optimizer that the trainer is given"
+            )
+    if len(items) > 1 and any(not isinstance(one, LRScheduler) for one in items):
+        raise ConfigurationError(
+            f"{len(items)} schedulers, of which one follows the training time, would set the same rates: give one, "
+            "which may be a function (state, ssr) that combines others"
+        )
+    return items

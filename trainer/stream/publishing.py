@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns, thread_time_ns, time_ns
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,7 +17,7 @@ from bus.types.timestamp import Timestamp, TrainingTime
 from trainer.arguments.values import optimizer_names
 from trainer.data.models import read_metrics
 from trainer.device.device import DeferredMap
-from trainer.engine.logger import Logger
+from trainer.engine.engine import Logger
 from trainer.engine.state import State
 from trainer.fields.field import Field
 from trainer.fields.phases import PhaseProbe
@@ -26,8 +26,6 @@ from trainer.stream.field_budget import BYTES_PER_SECOND, TIME_SHARE, FieldBudge
 from trainer.stream.hyperparameters import describe_hyperparameters
 from trainer.stream.run_metadata import describe_sizes, describe_system
 from trainer.stream.tensor_sharing import TensorSharing
-
-_log = logging.getLogger("offloop")
 
 _AFTER_EVALUATION = {Event.EVAL_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END}
 _PAUSES = {Event.EPOCH_END, Event.EPOCH_CHECKPOINT, Event.ITERATION_END, Event.ITERATION_CHECKPOINT, Event.FIT_END}
@@ -42,36 +40,6 @@ _MAX_OVERDUE = 8
 _OVER_BUDGET = "left out here, because consumers that may only view ask for more than they may take"
 
 _log = logging.getLogger("offloop")
-
-
-class StreamPublisher(Protocol):
-    """What is used of :class:`bus.publisher.Publisher`."""
-
-    demand: Demand
-    """What consumers want."""
-    unlimited_demand: Demand | None
-    """What of it those want who may command; ``None`` while all of them may."""
-    fields_left_out: int
-    """How often a field was left out because those who may only view had asked for too much."""
-    wanted: set[Event]
-    """The events that are handed to whoever publishes."""
-    demand_version: int
-    """A number that changes whenever the demand does: within :meth:`send`, and between events where the training
-    pauses or waits for a consumer."""
-
-    def send(
-        self,
-        event: Event,
-        timestamp: TrainingTime,
-        previous: TrainingTime | None,
-        fields: dict[str, Any],
-        context: bytes,
-        has_deferred: bool = False,
-    ) -> None:
-        """Publishes an event, with ``has_deferred`` one with fields that may be on their way."""
-
-    def demand_in_effect(self, timestamp: TrainingTime) -> None:
-        """Tells consumers that :attr:`demand` is met from here on."""
 
 
 _BASE = Demand.of(BASE_EVENTS)
@@ -115,7 +83,7 @@ class StatePublisher:
         self,
         state: State,
         logger: Logger,
-        stream: StreamPublisher,
+        stream: Publisher,
         always: Demand = _BASE,
         fields: Mapping[str, Field] = BUILT_IN,
         sharing: TensorSharing | None = None,
@@ -136,8 +104,7 @@ class StatePublisher:
         # The fields that memory is to be got for when there are all of their tensors, and those that it was got for.
         self._to_reserve: set[str] = set()
         self._reserved: set[str] = set()
-        # What is told of the events between which a batch's phases lie; not while one of them is published.
-        self._probed_phases: PhaseProbe | None = None
+        # What takes the times of the events between which a batch's phases lie, while a consumer requests them.
         self._phases: PhaseProbe | None = None
         self._hears_marks = False
         self._heard_version = 0
@@ -165,9 +132,22 @@ class StatePublisher:
 
     def publish(self, event: Event) -> None:
         """Gathers the fields of an event and sends it, if it is due."""
-        if self._phases is not None:
-            self._publish_in_phases(event, self._phases)
+        phases = self._phases
+        if phases is None:
+            self._publish(event)
             return
+        if self._stream.demand_version != self._heard_version:
+            # A demand that changes between two events takes away those that nobody requests.
+            phases.drop()
+        if event in phases.marks:
+            phases.before(event)
+        began, own = perf_counter_ns(), thread_time_ns()
+        self._publish(event)
+        phases.after(event, perf_counter_ns() - began, thread_time_ns() - own)
+        if phases.is_timing is not self._hears_marks and self._phases is phases:
+            self._hear_marks(phases.is_timing)
+
+    def _publish(self, event: Event) -> None:
         state = self._state
         more = _NOTHING_MORE
         if event not in self._plain:
@@ -224,25 +204,8 @@ class StatePublisher:
             self._use_demand()
             self._stream.demand_in_effect(self._state.timestamp.values)
 
-    def _publish_in_phases(self, event: Event, phases: PhaseProbe) -> None:
-        """Publishes an event while somebody wants to know how long what lies between the events takes."""
-        if self._stream.demand_version != self._heard_version:
-            # A demand that changes between two events takes away those that nobody asks for.
-            phases.drop()
-        if event in phases.marks:
-            phases.before(event)
-        began, own = perf_counter_ns(), thread_time_ns()
-        self._phases = None
-        try:
-            self.publish(event)
-        finally:
-            self._phases = self._probed_phases
-        phases.after(event, perf_counter_ns() - began, thread_time_ns() - own)
-        if phases.is_timing is not self._hears_marks and self._phases is phases:
-            self._hear_marks(phases.is_timing)
-
     def _probe_phases(self) -> None:
-        self._phases = self._probed_phases = self._fields.phases
+        self._phases = self._fields.phases
         if self._phases is not None:
             self._phases.clock = self._clock
         self._hear_marks(self._phases is not None and self._phases.is_timing)

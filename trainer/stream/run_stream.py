@@ -1,22 +1,28 @@
 """The stream of a training, from its start to its end, with what hangs on it."""
 
 import logging
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from bus.publisher.publisher import Publisher
+from bus.errors import ConfigurationError
+from bus.net.curve import ClientSecurity, client_security, client_security_for
+from bus.publisher.publisher import BACKLOG_BYTES, Publisher, check_backlog_bytes
 from bus.publisher.redaction import redact
 from bus.runs.directory import RunInfo, changed_in_words, read_run
+from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.time import Time
+from trainer.arguments.checks import as_list, check_record
+from trainer.arguments.config import StreamConfig
 from trainer.arguments.values import optimizer_names
 from trainer.control.remote_control import RemoteControl
 from trainer.distributed.ranks import Ranks, rank_zero_first
-from trainer.engine.engine import Engine
-from trainer.engine.logger import Logger
+from trainer.engine.engine import Engine, Logger
 from trainer.engine.state import State
-from trainer.stream.attached import AttachedConsumers, run_place
-from trainer.stream.barrier import ConsumerBarrier
-from trainer.stream.options import StreamOptions
+from trainer.fields.registry import check_fields
+from trainer.stream.attached import AttachedConsumers, check_picklable, demand_of, run_place
+from trainer.stream.barrier import ConsumerBarrier, check_wait_for
 from trainer.stream.publishing import StatePublisher
 from trainer.stream.tensor_sharing import TensorSharing, share_tensors
 
@@ -24,72 +30,102 @@ _log = logging.getLogger("offloop")
 
 
 class RunStream:
-    """What a trainer publishes through, the process of its own callbacks, and the tensors that it shares; nothing of
-    this without ``publish``.
+    """The stream of a training: what it publishes through, the process of its own callbacks, and the tensors that it
+    shares; nothing of this without ``publish``.
 
-    Args:
-        options: what the trainer was told.
-        state: what is published.
-        clock: nanoseconds since 1970.
-        ranks: the others, if there are any.
-        shows: whether the process of callbacks says at its end where loggers wrote.
-    """
+    Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed, or not together with others."""
 
-    def __init__(
-        self,
-        options: StreamOptions,
-        state: State,
-        clock: Callable[[], int],
-        ranks: Ranks | None = None,
-        shows: bool = True,
-    ) -> None:
+    def __init__(self, config: StreamConfig, callbacks: Any, loggers: Any) -> None:
+        self._config = config
+        self._callbacks = as_list(callbacks, object, "callbacks")
+        self._loggers = as_list(loggers, object, "loggers")
+        self._security = _check_keys(config)
+        self._backlog_bytes = BACKLOG_BYTES if config.backlog_bytes is None else config.backlog_bytes
+        check_backlog_bytes(self._backlog_bytes)
+        demanded = _check_consumers(self._callbacks, self._loggers, config.publish)
+        recorded = set() if config.record is None else check_record(config.record, "record")
+        self._always = Demand.merge([Demand.of(BASE_EVENTS | recorded), demanded])
+        self._waits_for = check_wait_for(config.wait_for, config.wait_seconds, config.publish, self._callbacks)
+        self.fields = check_fields(config.fields)
+        """What consumers can request."""
         self.sharing: TensorSharing | None = None
-        """How tensors get to consumers that ask for them; ``None`` without a stream."""
-        self._publisher: Publisher | None = None
+        """How tensors get to consumers that request them; ``None`` without a stream."""
+        self.publisher: Publisher | None = None
+        """What takes the snapshots; ``None`` without a stream."""
         self._attached: AttachedConsumers | None = None
-        self._options = options
-        self._state = state
-        self._clock = clock
-        self._ranks = ranks
-        self._shows = shows
 
-    def start(self, control: RemoteControl, max_duration: Time | None) -> Publisher | None:
-        """Starts the run, on every rank, and the process of callbacks and loggers; ``control`` takes the commands.
-        Returns what takes the snapshots.
+    def start(
+        self,
+        state: State,
+        logger: Logger,
+        control: RemoteControl,
+        *,
+        max_duration: Time | None,
+        clock: Callable[[], int],
+        ranks: Ranks | None,
+        shows: bool,
+    ) -> Engine:
+        """Starts the run, on every rank, and the process of callbacks and loggers, which ``shows`` at its end where
+        loggers wrote; ``control`` takes the commands. Returns what runs the events of the training, and publishes them.
 
         Raises :class:`bus.errors.RunIsLiveError`, :class:`bus.errors.RunDirectoryError` or
         :class:`bus.errors.BrokerError` when it cannot be started."""
-        options = self._options
-        if options.publish:
-            self._publisher = publisher = self._start_publisher(control, max_duration)
-            if (options.callbacks or options.loggers) and self._state.rank == 0:
-                where = {**run_place(publisher, options.key, options.broker_key), "shows": self._shows}
-                self._attached = AttachedConsumers(options.callbacks, options.loggers, where)
-        control.answer_through(self._publisher)
-        return self._publisher
-
-    def make_engine(self, logger: Logger, control: RemoteControl) -> Engine:
-        """What runs the events of the training, and publishes them."""
-        options, publisher, state = self._options, self._publisher, self._state
-        if publisher is None:
+        config = self._config
+        if not config.publish:
             return Engine(state, logger)
+        self.publisher = publisher = self._start_publisher(state, control, max_duration, clock, ranks)
+        if state.rank == 0 and (self._callbacks or self._loggers):
+            where = {**run_place(publisher, config.key, config.broker_key), "shows": shows}
+            self._attached = AttachedConsumers(self._callbacks, self._loggers, where)
+        control.answer_through(publisher)
         self.sharing = share_tensors(state, publisher)
         published = StatePublisher(
-            state,
-            logger,
-            publisher,
-            options.always,
-            options.fields,
-            self.sharing,
-            self._clock,
-            publisher.info,
+            state, logger, publisher, self._always, self.fields, self.sharing, clock, publisher.info
         )
         publish = published.publish
-        if options.waits_for:
-            publish = ConsumerBarrier(
-                published, publisher, control, options.waits_for, options.wait_seconds, self._ranks
-            ).publish
+        if self._waits_for:
+            barrier = ConsumerBarrier(published, publisher, control, self._waits_for, config.wait_seconds, ranks)
+            publish = barrier.publish
         return Engine(state, logger, publisher.wanted, publish)
+
+    def _start_publisher(
+        self,
+        state: State,
+        control: RemoteControl,
+        max_duration: Time | None,
+        clock: Callable[[], int],
+        ranks: Ranks | None,
+    ) -> Publisher:
+        config = self._config
+
+        def start(broker: str | None) -> Publisher:
+            return Publisher(
+                state.run_name,
+                runs_dir=config.runs_dir,
+                broker=broker,
+                rank=state.rank,
+                world_size=state.world_size,
+                info={**_described(state, max_duration), "config": redact(dict(config.config or {}))},
+                events=self._always.events,
+                security=self._security,
+                clock=clock,
+                max_delay=config.max_delay,
+                backlog_bytes=self._backlog_bytes,
+                on_command=control.take,
+            )
+
+        publisher = start(config.broker) if ranks is None else rank_zero_first(ranks, start, config.broker)
+        if state.rank == 0 and config.broker is None:
+            _warn_of_another_training(read_run(publisher.run_dir))
+        return publisher
+
+    def introduce(self, run_name: str, resumed_from: Path | None) -> str:
+        """Which run this is, where it is recorded and how to watch it, as one line for people."""
+        publisher = self.publisher
+        attempt = None if publisher is None else publisher.attempt
+        recording = None if publisher is None else publisher.recording
+        where = _where_to_watch(recording, self._config, run_name)
+        return f"run {run_name}{_which_attempt(attempt, resumed_from)}: {where}"
 
     def close(self, status: str, error: str | None, reason: str | None, *, drain: bool) -> None:
         """Ends the run: sends what is left and waits, for a limited time, until callbacks and loggers have handled
@@ -97,39 +133,13 @@ class RunStream:
         try:
             if self.sharing is not None and drain:
                 self.sharing.drain()
-            if self._publisher is not None:
-                self._publisher.close(status, error, reason)
+            if self.publisher is not None:
+                self.publisher.close(status, error, reason)
         finally:
             if self.sharing is not None:
                 self.sharing.close()
             if self._attached is not None:
                 self._attached.wait()
-
-    def _start_publisher(self, control: RemoteControl, max_duration: Time | None) -> Publisher:
-        options, state = self._options, self._state
-
-        def start(broker: str | None) -> Publisher:
-            return Publisher(
-                state.run_name,
-                runs_dir=options.runs_dir,
-                broker=broker,
-                rank=state.rank,
-                world_size=state.world_size,
-                info={**_described(state, max_duration), "config": redact(options.config)},
-                events=options.always.events,
-                security=options.security,
-                clock=self._clock,
-                max_delay=options.max_delay,
-                backlog_bytes=options.backlog_bytes,
-                on_command=control.take,
-            )
-
-        publisher = (
-            start(options.broker) if self._ranks is None else rank_zero_first(self._ranks, start, options.broker)
-        )
-        if state.rank == 0 and options.broker is None:
-            _warn_of_another_training(read_run(publisher.run_dir))
-        return publisher
 
 
 def _warn_of_another_training(run: RunInfo) -> None:
@@ -150,3 +160,48 @@ def _described(state: State, max_duration: Time | None) -> dict[str, Any]:
         "optimizers": optimizer_names(state.optimizers),
         "device": str(state.device.torch_device),
     }
+
+
+def _check_keys(config: StreamConfig) -> ClientSecurity | None:
+    broker, key, broker_key = config.broker, config.key, config.broker_key
+    if broker is not None:
+        return client_security(key, broker_key) if key or broker_key else client_security_for(broker)
+    if key or broker_key:
+        raise ConfigurationError(
+            "key and broker_key are for a broker that stands alone: name that with broker= (--broker)"
+        )
+    return None
+
+
+def _check_consumers(callbacks: list[Any], loggers: list[Any], publish: bool) -> Demand:
+    if (callbacks or loggers) and not publish:
+        raise ConfigurationError("callbacks and loggers are fed by the stream: leave out publish=False, or them")
+    check_picklable(callbacks, "callbacks")
+    check_picklable(loggers, "loggers")
+    return demand_of(callbacks)
+
+
+def short_path(path: Path) -> str:
+    """The path as people would write it in the current folder."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _which_attempt(attempt: int | None, resumed_from: Path | None) -> str:
+    """What tells a run that was begun before from a new one."""
+    if resumed_from is not None:
+        begin = f"going on from {resumed_from.name}"
+    elif attempt is not None and attempt > 1:
+        begin = "from the beginning"
+    else:
+        return ""
+    return f", attempt {attempt}, {begin}" if attempt is not None else f", {begin}"
+
+
+def _where_to_watch(recording: Path | None, config: StreamConfig, run: str) -> str:
+    if recording is None:
+        return "no stream, so there is nothing to watch or record"
+    if config.broker:
+        watch = f"consumer --broker {config.broker} --run {run} --callbacks speed,lr"
+        return f"recorded by the broker at {config.broker}, there in {short_path(recording)}; watch it with: {watch}"
+    where = f" --runs-dir {shlex.quote(str(config.runs_dir))}" if config.runs_dir else ""
+    return f"recording to {short_path(recording)}; watch it with: consumer --callbacks speed,lr{where}"

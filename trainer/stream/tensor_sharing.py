@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,17 +27,6 @@ DRAIN_SECONDS = 60.0
 _log = logging.getLogger("offloop")
 
 
-class Stream(Protocol):
-    """What is used of :class:`bus.publisher.Publisher`."""
-
-    @property
-    def next_seq(self) -> int:
-        """The number of the event that is published next."""
-
-    def wait(self) -> object:
-        """Waits for a moment in which something may come from consumers."""
-
-
 class TensorSharing:
     """Copies tensors into images, see :mod:`bus.tensors.view`, without making the host wait for a GPU.
 
@@ -47,7 +36,7 @@ class TensorSharing:
         may_wait: whether the training is over, so that what is worth waiting for is waited for.
     """
 
-    def __init__(self, pool: SegmentPool, stream: Stream, may_wait: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, pool: SegmentPool, stream: Publisher, may_wait: Callable[[], bool] = lambda: False) -> None:
         self._pool = pool
         self._stream = stream
         self._may_wait = may_wait

@@ -32,7 +32,7 @@ from types import ModuleType
 from typing import Any
 
 from bus.errors import ConfigurationError
-from trainer.arguments.extras import missing_extra
+from trainer.arguments import missing_extra
 
 __all__ = ["BUILT_IN", "Task", "TaskOption", "check_batch_size", "check_rate", "find_task"]
 

@@ -1,22 +1,11 @@
-"""The task ``chars``: a language model on text that every machine with Python has."""
+"""The task ``chars``: a language model on text that every machine with Python has. Loads torch only to train."""
 
 import sysconfig
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.data import DataLoader, Subset, TensorDataset
-
 from bus.errors import ConfigurationError
-from trainer.data.models import CrossEntropy, LanguageModel
-from trainer.data.spec import DataSpec
-from trainer.distributed.sampling import RankBatchSampler
 from trainer.tasks import check_batch_size, check_rate
-
-ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-"""The characters that are told apart; any other one counts as a space."""
 
 _HELD_OUT = 0.05
 _EVALUATED_WINDOWS = 256
@@ -44,6 +33,14 @@ def chars(
     lr: learning rate of AdamW.
     characters: how much of the source to read, one part in twenty of it for the evaluation.
     """
+    import torch
+    from torch.utils.data import DataLoader, Subset
+
+    from trainer.data.models import CrossEntropy, LanguageModel
+    from trainer.data.spec import DataSpec
+    from trainer.distributed.sampling import RankBatchSampler
+    from trainer.tasks.gpt import Gpt, cut_into_pieces, encode
+
     check_batch_size(batch_size)
     check_rate(lr)
     if width % 4:
@@ -51,7 +48,7 @@ def chars(
     text = encode(read_source(characters))
     split = int(len(text) * (1 - _HELD_OUT))
     model = LanguageModel(Gpt(width, layers, length), metrics={"BitsPerCharacter": CrossEntropy(base=2)})
-    windows, held_out = _windows(text[:split], length), _windows(text[split:], length)
+    windows, held_out = cut_into_pieces(text[:split], length), cut_into_pieces(text[split:], length)
     train = DataLoader(windows, batch_sampler=RankBatchSampler(windows, batch_size, shuffle=True, drop_last=True))
     evaluated = Subset(held_out, range(min(_EVALUATED_WINDOWS, len(held_out))))
     return {
@@ -80,57 +77,3 @@ def read_source(characters: int) -> str:
             "this Python comes without the source of its standard library; use one that has it"
         )
     return text
-
-
-def encode(text: str) -> Tensor:
-    """The text as positions in the alphabet."""
-    positions = {character: index for index, character in enumerate(ALPHABET)}
-    other = positions[" "]
-    return torch.tensor([positions.get(character, other) for character in text])
-
-
-def _windows(text: Tensor, length: int) -> TensorDataset:
-    pieces = text[: (len(text) - 1) // length * length + 1]
-    return TensorDataset(pieces[:-1].view(-1, length), pieces[1:].view(-1, length))
-
-
-class Gpt(nn.Module):
-    """A decoder-only transformer: scores for the next character from character numbers of shape (rows, length)."""
-
-    def __init__(self, width: int, layers: int, length: int) -> None:
-        super().__init__()
-        self.characters = nn.Embedding(len(ALPHABET), width)
-        self.positions = nn.Embedding(length, width)
-        self.layers = nn.Sequential(*(Layer(width) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
-        self.scores = nn.Linear(width, len(ALPHABET))
-
-    def forward(self, text: Tensor) -> Tensor:
-        positions = torch.arange(text.shape[1], device=text.device)
-        hidden = self.layers(self.characters(text) + self.positions(positions))
-        scores: Tensor = self.scores(self.norm(hidden))
-        return scores
-
-
-class Layer(nn.Module):
-    """Causal self-attention with four heads and a two-layer network, each added to what goes in."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm_attention, self.norm_network = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width)
-        self.mix = nn.Linear(width, width)
-        self.network = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden + self._attend(self.norm_attention(hidden))
-        added: Tensor = hidden + self.network(self.norm_network(hidden))
-        return added
-
-    def _attend(self, hidden: Tensor) -> Tensor:
-        rows, length, width = hidden.shape
-        heads = self.query_key_value(hidden).view(rows, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
-        query, key, value = heads.unbind()
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        out: Tensor = self.mix(mixed.transpose(1, 2).reshape(rows, length, width))
-        return out

@@ -1,15 +1,12 @@
-"""The task ``digits``: real handwritten digits, a minute of work at most."""
+"""The task ``digits``: real handwritten digits, a minute of work at most. Loads torch only to train."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, TensorDataset
-
-from trainer.data.models import Classifier
-from trainer.distributed.sampling import RankBatchSampler
 from trainer.tasks import check_batch_size, check_rate
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.utils.data import TensorDataset
 
 _HELD_OUT = 360
 _SPLIT_SEED = 0
@@ -25,6 +22,13 @@ def digits(*, batch_size: int = 32, lr: float = 0.003) -> dict[str, Any]:
     batch_size: images in a batch, over all ranks.
     lr: learning rate that AdamW starts with; it falls by a fifth with each epoch, to a twentieth.
     """
+    import torch
+    from torch.optim.lr_scheduler import LambdaLR
+    from torch.utils.data import DataLoader
+
+    from trainer.data.models import Classifier
+    from trainer.distributed.sampling import RankBatchSampler
+
     # Convolutions this small gain nothing from threads: those wait for each other and take the cores from everybody.
     torch.set_num_threads(1)
     check_batch_size(batch_size)
@@ -43,10 +47,12 @@ def digits(*, batch_size: int = 32, lr: float = 0.003) -> dict[str, Any]:
     }
 
 
-def make_network() -> nn.Module:
+def make_network() -> "nn.Module":
     """Scores for ten digits from images of shape (rows, 1, 8, 8).
 
     Each image is normalized by itself, so that several ranks compute what one would."""
+    from torch import nn
+
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.GroupNorm(8, 32),
@@ -60,8 +66,10 @@ def make_network() -> nn.Module:
     )
 
 
-def _load() -> tuple[TensorDataset, TensorDataset]:
+def _load() -> "tuple[TensorDataset, TensorDataset]":
+    import torch
     from sklearn.datasets import load_digits
+    from torch.utils.data import TensorDataset
 
     data = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16

@@ -20,7 +20,7 @@ from trainer.algorithms.channels_last import ChannelsLast
 from trainer.algorithms.layer_freezing import LayerFreezing
 from trainer.algorithms.stochastic_depth import StochasticDepth
 from trainer.device.device import CpuDevice
-from trainer.tasks.chars import Gpt
+from trainer.tasks.gpt import Gpt
 
 
 def start(algorithm: Algorithm, model: nn.Module) -> Logger:

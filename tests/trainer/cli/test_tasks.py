@@ -11,7 +11,8 @@ import trainer
 from trainer import Trainer
 from trainer.device.seeding import seed_all
 from trainer.tasks import BUILT_IN, find_task
-from trainer.tasks.chars import ALPHABET, encode, read_source
+from trainer.tasks.chars import read_source
+from trainer.tasks.gpt import ALPHABET, encode
 
 
 def train(name: str, seed: int, max_duration: str | None = None, **options: Any) -> Trainer:

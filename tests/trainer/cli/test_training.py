@@ -15,9 +15,9 @@ from trainer_command import SMALL, Run, command_in
 
 from bus.cli.describe import describe_run, lines
 from bus.runs.directory import find_run, list_runs
+from trainer.arguments.checks import PRECISIONS
 from trainer.checkpoints.file import read_weights
 from trainer.cli.options import COMMON_OPTIONS
-from trainer.device.device import PRECISIONS
 
 TUNED = '''
 import os
@@ -27,7 +27,7 @@ import sys
 sys.path.insert(0, {tests!r})
 from gold import GoldMLP, gold_loader, gold_optimizer
 from bus.types.event import Event
-from trainer import Algorithm
+from trainer import Algorithm, ComputeConfig, StreamConfig
 
 class Tell(Algorithm):
     """Prints what the training was set to."""
@@ -65,13 +65,12 @@ def tuned():
         "algorithms": Tell(),
         "max_duration": "2ep",
         "run_name": "theirs",
-        "precision": "amp_bf16",
-        "device_train_microbatch_size": 3,
+        "compute": ComputeConfig(precision="amp_bf16", device_train_microbatch_size=3),
+        "stream": StreamConfig(publish=False),
         "iteration_length": "1ep",
         "train_subset_num_batches": 2,
         "eval_subset_num_batches": 3,
         "progress_bar": False,
-        "publish": False,
         "device": "cpu",
     }}
 
@@ -140,7 +139,7 @@ def test_compile_and_deterministic_reach_torch(run: Run, monkeypatch: pytest.Mon
 
 
 def test_the_help_offers_the_precisions_that_there_are() -> None:
-    [precision] = [option for option in COMMON_OPTIONS["Training"] if option.name == "precision"]
+    [precision] = [option for option in COMMON_OPTIONS["Computing"] if option.name == "precision"]
     assert isinstance(precision.type, click.Choice)
     assert list(precision.type.choices) == list(PRECISIONS)
 

@@ -49,7 +49,7 @@ def test_a_field_that_is_registered_while_the_training_runs_is_there_at_the_next
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = FieldRegistry()
-    monkeypatch.setattr("trainer.stream.options.check_fields", lambda given: registry)
+    monkeypatch.setattr("trainer.stream.run_stream.check_fields", lambda given: registry)
 
     def register(event: Event, state: State, logger: object) -> None:
         if state.timestamp.batch == 3:

@@ -1,0 +1,268 @@
+"""The arguments of ``Trainer`` in groups: each with its type, default, checks, documentation, and the option of the
+command ``trainer`` that stands for it. No torch here."""
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
+
+import click
+
+from bus.errors import ConfigurationError
+from bus.types.event import Event
+from bus.types.time import TimeInput
+from trainer.arguments.checks import (
+    PRECISIONS,
+    check_config,
+    check_flag,
+    check_max_delay,
+    check_path,
+    check_precision,
+    check_record,
+    check_subset,
+    check_text,
+)
+from trainer.arguments.durations import check_interval, check_max_duration
+
+PathInput = str | os.PathLike[str]
+_BATCHES = click.IntRange(min=1)
+
+
+@dataclass(frozen=True)
+class Option:
+    """How the command ``trainer`` takes an argument: by default as ``--its-name VALUE``, for a ``bool`` as a flag."""
+
+    name: str = ""
+    """Another name, or several with spaces."""
+    metavar: str | None = None
+    type: Any = None
+    read: Callable[[str], Any] | None = None
+    """Reads the value from text, for what click has no type for; raises our errors."""
+    sets: Any = None
+    """For a flag: what the argument is if it is given."""
+    many: bool = False
+    """Whether the value is a list of names, with commas or given several times."""
+    needs: Sequence[str] = ()
+    """The arguments without which it has no effect."""
+    help: str = ""
+    """In place of the argument's documentation."""
+
+
+class Argument(NamedTuple):
+    """One argument of ``Trainer``, as a class of arguments declares it."""
+
+    name: str
+    type: Any
+    default: Any
+    checks: list[Callable[[Any, str], object]]
+    options: list[Option]
+    help: str
+
+
+@dataclass(frozen=True)
+class ArgumentGroup:
+    """Arguments that are checked when they are given.
+
+    A field's annotation has, besides the type, its checks (functions of the value and the name) and its options. A
+    ``bool`` is always checked; ``None`` is not, where the type allows it. The docstring's ``Args`` document the fields.
+
+    Raises :class:`bus.errors.ConfigurationError` for a value that is not allowed."""
+
+    heading: ClassVar[str]
+    """Of its options in the command's help."""
+
+    def __post_init__(self) -> None:
+        for one in arguments_of(type(self)):
+            value = getattr(self, one.name)
+            if value is not None or type(None) not in get_args(one.type):
+                for check in one.checks:
+                    check(value, one.name)
+
+
+def arguments_of(group: type[ArgumentGroup]) -> list[Argument]:
+    """The arguments that a group declares, or takes over from others."""
+    helps: dict[str, str] = {}
+    for one in reversed(group.__mro__):
+        for names, text in _DOCUMENTED.findall(inspect.cleandoc(one.__doc__ or "")):
+            helps |= dict.fromkeys(names.split(", "), _MARKUP.sub(r"\1\2", " ".join(text.split())))
+    arguments = []
+    for field in fields(group):
+        kind, *notes = get_args(field.type) if get_origin(field.type) is Annotated else (field.type,)
+        checks = [one for one in notes if not isinstance(one, Option)]
+        options = [one for one in notes if isinstance(one, Option)]
+        if bool in (kind, *get_args(kind)):
+            checks.append(check_flag)
+        arguments.append(Argument(field.name, kind, field.default, checks, options, helps.get(field.name, "")))
+    return arguments
+
+
+_DOCUMENTED = re.compile(r"^    (\w+(?:, \w+)*): (.+(?:\n {8}.+)*)", re.MULTILINE)
+_MARKUP = re.compile(r":\w+:`~?([^`]*)`|``([^`]*)``")
+
+
+def _read_interval(text: str) -> TimeInput:
+    return 0 if text.strip() == "0" else check_interval(text)
+
+
+def read_duration(text: str) -> TimeInput:
+    """Reads the duration of a training that is to be started."""
+    duration = check_max_duration(text)
+    if duration.value == 0:
+        raise ConfigurationError(f"{text} is over at once: use 1ep or more")
+    return duration
+
+
+def _read_microbatch_size(text: str) -> int | str:
+    if text == "auto":
+        return text
+    if not text.isdecimal() or int(text) == 0:
+        raise ConfigurationError(f"{text!r} is no number of samples: use 1 or more, or 'auto'")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class EvalConfig(ArgumentGroup):
+    """When a training evaluates, and on how much. An :class:`trainer.Evaluator` may have both of its own.
+
+    Args:
+        eval_interval: how often to evaluate: ``1ep``, ``100ba``, or a share such as ``0.25dur``; 0 for never.
+        eval_subset_num_batches: batches in an evaluation; -1 for all.
+    """
+
+    heading = "Evaluation"
+
+    eval_interval: Annotated[TimeInput, check_interval, Option(metavar="TIME", read=_read_interval)] = "1ep"
+    _: KW_ONLY
+    eval_subset_num_batches: Annotated[int, check_subset, Option("--eval-batches", metavar="N", type=_BATCHES)] = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeConfig(ArgumentGroup):
+    """How a batch is computed: in which numbers, in which parts, compiled or not, by one rank or several.
+
+    Args:
+        precision: numbers to compute in where 16 bits are good enough: ``fp32``, which is the default, ``amp_bf16``, or
+            ``amp_fp16``, which scales the loss.
+        device_train_microbatch_size: splits batches into microbatches of so many samples, whose gradients are added up;
+            ``auto`` halves them whenever the memory runs out. By default batches are whole.
+        deterministic_mode: makes torch use deterministic algorithms only, and fail where it has none.
+        compile_config: keyword arguments of ``torch.compile``, ``{}`` for its defaults; ``None`` does not compile.
+        find_unused_parameters: with several ranks, whether parameters may be left out of a forward pass, see torch's
+            ``DistributedDataParallel``.
+        fsdp_config: shards the model over several ranks instead of giving each the whole (DDP): keyword arguments of
+            :class:`trainer.distributed.sharding.FullySharded`, which are ``shard``, ``reshard_after_forward``,
+            ``mp_policy`` and ``offload_policy``; ``{}`` for the defaults. Checkpoints are folders then, see
+            :mod:`trainer.checkpoints.checkpoints`.
+    """
+
+    heading = "Computing"
+
+    precision: Annotated[str | None, check_precision, Option(type=click.Choice(PRECISIONS))] = None
+    device_train_microbatch_size: Annotated[
+        int | Literal["auto"] | None, Option("--microbatch-size", metavar="N|auto", read=_read_microbatch_size)
+    ] = None
+    deterministic_mode: Annotated[bool, Option("--deterministic")] = False
+    compile_config: Annotated[
+        Mapping[str, Any] | None, Option("--compile", sets={}, help="compile the model with torch.compile.")
+    ] = None
+    find_unused_parameters: bool = False
+    fsdp_config: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(ArgumentGroup):
+    """Which checkpoints a training writes, and which one it resumes from.
+
+    Args:
+        save_folder: where to write checkpoints; none are written without it. ``{run_name}`` and the like stand for
+            what they name.
+        save_filename, save_latest_filename: names of checkpoints in it, see :mod:`trainer.checkpoints.folder`.
+        save_interval: how often to write one, besides at the end: ``1ep``, ``100ba``, ``0.1dur``; 0 for never.
+        save_num_checkpoints_to_keep: how many checkpoints to keep, the newest ones; -1 for all.
+        save_overwrite: whether checkpoints that are in the folder already may be written over.
+        save_weights_only: whether to write the model alone.
+        load_path: a checkpoint to resume from, or a folder of them, of which the latest is taken.
+        load_weights_only: takes the model's weights from it and nothing else; also from a torch file (``.pt``).
+        load_strict_model_weights: whether it has to have all of the model's weights and no others.
+        autoresume: resumes from the latest checkpoint in ``save_folder``, if there is one. Needs a ``run_name``.
+    """
+
+    heading = "Checkpoints"
+
+    save_folder: Annotated[PathInput | None, check_path, Option(metavar="DIR")] = None
+    save_filename: Annotated[str, check_text] = "ep{epoch}-ba{batch}-rank{rank}.safetensors"
+    save_latest_filename: Annotated[str | None, check_text] = "latest-rank{rank}.safetensors"
+    save_interval: Annotated[
+        TimeInput, check_interval, Option(metavar="TIME", read=_read_interval, needs=["save_folder"])
+    ] = "1ep"
+    save_num_checkpoints_to_keep: Annotated[
+        int, Option("--keep", metavar="N", type=_BATCHES, needs=["save_folder"])
+    ] = -1
+    save_overwrite: Annotated[bool, Option(needs=["save_folder"])] = False
+    save_weights_only: bool = False
+    load_path: Annotated[
+        PathInput | None, check_path, Option(metavar="PATH", type=click.Path(exists=True, path_type=Path))
+    ] = None
+    load_weights_only: Annotated[bool, Option(needs=["load_path"])] = False
+    load_strict_model_weights: Annotated[
+        bool,
+        Option(
+            "--load-what-fits",
+            sets=False,
+            needs=["load_path"],
+            help="take its weights even if it lacks some of the model's, or has others.",
+        ),
+    ] = True
+    autoresume: Annotated[bool, Option(needs=["save_folder", "run_name"])] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamConfig(ArgumentGroup):
+    """What is published of a training, where it is recorded, and what consumers may do.
+
+    Args:
+        publish: whether there is a stream to watch and record.
+        runs_dir: where runs live, by default ``$OFFLOOP_RUNS_DIR`` or ``runs``.
+        broker: the address of a broker that stands alone, such as ``tcp://127.0.0.1:5570``; by default one is started.
+        key: a file with your secret key, for a broker that requires one, by default ``$OFFLOOP_KEY``.
+        broker_key: a file with that broker's public key, by default ``$OFFLOOP_BROKER_KEY``.
+        record: events to record beside the base set, such as ``batch_start``, or ``all``; others are recorded while a
+            consumer requests them.
+        max_delay: seconds by which the events of batches may be late in a fast loop, see :class:`bus.Publisher`.
+        backlog_bytes: bound of the memory for events that the broker does not have on disk yet, by default 64 MiB.
+        config: what else to write down about the run in ``run.json``.
+        fields: what else consumers can request, by name: functions of the state, see :mod:`trainer.fields.registry`.
+        settings: what else ``bus send RUN set NAME VALUE`` can set, by name: functions of the state and the value.
+        wait_for: names of consumers that may decide to stop the training: it waits for them where they decide, so that
+            they stop it exactly there. ``callbacks`` stands for those given to the trainer, ``all`` for every such
+            consumer.
+        wait_seconds: how long it waits for one consumer at a time.
+        commands_from: a recording, or a run's directory: the commands that its training took are applied again where
+            they were then.
+    """
+
+    heading = "Stream"
+
+    publish: Annotated[bool, Option()] = True
+    runs_dir: Annotated[PathInput | None, check_path, Option(metavar="DIR", type=click.Path(path_type=Path))] = None
+    broker: Annotated[str | None, Option(metavar="ADDRESS")] = None
+    key: Annotated[str | None, Option(metavar="FILE")] = None
+    broker_key: Annotated[str | None, Option(metavar="FILE")] = None
+    record: Annotated[str | Iterable[Event | str] | None, check_record, Option(metavar="EVENTS")] = None
+    max_delay: Annotated[float, check_max_delay] = 0.05
+    backlog_bytes: Annotated[int | None, Option(metavar="N", type=int)] = None
+    config: Annotated[Mapping[str, Any] | None, check_config] = None
+    fields: Mapping[str, Callable[[Any], Any]] | None = None
+    settings: Mapping[str, Callable[[Any, Any], object]] | None = None
+    wait_for: Annotated[
+        str | Sequence[str] | None,
+        Option(metavar="NAME[,NAME...]", many=True),
+        Option("--strict-stops", sets=["all"], help="as --wait-for all."),
+    ] = None
+    wait_seconds: Annotated[float, Option(metavar="S", type=click.FloatRange(min=0, min_open=True))] = 30.0
+    commands_from: Annotated[
+        PathInput | None, check_path, Option(metavar="PATH", type=click.Path(exists=True, path_type=Path))
+    ] = None

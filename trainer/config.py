@@ -1,0 +1,157 @@
+"""All arguments of ``Trainer``, and how a call gives them: one by one, or in groups. No torch here."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
+
+import click
+
+from bus.errors import ConfigurationError
+from bus.types.time import TimeInput
+from trainer.arguments.checks import check_function, check_subset
+from trainer.arguments.config import (
+    ArgumentGroup,
+    CheckpointConfig,
+    ComputeConfig,
+    EvalConfig,
+    Option,
+    StreamConfig,
+    arguments_of,
+    read_duration,
+)
+from trainer.arguments.durations import check_iteration_length, check_max_duration
+
+if TYPE_CHECKING:
+    import torch
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from trainer.data.evaluator import Evaluator
+    from trainer.data.spec import DataSpec
+    from trainer.device.device import Device
+    from trainer.engine.algorithm import Algorithm
+    from trainer.loop.optimization import OptimizerFactory, Optimizers
+    from trainer.schedulers import SchedulerFunction
+
+
+def _check_clock(clock: Any, argument: str) -> None:
+    check_function(clock, argument, "()")
+
+
+@dataclass(frozen=True)
+class _OwnArguments(ArgumentGroup):
+    model: "torch.nn.Module"
+    train_dataloader: "DataSpec | Iterable[Any] | None" = None
+    eval_dataloader: "DataSpec | Iterable[Any] | Evaluator | Sequence[Evaluator] | None" = None
+    optimizers: "Optimizers | OptimizerFactory | None" = None
+    schedulers: "LRScheduler | SchedulerFunction | Sequence[LRScheduler | SchedulerFunction] | None" = None
+    max_duration: Annotated[
+        TimeInput | None, check_max_duration, Option("--max-duration -d", metavar="TIME", read=read_duration)
+    ] = None
+    # For its position: :class:`EvalConfig` declares it.
+    eval_interval: TimeInput = "1ep"
+    algorithms: "Algorithm | Sequence[Algorithm] | None" = None
+    callbacks: Any | Sequence[Any] | None = None
+    loggers: Any | Sequence[Any] | None = None
+    run_name: Annotated[str | None, Option(metavar="NAME")] = None
+    seed: Annotated[int | None, Option(type=click.IntRange(0, 2**32 - 1))] = None
+    device: Annotated["str | torch.device | Device", Option(type=click.Choice(["auto", "cpu", "gpu"]))] = "auto"
+    _: KW_ONLY
+    train_subset_num_batches: Annotated[
+        int, check_subset, Option("--train-batches", metavar="N", type=click.IntRange(min=1))
+    ] = -1
+    iteration_length: Annotated[
+        TimeInput | None, check_iteration_length, Option(metavar="TIME", read=check_iteration_length)
+    ] = None
+    step_schedulers_every_batch: bool | None = None
+    scale_schedule_ratio: float = 1.0
+    progress_bar: Annotated[bool, Option("--progress")] = True
+    clock: Annotated[Callable[[], int] | None, _check_clock] = None
+
+
+GROUPS: Mapping[str, type[ArgumentGroup]] = {
+    "evaluation": EvalConfig,
+    "compute": ComputeConfig,
+    "checkpoints": CheckpointConfig,
+    "stream": StreamConfig,
+}
+"""The arguments that take a whole group, and its class."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerArguments(StreamConfig, CheckpointConfig, ComputeConfig, EvalConfig, _OwnArguments):
+    """What :class:`trainer.Trainer` is called with: these arguments, and those of the groups.
+
+    Args:
+        model: an ``nn.Module`` with the methods of :class:`trainer.data.models.Model`, such as
+            :class:`trainer.Classifier`.
+        train_dataloader: a dataloader, or a :class:`trainer.DataSpec` that says how to count and split its batches.
+        eval_dataloader: a dataloader (its label is ``eval``), a :class:`trainer.Evaluator` or a list of them.
+        optimizers: one or several torch optimizers of the model's parameters, or a function that makes them from the
+            model. It is called after ``INIT``, when algorithms have made their changes to the model.
+        schedulers: one schedule of :mod:`trainer.schedulers`, or a function ``(state, ssr)`` that gives the share of
+            the base rate: it follows the training time, for all optimizers. Or one or several of torch's schedulers.
+        max_duration: how long to train: ``5ep``, ``1000ba``, ``10000sp``, ``1e6tok``, ``1h30m``; a number is epochs.
+        algorithms: :class:`trainer.Algorithm` objects, which run in the loop and may change it.
+        callbacks, loggers: objects of the package ``consumers``; they run in a process that is started for them.
+        run_name: the run's name, by default a new one.
+        seed: for Python's, numpy's and torch's random numbers; by default a new one, which is recorded.
+        device: where to train: ``auto``, ``cpu`` or ``gpu``, or torch's device ``cpu`` or ``cuda``.
+        train_subset_num_batches: batches in an epoch; -1 for all.
+        iteration_length: epochs or tokens in an iteration, for those who count in them: ``2ep``, ``1000000tok``.
+        step_schedulers_every_batch: whether schedulers step after each batch (``True``) or each epoch (``False``); by
+            default schedules that follow the training time after each batch, torch's schedulers after each epoch.
+        scale_schedule_ratio: stretches the times of time-aware schedulers, and ``max_duration``.
+        progress_bar: whether to show on standard error, on the first rank, which run this is, where it is recorded and
+            how to watch it, how far it is, and why it was stopped.
+        clock: nanoseconds since 1970, for tests.
+        evaluation, compute, checkpoints, stream: a whole group, in place of its arguments one by one.
+    """
+
+    evaluation: EvalConfig | None = None
+    compute: ComputeConfig | None = None
+    checkpoints: CheckpointConfig | None = None
+    stream: StreamConfig | None = None
+
+
+_Given = ParamSpec("_Given")
+
+
+def accept_groups(
+    arguments: Callable[_Given, TrainerArguments],
+) -> Callable[[Callable[[Any, TrainerArguments], None]], Callable[Concatenate[Any, _Given], None]]:
+    """Lets an ``__init__`` that takes one object of :class:`TrainerArguments` be called with these arguments, or with
+    groups of them, see :func:`expand_groups`."""
+    signature = inspect.signature(arguments)
+
+    def decorate(init: Callable[[Any, TrainerArguments], None]) -> Callable[Concatenate[Any, _Given], None]:
+        def __init__(self: Any, /, *args: _Given.args, **kwargs: _Given.kwargs) -> None:
+            init(self, TrainerArguments(**expand_groups(signature.bind(*args, **kwargs).arguments)))
+
+        types = {one.name: one.type for one in arguments_of(TrainerArguments)}
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        parameters = [one.replace(annotation=types[one.name]) for one in signature.parameters.values()]
+        __init__.__signature__ = signature.replace(parameters=[own, *parameters])  # type: ignore[attr-defined]
+        return __init__
+
+    return decorate
+
+
+def expand_groups(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with those of a group in the place of the group.
+
+    Raises :class:`bus.errors.ConfigurationError` for an argument that is given beside its group."""
+    expanded = {name: value for name, value in arguments.items() if name not in GROUPS}
+    for name, kind in GROUPS.items():
+        group = arguments.get(name)
+        if group is None:
+            continue
+        if not isinstance(group, kind):
+            raise ConfigurationError(f"{name} is {group!r}: give a trainer.{kind.__name__}(...)")
+        for one in vars(group):
+            if one in arguments:
+                raise ConfigurationError(
+                    f"{one} is given twice: as {one}=... and in {name}={kind.__name__}(...); give it in one of them"
+                )
+        expanded |= vars(group)
+    return expanded

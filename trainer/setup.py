@@ -1,0 +1,216 @@
+"""What a training is made of: checked and put together before its run is started."""
+
+from bus.errors import ConfigurationError
+from bus.protocol.frames import check_run_name
+from bus.recording.recording import Recording
+from bus.runs.directory import new_run_name
+from bus.types.event import Event
+from bus.types.timestamp import wall_clock
+from trainer.arguments.checks import as_list
+from trainer.arguments.durations import check_countable, check_interval, check_iteration_length, scaled_max_duration
+from trainer.checkpoints.checkpoints import Checkpoints
+from trainer.config import TrainerArguments
+from trainer.control.remote_control import RemoteControl
+from trainer.control.settings import check_settings
+from trainer.data.evaluator import Evaluator, as_evaluators
+from trainer.data.models import check_model
+from trainer.data.resume import DataLoaderResume
+from trainer.data.spec import DataSpec, as_data_spec
+from trainer.device.device import get_device, is_gpu, make_scaler
+from trainer.device.seeding import check_seed, make_deterministic, new_seed, seed_all
+from trainer.distributed.parallel import check_parts, check_shards
+from trainer.distributed.ranks import join_ranks
+from trainer.distributed.sampling import own_sampler
+from trainer.engine.algorithm import Algorithm
+from trainer.engine.engine import Engine, Logger, check_loss_interpolation
+from trainer.engine.state import State
+from trainer.evaluation.evaluation import Evaluation, add_eval_metrics, add_train_metrics
+from trainer.loop.forward_pass import ForwardPass
+from trainer.loop.loop import TrainingLoop
+from trainer.loop.microbatches import Microbatching, check_microbatch_size
+from trainer.loop.optimization import Optimization
+from trainer.loop.progress import ProgressDisplay
+from trainer.loop.step import TrainStep
+from trainer.stream.run_stream import RunStream
+
+
+class Setup:
+    """The parts of a training. Making it starts nothing, :meth:`start` does.
+
+    Raises :class:`bus.errors.ConfigurationError`, :class:`bus.errors.InvalidTimeError` or
+    :class:`bus.errors.CheckpointError` for arguments that are not allowed."""
+
+    def __init__(self, given: TrainerArguments) -> None:
+        evaluators = as_evaluators(given.eval_dataloader)
+        check_model(given.model, evaluated=bool(evaluators))
+        self.data = None if given.train_dataloader is None else as_data_spec(given.train_dataloader, "train_dataloader")
+        self.max_duration = scaled_max_duration(given.max_duration, given.scale_schedule_ratio)
+        self._iteration_length = check_iteration_length(given.iteration_length)
+        check_countable(self.max_duration, self._iteration_length)
+        self.eval_interval = check_interval(given.eval_interval, "eval_interval")
+        self.microbatch_size = check_microbatch_size(given.device_train_microbatch_size, self.data)
+        self._step_schedulers_every_batch = given.step_schedulers_every_batch
+        self._eval_subset = given.eval_subset_num_batches
+        self._train_subset = given.train_subset_num_batches
+        self.clock = given.clock or wall_clock()
+        self.stream = RunStream(given, given.callbacks, given.loggers)
+        self.settings = check_settings(given.settings)
+        self.commands = [] if given.commands_from is None else Recording(given.commands_from).read_commands()
+        """Those of an earlier training, which are applied again."""
+        self.optimization = Optimization(given.optimizers, given.schedulers, given.scale_schedule_ratio)
+
+        # From here on the process is changed, and waits for the other ranks.
+        if given.deterministic_mode:
+            make_deterministic()
+        # Before the device is chosen: each rank has its own.
+        self.ranks = join_ranks(on_gpu=is_gpu(given.device))
+        if self.ranks is not None and self.microbatch_size == "auto":
+            raise ConfigurationError(
+                "device_train_microbatch_size 'auto' is for one rank: with several, give a number of samples"
+            )
+        self.forward_pass = ForwardPass(given, self.ranks)
+        check_shards(self.ranks, self.data, evaluators)
+        self.state = self._make_state(given, evaluators)
+        self._loader_resume = DataLoaderResume()
+        self.checkpoints = Checkpoints(
+            given,
+            self.state,
+            self._loader_resume,
+            has_run_name=given.run_name is not None,
+            ranks=self.ranks,
+            sharded=self.forward_pass.is_sharded,
+        )
+        self.checkpoints.check()
+        given.model.to(self.state.device.torch_device)
+        add_train_metrics(self.state)
+        add_eval_metrics(self.state, evaluators)
+
+    def _make_state(self, given: TrainerArguments, evaluators: list[Evaluator]) -> State:
+        precision, device = given.precision or "fp32", get_device(given.device)
+        run_name = new_run_name("run", given.runs_dir) if given.run_name is None else check_run_name(given.run_name)
+        seed = new_seed() if given.seed is None else check_seed(given.seed)
+        if self.ranks is not None:
+            run_name, seed = self.ranks.share([run_name, seed])
+        state = State(
+            model=given.model,
+            device=device,
+            precision=precision,
+            scaler=make_scaler(precision, device),
+            seed=seed,
+            run_name=run_name,
+            rank=0 if self.ranks is None else self.ranks.rank,
+            world_size=1 if self.ranks is None else self.ranks.world_size,
+            optimizers=self.optimization.optimizers,
+            algorithms=as_list(given.algorithms, Algorithm, "algorithms"),
+            evaluators=evaluators,
+        )
+        state.iteration_length = self._iteration_length
+        check_loss_interpolation(state.algorithms)
+        for algorithm in state.algorithms:
+            algorithm.check(state)
+        return state
+
+    def start(self, logger: Logger, control: RemoteControl, shows: bool) -> Engine:
+        """Starts the run, and what observes it; then brings the state to where the training begins. Returns what runs
+        the events. ``shows`` is whether the process of callbacks says at its end where loggers wrote.
+
+        Raises :class:`bus.errors.RunIsLiveError`, :class:`bus.errors.RunDirectoryError` or
+        :class:`bus.errors.BrokerError` when the run cannot be started."""
+        engine = self.stream.start(
+            self.state,
+            logger,
+            control,
+            max_duration=self.max_duration,
+            clock=self.clock,
+            ranks=self.ranks,
+            shows=shows,
+        )
+        if self.stream.publisher is not None:
+            self.checkpoints.announce = self.stream.publisher.mark_checkpoint
+        self.evaluation = Evaluation(
+            self.state,
+            engine,
+            self.clock,
+            subset_num_batches=self._eval_subset,
+            in_step=self.forward_pass.in_step,
+        )
+        self._begin(engine)
+        return engine
+
+    def _begin(self, engine: Engine) -> None:
+        """Lets algorithms change the model, makes what depends on that, and loads the checkpoint to resume from."""
+        state = self.state
+        # As late as this, so that nothing that was started before can have taken a random number.
+        seed_all(state.seed)
+        if self.ranks is not None:
+            self.ranks.share_weights(state.model)
+        engine.run_event(Event.INIT)
+        # Parts that algorithms have put in come from the host.
+        state.model.to(state.device.torch_device)
+        sharding = self.forward_pass.shard(state)
+        self.optimization.make_optimizers(state)
+        state.max_duration = self.max_duration
+        self.use_data(self.data)
+        has_schedulers = self.optimization.compile_schedulers(state)
+        engine.run_event(Event.BEFORE_LOAD)
+        self.checkpoints.load(self.evaluation, sharding)
+        if has_schedulers:
+            self.checkpoints.load_schedulers()
+        if self.microbatch_size == "auto":
+            state.device_train_microbatch_size = self.checkpoints.microbatch_size
+        self._seed_sampler()
+        engine.run_event(Event.AFTER_LOAD)
+        if state.rank > 0:
+            # Up to here all ranks drew the same numbers, for algorithms that make changes to the model.
+            seed_all((state.seed + state.rank) % 2**32)
+
+    def make_loop(self, engine: Engine, control: RemoteControl, progress: ProgressDisplay) -> TrainingLoop:
+        """What trains until ``state.max_duration``, with its evaluations and checkpoints."""
+        state, data, max_duration = self.state, self.data, self.state.max_duration
+        assert data is not None  # fit() checks both
+        assert max_duration is not None
+        if self.ranks is not None:
+            check_parts(data, state.dataloader_len, self.ranks)
+        self.evaluation.plan(self.eval_interval, max_duration)
+        saver = self.checkpoints.plan(self.evaluation, data, max_duration)
+        state.gather_checkpoint = self.checkpoints.gatherer(self.evaluation, data)
+        forward = self.forward_pass.prepare(state)
+        step = TrainStep(
+            state,
+            engine,
+            data,
+            Microbatching(state, self.microbatch_size),
+            forward=forward,
+            ranks=self.ranks,
+            parallel=self.forward_pass.parallel,
+        )
+        return TrainingLoop(
+            state,
+            engine,
+            step,
+            self.evaluation,
+            saver,
+            progress,
+            data,
+            self._loader_resume,
+            self.clock,
+            control,
+            ranks=self.ranks,
+            subset_num_batches=self._train_subset,
+            step_schedulers_every_batch=self._step_schedulers_every_batch,
+        )
+
+    def use_data(self, data: DataSpec | None) -> None:
+        """Makes this what is trained on, from now on."""
+        if data is not self.data:
+            self.data = data
+            self._seed_sampler()
+        if data is not None:
+            self.state.train_dataloader = data.dataloader
+            self.state.set_dataloader(data, "train", self._train_subset)
+
+    def _seed_sampler(self) -> None:
+        sampler = None if self.data is None else own_sampler(self.data.dataloader)
+        if sampler is not None:
+            seed = self.checkpoints.sampler_seed
+            sampler.use_seed(self.state.seed if seed is None else seed)
