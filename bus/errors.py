@@ -1,7 +1,7 @@
 """Every error that offloop raises for a reason a user can do something about.
 
     OffloopError
-    +-- InvalidTimeError            a time string or value that means nothing   (also a ValueError)
+    +-- InvalidTimeError            an invalid time                             (also a ValueError)
     |   +-- TimeUnitError           two times whose units do not go together
     +-- RunError                    about a run and its directory
     |   +-- InvalidRunNameError
@@ -18,11 +18,18 @@
     +-- FrozenSnapshotError         an assignment to a snapshot                (also an AttributeError)
     +-- ConfigurationError          an argument, option or name that is not allowed (also a ValueError)
 
-Messages name the value, what is allowed and what to do next, in one line: the commands print them as they are.
+Messages name the value, what is allowed and what to do next, in one line: the commands print them as they are. What a
+program may need of them is an attribute, ``None`` where it is not known::
+
+    try:
+        run = find_run("digits")
+    except RunNotFoundError as error:
+        print(error.run)
 """
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from bus.printing import one_line
@@ -51,14 +58,24 @@ __all__ = [
 
 class OffloopError(Exception):
     """Base of all errors raised by offloop. Its text is one line, without control characters: it may quote what came
-    from a peer or a file."""
+    from a peer or a file. Keyword arguments set the attributes that the class declares."""
+
+    def __init__(self, *text: object, **data: Any) -> None:
+        super().__init__(*text)
+        if unknown := [name for name in data if not hasattr(type(self), name)]:
+            raise TypeError(f"{type(self).__name__} has no attribute {', '.join(unknown)}")
+        # Pickling keeps these, as those of any exception.
+        self.__dict__.update(data)
 
     def __str__(self) -> str:
         return one_line(super().__str__())
 
 
 class InvalidTimeError(OffloopError, ValueError):
-    """A time string or value that means nothing, such as ``'5'`` or ``'1.5ep'``."""
+    """An invalid time, such as ``'5'`` or ``'1.5ep'``."""
+
+    value: object = None
+    """The time or number that was given."""
 
 
 class TimeUnitError(InvalidTimeError):
@@ -67,6 +84,11 @@ class TimeUnitError(InvalidTimeError):
 
 class RunError(OffloopError):
     """Base of errors about a run and its directory."""
+
+    run: str | None = None
+    """The run's name."""
+    path: Path | None = None
+    """The file or directory."""
 
 
 class InvalidRunNameError(RunError, ValueError):
@@ -88,21 +110,38 @@ class RunDirectoryError(RunError):
 class RecordingError(OffloopError):
     """A file is no recording, or cannot be read at all."""
 
+    path: Path | None = None
+    """The file."""
+
 
 class CheckpointError(OffloopError):
     """A checkpoint is not there, is damaged, cannot be written, or is one of another training."""
+
+    path: Path | None = None
+    """The file or folder."""
 
 
 class ProtocolError(OffloopError):
     """Bytes from the wire or a recording are not a message of the protocol."""
 
+    size: int | None = None
+    """The size in bytes, where that is over a limit."""
+    limit: int | None = None
+    """That limit in bytes."""
+
 
 class BrokerError(OffloopError):
     """The broker could not be started or reached, or it refused a request."""
 
+    address: str | None = None
+    """Where it was expected."""
+
 
 class RankError(OffloopError):
     """The processes of a training did not come together, or one of them is gone."""
+
+    rank: int | None = None
+    """The rank of this process."""
 
 
 class ClosedError(OffloopError):
@@ -112,13 +151,24 @@ class ClosedError(OffloopError):
 class FieldNotAvailableError(OffloopError, AttributeError):
     """A snapshot does not carry the field that was asked for."""
 
+    field: str | None = None
+    """The field's name."""
+
 
 class FrozenSnapshotError(OffloopError, AttributeError):
     """A snapshot was assigned to; snapshots are read-only."""
 
+    field: str | None = None
+    """The field's name."""
+
 
 class ConfigurationError(OffloopError, ValueError):
     """An argument, an option or a name is not allowed."""
+
+    name: str | None = None
+    """The argument or option, or the name that was not found."""
+    value: object = None
+    """The value that is not allowed."""
 
 
 def close_matches(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:

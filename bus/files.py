@@ -55,7 +55,7 @@ def atomic_replace(path: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(workplace, ignore_errors=True)
     except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}", path=path) from error
 
 
 def sync(path: Path) -> None:

@@ -444,7 +444,8 @@ def _refuse_if_away(directory: RunDirectory, pid: int | None) -> None:
         if here and other != pid and processes.is_running(other, publisher.get("started")):
             raise RunIsLiveError(
                 f"run {directory.name!r} is live already: its trainer, process {other}, goes on and finds this broker "
-                "again; choose another run name, or end that process"
+                "again; choose another run name, or end that process",
+                run=directory.name,
             )
 
 

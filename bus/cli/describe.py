@@ -74,7 +74,9 @@ def describe_remote_run(address: str, name: str, security: ClientSecurity | None
         if not listed.get("live"):
             return listed
         return {**listed, "statistics": ask_broker(address, "statistics", {"run": name}, security)}
-    raise RunNotFoundError(f"the broker at {address} has no run {name!r}: 'bus runs --broker {address}' lists them")
+    raise RunNotFoundError(
+        f"the broker at {address} has no run {name!r}: 'bus runs --broker {address}' lists them", run=name
+    )
 
 
 def _statistics(run: RunInfo) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def describe_recording(path: Path) -> dict[str, Any]:
 
     Raises :class:`bus.errors.RecordingError` when that is nothing at all."""
     if path.is_file() and not path.stat().st_size:
-        raise RecordingError(f"{path} is empty: nothing was recorded in it")
+        raise RecordingError(f"{path} is empty: nothing was recorded in it", path=path)
     source = RecordSource(path)
     counts: Counter[str] = Counter()
     last: EventBody | None = None

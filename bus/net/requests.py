@@ -35,7 +35,9 @@ def ask_broker(
     finally:
         context.destroy(linger=0)
     if answer is None:
-        raise BrokerError(f"the broker at {address} does not answer: it may be busy or gone, {_keys_hint(security)}")
+        raise BrokerError(
+            f"the broker at {address} does not answer: it may be busy or gone, {_keys_hint(security)}", address=address
+        )
     return answer
 
 
@@ -60,7 +62,9 @@ class RequestClient:
         refuses."""
         answer = request(self._socket, kind, content, self._timeouts.answer)
         if answer is None:
-            raise BrokerError(f"the broker at {self._address} does not answer: it may be busy or gone")
+            raise BrokerError(
+                f"the broker at {self._address} does not answer: it may be busy or gone", address=self._address
+            )
         return answer
 
     def close(self) -> None:

@@ -61,9 +61,11 @@ def listen(
         bound.bind(address)
     except zmq.ZMQError as error:
         if error.errno == zmq.EADDRINUSE:
-            raise BrokerError(f"{address} is in use by another program: choose another port with '--listen'") from None
+            raise BrokerError(
+                f"{address} is in use by another program: choose another port with '--listen'", address=address
+            ) from None
         raise BrokerError(
-            f"cannot listen at {address}: {error.strerror}; use an address like tcp://127.0.0.1:5570"
+            f"cannot listen at {address}: {error.strerror}; use an address like tcp://127.0.0.1:5570", address=address
         ) from None
     return bound
 

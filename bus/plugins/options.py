@@ -61,7 +61,7 @@ def parse_assignment(text: str) -> tuple[str, str, str]:
     left, equals, value = text.partition("=")
     owner, dot, option = left.strip().rpartition(".")
     if not (equals and dot and owner and option):
-        raise ConfigurationError(f"{text!r} is no option: write NAME.OPTION=VALUE")
+        raise ConfigurationError(f"{text!r} is no option: write NAME.OPTION=VALUE", value=text)
     return owner, option, value.strip()
 
 
@@ -75,10 +75,14 @@ def convert_options(owner: str, options: Sequence[Option], texts: Mapping[str, s
     for name in texts:
         if name not in known:
             allowed = f"it has {', '.join(sorted(known))}" if known else "it has none"
-            raise ConfigurationError(f"{owner} has no option {name!r}: {close_matches(name, known)}{allowed}")
+            raise ConfigurationError(
+                f"{owner} has no option {name!r}: {close_matches(name, known)}{allowed}", name=f"{owner}.{name}"
+            )
     for option in options:
         if option.default is REQUIRED and option.name not in texts:
-            raise ConfigurationError(f"{owner} needs '-o {owner}.{option.name}=...' ({option.kind})")
+            raise ConfigurationError(
+                f"{owner} needs '-o {owner}.{option.name}=...' ({option.kind})", name=f"{owner}.{option.name}"
+            )
     return {name: _convert_option(owner, known[name], text) for name, text in texts.items()}
 
 
@@ -86,7 +90,9 @@ def _convert_option(owner: str, option: Option, text: str) -> Any:
     try:
         return _convert(text, option.type)
     except ValueError:
-        raise ConfigurationError(f"option {owner}.{option.name} takes {option.kind}, not {text!r}") from None
+        raise ConfigurationError(
+            f"option {owner}.{option.name} takes {option.kind}, not {text!r}", name=f"{owner}.{option.name}", value=text
+        ) from None
 
 
 def _convert(text: str, kind: Any) -> Any:

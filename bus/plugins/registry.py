@@ -81,13 +81,16 @@ class Registry(Generic[T]):
         if ":" in name:
             return self._load(name, name)
         if name.endswith(".py"):
-            raise ConfigurationError(f"{self.kind} {name!r} is a file: name the class in it too, as in {name}:MyClass")
+            raise ConfigurationError(
+                f"{self.kind} {name!r} is a file: name the class in it too, as in {name}:MyClass", name=name
+            )
         plugins, _ = self._plugins()
         if name not in plugins:
             names = sorted([*self._own, *plugins])
             raise ConfigurationError(
                 f"there is no {self.kind} {name!r}: {close_matches(name, names)}"
-                f"there are {', '.join(names)}; others as package.module:Class or file.py:Class"
+                f"there are {', '.join(names)}; others as package.module:Class or file.py:Class",
+                name=name,
             )
         return self._load(name, plugins[name].value)
 
@@ -102,7 +105,7 @@ class Registry(Generic[T]):
         try:
             return found(**arguments)
         except ValueError as error:
-            raise ConfigurationError(f"{self.kind} {name}: {error}") from error
+            raise ConfigurationError(f"{self.kind} {name}: {error}", name=name) from error
 
     def create_all(self, names: Iterable[str], assignments: Sequence[str]) -> list[T]:
         """Makes those of these names, each once, with options such as ``speed.window_size=50``.
@@ -162,7 +165,8 @@ class Registry(Generic[T]):
             classes = [key for key in dir(module) if isinstance(getattr(module, key, None), type)]
             raise ConfigurationError(
                 f"{self.kind} {name!r}: there is no {attribute!r} in {place}: {close_matches(attribute, classes)}"
-                f"write {place}:Class with a class that it has"
+                f"write {place}:Class with a class that it has",
+                name=name,
             )
         if not (isinstance(found, type) and issubclass(found, self._base)):
             adapted = None if self._adapt is None else self._adapt(found)
@@ -170,23 +174,24 @@ class Registry(Generic[T]):
                 return adapted
             package = self._base.__module__.partition(".")[0]
             raise ConfigurationError(
-                f"{self.kind} {name!r}: {attribute} has to be a subclass of {package}.{self._base.__name__}"
+                f"{self.kind} {name!r}: {attribute} has to be a subclass of {package}.{self._base.__name__}", name=name
             )
         if inspect.isabstract(found):
             missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
-            raise ConfigurationError(f"{self.kind} {name!r}: {attribute} has to define {missing}")
+            raise ConfigurationError(f"{self.kind} {name!r}: {attribute} has to define {missing}", name=name)
         return found
 
     def _import(self, name: str, place: str) -> ModuleType:
         is_file = place.endswith(".py")
         if is_file and not Path(place).is_file():
-            raise ConfigurationError(f"{self.kind} {name!r}: there is no file {place}")
+            raise ConfigurationError(f"{self.kind} {name!r}: there is no file {place}", name=name)
         try:
             return _import_file(Path(place)) if is_file else _import_module(place)
         except (Exception, SystemExit) as error:  # other people's modules do anything when they are imported
             raise ConfigurationError(
                 f"{self.kind} {name!r} cannot be imported from {place or 'nowhere'}: {type(error).__name__}: {error}"
-                f"{_line_in(error)}"
+                f"{_line_in(error)}",
+                name=name,
             ) from error
 
 
@@ -281,6 +286,7 @@ def options_for(chosen: Mapping[str, type], assignments: Sequence[str]) -> dict[
         if owner not in owners:
             raise ConfigurationError(
                 f"option for {owner!r}, which is not chosen: {close_matches(owner, sorted(owners))}"
-                f"chosen are {', '.join(chosen) or 'none'}"
+                f"chosen are {', '.join(chosen) or 'none'}",
+                name=owner,
             )
     return {name: {**options.get(found.__name__, {}), **options.get(name, {})} for name, found in chosen.items()}

@@ -74,7 +74,8 @@ def check_run_name(name: str) -> str:
     if not isinstance(name, str) or not _RUN_NAME.match(name):
         raise InvalidRunNameError(
             f"{name!r} cannot be a run name: use 1 to 100 letters, digits, '.', '_' or '-', "
-            "beginning with a letter or digit"
+            "beginning with a letter or digit",
+            run=name,
         )
     return name
 
@@ -165,10 +166,16 @@ def split_frame(frame: bytes) -> tuple[Topic | None, bytes]:
         ProtocolError: the frame is too large, or its front is not a topic.
     """
     if len(frame) > MAX_FRAME:
-        raise ProtocolError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME}")
+        raise ProtocolError(
+            f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME}", size=len(frame), limit=MAX_FRAME
+        )
     end = frame.find(DELIMITER, 0, MAX_TOPIC + 1)
     if end < 0:
-        raise ProtocolError(f"a frame of {len(frame)} bytes has no topic in its first {MAX_TOPIC} bytes")
+        raise ProtocolError(
+            f"a frame of {len(frame)} bytes has no topic in its first {MAX_TOPIC} bytes",
+            size=len(frame),
+            limit=MAX_TOPIC,
+        )
     if end == 0:
         return None, frame[1:]
     return parse_topic(frame[:end]), frame[end + 1 :]
@@ -193,7 +200,9 @@ def decode_body(body: bytes) -> list[Any]:
         ProtocolError: the bytes are no such array, or a limit is passed.
     """
     if len(body) > MAX_FRAME:
-        raise ProtocolError(f"a body of {len(body)} bytes is over the limit of {MAX_FRAME}")
+        raise ProtocolError(
+            f"a body of {len(body)} bytes is over the limit of {MAX_FRAME}", size=len(body), limit=MAX_FRAME
+        )
     try:
         array = msgpack.unpackb(
             body,

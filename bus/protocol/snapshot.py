@@ -295,13 +295,14 @@ class Snapshot:
         not_sent = body.fields.get("not_sent")
         if isinstance(not_sent, str) and any(part.startswith(f"{name}:") for part in not_sent.split("; ")):
             raise FieldNotAvailableError(
-                f"the {self.event.value} snapshot has no {name!r}, the trainer has left it out: {not_sent}"
+                f"the {self.event.value} snapshot has no {name!r}, the trainer has left it out: {not_sent}", field=name
             )
         carried = ", ".join(sorted(map(str, {*body.fields, *body.context}))) or "no fields"
         raise FieldNotAvailableError(
             f"the {self.event.value} snapshot has no field {name!r}; it carries {carried}; "
             f"a callback asks for it with fields = ({name!r},), a loop of your own sends it with "
-            f"publisher.publish(event, {name}=...)"
+            f"publisher.publish(event, {name}=...)",
+            field=name,
         )
 
     def _tensors(self, name: str, value: dict[str, Any]) -> Tensors:
@@ -315,11 +316,12 @@ class Snapshot:
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise FrozenSnapshotError(
             f"a snapshot is read-only: {name!r} cannot be assigned; "
-            "what changes the training is an Algorithm in the trainer"
+            "what changes the training is an Algorithm in the trainer",
+            field=name,
         )
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise FrozenSnapshotError(f"a snapshot is read-only: {name!r} cannot be deleted")
+        raise FrozenSnapshotError(f"a snapshot is read-only: {name!r} cannot be deleted", field=name)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Snapshot):

@@ -92,7 +92,8 @@ class BrokerConnection:
             if message.kind == "welcome":
                 return _checked_welcome(message.content, self.address)
             if message.kind == "refused":
-                raise _refusal(message.content)
+                reason = message.content.get("reason", "the broker refused without a reason")
+                raise error_by_name(str(message.content.get("error")), str(reason), self.run_name)
         raise BrokerError(
             f"no broker answers at {self.address}: start one with 'bus broker --listen ADDRESS', "
             f"or name none to have one started{_keys_hint(self._security, self.address)}"
@@ -250,10 +251,6 @@ def _checked_welcome(content: dict[str, Any], address: str) -> dict[str, Any]:
     if type(attempt) is not int or not all(isinstance(part, str) for part in place):
         raise BrokerError(f"what answers at {address} is no broker: its welcome lacks what it must have")
     return content
-
-
-def _refusal(content: dict[str, Any]) -> OffloopError:
-    return error_by_name(str(content.get("error")), str(content.get("reason", "the broker refused without a reason")))
 
 
 def describe_process() -> dict[str, Any]:

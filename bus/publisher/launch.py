@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bus import errors
-from bus.errors import BrokerError, OffloopError, RunDirectoryError, RunIsLiveError
+from bus.errors import BrokerError, OffloopError, RunDirectoryError, RunError, RunIsLiveError
 from bus.runs.takeover import Predecessor
 from bus.types.timeouts import Timeouts
 
@@ -61,7 +61,7 @@ class BrokerProcess:
             raise
         if "error" in answer:
             self._process.wait()
-            raise error_by_name(answer["error"], answer["message"])
+            raise error_by_name(answer["error"], answer["message"], self._name)
         return answer
 
     def taken(self) -> Taken | None:
@@ -173,7 +173,9 @@ def python_path() -> str:
     return os.pathsep.join(part for part in (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")) if part)
 
 
-def error_by_name(name: str, message: str) -> OffloopError:
-    """The error of ours that a broker named, so that users catch the same one wherever it arose."""
-    kind = getattr(errors, name, None) if name in errors.__all__ else None
-    return kind(message) if kind is not None else BrokerError(message)
+def error_by_name(name: str, message: str, run: str | None = None) -> OffloopError:
+    """The error that a broker named, about this run, so that users catch the same one wherever it arose."""
+    kind = vars(errors).get(name)
+    if not (isinstance(kind, type) and issubclass(kind, OffloopError)):
+        return BrokerError(message)
+    return kind(message, run=run) if issubclass(kind, RunError) else kind(message)

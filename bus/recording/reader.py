@@ -67,11 +67,11 @@ class FileSource:
         try:
             self._descriptor = open_file(path, follow=True)
         except FileNotFoundError:
-            raise RecordingError(f"there is no recording {path}; 'bus runs' lists the runs") from None
+            raise RecordingError(f"there is no recording {path}; 'bus runs' lists the runs", path=path) from None
         except NotAFileError:
-            raise RecordingError(f"{path} is not a recording: it is not a file") from None
+            raise RecordingError(f"{path} is not a recording: it is not a file", path=path) from None
         except OSError as error:
-            raise RecordingError(f"the recording {path} cannot be opened: {error.strerror}") from None
+            raise RecordingError(f"the recording {path} cannot be opened: {error.strerror}", path=path) from None
 
     def read_at(self, offset: int, size: int) -> bytes:
         """The bytes from ``offset`` on, at most ``size``; fewer where the file ends.
@@ -84,7 +84,9 @@ class FileSource:
             there = os.fstat(self._descriptor).st_size - offset
             return os.pread(self._descriptor, max(0, min(size, there)), offset)
         except OSError as error:
-            raise RecordingError(f"the recording {self._path} cannot be read: {error.strerror}") from None
+            raise RecordingError(
+                f"the recording {self._path} cannot be read: {error.strerror}", path=self._path
+            ) from None
 
     def forget(self, offset: int) -> None:
         """Does nothing: no copy is kept."""

@@ -42,7 +42,8 @@ class Recording:
             """The run's identity: see :attr:`bus.runs.RunInfo.id`; ``None`` in a recording that does not say it."""
         except (KeyError, ValueError):
             raise RecordingError(
-                f"{self.path} is not a recording: it does not say of which run; nothing in it can be read"
+                f"{self.path} is not a recording: it does not say of which run; nothing in it can be read",
+                path=self.path,
             ) from None
         self.on_checkpoint: Callable[[CheckpointMark], object] = lambda mark: None
         """Called where the training has saved or loaded a checkpoint, between the snapshots before and after that."""
@@ -121,12 +122,14 @@ def _find(path: Path, attempt: int | None) -> Path:
     if not path.is_dir():
         return path
     if not (path / RUN_FILE).exists():
-        raise RecordingError(f"{path} is a directory without a {RUN_FILE}, so it is no run; 'bus runs' lists the runs")
+        raise RecordingError(
+            f"{path} is a directory without a {RUN_FILE}, so it is no run; 'bus runs' lists the runs", path=path
+        )
     run = read_run(path)
     for candidate in run.attempts:
         if attempt == candidate.number:
             return candidate.recording
     if attempt is not None:
         numbers = ", ".join(str(candidate.number) for candidate in run.attempts)
-        raise RunNotFoundError(f"run {run.name!r} has no attempt {attempt}; there are {numbers}")
+        raise RunNotFoundError(f"run {run.name!r} has no attempt {attempt}; there are {numbers}", run=run.name)
     return run.recording

@@ -128,7 +128,7 @@ def parse_bound(text: str) -> Bound:
         if not time.value >= 0:
             raise InvalidTimeError("it is before the beginning")
     except (ValueError, OverflowError):
-        raise InvalidTimeError(f"invalid time {text[:60]!r}: {_HOW_TO_WRITE}") from None
+        raise InvalidTimeError(f"invalid time {text[:60]!r}: {_HOW_TO_WRITE}", value=text) from None
     return _TrainingBound(time)
 
 

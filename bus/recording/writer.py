@@ -54,13 +54,13 @@ class RecordingWriter:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._descriptor = with_reserve(lambda: os.open(path, flags, 0o600))
         except OSError as error:
-            raise RunDirectoryError(f"the recording {path} cannot be created: {error.strerror}") from None
+            raise RunDirectoryError(f"the recording {path} cannot be created: {error.strerror}", path=path) from None
         try:
             self._put(self._front())
         except OSError as error:
             os.close(self._descriptor)
             path.unlink(missing_ok=True)
-            raise RunDirectoryError(f"the recording {path} cannot be created: {error.strerror}") from None
+            raise RunDirectoryError(f"the recording {path} cannot be created: {error.strerror}", path=path) from None
 
     @classmethod
     def resume(cls, path: Path, run: str, attempt: int, run_id: str | None = None) -> "RecordingWriter":
@@ -75,13 +75,15 @@ class RecordingWriter:
         try:
             writer._descriptor = open_file(path, os.O_RDWR)
         except OSError as error:
-            raise RunDirectoryError(f"the recording {path} cannot be opened: {error.strerror}") from None
+            raise RunDirectoryError(f"the recording {path} cannot be opened: {error.strerror}", path=path) from None
         try:
             writer._go_on()
         except BaseException as error:
             os.close(writer._descriptor)
             if isinstance(error, OSError):
-                raise RunDirectoryError(f"the recording {path} cannot be written: {error.strerror}") from None
+                raise RunDirectoryError(
+                    f"the recording {path} cannot be written: {error.strerror}", path=path
+                ) from None
             raise
         return writer
 
@@ -134,11 +136,14 @@ class RecordingWriter:
         wanted = (self._metadata["run"], self._metadata["attempt"])
         belongs = (found.metadata.get("run"), found.metadata.get("attempt"))
         if belongs == (None, None):
-            raise RecordingError(f"{self.path} is not a recording: move it away, or start the run under another name")
+            raise RecordingError(
+                f"{self.path} is not a recording: move it away, or start the run under another name", path=self.path
+            )
         if belongs != wanted:
             raise RecordingError(
                 f"{self.path} holds run {belongs[0]!r}, attempt {belongs[1]}, and not run {wanted[0]!r}, "
-                f"attempt {wanted[1]}: move it away, or start the run under another name"
+                f"attempt {wanted[1]}: move it away, or start the run under another name",
+                path=self.path,
             )
         self._metadata = found.metadata
         self._take_over(found)
@@ -311,9 +316,9 @@ class RecordingWriter:
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise RunDirectoryError(f"the recording {self.path} is closed")
+            raise RunDirectoryError(f"the recording {self.path} is closed", path=self.path)
         if self._write_error is not None:
-            raise RunDirectoryError(f"the recording {self.path} cannot be written: {self._write_error}")
+            raise RunDirectoryError(f"the recording {self.path} cannot be written: {self._write_error}", path=self.path)
 
     def _check_present(self) -> None:
         try:
@@ -321,7 +326,7 @@ class RecordingWriter:
         except FileNotFoundError:
             present = False
         if not present:
-            raise RunDirectoryError(f"the recording {self.path} is gone")
+            raise RunDirectoryError(f"the recording {self.path} is gone", path=self.path)
 
     def recover(self) -> None:
         """Makes a failed writer usable again: the file ends at its last good byte, and takes a record.

@@ -191,14 +191,16 @@ def list_runs(where: str | os.PathLike[str] | None = None) -> list[RunInfo]:
     """
     root = runs_dir(where)
     if root.exists() and not root.is_dir():
-        raise RunDirectoryError(f"{root} is a file; runs live in a directory: choose another with '--runs-dir'")
+        raise RunDirectoryError(
+            f"{root} is a file; runs live in a directory: choose another with '--runs-dir'", path=root
+        )
     try:
         with with_reserve(lambda: os.scandir(root)) as entries:
             paths = [root / entry.name for entry in entries if os.path.exists(f"{entry.path}/{RUN_FILE}")]
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise RunDirectoryError(f"the runs directory {root} cannot be read: {error.strerror}") from None
+        raise RunDirectoryError(f"the runs directory {root} cannot be read: {error.strerror}", path=root) from None
     return sorted(_readable(paths), key=lambda run: run.started, reverse=True)
 
 
@@ -226,7 +228,8 @@ def find_run(name: str | os.PathLike[str], where: str | os.PathLike[str] | None 
     exist = f"there are {', '.join(known[:5])}{' and more' if len(known) > 5 else ''}" if known else "there is none yet"
     raise RunNotFoundError(
         f"no run {str(name)!r} in {in_words(root)}: {exist}; 'bus runs' lists them, "
-        "'--runs-dir' or OFFLOOP_RUNS_DIR looks elsewhere"
+        "'--runs-dir' or OFFLOOP_RUNS_DIR looks elsewhere",
+        run=str(name),
     )
 
 
@@ -241,7 +244,7 @@ def read_run(path: Path) -> RunInfo:
     except FileNotFoundError:
         locked, record, broker = False, {}, {}
     except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from None
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", path=path) from None
     else:
         try:
             while True:
@@ -263,7 +266,8 @@ def read_run(path: Path) -> RunInfo:
     except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError):
         raise RunDirectoryError(
             f"{path / RUN_FILE} is missing or damaged; the recordings beside it can still be read: "
-            f"consumer --replay {path}/recording-1.mcap"
+            f"consumer --replay {path}/recording-1.mcap",
+            path=path / RUN_FILE,
         ) from None
 
 
@@ -298,9 +302,9 @@ def _read_json(path: Path, name: str, directory: int) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise RunDirectoryError(f"{path / name} cannot be read: {error.strerror}") from None
+        raise RunDirectoryError(f"{path / name} cannot be read: {error.strerror}", path=path / name) from None
     except (ValueError, RecursionError) as error:
-        raise RunDirectoryError(f"{path / name} cannot be read: {error}") from None
+        raise RunDirectoryError(f"{path / name} cannot be read: {error}", path=path / name) from None
     return value if isinstance(value, dict) else {}
 
 
@@ -350,7 +354,7 @@ class RunDirectory:
                 self._lock = open_file(LOCK_FILE, os.O_RDWR | os.O_CREAT, dir_fd=self._directory)
             if not run_lock.take(self._lock):
                 raise RunIsLiveError(
-                    f"run {name!r} in {root} is live already: choose another run name, or wait until it ends"
+                    f"run {name!r} in {root} is live already: choose another run name, or wait until it ends", run=name
                 )
             # The directory's name is the run's, also after somebody has moved it.
             known = {"id": run_id or new_run_id(), "attempts": []} | _read_json(self.path, RUN_FILE, self._directory)
@@ -527,5 +531,6 @@ def _explained(path: Path) -> Iterator[None]:
     except OSError as error:
         raise RunDirectoryError(
             f"the run directory {path} cannot be written: {error.strerror}; "
-            "choose another place with '--runs-dir' or OFFLOOP_RUNS_DIR"
+            "choose another place with '--runs-dir' or OFFLOOP_RUNS_DIR",
+            path=path,
         ) from None

@@ -175,7 +175,7 @@ class RemoteRun:
         runs = _listed_runs(answer)
         if not runs:
             what = "has no runs yet" if run is None else f"has no run {run!r}"
-            raise RunNotFoundError(f"the broker at {address} {what}: 'bus runs --broker {address}' lists them")
+            raise RunNotFoundError(f"the broker at {address} {what}: 'bus runs --broker {address}' lists them", run=run)
         live = [listed for listed in runs if listed.get("live")]
         chosen: dict[str, Any] = (live or runs)[0]
         return chosen

@@ -241,14 +241,16 @@ _KNOWN_WITHIN_BATCH = {TimeUnit.BATCH, TimeUnit.EPOCH, TimeUnit.DURATION}
 def _read(interval: str) -> tuple[Time | None, bool]:
     """The time in a text, and whether the end of the training is in it too."""
     if len(interval) > _LONGEST_TEXT:
-        raise InvalidTimeError(f"it has {len(interval)} characters, at most {_LONGEST_TEXT} are allowed")
+        raise InvalidTimeError(
+            f"it has {len(interval)} characters, at most {_LONGEST_TEXT} are allowed", value=interval
+        )
     text, plus, end = interval.partition("+")
     if text.strip() == AT_END and not plus:
         return None, True
     if plus and end.strip() != AT_END:
-        raise InvalidTimeError(f"after + comes {AT_END}, as in '1ep+{AT_END}'")
+        raise InvalidTimeError(f"after + comes {AT_END}, as in '1ep+{AT_END}'", value=interval)
     time = Time.from_timestring(text)
     limit = 1 if time.unit is TimeUnit.DURATION else MAX_INTERVAL
     if not 0 < time.value <= limit:
-        raise InvalidTimeError(f"{str(time)!r} is not above 0 and at most {limit}")
+        raise InvalidTimeError(f"{str(time)!r} is not above 0 and at most {limit}", value=interval)
     return time, bool(plus)

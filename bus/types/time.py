@@ -30,7 +30,7 @@ class TimeUnit(str, Enum):  # noqa: UP042 - str() of a member is its name, as pe
         for unit in cls:
             if text in (unit.value, unit.name.lower()):
                 return unit
-        raise TimeUnitError(f"{value!r} is no unit of time: use {_UNITS}, as in '10ep'")
+        raise TimeUnitError(f"{value!r} is no unit of time: use {_UNITS}, as in '10ep'", value=value)
 
 
 _UNITS = ", ".join(unit.value for unit in TimeUnit)
@@ -81,7 +81,7 @@ class Time:
         if isinstance(value, datetime.timedelta):
             return cls.from_timedelta(value)
         if unit is None or not isinstance(value, _NUMBERS):
-            raise InvalidTimeError(f"invalid duration {value!r}: {_HOW_TO_WRITE}")
+            raise InvalidTimeError(f"invalid duration {value!r}: {_HOW_TO_WRITE}", value=value)
         return cls(value, unit)
 
     @classmethod
@@ -91,7 +91,9 @@ class Time:
 
         Raises :class:`bus.errors.InvalidTimeError`, above all for a number without a unit."""
         if len(text) > _LONGEST_TEXT:
-            raise InvalidTimeError(f"invalid duration {text[:20]!r}... ({len(text)} characters): {_HOW_TO_WRITE}")
+            raise InvalidTimeError(
+                f"invalid duration {text[:20]!r}... ({len(text)} characters): {_HOW_TO_WRITE}", value=text
+            )
         stripped = text.strip()
         clock_time = _CLOCK_TIME.fullmatch(stripped)
         if clock_time and stripped:
@@ -99,7 +101,7 @@ class Time:
             return cls(_within(hours * 3600 + minutes * 60 + seconds, text), TimeUnit.SECOND)
         parts = _NUMBER_AND_UNIT.fullmatch(stripped)
         if not parts:
-            raise InvalidTimeError(f"invalid duration {text!r}: {_HOW_TO_WRITE}")
+            raise InvalidTimeError(f"invalid duration {text!r}: {_HOW_TO_WRITE}", value=text)
         unit = TimeUnit(parts[2])
         return cls(_within(_parse_number(parts[1], unit, text), text), unit)
 
@@ -111,7 +113,8 @@ class Time:
         time = cls.from_timestring(duration)
         if time.unit is not TimeUnit.SECOND:
             raise TimeUnitError(
-                f"{duration!r} is no duration: write hours, minutes, seconds such as '1h30m', or '90sec'"
+                f"{duration!r} is no duration: write hours, minutes, seconds such as '1h30m', or '90sec'",
+                value=duration,
             )
         return time
 
@@ -186,7 +189,8 @@ class Time:
         if self._unit is TimeUnit.DURATION:
             return factor._rounded(self._value * factor._value)
         raise TimeUnitError(
-            f"cannot multiply {self} by {factor}: one of them has to be a number or a share such as '0.5dur'"
+            f"cannot multiply {self} by {factor}: one of them has to be a number or a share such as '0.5dur'",
+            value=factor,
         )
 
     __rmul__ = __mul__
@@ -204,7 +208,7 @@ class Time:
             return Time(value, self._unit)
         if not math.isfinite(value):
             raise InvalidTimeError(
-                f"invalid duration {value} in {self._unit.value}: it takes whole numbers, such as {self!r}"
+                f"invalid duration {value} in {self._unit.value}: it takes whole numbers, such as {self!r}", value=value
             )
         return Time(int(value), self._unit)
 
@@ -226,7 +230,8 @@ class Time:
         if time._unit is not self._unit:
             raise TimeUnitError(
                 f"cannot {verb} {self} and {time}: {self._unit.value} and {time._unit.value} are different units; "
-                f"use one of {_UNITS} on both sides, such as '10{self._unit.value}'"
+                f"use one of {_UNITS} on both sides, such as '10{self._unit.value}'",
+                value=time,
             )
         return time._value
 
@@ -248,13 +253,14 @@ def _checked_value(value: float, unit: TimeUnit) -> float:
         allowed = "a number" if unit is TimeUnit.DURATION else "a whole number"
         raise InvalidTimeError(
             f"{value!r} cannot be a time in {unit.value}: it takes {allowed}, as in Time(10, 'ep') or Time(0.5, 'dur') "
-            f"(units: {_UNITS})"
+            f"(units: {_UNITS})",
+            value=value,
         ) from None
 
 
 def _within(value: float, text: str) -> float:
     if isinstance(value, int) and abs(value) > _LARGEST:
-        raise InvalidTimeError(f"invalid duration {text!r}: use a number up to {_LARGEST:.0e}")
+        raise InvalidTimeError(f"invalid duration {text!r}: use a number up to {_LARGEST:.0e}", value=text)
     return value
 
 
@@ -264,9 +270,13 @@ def _parse_number(number: str, unit: TimeUnit, text: str) -> float:
     try:
         value = float(number)
     except ValueError:
-        raise InvalidTimeError(f"invalid duration {text!r}: {number!r} is not a number; {_HOW_TO_WRITE}") from None
+        raise InvalidTimeError(
+            f"invalid duration {text!r}: {number!r} is not a number; {_HOW_TO_WRITE}", value=text
+        ) from None
     if unit is TimeUnit.DURATION:
         return value
     if not value.is_integer():
-        raise InvalidTimeError(f"invalid duration {text!r}: {unit.value} takes whole numbers; {_HOW_TO_WRITE}")
+        raise InvalidTimeError(
+            f"invalid duration {text!r}: {unit.value} takes whole numbers; {_HOW_TO_WRITE}", value=text
+        )
     return int(value)

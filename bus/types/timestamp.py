@@ -310,7 +310,8 @@ def _count(value: TimeInput, name: str) -> int:
     time = Time.from_input(value, unit)
     if time.unit is not unit:
         raise TimeUnitError(
-            f"{name} is counted in {unit.value}, not in {time.unit.value}: write {name}='10{unit.value}' (got {time})"
+            f"{name} is counted in {unit.value}, not in {time.unit.value}: write {name}='10{unit.value}' (got {time})",
+            value=time,
         )
     return int(time)
 

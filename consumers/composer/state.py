@@ -129,7 +129,8 @@ class ComposerState:
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise FrozenSnapshotError(
             f"state.{name} cannot be assigned: a consumer's callback only looks; what changes the training is an "
-            "Algorithm in the trainer"
+            "Algorithm in the trainer",
+            field=name,
         )
 
 
@@ -152,7 +153,8 @@ def _not_available(name: str, event: Event, instead: str) -> FieldNotAvailableEr
     return FieldNotAvailableError(
         f"state.{name} is not in the {event.value} snapshot, which is all that a consumer's callback has of the "
         f"training: {instead}; code that needs the model, the optimizers or the data themselves belongs into an "
-        "Algorithm in the trainer"
+        "Algorithm in the trainer",
+        field=name,
     )
 
 

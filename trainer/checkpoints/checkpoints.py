@@ -121,11 +121,14 @@ class Checkpoints:
             if is_torch_file(path) and not self._load_weights_only:
                 raise CheckpointError(
                     f"{path} is a torch file, of which only the model's weights can be taken: "
-                    "set load_weights_only=True"
+                    "set load_weights_only=True",
+                    path=path,
                 )
             if self._load_weights_only:
                 if not path.exists():
-                    raise CheckpointError(f"there is no checkpoint {path}: give the path of a file that was saved")
+                    raise CheckpointError(
+                        f"there is no checkpoint {path}: give the path of a file that was saved", path=path
+                    )
             else:
                 timestamp = Timestamp.from_values(read_part(training_file(path), "timestamp"))
         if self._folder is not None and self._state.rank == 0:
@@ -246,7 +249,7 @@ class Checkpoints:
         latest = next((found for folder in folders if (found := self._latest(folder)) is not None), None)
         if latest is None:
             raise CheckpointError(
-                f"there is no checkpoint in {path}: name a file, or the folder that they were saved in"
+                f"there is no checkpoint in {path}: name a file, or the folder that they were saved in", path=path
             )
         return latest
 
@@ -302,9 +305,13 @@ def _make_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         is_writable = os.access(folder, os.W_OK)
     except OSError as error:
-        raise CheckpointError(f"save_folder {folder} cannot be made: {error.strerror}; choose another one") from None
+        raise CheckpointError(
+            f"save_folder {folder} cannot be made: {error.strerror}; choose another one", path=folder
+        ) from None
     if not is_writable:
-        raise CheckpointError(f"save_folder {folder} cannot be written to: choose another one, or change its mode")
+        raise CheckpointError(
+            f"save_folder {folder} cannot be written to: choose another one, or change its mode", path=folder
+        )
 
 
 def _names(state: State) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def write_checkpoint(path: PathLike, tree: Mapping[str, Any]) -> None:
         metadata = metadata_of({**draft.contents, "tensors": checksums})
         layout = image_layout({name: tensor_spec(tensor) for name, tensor in stored.items()}, metadata)
     except (CheckpointError, ConfigurationError) as error:
-        raise CheckpointError(f"cannot write {path}: {error}") from None
+        raise CheckpointError(f"cannot write {path}: {error}", path=path) from None
     with atomic_replace(path) as place, open(place, "wb") as file:
         file.write(layout.header)
         for name in layout.offsets:
@@ -130,7 +130,7 @@ def read_part(path: PathLike, key: str) -> Any:
         contents = _contents_of_checkpoint(file, path)
         if key not in contents["tree"]:
             raise CheckpointError(
-                f"checkpoint {path} holds no {key!r}, only {', '.join(contents['tree']) or 'nothing'}"
+                f"checkpoint {path} holds no {key!r}, only {', '.join(contents['tree']) or 'nothing'}", path=path
             )
         return _unpack(contents["tree"][key], _loader(file, contents, path, "cpu"))
 
@@ -165,28 +165,32 @@ def import_torch(path: PathLike) -> dict[str, Any]:
     objects that could run code when loaded: only tensors, plain values, numpy arrays and time spans are let in."""
     path = Path(path)
     if not path.is_file():
-        raise CheckpointError(f"there is no file {path}: give the path of a file of torch.save")
+        raise CheckpointError(f"there is no file {path}: give the path of a file of torch.save", path=path)
     try:
         with torch.serialization.safe_globals(_harmless_globals()):
             saved = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
         if found is None:
-            raise CheckpointError(f"{path} is damaged or no file of torch.save: {_first_line(error)}") from error
+            raise CheckpointError(
+                f"{path} is damaged or no file of torch.save: {_first_line(error)}", path=path
+            ) from error
         raise CheckpointError(
             f"{path} holds a pickled {found[1]}, which could run code: if you trust the file, load it yourself with "
-            "torch.load(path, weights_only=False) and save the model's state dict with safetensors.torch.save_file"
+            "torch.load(path, weights_only=False) and save the model's state dict with safetensors.torch.save_file",
+            path=path,
         ) from None
     except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}", path=path) from error
     except _TORCH_DAMAGE as error:
-        raise CheckpointError(f"{path} is damaged or no file of torch.save: {_first_line(error)}") from error
+        raise CheckpointError(f"{path} is damaged or no file of torch.save: {_first_line(error)}", path=path) from error
     weights = _find_weights(saved)
     if weights is None:
         keys = ", ".join(map(str, saved)) if isinstance(saved, Mapping) else f"a {type(saved).__name__}"
         raise CheckpointError(
             f"{path} has no weights of a model where they are looked for, it holds {keys or 'nothing'}: "
-            "save the model's state dict alone"
+            "save the model's state dict alone",
+            path=path,
         )
     if all(name.startswith("module.") for name in weights):
         return {name.removeprefix("module."): value for name, value in weights.items()}
@@ -309,20 +313,22 @@ def _unpack(value: Any, load: Callable[[str], Tensor]) -> Any:
 def _opened(path: PathLike) -> Iterator[Any]:
     """The open safetensors file; everything that goes wrong with it in the block is a CheckpointError."""
     if not Path(path).is_file():
-        raise CheckpointError(f"there is no checkpoint {path}: give the path of a file that was saved")
+        raise CheckpointError(f"there is no checkpoint {path}: give the path of a file that was saved", path=path)
     try:
         with safe_open(path, framework="pt") as file:
             yield file
     except OSError as error:
-        raise CheckpointError(f"cannot read checkpoint {path}: {error}") from error
+        raise CheckpointError(f"cannot read checkpoint {path}: {error}", path=path) from error
     except SafetensorError as error:
         if is_torch_file(path):
             raise CheckpointError(
-                f"{path} is a file of torch.save and no checkpoint: only its weights can be had"
+                f"{path} is a file of torch.save and no checkpoint: only its weights can be had", path=path
             ) from None
-        raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}") from error
+        raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}", path=path) from error
     except (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError) as error:
-        raise CheckpointError(f"checkpoint {path} is damaged: {_first_line(error)} does not belong there") from error
+        raise CheckpointError(
+            f"checkpoint {path} is damaged: {_first_line(error)} does not belong there", path=path
+        ) from error
 
 
 def _contents(file: Any, path: PathLike) -> dict[str, Any] | None:
@@ -332,15 +338,20 @@ def _contents(file: Any, path: PathLike) -> dict[str, Any] | None:
         return None
     text = metadata.get(TEXT_KEY, "")
     if metadata.get(CRC_KEY) != crc_of(text):
-        raise CheckpointError(f"checkpoint {path} is damaged: the checksum of its header is wrong; use another one")
+        raise CheckpointError(
+            f"checkpoint {path} is damaged: the checksum of its header is wrong; use another one", path=path
+        )
     contents: dict[str, Any] = json.loads(text)
     if contents["version"] > VERSION:
         raise CheckpointError(
             f"checkpoint {path} is of format {contents['version']}, this version of offloop reads up to {VERSION}: "
-            "use a newer offloop"
+            "use a newer offloop",
+            path=path,
         )
     if set(contents["tensors"]) != set(file.keys()):
-        raise CheckpointError(f"checkpoint {path} is damaged: it has other tensors than it should; use another one")
+        raise CheckpointError(
+            f"checkpoint {path} is damaged: it has other tensors than it should; use another one", path=path
+        )
     return contents
 
 
@@ -348,7 +359,7 @@ def _contents_of_checkpoint(file: Any, path: PathLike) -> dict[str, Any]:
     contents = _contents(file, path)
     if contents is None:
         raise CheckpointError(
-            f"{path} is not a checkpoint but a safetensors file of something else: load it as weights"
+            f"{path} is not a checkpoint but a safetensors file of something else: load it as weights", path=path
         )
     return contents
 
@@ -358,7 +369,9 @@ def _loader(file: Any, contents: dict[str, Any], path: PathLike, device: str | t
     def load(name: str) -> Tensor:
         tensor: Tensor = file.get_tensor(name)
         if _checksum(tensor) != contents["tensors"][name]:
-            raise CheckpointError(f"checkpoint {path} is damaged: the checksum of {name!r} is wrong; use another one")
+            raise CheckpointError(
+                f"checkpoint {path} is damaged: the checksum of {name!r} is wrong; use another one", path=path
+            )
         return tensor.to(device)
 
     return load

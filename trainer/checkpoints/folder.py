@@ -108,5 +108,5 @@ class CheckpointFolder(CheckpointNames):
 def _time_of(path: Path) -> tuple[int, ...]:
     values = read_part(training_file(path), "timestamp")
     if not (isinstance(values, list) and all(isinstance(value, int) for value in values)):
-        raise CheckpointError(f"checkpoint {path} does not say what time it is of")
+        raise CheckpointError(f"checkpoint {path} does not say what time it is of", path=path)
     return tuple(values)

@@ -83,7 +83,9 @@ def read_sharded(
         wanted = [entry for entry in entries if part in (None, entry[1][0])]
         tensors = {name: _empty(shape, getattr(torch, dtype), mesh) for name, _, shape, dtype in wanted}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"checkpoint {path} does not say what is in its shards: use another one") from error
+        raise CheckpointError(
+            f"checkpoint {path} does not say what is in its shards: use another one", path=path
+        ) from error
     if mesh is None or ranks is None:
         _check_files(path, files)
     else:
@@ -147,7 +149,7 @@ def _save(folder: Path, tensors: dict[str, Any]) -> None:
     try:
         save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
     except CheckpointException as error:
-        raise CheckpointError(f"cannot write {folder}: {_reason(error)}") from error
+        raise CheckpointError(f"cannot write {folder}: {_reason(error)}", path=folder) from error
 
 
 def _load(folder: Path, tensors: dict[str, Any], alone: bool) -> None:
@@ -161,7 +163,9 @@ def _load(folder: Path, tensors: dict[str, Any], alone: bool) -> None:
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
     except CheckpointException as error:
-        raise CheckpointError(f"checkpoint {folder.parent} cannot be read: {_reason(error)}") from error
+        raise CheckpointError(
+            f"checkpoint {folder.parent} cannot be read: {_reason(error)}", path=folder.parent
+        ) from error
 
 
 def _reason(error: Any) -> str:
@@ -184,7 +188,7 @@ def _checksums(path: Path, files: Sequence[Path]) -> dict[str, str]:
                 while chunk := content.read(_CHUNK):
                     checksum = zlib.crc32(chunk, checksum)
         except OSError as error:
-            raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
+            raise CheckpointError(f"cannot read {file}: {error.strerror or error}", path=file) from error
         found[file.relative_to(path).as_posix()] = f"{checksum:08x}"
     return found
 
@@ -192,9 +196,11 @@ def _checksums(path: Path, files: Sequence[Path]) -> dict[str, str]:
 def _check_files(path: Path, files: Mapping[str, str]) -> None:
     for name, checksum in files.items():
         if not (path / name).is_file():
-            raise CheckpointError(f"checkpoint {path} is incomplete: it has no {name}; use another one")
+            raise CheckpointError(f"checkpoint {path} is incomplete: it has no {name}; use another one", path=path)
         if _checksums(path, [path / name])[name] != checksum:
-            raise CheckpointError(f"checkpoint {path} is damaged: the checksum of {name} is wrong; use another one")
+            raise CheckpointError(
+                f"checkpoint {path} is damaged: the checksum of {name} is wrong; use another one", path=path
+            )
 
 
 def _given(path: Path | None) -> Path:

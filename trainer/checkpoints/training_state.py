@@ -60,12 +60,13 @@ def load_model(state: State, weights: Mapping[str, Any], path: Any, strict: bool
     if wrong:
         raise CheckpointError(
             f"checkpoint {path} is one of another model than {type(state.model).__name__}: {'; '.join(wrong[:4])}; "
-            "make the model as it was, or load what fits with load_strict_model_weights=False (--load-what-fits)"
+            "make the model as it was, or load what fits with load_strict_model_weights=False (--load-what-fits)",
+            path=path,
         )
     try:
         state.model.load_state_dict(dict(weights), strict=strict)
     except RuntimeError as error:
-        raise CheckpointError(f"the weights in checkpoint {path} do not fit: {error}") from None
+        raise CheckpointError(f"the weights in checkpoint {path} do not fit: {error}", path=path) from None
 
 
 def load_training(state: State, evaluation: Evaluation, tree: Mapping[str, Any], path: Any) -> None:
@@ -76,7 +77,8 @@ def load_training(state: State, evaluation: Evaluation, tree: Mapping[str, Any],
         if key not in tree:
             raise CheckpointError(
                 f"checkpoint {path} holds no {key!r}: it is not one of a whole training; "
-                "take its weights with load_weights_only=True"
+                "take its weights with load_weights_only=True",
+                path=path,
             )
     # Before the optimizers: an algorithm may have changed what they hold.
     _load_algorithms(state, tree["algorithms"], path)
@@ -114,13 +116,16 @@ def _load_optimizers(state: State, saved: Mapping[str, Any], path: Any) -> None:
     if sorted(names) != sorted(saved):
         raise CheckpointError(
             f"checkpoint {path} was made with the optimizers {_some(list(saved))}, "
-            f"the trainer has {_some(names)}: use the same ones, or load_weights_only=True"
+            f"the trainer has {_some(names)}: use the same ones, or load_weights_only=True",
+            path=path,
         )
     for name, optimizer in zip(names, state.optimizers, strict=True):
         try:
             optimizer.load_state_dict(saved[name])
         except (ValueError, RuntimeError) as error:
-            raise CheckpointError(f"the state of optimizer {name} in checkpoint {path} does not fit: {error}") from None
+            raise CheckpointError(
+                f"the state of optimizer {name} in checkpoint {path} does not fit: {error}", path=path
+            ) from None
 
 
 def load_schedulers(state: State, saved: Sequence[Any], path: Any) -> None:
@@ -131,7 +136,8 @@ def load_schedulers(state: State, saved: Sequence[Any], path: Any) -> None:
     if names != [name for name, _ in saved]:
         raise CheckpointError(
             f"checkpoint {path} was made with the schedulers {_some([name for name, _ in saved])}, "
-            f"the trainer has {_some(names)}: use the same ones, or load_weights_only=True"
+            f"the trainer has {_some(names)}: use the same ones, or load_weights_only=True",
+            path=path,
         )
     for scheduler, (_, values) in zip(state.schedulers, saved, strict=True):
         kinds = vars(scheduler)
@@ -152,7 +158,8 @@ def _load_algorithms(state: State, saved: Sequence[Any], path: Any) -> None:
             if algorithm.state_dict():
                 raise CheckpointError(
                     f"checkpoint {path} was made without the algorithm {name}, which has something to go on from: "
-                    "leave it out, or start anew with load_weights_only=True"
+                    "leave it out, or start anew with load_weights_only=True",
+                    path=path,
                 )
             continue
         rest.remove(found)
@@ -161,7 +168,8 @@ def _load_algorithms(state: State, saved: Sequence[Any], path: Any) -> None:
     if lost:
         raise CheckpointError(
             f"checkpoint {path} was made with the algorithms {_some(lost)}, which the trainer has not: "
-            "add them, or take the weights with load_weights_only=True"
+            "add them, or take the weights with load_weights_only=True",
+            path=path,
         )
 
 

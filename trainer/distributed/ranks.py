@@ -290,7 +290,9 @@ def report_lost_ranks(rank: int) -> Iterator[None]:
         reason = None if _joined is None else _joined.reason
         if reason is None:
             reason = f"another rank has ended ({str(error).splitlines()[0][:200]})"
-        raise RankError(f"{reason}, so rank {rank} cannot go on; the output of that rank says more") from error
+        raise RankError(
+            f"{reason}, so rank {rank} cannot go on; the output of that rank says more", rank=rank
+        ) from error
 
 
 def _tells_of_loss(error: Exception) -> bool:

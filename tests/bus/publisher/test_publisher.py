@@ -350,8 +350,9 @@ def test_a_second_start_is_a_new_attempt_and_both_are_kept(runs_dir):
 
 def test_a_live_run_cannot_be_started_again(runs_dir):
     with Publisher("r") as publisher:
-        with pytest.raises(RunIsLiveError, match=r"'r' .* is live already: choose another"):
+        with pytest.raises(RunIsLiveError, match=r"'r' .* is live already: choose another") as raised:
             Publisher("r")
+        assert raised.value.run == "r"
         publisher.publish(Event.FIT_START)
     assert len(read_back(publisher)[0]) == 1
 

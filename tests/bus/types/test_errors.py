@@ -1,0 +1,81 @@
+"""Errors carry what programs need of them, besides the text."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bus import Event, Recording, Snapshot, find_run
+from bus.errors import (
+    BrokerError,
+    CheckpointError,
+    ConfigurationError,
+    FieldNotAvailableError,
+    FrozenSnapshotError,
+    InvalidRunNameError,
+    InvalidTimeError,
+    OffloopError,
+    ProtocolError,
+    RecordingError,
+    RunNotFoundError,
+    TimeUnitError,
+)
+from bus.files import atomic_replace
+from bus.plugins.options import convert_options, options_of
+from bus.protocol.frames import MAX_FRAME, check_run_name, split_frame
+from bus.publisher.launch import error_by_name
+from bus.types.time import Time
+from consumers import SpeedMonitor
+from consumers.cli.registry import CALLBACKS
+
+
+def _assign() -> None:
+    Snapshot.build(Event.BATCH_END).loss = 1  # type: ignore[misc]
+
+
+def _write() -> None:
+    with atomic_replace(Path("/proc/none")):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "fail", "data"),
+    [
+        (InvalidTimeError, lambda: Time.from_timestring("5"), {"value": "5"}),
+        (TimeUnitError, lambda: Time(1, "ep") + Time(2, "ba"), {"value": Time(2, "ba")}),
+        (InvalidRunNameError, lambda: check_run_name("a/b"), {"run": "a/b", "path": None}),
+        (RunNotFoundError, lambda: find_run("absent"), {"run": "absent"}),
+        (RecordingError, lambda: Recording("absent.mcap"), {"path": Path("absent.mcap")}),
+        (CheckpointError, _write, {"path": Path("/proc/none")}),
+        (ProtocolError, lambda: split_frame(bytes(MAX_FRAME + 1)), {"size": MAX_FRAME + 1, "limit": MAX_FRAME}),
+        (ProtocolError, lambda: split_frame(b"a"), {"size": 1}),
+        (FieldNotAvailableError, lambda: Snapshot.build(Event.BATCH_END).absent, {"field": "absent"}),
+        (FrozenSnapshotError, _assign, {"field": "loss"}),
+        (ConfigurationError, lambda: CALLBACKS.find("sped"), {"name": "sped", "value": None}),
+        (
+            ConfigurationError,
+            lambda: convert_options("speed", options_of(SpeedMonitor), {"window_size": "ten"}),
+            {"name": "speed.window_size", "value": "ten"},
+        ),
+    ],
+)
+def test_an_error_carries_its_data_also_through_a_pickle(
+    kind: type[OffloopError], fail: Callable[[], object], data: dict[str, object], runs_dir: Path
+) -> None:
+    with pytest.raises(kind) as raised:
+        fail()
+    for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
+        assert type(error) is kind
+        assert str(error) == str(raised.value)
+        assert {name: getattr(error, name) for name in data} == data
+
+
+@pytest.mark.parametrize("name", ["close_matches", "Path", "ValueError", "", "no_such"])
+def test_a_broker_can_name_errors_of_ours_alone(name: str) -> None:
+    assert type(error_by_name(name, "refused")) is BrokerError
+
+
+def test_only_declared_attributes_can_be_given() -> None:
+    with pytest.raises(TypeError, match="RunNotFoundError has no attribute color"):
+        RunNotFoundError("no run", color="red")
