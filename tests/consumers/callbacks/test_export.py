@@ -472,6 +472,7 @@ def wide() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 20_000), nn.Tanh(), nn.Linear(20_000, 4))
 
 
+@pytest.mark.slow
 def test_the_last_weights_of_a_real_training_are_exported_in_another_process(runs_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     model = Classifier(wide())

@@ -188,6 +188,7 @@ class Killer(Callback):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill_at", [1, 6])
 def test_a_consumer_process_that_was_killed_writes_no_line_twice(kill_at: int, runs_dir: Path, tmp_path: Path) -> None:
     snapshots = Run().snapshots

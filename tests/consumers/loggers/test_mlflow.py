@@ -216,6 +216,7 @@ def test_hyperparameters_that_changed_become_tags(database: str) -> None:
     assert "same" not in run.data.tags
 
 
+@pytest.mark.slow
 def test_a_training_s_hyperparameters_are_there_without_being_asked_for(database: str, runs_dir: Path) -> None:
     for lr in (0.1, 0.2):
         model = GoldMLP()

@@ -123,6 +123,7 @@ def test_a_consumer_killed_at_any_moment_goes_on_to_the_same_bytes(
     goes_on_after_every_kill(stream_of(*rows), make, tmp_path_factory.mktemp("killed"), commit_every)
 
 
+@pytest.mark.slow
 def test_after_kill_9_every_row_is_there_once(tmp_path: Path) -> None:
     logger = "consumers.loggers.parquet:ParquetLogger"
     directory = run_killed_and_again(tmp_path, logger, "ParquetLogger.rows_per_file=8")

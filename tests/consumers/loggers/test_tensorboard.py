@@ -167,6 +167,7 @@ def test_a_consumer_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path: Pat
     goes_on_after_every_kill(stream, lambda place: TensorboardLogger(str(place)), tmp_path, commit_every=2)
 
 
+@pytest.mark.slow
 def test_after_kill_9_no_step_is_there_twice(tmp_path: Path) -> None:
     directory = run_killed_and_again(tmp_path, "consumers.loggers.tensorboard:TensorboardLogger")
     found = read(directory / "tensorboard").Scalars("loss")

@@ -401,6 +401,7 @@ def savers(tmp_path: Path) -> Iterator[Callable[[int], int]]:
                 os.kill(worker, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_it_saves_leaves_whole_files(
     tmp_path: Path, savers: Callable[[int], int]
 ) -> None:
