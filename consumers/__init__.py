@@ -98,45 +98,16 @@ if _BUS is not None and Path(str(_BUS.origin)).resolve().parent != Path(__file__
 
 # Only now is it known that this 'bus' is ours.
 from bus.lazy import lazy_exports  # noqa: E402
+from consumers import callbacks, loggers  # noqa: E402
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "consumers.api.callback": ["Callback", "CannotWorkError"],
         "consumers.api.logger": ["Logger", "LoggerDestination"],
-        "consumers.callbacks": [
-            "ActivationMonitor",
-            "Alert",
-            "CheckpointSaver",
-            "EarlyStopper",
-            "ExportForInferenceCallback",
-            "ImageVisualizer",
-            "LRMonitor",
-            "MemoryMonitor",
-            "MLPerfCallback",
-            "NaNMonitor",
-            "OptimizerMonitor",
-            "Phases",
-            "RuntimeEstimator",
-            "SpeedMonitor",
-            "StallMonitor",
-            "SystemMonitor",
-            "ThresholdStopper",
-            "Trace",
-            "TrainerMetrics",
-        ],
+        "consumers.callbacks": callbacks.__all__,
         "consumers.dashboard": ["Dashboard", "Top"],
-        "consumers.loggers": [
-            "ConsoleLogger",
-            "CsvLogger",
-            "JsonlLogger",
-            "MLFlowLogger",
-            "ParquetLogger",
-            "ProgressLogger",
-            "PrometheusLogger",
-            "TensorboardLogger",
-            "WandBLogger",
-        ],
+        "consumers.loggers": loggers.__all__,
         "consumers.runner.runner": ["Runner"],
     },
 )
