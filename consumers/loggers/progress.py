@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from time import monotonic
-from typing import Any, ClassVar, Protocol, TextIO
+from typing import Any, ClassVar, TextIO
 
 from bus.errors import ConfigurationError
 from bus.printing import one_line
@@ -13,7 +13,6 @@ from bus.protocol.snapshot import Snapshot
 from bus.screen import Screen
 from bus.types.event import Event
 from bus.types.time import TimeUnit
-from bus.types.timestamp import Timestamp
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger, LoggerDestination, RunContext
 from consumers.loggers.console import format_value, shown_epoch
@@ -67,20 +66,26 @@ class _Bar:
         return details + [f"{name}={format_value(value)}" for name, value in self.metrics.items()]
 
 
-class _View(Protocol):
-    """Where bars are shown."""
+class _View:
+    """Where bars are shown. One that is over leaves a line, the latest of each kind."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._finished = {label: _Bar(**bar) for label, bar in state.get("finished", {}).items()}
 
     def show(self, bars: Sequence[_Bar], time: float) -> None:
         """Shows those that go on; ``time`` is that of the event."""
 
     def finish(self, bar: _Bar) -> None:
         """Takes one that is over."""
+        self._finished.pop(bar.label, None)
+        self._finished[bar.label] = bar
 
     def close(self, bars: Sequence[_Bar]) -> None:
         """Shows what has not been shown yet."""
 
     def state_dict(self) -> dict[str, Any]:
         """What is still to be shown."""
+        return {}
 
 
 class ProgressLogger(LoggerDestination):
@@ -153,12 +158,15 @@ class ProgressLogger(LoggerDestination):
                 "total", "", longest.unit.value, state.time, done, done, longest.value, state.time
             )
 
+    def _begin(self, label: str, place: str, state: Snapshot, key: str | None = None, done: float = 0.0) -> None:
+        bar = _Bar(label, place, "ba", state.time, done, done, state.dataloader_len, state.time)
+        self._bars[key or label] = bar
+
     def _begin_epoch(self, state: Snapshot) -> None:
         done = float(state.timestamp.batch_in_epoch)
         if state.event is Event.BATCH_END:  # the trainer resumed in the middle of an epoch
             done -= 1
-        place = f"Epoch {shown_epoch(state):>3}"
-        self._bars["train"] = _Bar("train", place, "ba", state.time, done, done, state.dataloader_len, state.time)
+        self._begin("train", f"Epoch {shown_epoch(state):>3}", state, done=done)
 
     def _end_batch(self, state: Snapshot) -> None:
         if "train" not in self._bars:
@@ -182,31 +190,26 @@ class ProgressLogger(LoggerDestination):
     def _begin_evaluation(self, state: Snapshot) -> None:
         within_epoch = "train" in self._bars
         place = f"Batch {int(state.timestamp.batch):>3}" if within_epoch else f"Epoch {shown_epoch(state):>3}"
-        label = state.dataloader_label or "eval"
-        self._bars["eval"] = _Bar(label, place, "ba", state.time, 0.0, 0.0, state.dataloader_len, state.time)
+        self._begin(state.dataloader_label or "eval", place, state, "eval")
 
-    def _end_evaluation_batch(self, state: Snapshot) -> None:
-        self._advance("eval", state, state.eval_timestamp)
+    def _begin_prediction(self, state: Snapshot) -> None:
+        self._begin("predict", "", state)
+
+    def _advance(self, state: Snapshot) -> None:
+        is_eval = state.event.is_eval
+        if (bar := self._bars.get("eval" if is_eval else "predict")) is not None:
+            within = state.eval_timestamp if is_eval else state.predict_timestamp
+            bar.done, bar.time = float(within.batch), state.time
 
     def _end_evaluation(self, state: Snapshot) -> None:
-        self._advance("eval", state, state.eval_timestamp)
+        self._advance(state)
         label = state.dataloader_label or "eval"
         metrics = state.eval_metrics.get(label, {})
         self._finish("eval", {f"metrics/{label}/{name}": value for name, value in metrics.items()})
 
-    def _begin_prediction(self, state: Snapshot) -> None:
-        self._bars["predict"] = _Bar("predict", "", "ba", state.time, 0.0, 0.0, state.dataloader_len, state.time)
-
-    def _end_prediction_batch(self, state: Snapshot) -> None:
-        self._advance("predict", state, state.predict_timestamp)
-
     def _end_prediction(self, state: Snapshot) -> None:
-        self._advance("predict", state, state.predict_timestamp)
+        self._advance(state)
         self._finish("predict", {})
-
-    def _advance(self, key: str, state: Snapshot, within: Timestamp) -> None:
-        if (bar := self._bars.get(key)) is not None:
-            bar.done, bar.time = float(within.batch), state.time
 
     def _finish(self, key: str, metrics: Mapping[str, Any]) -> None:
         bar = self._bars.pop(key, None)
@@ -222,10 +225,10 @@ _CHANGES: dict[Event, Callable[[ProgressLogger, Snapshot], None]] = {
     Event.EPOCH_END: ProgressLogger._end_epoch,
     Event.FIT_END: ProgressLogger._end_training,
     Event.EVAL_START: ProgressLogger._begin_evaluation,
-    Event.EVAL_BATCH_END: ProgressLogger._end_evaluation_batch,
+    Event.EVAL_BATCH_END: ProgressLogger._advance,
     Event.EVAL_END: ProgressLogger._end_evaluation,
     Event.PREDICT_START: ProgressLogger._begin_prediction,
-    Event.PREDICT_BATCH_END: ProgressLogger._end_prediction_batch,
+    Event.PREDICT_BATCH_END: ProgressLogger._advance,
     Event.PREDICT_END: ProgressLogger._end_prediction,
 }
 
@@ -243,14 +246,14 @@ class ProgressWatcher(Callback):
         self._progress.watch(state)
 
 
-class _Written:
+class _Written(_View):
     """Bars as lines, at a bounded rate of the run's own time."""
 
     def __init__(self, stream: TextIO, every: float, state: Mapping[str, Any]) -> None:
+        super().__init__(state)
         self._stream = stream
         self._every = every
         self._next = float(state.get("next", "-inf"))
-        self._finished = {label: _Bar(**bar) for label, bar in state.get("finished", {}).items()}
 
     def show(self, bars: Sequence[_Bar], time: float) -> None:
         # Of what goes on at once, the last one is what the others wait for. One that is full is about to be finished.
@@ -258,10 +261,6 @@ class _Written:
         if time >= self._next and (going_on or self._finished):
             self._next = time + self._every
             self.close(going_on)
-
-    def finish(self, bar: _Bar) -> None:
-        self._finished.pop(bar.label, None)
-        self._finished[bar.label] = bar
 
     def close(self, bars: Sequence[_Bar]) -> None:
         for bar in [*self._finished.values(), *bars[-1:]]:
@@ -272,15 +271,15 @@ class _Written:
         return {"next": self._next, "finished": {label: asdict(bar) for label, bar in self._finished.items()}}
 
 
-class _Drawn:
+class _Drawn(_View):
     """Bars at the bottom of a terminal. What is drawn there is no record, so how often it is drawn is a matter of the
     terminal's time, also when a recording is read much faster than it was made."""
 
     def __init__(self, screen: Screen) -> None:
+        super().__init__({})
         self._screen = screen
         self._full = "█" if (screen.stream.encoding or "").lower().startswith("utf") else "#"
         self._next_drawing = self._next_lines = float("-inf")
-        self._finished: dict[str, _Bar] = {}
 
     def show(self, bars: Sequence[_Bar], time: float) -> None:
         now = monotonic()
@@ -292,18 +291,11 @@ class _Drawn:
             self._leave_lines()
         self._screen.draw(self._lines(bars))
 
-    def finish(self, bar: _Bar) -> None:
-        self._finished.pop(bar.label, None)
-        self._finished[bar.label] = bar
-
     def close(self, bars: Sequence[_Bar]) -> None:
         self._screen.draw([])
         self._leave_lines()
         self._screen.leave(self._lines(bars))
         self._screen.close()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
 
     def _leave_lines(self) -> None:
         self._screen.leave(self._lines(self._finished.values()))
