@@ -13,9 +13,9 @@ from bus.net.curve import ClientSecurity
 from bus.net.requests import ask_broker, list_remote_runs
 from bus.protocol.frames import EventBody
 from bus.protocol.order import Gap, Reached
+from bus.recording.source import RecordSource, is_mark
 from bus.runs.directory import RunInfo, changed_in_words
 from bus.runs.origin import Origin
-from bus.tools.records import RecordSource, is_mark
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in, value_text
 

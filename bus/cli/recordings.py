@@ -19,7 +19,7 @@ from bus.types.event import Event
 if TYPE_CHECKING:
     from bus.recording.window import Bound
     from bus.tools.diff import Diff, EventDifference, FieldDifference, HyperparameterDifference, MetricDifference
-    from bus.tools.records import Written
+    from bus.tools.written import Written
 
 
 EXIT_SAME, EXIT_DIFFERENT, EXIT_TROUBLE = 0, 1, 2
@@ -117,7 +117,7 @@ def cut_recording(
     Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be cut out.
     """
     from bus.tools.cut import cut
-    from bus.tools.records import beside
+    from bus.tools.written import beside
 
     path = _recording(file, runs_dir)
     target = Path(output) if output else beside(path, "cut")
@@ -139,7 +139,7 @@ def merge_recordings(files: tuple[str, ...], output: str | None, force: bool, ru
     Exit code: 0 when nothing of the recordings was lost, 3 when something was, 1 when they cannot be merged.
     """
     from bus.tools.merge import merge
-    from bus.tools.records import beside
+    from bus.tools.written import beside
 
     paths = [_recording(file, runs_dir) for file in files]
     done = merge(paths, Path(output) if output else beside(paths[0], "merged"), force=force)
@@ -159,8 +159,8 @@ def recover_recording(run: str, output: str | None, runs_dir: str | None) -> Non
 
     Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be recovered.
     """
-    from bus.tools.records import beside
     from bus.tools.recovery import recover
+    from bus.tools.written import beside
 
     path = _recording(run, runs_dir)
     done = recover(path, Path(output) if output else beside(path, "recovered"))

@@ -2,34 +2,28 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
-from bus.errors import ProtocolError, RecordingError
+from bus.errors import RecordingError
 from bus.net.curve import ClientSecurity
 from bus.protocol.frames import (
     CUT,
     END,
     MAX_FRAME,
-    EventBody,
     Topic,
-    decode_event,
     event_encoder,
     pack_map,
-    parse_topic,
 )
-from bus.protocol.numbering import Numbering
 from bus.protocol.order import SEVERITY, Ending
-from bus.protocol.snapshot import Snapshot
 from bus.publisher.connection import connect
-from bus.recording.reader import RecordingReader
 from bus.recording.recording import Recording
+from bus.recording.source import LeftOut, Recorded, RecordSource, is_mark, ranks_in, snapshot_of
 from bus.recording.window import Bound, Window, recording_began
 from bus.replay.feed import Feed, reframe, wait_for_any
 from bus.replay.pace import Pace
 from bus.runs.origin import Origin
 from bus.types.demand import BASE_EVENTS
-from bus.types.event import Event
 from bus.types.timeouts import Timeouts
 from bus.types.timestamp import Timestamp
 
@@ -50,29 +44,6 @@ class ServedReplay(NamedTuple):
     """How the served run ended."""
     damage: str | None
     """What of the recording could not be read."""
-
-
-class _Recorded(NamedTuple):
-    """One record of the run."""
-
-    topic: Topic
-    event: EventBody
-    body: bytes
-    left_out: int = 0
-    """How many events of its rank before it are not replayed."""
-    base_left_out: int = 0
-
-    @property
-    def covers(self) -> tuple[int, int]:
-        """How many numbers it stands for, among all events and among base events."""
-        event = self.event
-        first, base_first = event.fields.get("first"), event.fields.get("base_first")
-        if self.topic.name == CUT and type(first) is type(base_first) is int:
-            return event.seq - first + 1, event.base_seq - base_first + 1
-        return 1, int(self.topic.name.startswith("$") or self.topic.name in _BASE_NAMES)
-
-
-_BASE_NAMES = frozenset(event.value for event in BASE_EVENTS)
 
 
 class _Rank:
@@ -180,78 +151,53 @@ class ReplayServer:
     def _feed_all(self) -> None:
         start, until = self._bounds
         window = Window(start, until, self._began)
-        before: list[_Recorded] = []
-        for count, recorded in enumerate(self._records(), 1):
+        source = RecordSource(self._recording.path)
+        # With each record, how many events and base events of its rank before it are not replayed.
+        before: list[tuple[Recorded, int, int]] = []
+        for count, record in enumerate(source, 1):
             if count % ROUND_EVENTS == 0:
                 self._exchange(0)
-            rank = self._ranks[recorded.topic.rank]
-            if self._takes(window, recorded):
-                before.append(recorded._replace(left_out=rank.left_out, base_left_out=rank.base_left_out))
+            rank = self._ranks[record.topic.rank]
+            if self._takes(window, record):
+                before.append((record, rank.left_out, rank.base_left_out))
             else:
-                left_out, base_left_out = recorded.covers
+                left_out, base_left_out = (LeftOut.of(record) or LeftOut.one(record)).counts
                 rank.left_out += left_out
                 rank.base_left_out += base_left_out
             if before and window.begun:
-                self._wait_until(recorded.event.time)
+                self._wait_until(record.event.time)
                 while before and not self._stopping:
-                    self._serve_one(before.pop(0))
+                    self._serve_one(*before.pop(0))
             if self._stopping or window.over:
                 return
+        self._damage = "; ".join(source.damage) or None
 
-    def _takes(self, window: Window, recorded: _Recorded) -> bool:
-        topic, event = recorded.topic, recorded.event
-        if topic.name == CUT and self._bounds != (None, None):
+    def _takes(self, window: Window, record: Recorded) -> bool:
+        if record.topic.name == CUT and self._bounds != (None, None):
             # A part is numbered anew, without those that were left out before.
             return False
-        if topic.name == END:
+        if record.topic.name == END:
             # It has no training time of its own.
-            return window.begun and not window.is_past(topic.rank)
-        try:
-            kind = Event(topic.name)
-        except ValueError:
-            # Marks, and events of a newer version, are where they are.
-            kind = Event.BATCH_END
-        return window.takes(Snapshot(kind, topic.run, topic.rank, event))
-
-    def _records(self) -> Iterator[_Recorded]:
-        """The run's records in order, each once."""
-        numbering = Numbering()
-        with RecordingReader(self._recording.path) as reader:
-            for records in reader.read():
-                for record in records:
-                    try:
-                        topic, event = parse_topic(record.topic.encode()), decode_event(record.body)
-                    except ProtocolError:
-                        continue
-                    is_new = event.seq > numbering.last(topic.rank).seq
-                    if is_new and topic.run == self._recording.run_name and event.attempt == self._recording.attempt:
-                        numbering.follow(topic.rank, topic.name, event.seq, event.base_seq)
-                        yield _Recorded(topic, event, record.body)
-            problems = [*reader.damage, *([reader.cut] if reader.cut else []), *numbering.problems]
-            self._damage = "; ".join(problems) or None
+            return window.begun and not window.is_past(record.topic.rank)
+        return window.takes(snapshot_of(record))
 
     def _wait_until(self, at: int) -> None:
         while not self._stopping and (left := self._pace.due_in(at)):
             self._exchange(min(left, self._timeouts.replay_poll))
 
-    def _serve_one(self, recorded: _Recorded) -> None:
-        rank = self._ranks[recorded.topic.rank]
-        event = recorded.event
-        frame = reframe(
-            rank.topic._replace(name=recorded.topic.name),
-            recorded.body,
-            rank.feed.attempt,
-            recorded.left_out,
-            recorded.base_left_out,
-        )
+    def _serve_one(self, record: Recorded, left_out: int, base_left_out: int) -> None:
+        rank = self._ranks[record.topic.rank]
+        event = record.event
+        topic = rank.topic._replace(name=record.topic.name)
+        frame = reframe(topic, record.body, rank.feed.attempt, left_out, base_left_out)
         if len(frame) > MAX_FRAME:
             # The new name has made it longer than an event may be: it is missing.
             return
-        self._put(rank, event.seq - recorded.left_out, frame)
-        rank.base_seq, rank.time = event.base_seq - recorded.base_left_out, event.time
-        if recorded.topic.name == END:
+        self._put(rank, event.seq - left_out, frame)
+        rank.base_seq, rank.time = event.base_seq - base_left_out, event.time
+        if record.topic.name == END:
             rank.ending = Ending.from_fields(event.fields)
-        elif not recorded.topic.name.startswith("$"):
+        elif not is_mark(record):
             self._served += 1
 
     def _put(self, rank: _Rank, number: int, frame: bytes) -> None:
@@ -293,13 +239,7 @@ def _world_size(recording: Recording) -> int:
     Raises:
         RecordingError: more than can be served.
     """
-    ranks = {0}
-    with RecordingReader(recording.path) as reader:
-        for records in reader.read():
-            for topic in {record.topic for record in records}:
-                with contextlib.suppress(ProtocolError):
-                    ranks.add(parse_topic(topic.encode()).rank)
-    size = max(next(iter(recording)).world_size, max(ranks) + 1)
+    size = max(next(iter(recording)).world_size, max(ranks_in(recording.path)) + 1)
     if size > MAX_RANKS:
         raise RecordingError(f"{recording.path} is of a run with {size} ranks, and {MAX_RANKS} can be served")
     return size

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from bus.files import atomic_output
 from bus.recording.recording import Recording
+from bus.recording.source import LeftOut, Recorded, RecordSource, is_mark, snapshot_of
 from bus.recording.window import Bound, Window, parse_bound, recording_began
 from bus.recording.writer import RecordingWriter
-from bus.tools.records import LeftOut, Recorded, RecordSource, Written, check_any, check_ranks, is_mark, snapshot_of
+from bus.tools.written import Written, check_any, check_ranks
 from bus.types.event import Event
 
 

@@ -11,8 +11,8 @@ from bus.errors import ConfigurationError
 from bus.printing import shorten
 from bus.protocol.frames import COMMAND, CUT, END
 from bus.protocol.order import Gap
+from bus.recording.source import Recorded, RecordSource, is_base, is_mark, ranks_in
 from bus.strict_json import flatten
-from bus.tools.records import Recorded, RecordSource, is_base, is_mark, ranks_in
 from bus.tools.rows import COUNTERS, DURATIONS, as_row
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import FIELD as HYPERPARAMETERS

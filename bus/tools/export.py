@@ -8,10 +8,11 @@ from pathlib import Path
 from bus.errors import ConfigurationError, close_matches
 from bus.files import atomic_output
 from bus.protocol.frames import COMMAND, END
+from bus.recording.source import Recorded, RecordSource, is_known, is_mark, snapshot_of
 from bus.tools.json import write_json_mcap, write_jsonl
-from bus.tools.records import Recorded, RecordSource, Written, check_any, check_ranks, is_known, is_mark, snapshot_of
 from bus.tools.rows import FORMATS
 from bus.tools.tables import write_csv, write_parquet
+from bus.tools.written import Written, check_any, check_ranks
 from bus.trace.writer import TraceWriter
 from bus.types.event import Event
 

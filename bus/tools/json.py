@@ -8,8 +8,8 @@ from typing import Any
 from mcap.well_known import MessageEncoding, SchemaEncoding
 from mcap.writer import Writer
 
+from bus.recording.source import Recorded
 from bus.strict_json import json_text
-from bus.tools.records import Recorded
 from bus.tools.rows import as_row, clock
 from bus.tools.shape import Shape
 

@@ -10,9 +10,10 @@ from bus.errors import ConfigurationError, RecordingError
 from bus.files import atomic_output
 from bus.protocol.frames import END, EventBody
 from bus.protocol.order import Gap
+from bus.recording.source import LeftOut, Recorded, RecordSource, base_before, is_mark, ranks_in
 from bus.recording.writer import RecordingWriter
 from bus.tools.cut import append
-from bus.tools.records import LeftOut, Recorded, RecordSource, Written, base_before, is_mark, ranks_in
+from bus.tools.written import Written
 
 
 @dataclass(frozen=True, kw_only=True)

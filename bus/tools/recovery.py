@@ -7,10 +7,11 @@ from pathlib import Path
 
 from bus.errors import ConfigurationError, RunDirectoryError
 from bus.files import atomic_output
+from bus.recording.source import RecordSource, is_mark
 from bus.recording.writer import RecordingWriter
 from bus.runs.directory import is_locked, read_run
 from bus.tools.cut import append
-from bus.tools.records import RecordSource, Written, is_mark
+from bus.tools.written import Written
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from bus.protocol.frames import END
 
 if TYPE_CHECKING:
-    from bus.tools.records import Recorded
+    from bus.recording.source import Recorded
 
 
 FORMATS = {

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import require
+from bus.recording.source import Recorded
 from bus.strict_json import flatten, json_text
-from bus.tools.records import Recorded
 from bus.tools.rows import as_row, clock
 from bus.tools.shape import Shape, as_text
 

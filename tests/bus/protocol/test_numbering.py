@@ -9,9 +9,9 @@ from bus import Event, Recording
 from bus.cli.describe import describe_recording
 from bus.protocol.frames import END, Topic, event_encoder, pack_map
 from bus.protocol.numbering import Numbering, base_seq_problem
+from bus.recording.source import RecordSource
 from bus.recording.writer import RecordingWriter
 from bus.replay.replay import Replay
-from bus.tools.records import RecordSource
 from bus.tools.recovery import recover
 
 WRONG = "rank 0 is wrongly numbered: event 2 (batch_end) has the base_seq 1, where 2 belongs"

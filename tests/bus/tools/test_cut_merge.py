@@ -16,10 +16,10 @@ from bus import ConfigurationError, Gap, InvalidTimeError, Publisher, Recording,
 from bus.cli.describe import describe_recording
 from bus.cli.recordings import cut_recording, merge_recordings
 from bus.protocol.order import Missing, StreamOrder
+from bus.recording.source import LeftOut, RecordSource
 from bus.replay.replay import Replay
 from bus.tools.cut import cut
 from bus.tools.merge import merge
-from bus.tools.records import LeftOut, RecordSource
 from bus.tools.recovery import recover
 from bus.types.event import Event
 

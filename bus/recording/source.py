@@ -3,11 +3,10 @@ means, what is missing between them, and what was left out on purpose."""
 
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bus.errors import ConfigurationError, ProtocolError
+from bus.errors import ProtocolError
 from bus.printing import Damage
 from bus.protocol.frames import CUT, EventBody, Topic, decode_event, event_encoder, pack_map, parse_topic
 from bus.protocol.numbering import Numbering
@@ -19,26 +18,6 @@ from bus.types.commands import Outcome
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
 from bus.types.timestamp import TrainingTime
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """The file that a tool wrote, and what it found in the recordings that it read."""
-
-    path: Path
-    """The file that was written."""
-    events: int
-    """Events in it."""
-    ending: Ending | None
-    """How the run ended; ``None`` when no recording says it for all ranks."""
-    damage: tuple[str, ...]
-    """What could not be read, each with its file and offset."""
-    gaps: tuple[Gap, ...]
-    """Numbers that are missing, of each rank."""
-    left_out: tuple[Gap, ...]
-    """Numbers that are missing because a cut has left them out."""
-    lost: bool
-    """Whether the recordings held something that cannot be read."""
 
 
 class LeftOut(NamedTuple):
@@ -67,6 +46,11 @@ class LeftOut(NamedTuple):
         frame = encode(self.last, self.base_last, self.time, self.timestamp, None, fields, pack_map({}))
         body = frame[len(topic.encode()) :]
         return Recorded(topic, decode_event(body), body)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many events they are, and how many of them base events."""
+        return self.last - self.first + 1, self.base_last - self.base_first + 1
 
     @classmethod
     def one(cls, record: "Recorded") -> "LeftOut":
@@ -246,11 +230,6 @@ class RecordSource:
             self.gaps.append(Gap(rank, expected, number - 1))
 
 
-def beside(recording: Path, word: str) -> Path:
-    """Where a tool writes by default: ``recording-1.WORD.mcap`` for ``recording-1.mcap``."""
-    return recording.with_name(f"{recording.stem}.{word}{recording.suffix}")
-
-
 def ranks_in(path: Path) -> set[int]:
     """The ranks of which something is recorded.
 
@@ -264,21 +243,6 @@ def ranks_in(path: Path) -> set[int]:
         with suppress(ProtocolError):
             found.add(parse_topic(name.encode()).rank)
     return found
-
-
-def check_ranks(path: Path, wanted: Collection[int] | None, there: Collection[int]) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` when a wanted rank is not there."""
-    for rank in sorted(set(wanted or ()).difference(there)):
-        named = ", ".join(map(str, sorted(there))) or "none"
-        raise ConfigurationError(f"{path} has no rank {rank}: choose of {named} with '--rank'")
-
-
-def check_any(path: Path, events: int) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` when no event was found."""
-    if not events:
-        raise ConfigurationError(
-            f"nothing of {path} is chosen: 'bus info' shows which events there are, and how far the training came"
-        )
 
 
 _NAMES = frozenset(event.value for event in Event)
