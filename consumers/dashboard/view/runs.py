@@ -1,6 +1,5 @@
 """The runs that a web dashboard shows, with what can be done to each."""
 
-import threading
 from collections.abc import Callable, Sequence
 
 from bus.errors import OffloopError
@@ -10,7 +9,7 @@ from consumers.dashboard.view.run_view import RunView
 
 
 class MonitoredRun:
-    """One attempt of a run on the page."""
+    """One attempt of a run on the page. The page numbers them in the order in which they came, and none goes away."""
 
     def __init__(self, view: RunView) -> None:
         self.view = view
@@ -33,26 +32,6 @@ class MonitoredRun:
         if self.command is None or not self.can_command:
             raise OffloopError(f"run {self.view.run_name} takes no commands: it is {self.view.status}")
         return self.command(name, reason=sent_by("the web page"))
-
-
-class MonitoredRuns:
-    """All of them, in the order in which they came; they are numbered by that order and never taken away."""
-
-    def __init__(self) -> None:
-        self._runs: list[MonitoredRun] = []
-        self._lock = threading.Lock()
-
-    def add(self, view: RunView) -> MonitoredRun:
-        """Takes one more in."""
-        run = MonitoredRun(view)
-        with self._lock:
-            self._runs.append(run)
-        return run
-
-    def all(self) -> list[MonitoredRun]:
-        """Those that there are by now."""
-        with self._lock:
-            return list(self._runs)
 
 
 def labels_of(runs: Sequence[MonitoredRun]) -> list[str]:

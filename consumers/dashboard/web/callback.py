@@ -8,7 +8,7 @@ from bus.printing import say
 from bus.protocol.order import Ending
 from consumers.api.logger import LoggerDestination, RunContext
 from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.runs import MonitoredRuns
+from consumers.dashboard.view.runs import MonitoredRun
 from consumers.dashboard.view.tap import RunTap
 from consumers.dashboard.web.access import Listening
 from consumers.dashboard.web.server import DashboardServer, check_installed
@@ -47,10 +47,10 @@ class Dashboard(RunTap):
         listening.check()
         self._listening = listening
         self._arguments = (host, port, tokens, certificate, certificate_key, open_browser, every)
-        self._runs = MonitoredRuns()
+        self._runs = [MonitoredRun(RunView(""))]
         self._server: DashboardServer | None = None
         self._ending: Ending | None = None
-        super().__init__(self._runs.add(RunView("")), every)
+        super().__init__(self._runs[0], every)
 
     def __reduce__(self) -> tuple[type["Dashboard"], tuple[Any, ...]]:
         """It is sent to the process of a trainer's callbacks as it was made."""

@@ -2,14 +2,14 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import OffloopError
 from bus.types.time import Time, TimeUnit
 from consumers.dashboard.view.phases import PublishingView
 from consumers.dashboard.view.progress import ProgressView
-from consumers.dashboard.view.runs import MonitoredRun, MonitoredRuns
+from consumers.dashboard.view.runs import MonitoredRun
 from consumers.dashboard.web.access import Role
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _duration(seconds: float) -> str:
 class RunCards:
     """A card for each run. ``hidden`` are the numbers of those whose lines are not shown."""
 
-    def __init__(self, runs: MonitoredRuns, role: Role, changed: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, runs: Sequence[MonitoredRun], role: Role, changed: Callable[[], Awaitable[None]]) -> None:
         from nicegui import ui
 
         self._runs = runs
@@ -112,7 +112,7 @@ class RunCards:
         await self._changed()
 
     async def _send(self, number: int, command: str) -> str:
-        run = self._runs.all()[number]
+        run = self._runs[number]
         if command == "stop" and not await self._is_sure(run.view.run_name):
             return ""
         answer = await send_for(self._role, run, command)

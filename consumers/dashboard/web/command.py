@@ -59,8 +59,8 @@ def dashboard(
     """
     check_broker(broker, key, broker_key, runs_dir)
     from bus.net.curve import client_security
-    from consumers.dashboard.web.follow import BrokerElsewhere, serve_runs
+    from consumers.dashboard.web.follow import RunsElsewhere, RunsHere, serve_runs
 
-    elsewhere = None if broker is None else BrokerElsewhere(broker, client_security(key, broker_key))
+    where = RunsHere(runs_dir) if broker is None else RunsElsewhere(broker, client_security(key, broker_key))
     listening = Listening(host, port, tokens, certificate, certificate_key, open_browser, as_flags=True)
-    serve_runs(runs, listening, elsewhere or runs_dir, wait, every, partial(say, err=True))
+    serve_runs(runs, listening, where, wait, every, partial(say, err=True))

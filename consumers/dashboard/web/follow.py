@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from bus.errors import OffloopError, RunNotFoundError
 from bus.net.curve import ClientSecurity
@@ -14,7 +14,7 @@ from bus.runs.directory import Attempt, RunInfo, find_run, list_runs, runs_dir
 from bus.subscriber.subscriber import Subscriber
 from consumers.api.callback import demand_of
 from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.runs import MonitoredRun, MonitoredRuns
+from consumers.dashboard.view.runs import MonitoredRun
 from consumers.dashboard.view.tap import RunTap
 from consumers.dashboard.web.access import Listening
 from consumers.dashboard.web.server import DashboardServer
@@ -26,24 +26,46 @@ _LOOK_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0
 
 
-class BrokerElsewhere(NamedTuple):
-    """A broker whose runs are read through it alone."""
+class RunsHere(NamedTuple):
+    """The runs in a directory, by default the usual one."""
+
+    directory: str | os.PathLike[str] | None = None
+
+    def __str__(self) -> str:
+        return f"in {runs_dir(self.directory)}"
+
+    def list(self) -> Sequence[RunInfo]:
+        """All of them, the newest first."""
+        return list_runs(self.directory)
+
+    def find(self, name: str) -> tuple[str, RunInfo]:
+        """The run of that name, or in that directory, and what it is known by."""
+        run = find_run(name, self.directory)
+        return str(run.path), run
+
+
+class RunsElsewhere(NamedTuple):
+    """The runs of a broker, read through it alone."""
 
     address: str
     security: ClientSecurity | None = None
 
     def __str__(self) -> str:
-        return self.address
+        return f"at {self.address}"
 
+    def list(self) -> Sequence[RemoteRunInfo]:
+        """All of them, the newest first."""
+        return list_remote(self.address, self.security)
 
-Where: TypeAlias = str | os.PathLike[str] | BrokerElsewhere | None
-"""A directory of runs, by default the usual one, or a broker."""
+    def find(self, name: str) -> tuple[str, RemoteRunInfo]:
+        """The run of that name, and what it is known by."""
+        return name, find_remote(self.address, name, self.security, wait=False, say=lambda text: None)
 
 
 def serve_runs(
     names: Sequence[str],
     listening: Listening,
-    where: Where = None,
+    where: RunsHere | RunsElsewhere,
     wait: bool = False,
     every: int = 10,
     say: Callable[[str], None] = print,
@@ -61,11 +83,13 @@ def serve_runs(
         ConfigurationError: the page cannot be served.
     """
     followed = _Followed(where, every)
-    before = _newest_attempts(where)
-    chosen = list(dict.fromkeys(names)) or _live_names(where) or _newest_name(where)
+    there = where.list()
+    before = _newest_attempts(there)
+    live = [run.name for run in there if is_live(run)]
+    chosen = list(dict.fromkeys(names)) or live or [run.name for run in there[:1]]
     waiting = [name for name in chosen if not followed.add(name, wait)]
     if waiting or not chosen:
-        say(f"waiting for {', '.join(waiting) or 'a run'} {_place(where)} ... (Ctrl-C ends)")
+        say(f"waiting for {', '.join(waiting) or 'a run'} {where} ... (Ctrl-C ends)")
     server = DashboardServer(followed.runs, listening)
     server.start()
     try:
@@ -73,47 +97,27 @@ def serve_runs(
             while server.wait(_LOOK_SECONDS):
                 # A directory that cannot be read at this moment, or a broker that is away, is asked the next time.
                 with contextlib.suppress(OffloopError):
-                    further = waiting if names else _names_since(before, where)
+                    further = waiting if names else _names_since(before, where.list())
                     waiting = [name for name in further if not followed.add(name, wait=True)]
                 followed.look()
     finally:
         server.stop()
 
 
-def _place(where: Where) -> str:
-    return f"at {where}" if isinstance(where, BrokerElsewhere) else f"in {runs_dir(where)}"
+def _newest_attempts(runs: Sequence[RunInfo | RemoteRunInfo]) -> dict[str, int]:
+    return {run.name: run.attempt if isinstance(run, RemoteRunInfo) else run.last.number for run in runs}
 
 
-def _runs(where: Where) -> Sequence[RunInfo | RemoteRunInfo]:
-    return list_remote(where.address, where.security) if isinstance(where, BrokerElsewhere) else list_runs(where)
-
-
-def _live_names(where: Where) -> list[str]:
-    return [run.name for run in _runs(where) if is_live(run)]
-
-
-def _newest_attempts(where: Where) -> dict[str, int]:
-    return {run.name: run.attempt if isinstance(run, RemoteRunInfo) else run.last.number for run in _runs(where)}
-
-
-def _names_since(before: Mapping[str, int], where: Where) -> list[str]:
+def _names_since(before: Mapping[str, int], runs: Sequence[RunInfo | RemoteRunInfo]) -> list[str]:
     """The runs that have begun an attempt since: a short one may be over by now."""
-    return [name for name, attempt in _newest_attempts(where).items() if before.get(name) != attempt]
-
-
-def _newest_name(where: Where) -> list[str]:
-    return [run.name for run in _runs(where)[:1]]
-
-
-def _find_remote(where: BrokerElsewhere, name: str) -> RemoteRunInfo:
-    return find_remote(where.address, name, where.security, wait=False, say=lambda text: None)
+    return [name for name, attempt in _newest_attempts(runs).items() if before.get(name) != attempt]
 
 
 class _Followed:
     """The runs that are followed, and the threads that do it."""
 
-    def __init__(self, where: Where, every: int) -> None:
-        self.runs = MonitoredRuns()
+    def __init__(self, where: RunsHere | RunsElsewhere, every: int) -> None:
+        self.runs: list[MonitoredRun] = []
         self._where = where
         self._every = every
         self._known: dict[str, set[int]] = {}
@@ -130,17 +134,17 @@ class _Followed:
             RecordingError: it is a recording that cannot be read.
             BrokerError: no broker answers.
         """
-        if not isinstance(self._where, BrokerElsewhere) and Path(name).is_file():
+        if isinstance(self._where, RunsHere) and Path(name).is_file():
             recording = Recording(name)
             self._follow(lambda feed: recording, recording.run_name, recording.attempt)
             return True
         try:
-            key, run = self._find(name)
+            key, run = self._where.find(name)
         except RunNotFoundError:
             if not wait:
                 raise
             if name not in self._placeholders:
-                self._placeholders[name] = self.runs.add(RunView(Path(name).name))
+                self._placeholders[name] = self._show(RunView(Path(name).name))
             return False
         if key in self._known:
             return True
@@ -148,19 +152,12 @@ class _Followed:
         self._add_attempts(key, run, name)
         return True
 
-    def _find(self, name: str) -> tuple[str, RunInfo | RemoteRunInfo]:
-        if isinstance(self._where, BrokerElsewhere):
-            return name, _find_remote(self._where, name)
-        run = find_run(name, self._where)
-        return str(run.path), run
-
     def look(self) -> None:
         """Takes in the attempts that have begun since."""
         for key in self._known:
             # A run whose directory is in the middle of a change, or whose broker is away, is read the next time.
             with contextlib.suppress(OffloopError):
-                elsewhere = self._where if isinstance(self._where, BrokerElsewhere) else None
-                self._add_attempts(key, find_run(key) if elsewhere is None else _find_remote(elsewhere, key), key)
+                self._add_attempts(key, self._where.find(key)[1], key)
 
     def _add_attempts(self, key: str, run: RunInfo | RemoteRunInfo, name: str) -> None:
         known = self._known[key]
@@ -183,11 +180,16 @@ class _Followed:
         return lambda feed: attach(run, wanted_events([feed]), demand_of([feed]))
 
     def _follow(self, open_stream: "Callable[[RunTap], Stream]", run_name: str, attempt: int, name: str = "") -> None:
-        run = self._placeholders.pop(name, None) or self.runs.add(RunView(run_name, attempt))
+        run = self._placeholders.pop(name, None) or self._show(RunView(run_name, attempt))
         follower = RunFollower(run, open_stream, self._every)
         self._followers.append(follower)
         if self._started:
             follower.start()
+
+    def _show(self, view: RunView) -> MonitoredRun:
+        run = MonitoredRun(view)
+        self.runs.append(run)
+        return run
 
     def __enter__(self) -> None:
         self._started = True

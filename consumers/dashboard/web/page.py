@@ -2,10 +2,11 @@
 
 import functools
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from consumers.dashboard.view.runs import MonitoredRun, MonitoredRuns, labels_of
+from consumers.dashboard.view.runs import MonitoredRun, labels_of
 from consumers.dashboard.web.access import Role
 from consumers.dashboard.web.cards import RunCards
 from consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
@@ -82,7 +83,9 @@ class Page:
     things: a slow browser gets fewer, and one that is gone or hidden gets none. What somebody does on the page is
     answered at once."""
 
-    def __init__(self, runs: MonitoredRuns, cache: LineCache, role: Role, view_link: str, guarded: bool) -> None:
+    def __init__(
+        self, runs: Sequence[MonitoredRun], cache: LineCache, role: Role, view_link: str, guarded: bool
+    ) -> None:
         self._runs = runs
         self._role = role
         self._view_link = view_link
@@ -149,7 +152,7 @@ class Page:
             self._drawing = False
 
     async def _send_frame(self) -> None:
-        runs = self._runs.all()
+        runs = list(self._runs)
         seen = (
             # Who does not look is told of what changes the page's title, and no more.
             *((self._look.hidden or run.view.version, run.view.status, run.problem) for run in runs),

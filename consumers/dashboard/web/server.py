@@ -5,11 +5,12 @@ import errno
 import socket
 import threading
 import webbrowser
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bus.errors import ConfigurationError, require
 from bus.printing import say
-from consumers.dashboard.view.runs import MonitoredRuns
+from consumers.dashboard.view.runs import MonitoredRun
 from consumers.dashboard.web.access import FIRST_PORT, Listening, Role, Tokens
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class DashboardServer:
 
     _running = threading.Lock()
 
-    def __init__(self, runs: MonitoredRuns, listening: Listening) -> None:
+    def __init__(self, runs: Sequence[MonitoredRun], listening: Listening) -> None:
         check_installed()
         listening.check()
         self._runs = runs

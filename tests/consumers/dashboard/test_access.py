@@ -235,10 +235,9 @@ def test_one_dashboard_after_another_in_a_process(runs_dir):
     code = """
 import urllib.request
 from consumers.dashboard.web.access import Listening
-from consumers.dashboard.view.runs import MonitoredRuns
 from consumers.dashboard.web.server import DashboardServer
 for _ in range(2):
-    server = DashboardServer(MonitoredRuns(), Listening(port=0))
+    server = DashboardServer([], Listening(port=0))
     server.start()
     print(urllib.request.urlopen(server.url, timeout=20).status)
     server.stop()

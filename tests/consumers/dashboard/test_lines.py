@@ -13,7 +13,7 @@ from bus.types.timestamp import Timestamp
 from consumers.api.logger import Row
 from consumers.callbacks import SpeedMonitor
 from consumers.dashboard.view.run_view import ProgressView, PublishingView, RunView
-from consumers.dashboard.view.runs import MonitoredRuns, labels_of
+from consumers.dashboard.view.runs import MonitoredRun, labels_of
 from consumers.dashboard.web.cards import facts
 from consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
 from consumers.dashboard.web.page import rest_after
@@ -29,8 +29,8 @@ class Browser:
     """Puts together what it is sent, as the page does."""
 
     def __init__(self) -> None:
-        self.runs = MonitoredRuns()
-        self.view = self.runs.add(RunView("run")).view
+        self.runs = [MonitoredRun(RunView("run"))]
+        self.view = self.runs[0].view
         self.lines = Lines(LineCache())
         self.held: dict[float, float] = {}
         self.whole = 0
@@ -42,7 +42,7 @@ class Browser:
         """Takes what is new; returns how many points that were."""
         self.view.names()
         count = 0
-        for line in self.lines.news(CHARTS, self.runs.all(), look):
+        for line in self.lines.news(CHARTS, self.runs, look):
             if not line["a"]:
                 self.held.clear()
                 self.whole += 1
@@ -104,7 +104,7 @@ def test_what_is_not_finite_is_marked_and_tiny_and_huge_values_survive():
     browser = Browser()
     browser.log(0, [math.nan, math.inf, -math.inf, 1e-300, 1e300])
     browser.view.names()
-    (line,) = browser.lines.news(CHARTS, browser.runs.all(), LOOK)
+    (line,) = browser.lines.news(CHARTS, browser.runs, LOOK)
     assert line["n"] == [(0.0, "NaN"), (1.0, "inf"), (2.0, "-inf")]
     assert line["y"][3:].tolist() == [1e-300, 1e300]
 
@@ -153,20 +153,20 @@ def test_nonsense_from_a_browser_is_no_reason_to_rest(told):
 
 
 def test_charts_are_grouped_by_prefix_and_phases_have_their_own():
-    runs = MonitoredRuns()
-    view = runs.add(RunView("run")).view
+    view = RunView("run")
+    runs = [MonitoredRun(view)]
     names = ("metrics/eval/Accuracy", "loss/train/total", "lr-SGD/group0", "lonely")
     view.take_rows([Row(1, 0.0, dict.fromkeys(names, 1.0))])
     spans = [["data", 0, 10_000_000], ["forward", 10_000_000, 20_000_000]]
     field = {"began": 1_000_000_000, "spans": spans, "device": False}
     view.see(Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=1), time_ns=1_050_000_000, phases=field))
-    groups = charts_of(runs.all(), labels_of(runs.all()))
+    groups = charts_of(runs, labels_of(runs))
     assert [title for title, _ in groups][:3] == ["loss/train", "metrics/eval", "lr"]
     assert groups[-1][0] == "step"
     charts = {chart.id: chart for _, members in groups for chart in members}
     assert charts["loss/train/total"].title == "loss/train/total"
     (phases,) = [chart for chart in charts.values() if chart.kind == "phases"]
-    (line,) = Lines(LineCache()).news(charts, runs.all(), Look("batch", None, {phases.id: 300}))
+    (line,) = Lines(LineCache()).news(charts, runs, Look("batch", None, {phases.id: 300}))
     assert {name: round(float(values[0]), 6) for name, values in line["p"].items() if values[0]} == {
         "data": 0.01,
         "forward": 0.02,
@@ -219,10 +219,8 @@ def test_times_are_shown_in_the_unit_that_the_speed_monitor_logs():
 
 
 def test_labels_name_attempts_only_where_there_are_several():
-    runs = MonitoredRuns()
-    for name, attempt in (("a", 1), ("b", 1), ("b", 2)):
-        runs.add(RunView(name, attempt))
-    assert labels_of(runs.all()) == ["a", "b #1", "b #2"]
+    runs = [MonitoredRun(RunView(name, attempt)) for name, attempt in (("a", 1), ("b", 1), ("b", 2))]
+    assert labels_of(runs) == ["a", "b #1", "b #2"]
 
 
 def test_facts_are_told_in_words():
