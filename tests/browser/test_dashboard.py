@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Dashboard, Visit, chromium, commanded, dashboard_of, running, visit
+from browser import Dashboard, Visit, commanded, dashboard_of, running, visit
 from helpers import wait_for
-from playwright.sync_api import Browser
 from proxy import StandingBroker
 
 from bus import Event, Publisher
 from bus.runs.directory import find_run
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.needs("chromium")]
+pytestmark = pytest.mark.timeout(180)
 
 LOSS = "loss/train/total"
 LONG, PEAK, NAN = 20_000, 12_345, 15_000
@@ -31,12 +30,6 @@ def record(where: Path, name: str, losses: list[float], status: str = "finished"
         for batch, loss in enumerate(losses, 1):
             publisher.publish(Event.BATCH_END, batch=batch, sample=8 * batch, loss=loss, batch_size=8)
         publisher.close(status)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import Dashboard, Visit, chromium, dashboard_of, running, visit
-from playwright.sync_api import Browser
+from browser import Dashboard, Visit, dashboard_of, running, visit
 
 from bus import Event, Publisher
 from consumers.dashboard.web.page import FRAME_SECONDS, rest_after
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.needs("chromium")]
+pytestmark = pytest.mark.timeout(180)
 
 LOSS, RATE, SPEED = "loss/train/total", "lr-SGD/group0", "throughput/samples_per_sec"
 BATCHES, NAN = 3_000, 2_000
@@ -25,12 +24,6 @@ MILLISECOND = 1_000_000
 PHASES = "time/phase/0/0"
 LARGE = {"width": 1280, "height": 2000}
 """All charts can be seen at once."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -4,18 +4,17 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import chromium, commanded, dashboard_of, visit
+from browser import commanded, dashboard_of, visit
 from helpers import wait_for
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from bus import Event, Publisher
 from bus.runs.directory import find_run
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.needs("chromium")]
+pytestmark = pytest.mark.timeout(120)
 
 MARKUP = "<img src=x onerror='hacked=1'><script>hacked=1</script>{{7*7}}\"'"
 CONSUMER = (sys.executable, "-m", "consumers", "-o", "dashboard.port=0", "--log", "")
@@ -41,12 +40,6 @@ def spans(began: int, late: int) -> dict[str, object]:
     forward, backward = [0, 4 * MILLISECOND], [(4 + late) * MILLISECOND, 3 * MILLISECOND]
     told = [["data", 0, MILLISECOND], ["forward", *forward], ["backward", *backward], [MARKUP, 0, MILLISECOND]]
     return {"began": began, "spans": told, "device": False, "publishing": [20_000, 1]}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Dashboard, Visit, chromium, dashboard_of, running, visit
-from playwright.sync_api import Browser
+from browser import Dashboard, Visit, dashboard_of, running, visit
 
 from bus import Event, Publisher
 
@@ -21,12 +20,6 @@ MEMORY, NOISE = "system/memory_used_bytes", "a_group_with_a_name/that_is_rather_
 BATCHES, SPIKE = 2_000, 1_200
 LARGE = {"width": 1280, "height": 1800}
 """All charts can be seen at once."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from gold import GoldMLP, gold_data
+from resumed import Augmented
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from training import gold_trainer
 
 from bus.errors import OffloopError
@@ -23,19 +24,6 @@ from trainer.algorithms.gradient_clipping import GradientClipping
 from trainer.checkpoints.sharded import read_sharded
 from trainer.distributed.ranks import join_ranks
 from trainer.distributed.sharding import FullySharded
-
-
-class Augmented(Dataset[Any]):
-    """Rows with noise that is drawn when they are fetched."""
-
-    def __init__(self, rows: int) -> None:
-        self.inputs, self.targets = gold_data("train", rows)
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.inputs[index] + 0.1 * torch.randn(8), self.targets[index]
 
 
 class Tied(nn.Module):

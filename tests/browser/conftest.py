@@ -1,0 +1,18 @@
+"""The browser of these tests, which needs Chromium."""
+
+from collections.abc import Iterator
+
+import pytest
+from browser import chromium
+from playwright.sync_api import Browser
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if "browser" in item.fixturenames:
+        item.add_marker(pytest.mark.needs("chromium"))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
