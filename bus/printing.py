@@ -4,7 +4,7 @@ shows it: control characters are escaped, also where the output goes to a file o
 import logging
 import sys
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 KEPT = 100
 
@@ -65,6 +65,12 @@ def shorten(lines: Iterable[str], what: str, most: int = KEPT) -> list[str]:
         else:
             more += 1
     return [*kept, f"and {more:,} more {what}"] if more else kept
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 class Damage:

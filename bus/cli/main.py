@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,7 +19,7 @@ from bus.errors import ConfigurationError
 from bus.net.allow_list import ROLES, AllowList, allow, default_allow_list
 from bus.net.keys import PUBLIC_SUFFIX, load_public_key, make_keys
 from bus.plugins.registry import list_entry_points
-from bus.printing import say
+from bus.printing import say, table
 from bus.strict_json import plain
 from bus.terminal import HELP, run_command
 from bus.types.commands import COMMANDS, WAIT_SECONDS
@@ -124,10 +124,8 @@ def runs(
     for run in listed:
         took = lasted(run["started"], run["ended"], live=run["status"] in GOING_ON)
         rows.append((run["run"], run["status"], when(run["started"]), took, _reached(run), run.get("recording", "")))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    for row in rows:
-        cells = [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[5]]
-        say("  ".join(cells).rstrip())
+    for line in table(rows):
+        say(line)
 
 
 @bus.command(short_help="Describe one run, or a recording.")
@@ -156,17 +154,12 @@ def info(
     if as_json:
         click.echo(json.dumps(plain(described), indent=2))
         return
-    _say_pairs(lines(described))
+    shown = table(list(lines(described)))
     if described.get("hyperparameters"):
-        say("hyperparameters")
-        _say_pairs((f"  {name}", text) for name, text in hyperparameter_lines(described))
-
-
-def _say_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    rows = list(pairs)
-    width = max((len(label) for label, _ in rows), default=0)
-    for label, text in rows:
-        say(f"{label:<{width}}  {text}")
+        shown.append("hyperparameters")
+        shown += table([(f"  {name}", text) for name, text in hyperparameter_lines(described)])
+    for line in shown:
+        say(line)
 
 
 _reason_option = click.option(

@@ -10,7 +10,7 @@ import click
 
 from bus.cli.options import parse_bound_option, runs_dir_option
 from bus.errors import ConfigurationError, OffloopError
-from bus.printing import say, shorten
+from bus.printing import say, shorten, table
 from bus.strict_json import plain
 from bus.terminal import HELP, describe_os_error
 from bus.tools.rows import FORMATS
@@ -265,15 +265,13 @@ def _field_line(one: "FieldDifference") -> str:
     return f"  {one.name}: {a} in A, {b} in B"
 
 
-def _metric_lines(metrics: "Iterable[MetricDifference]") -> Iterator[str]:
+def _metric_lines(metrics: "Iterable[MetricDifference]") -> list[str]:
     rows = [("METRIC", "FROM", "EVENTS", "LARGEST DISTANCE", "LARGEST SHARE", "FIRST IN A", "FIRST IN B")]
     for one in metrics:
         absolute = f"{one.largest_absolute:.3g} at {one.largest_absolute_batch}ba"
         relative = f"{one.largest_relative:.3g} at {one.largest_relative_batch}ba"
         rows.append((one.name, f"{one.batch}ba", str(one.events), absolute, relative, _short(one.a), _short(one.b)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    return table(rows)
 
 
 def _short(value: Any) -> str:

@@ -16,8 +16,6 @@ from bus.printing import Damage
 from bus.recording import records
 from bus.recording.records import MAGIC, PROFILE, Chunk, ChunkHead, DamageError, Mark, Position
 
-BLOCK_BYTES = 1 << 20
-FRONT_BYTES = 4096
 MAX_WASTED = 256 * 1024 * 1024
 WASTED_SHARE = 100
 
@@ -244,7 +242,7 @@ class RecordingReader:
                 if front:
                     self._ends_within(f"its first {size} bytes")
                 return False
-            if not sound and self._next_sound(0, FRONT_BYTES) is None:
+            if not sound and self._next_sound(0, records.FRONT_BYTES) is None:
                 raise RecordingError(
                     f"{self._name} is not a recording: it does not begin as an MCAP file of profile {PROFILE!r} does"
                 )
@@ -433,30 +431,17 @@ class RecordingReader:
 
     def _next_sound(self, begin: int, end: int | None = None) -> "_Sound | None":
         """The next mark or chunk from ``begin`` on whose checksum holds, whatever its opcode and length have become."""
-        for sign, offset in self._signs(begin, end):
+        for sign, offset in records.find_signs(self._source.read_at, begin, end):
             with contextlib.suppress(DamageError):
                 return self._mark_at(offset) if sign == records.MARK_SIGN else self._chunk_at(offset)
         return None
 
     def _sign_at(self, offset: int) -> bool:
         """Whether the sign of a mark or a chunk stands where it would in a record at ``offset``."""
-        return any(start == offset for _, start in self._signs(offset, offset + records.CHUNK_FRONT))
-
-    def _signs(self, begin: int, end: int | None) -> Iterator[tuple[bytes, int]]:
-        """The signs of marks and chunks, and where their records begin."""
-        offset, most = begin, FRONT_BYTES
-        while end is None or offset < end:
-            size = most if end is None else min(most, end - offset)
-            block = self._source.read_at(offset, size)
-            for sign in records.SIGNS.finditer(block):
-                start = offset + sign.start() - records.sign_offset(sign[0])
-                if start >= begin:
-                    yield sign[0], start
-            if len(block) < most:
-                return
-            most = min(2 * most, BLOCK_BYTES)
-            # A sign may lie across the end of a block.
-            offset += len(block) - records.SIGN_BYTES + 1
+        return any(
+            start == offset
+            for _, start in records.find_signs(self._source.read_at, offset, offset + records.CHUNK_FRONT)
+        )
 
     def _mark_at(self, offset: int) -> "_Sound":
         size = records.MARK_FRONT + Mark.payload_size(self._source.read_at(offset, records.MARK_FRONT))

@@ -7,7 +7,7 @@ import re
 import struct
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from mcap.exceptions import EndOfFile
 from mcap.opcode import Opcode
 
 PROFILE = "offloop"
+FRONT_BYTES = 4096
+BLOCK_BYTES = 1 << 20
 MAGIC = b"\x89MCAP0\r\n"
 MAX_RECORD = 32 * 1024 * 1024
 """Bytes of a record, in the file and decompressed: twice a frame, so that a chunk and its indexes fit."""
@@ -84,9 +86,22 @@ class Position(NamedTuple):
     """Whether the rank's ``$end`` is among them."""
 
 
-def sign_offset(sign: bytes) -> int:
-    """How far behind the beginning of its record a sign stands that :data:`SIGNS` has found."""
-    return _SIGN_OFFSETS[sign]
+def find_signs(read: Callable[[int, int], bytes], begin: int, end: int | None = None) -> Iterator[tuple[bytes, int]]:
+    """The signs of marks and chunks, and where their records begin; ``read`` gives the bytes at an offset, at most so
+    many."""
+    offset, most = begin, FRONT_BYTES
+    while end is None or offset < end:
+        size = most if end is None else min(most, end - offset)
+        block = read(offset, size)
+        for sign in SIGNS.finditer(block):
+            start = offset + sign.start() - _SIGN_OFFSETS[sign[0]]
+            if start >= begin:
+                yield sign[0], start
+        if len(block) < most:
+            return
+        most = min(2 * most, BLOCK_BYTES)
+        # A sign may lie across the end of a block.
+        offset += len(block) - SIGN_BYTES + 1
 
 
 # -- marks ------------------------------------------------------------------------------------------------------------

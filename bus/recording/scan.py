@@ -1,5 +1,6 @@
 """What a recording holds, found without decompressing it: for a writer that goes on with it."""
 
+import contextlib
 import os
 import zlib
 from collections.abc import Iterator
@@ -149,20 +150,11 @@ class _Scanner:
     def _marks_from(self, offset: int) -> Iterator[tuple[int, Mark, int]]:
         """Whole marks that begin at ``offset`` or behind it, whatever their opcode and length have become: where each
         begins, the mark, and where it ends."""
-        first = offset
-        while data := self._read(offset, _BLOCK):
-            for sign in records.SIGNS.finditer(data):
-                begin = offset + sign.start() - records.sign_offset(sign[0])
-                if sign[0] == records.MARK_SIGN and begin >= first:
-                    try:
-                        size = records.MARK_FRONT + Mark.payload_size(self._read(begin, records.MARK_FRONT))
-                        mark = Mark.decode(self._read(begin, size))
-                    except DamageError:
-                        continue
-                    yield begin, mark, begin + size
-            if len(data) < _BLOCK:
-                return
-            offset += len(data) - records.SIGN_BYTES + 1
+        for sign, begin in records.find_signs(self._read, offset):
+            if sign == records.MARK_SIGN:
+                with contextlib.suppress(DamageError):
+                    size = records.MARK_FRONT + Mark.payload_size(self._read(begin, records.MARK_FRONT))
+                    yield begin, Mark.decode(self._read(begin, size)), begin + size
 
     def _take_tail(self) -> None:
         """Checks what follows the last mark."""

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from bus.printing import escape, say
+from bus.printing import escape, say, table
 from bus.protocol.snapshot import Snapshot
 from bus.recording.recording import Recording
 from bus.subscriber.source import RemoteRun
@@ -96,5 +96,4 @@ def _table(logged: Mapping[str, LoggedValue]) -> list[str]:
         (escape(name), escape(one.label) or "-", one.event.value, escape(format_value(one.value)))
         for name, one in sorted(logged.items())
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return table(rows)
