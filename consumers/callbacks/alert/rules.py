@@ -11,14 +11,16 @@ from bus.errors import ConfigurationError, OffloopError
 from bus.types.time import Time, TimeUnit
 from bus.types.timestamp import Timestamp
 
-_NAME = re.compile(r"[^\s<>=!\[\]]+")
-_KEY = re.compile(r"\[([^\[\]]+)\]")
-_OPERATOR = re.compile(r"<=|>=|==|!=|<|>")
-_KIND = re.compile(r"(?:nan|inf|finite|not finite)\b")
-_WORD = re.compile(r"[a-z]+\b")
-_NUMBER = re.compile(r"[-+]?(?:inf\b|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
-_REST = re.compile(r"\S+")
-_SPACE = re.compile(r"\s*")
+_RULE = re.compile(
+    r"""\s*(?P<name>[^\s<>=!\[\]]+) (?:\s*\[(?P<key>[^\[\]]+)\])?
+    (?:
+        \s*(?P<is>is\b) (?:\s*(?P<kind>(?:nan|inf|finite|not[ ]finite)\b))?
+      | \s*(?P<test><=|>=|==|!=|<|>) (?:\s*(?P<number>[-+]?(?:inf\b|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)))?
+    )?
+    (?:\s*(?P<for>for\b) (?:\s*(?P<duration>\S+))?)?""",
+    re.VERBOSE,
+)
+"""Matches as far as a rule is one."""
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -66,7 +68,26 @@ class Rule:
         be.
 
         Raises :class:`bus.errors.ConfigurationError` that says at which character it goes wrong, from 1."""
-        return _Parser(text).rule()
+        if (found := _RULE.match(text)) is None:
+            raise _unreadable(text, 0, "the name of a metric, or nan")
+        name, key, test, kind, number = found.group("name", "key", "test", "kind", "number")
+        before = found.end("key") + 1 if key else found.end("name")
+        rest, duration = text[found.end() :].strip(), None
+        if found["is"] and not kind:
+            raise _unreadable(text, found.end("is"), "nan, inf, finite or not finite")
+        if test and not number:
+            raise _unreadable(text, found.end("test"), "a number")
+        if not (test or kind) and (name != "nan" or key or (rest and not found["for"])):
+            raise _unreadable(text, before, "one of <, <=, >, >=, ==, != or 'is'")
+        if found["for"]:
+            duration = _duration(text, found["duration"] or "", found.end("for"))
+        if rest:
+            raise _unreadable(
+                text, found.end(), "the end of the rule" if duration else "'for' and a duration, or the end of the rule"
+            )
+        if not (test or kind):
+            return cls(text, None, None, "not finite", 0.0, duration)
+        return cls(text, name, key, test or kind, float(number or 0.0), duration)
 
     @property
     def field(self) -> str | None:
@@ -124,80 +145,19 @@ class RuleState:
         return cls(since, bool(state["firing"]))
 
 
-class _Parser:
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
+def _duration(text: str, duration: str, at: int) -> Time:
+    try:
+        read = Time.from_timestring(re.sub(r"(?<=\d)min\b", "m", duration))
+    except OffloopError:
+        read = None
+    if read is None or read.unit is TimeUnit.DURATION or read.value < 0:
+        raise _unreadable(text, at, "a duration such as 5ba, 2ep or 10min")
+    return read
 
-    def rule(self) -> Rule:
-        name = self._expect(_NAME, "the name of a metric, or nan")
-        key = self._take(_KEY)
-        if name == "nan" and key is None and (self._at_end() or self._peek() == "for"):
-            return Rule(self._text, None, None, "not finite", 0.0, self._duration())
-        test, limit = self._condition()
-        return Rule(self._text, name, None if key is None else key[1:-1], test, limit, self._duration())
 
-    def _condition(self) -> tuple[str, float]:
-        if self._take_word("is"):
-            return self._expect(_KIND, "nan, inf, finite or not finite"), 0.0
-        test = self._expect(_OPERATOR, "one of <, <=, >, >=, ==, != or 'is'")
-        return test, float(self._expect(_NUMBER, "a number"))
-
-    def _duration(self) -> Time | None:
-        if self._at_end():
-            return None
-        if not self._take_word("for"):
-            raise self._error("'for' and a duration, or the end of the rule")
-        self._skip()
-        began = self._at
-        text = self._expect(_REST, "a duration such as 5ba, 2ep or 10min")
-        try:
-            duration = Time.from_timestring(re.sub(r"(?<=\d)min\b", "m", text))
-        except OffloopError:
-            duration = None
-        if duration is None or duration.unit is TimeUnit.DURATION or duration.value < 0:
-            self._at = began
-            raise self._error("a duration such as 5ba, 2ep or 10min")
-        if not self._at_end():
-            raise self._error("the end of the rule")
-        return duration
-
-    def _expect(self, pattern: re.Pattern[str], what: str) -> str:
-        if (found := self._take(pattern)) is None:
-            raise self._error(what)
-        return found
-
-    def _take_word(self, word: str) -> bool:
-        if self._peek() != word:
-            return False
-        self._take(_WORD)
-        return True
-
-    def _peek(self) -> str | None:
-        self._skip()
-        found = _WORD.match(self._text, self._at)
-        return None if found is None else found[0]
-
-    def _take(self, pattern: re.Pattern[str]) -> str | None:
-        self._skip()
-        found = pattern.match(self._text, self._at)
-        if found is None:
-            return None
-        self._at = found.end()
-        return found[0]
-
-    def _at_end(self) -> bool:
-        self._skip()
-        return self._at == len(self._text)
-
-    def _skip(self) -> None:
-        space = _SPACE.match(self._text, self._at)
-        self._at = space.end() if space else self._at
-
-    def _error(self, expected: str) -> ConfigurationError:
-        self._skip()
-        found = repr(self._text[self._at :]) if self._at < len(self._text) else "its end"
-        return ConfigurationError(
-            f"alert rule {self._text!r}: at character {self._at + 1} there is {found} where {expected} belongs; "
-            "a rule is such as 'loss/train/total > 10 for 5ba' or 'nan'"
-        )
+def _unreadable(text: str, at: int, expected: str) -> ConfigurationError:
+    rest = text[at:].lstrip()
+    return ConfigurationError(
+        f"alert rule {text!r}: at character {len(text) - len(rest) + 1} there is {repr(rest) if rest else 'its end'} "
+        f"where {expected} belongs; a rule is such as 'loss/train/total > 10 for 5ba' or 'nan'"
+    )
