@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from bus.protocol.frames import END
+from bus.types.timestamp import TrainingTime
 
 if TYPE_CHECKING:
     from bus.recording.source import Recorded
@@ -18,21 +19,10 @@ FORMATS = {
 }
 """The formats in which a recording can be exported, and the suffix of a file of each."""
 
-COUNTERS = (
-    "iteration",
-    "epoch",
-    "batch",
-    "sample",
-    "token",
-    "epoch_in_iteration",
-    "token_in_iteration",
-    "batch_in_epoch",
-    "sample_in_epoch",
-    "token_in_epoch",
-)
+COUNTERS = TrainingTime._fields[:10]
 """What counts in a training time, in the order in which it travels; after these come :data:`DURATIONS`."""
 
-DURATIONS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
+DURATIONS = TrainingTime._fields[10:14]
 """What is by the clock in a training time; in rows in seconds."""
 
 FIXED = (

@@ -57,6 +57,17 @@ def as_bytes(image: _Array) -> _Array:
     return scaled
 
 
+def as_png(pixels: _Array) -> bytes:
+    """An image of bytes as a PNG file."""
+    import io
+
+    from PIL import Image
+
+    encoded = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(encoded, "PNG")
+    return encoded.getvalue()
+
+
 def class_numbers(mask: _Array) -> _Array:
     """A mask as bytes.
 

@@ -224,14 +224,13 @@ def _pictures(entry: Images) -> Iterator[Any]:
 
 
 def _picture(tag: str, pixels: "np.ndarray[Any, Any]", description: str = "") -> Any:
-    from PIL import Image
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.image.metadata import create_summary_metadata
 
+    from consumers.api.images import as_png
+
     height, width, channels = pixels.shape
-    encoded = io.BytesIO()
-    Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels).save(encoded, "PNG")
-    picture = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=encoded.getvalue())
+    picture = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=as_png(pixels))
     return Summary.Value(tag=tag, image=picture, metadata=create_summary_metadata(None, description))
 
 

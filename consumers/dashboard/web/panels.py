@@ -1,22 +1,17 @@
 """What is below the charts: ranks, hyperparameters, latest values, images, and the log."""
 
 import base64
-import io
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bus.types.hyperparameters import value_text
-from consumers.api.images import as_bytes
+from consumers.api.images import as_bytes, as_png
 from consumers.api.logger import Images
 from consumers.dashboard.view.log import LogEntry
 from consumers.dashboard.view.runs import MonitoredRun
 from consumers.dashboard.web.units import scale_of
 from consumers.dashboard.web.units import value_text as metric_text
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 LOG_LINES = 500
 """So many lines of the log are on a page; the view behind it keeps more."""
@@ -160,7 +155,10 @@ class Panels:
 
         found = [(number, entry) for number, run in enumerate(self._runs) for entry in run.view.images()]
         self._image_panel.set_visibility(bool(found))
-        if not self._image_panel.value or _same(found, self._images):
+        # Not by value: arrays have no single one.
+        if not self._image_panel.value or [(n, id(one)) for n, one in found] == [
+            (n, id(one)) for n, one in self._images
+        ]:
             return
         self._images = found
         self._pictures.clear()
@@ -175,7 +173,9 @@ class Panels:
                         ui.label(title + cut)
                     for place, image in enumerate(entry.images[:IMAGES_OF_A_NAME]):
                         picture = ui.element("img")
-                        picture.props["src"] = "data:image/png;base64," + base64.b64encode(png(image)).decode()
+                        picture.props["src"] = (
+                            "data:image/png;base64," + base64.b64encode(as_png(as_bytes(image))).decode()
+                        )
                         picture.props["alt"] = f"{title}, image {place + 1} of {count}"
 
 
@@ -193,16 +193,6 @@ def hyperparameter_rows(told: Sequence[Mapping[str, Any]]) -> list[dict[str, str
             }
         )
     return sorted(rows, key=lambda row: not row["differs"])
-
-
-def png(image: "np.ndarray[Any, Any]") -> bytes:
-    """An image as a PNG file."""
-    from PIL import Image
-
-    pixels = as_bytes(image)
-    encoded = io.BytesIO()
-    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(encoded, "PNG")
-    return encoded.getvalue()
 
 
 def _same(first: list[tuple[int, Images]], second: list[tuple[int, Images]]) -> bool:

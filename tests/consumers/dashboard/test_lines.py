@@ -10,6 +10,7 @@ from PIL import Image
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
 from bus.types.timestamp import Timestamp
+from consumers.api.images import as_bytes, as_png
 from consumers.api.logger import Row
 from consumers.callbacks import SpeedMonitor
 from consumers.dashboard.view.run_view import ProgressView, PublishingView, RunView
@@ -17,7 +18,6 @@ from consumers.dashboard.view.runs import MonitoredRun, labels_of
 from consumers.dashboard.web.cards import facts
 from consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
 from consumers.dashboard.web.page import rest_after
-from consumers.dashboard.web.panels import png
 from consumers.dashboard.web.units import scale_of, value_text
 from consumers.testing import MemoryStream
 
@@ -238,5 +238,5 @@ def test_facts_are_told_in_words():
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_images_become_png(channels):
     pixels = np.arange(2 * 3 * channels, dtype=np.uint8).reshape(2, 3, channels)
-    read = np.asarray(Image.open(io.BytesIO(png(pixels))))
+    read = np.asarray(Image.open(io.BytesIO(as_png(as_bytes(pixels)))))
     assert np.array_equal(read.reshape(pixels.shape), pixels)
