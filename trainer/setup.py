@@ -22,7 +22,7 @@ from trainer.distributed.parallel import check_parts, check_shards
 from trainer.distributed.ranks import join_ranks
 from trainer.distributed.sampling import own_sampler
 from trainer.engine.algorithm import Algorithm
-from trainer.engine.engine import Engine, Logger, check_loss_interpolation
+from trainer.engine.engine import Logger, check_loss_interpolation
 from trainer.engine.state import State
 from trainer.evaluation.evaluation import Evaluation, add_eval_metrics, add_train_metrics
 from trainer.loop.forward_pass import ForwardPass
@@ -110,13 +110,13 @@ class Setup:
             algorithm.check(state)
         return state
 
-    def start(self, logger: Logger, control: RemoteControl, shows: bool) -> Engine:
-        """Starts the run, and what observes it; then brings the state to where the training begins. Returns what runs
-        the events. ``shows`` is whether the process of callbacks says at its end where loggers wrote.
+    def start(self, logger: Logger, control: RemoteControl, shows: bool) -> None:
+        """Starts the run, and what observes it; then brings the state to where the training begins. ``shows`` is
+        whether the process of callbacks says at its end where loggers wrote.
 
         Raises :class:`bus.errors.RunIsLiveError`, :class:`bus.errors.RunDirectoryError` or
         :class:`bus.errors.BrokerError` when the run cannot be started."""
-        engine = self.stream.start(
+        self.engine = self.stream.start(
             self.state,
             logger,
             control,
@@ -129,22 +129,21 @@ class Setup:
             self.checkpoints.announce = self.stream.publisher.mark_checkpoint
         self.evaluation = Evaluation(
             self.state,
-            engine,
+            self.engine,
             self.clock,
             subset_num_batches=self._eval_subset,
             in_step=self.forward_pass.in_step,
         )
-        self._begin(engine)
-        return engine
+        self._begin()
 
-    def _begin(self, engine: Engine) -> None:
+    def _begin(self) -> None:
         """Lets algorithms change the model, makes what depends on that, and loads the checkpoint to resume from."""
         state = self.state
         # As late as this, so that nothing that was started before can have taken a random number.
         seed_all(state.seed)
         if self.ranks is not None:
             self.ranks.share_weights(state.model)
-        engine.run_event(Event.INIT)
+        self.engine.run_event(Event.INIT)
         # Parts that algorithms have put in come from the host.
         state.model.to(state.device.torch_device)
         sharding = self.forward_pass.shard(state)
@@ -152,19 +151,19 @@ class Setup:
         state.max_duration = self.max_duration
         self.use_data(self.data)
         has_schedulers = self.optimization.compile_schedulers(state)
-        engine.run_event(Event.BEFORE_LOAD)
+        self.engine.run_event(Event.BEFORE_LOAD)
         self.checkpoints.load(self.evaluation, sharding)
         if has_schedulers:
             self.checkpoints.load_schedulers()
         if self.microbatch_size == "auto":
             state.device_train_microbatch_size = self.checkpoints.microbatch_size
         self._seed_sampler()
-        engine.run_event(Event.AFTER_LOAD)
+        self.engine.run_event(Event.AFTER_LOAD)
         if state.rank > 0:
             # Up to here all ranks drew the same numbers, for algorithms that make changes to the model.
             seed_all((state.seed + state.rank) % 2**32)
 
-    def make_loop(self, engine: Engine, control: RemoteControl, progress: ProgressDisplay) -> TrainingLoop:
+    def make_loop(self, control: RemoteControl, progress: ProgressDisplay) -> TrainingLoop:
         """What trains until ``state.max_duration``, with its evaluations and checkpoints."""
         state, data, max_duration = self.state, self.data, self.state.max_duration
         assert data is not None  # fit() checks both
@@ -177,7 +176,7 @@ class Setup:
         forward = self.forward_pass.prepare(state)
         step = TrainStep(
             state,
-            engine,
+            self.engine,
             data,
             Microbatching(state, self.microbatch_size),
             forward=forward,
@@ -186,7 +185,7 @@ class Setup:
         )
         return TrainingLoop(
             state,
-            engine,
+            self.engine,
             step,
             self.evaluation,
             saver,

@@ -65,7 +65,8 @@ class Trainer:
         """What consumers can request; more can be registered, see :class:`trainer.fields.registry.FieldRegistry`."""
         self._control = RemoteControl(state, self.settings, setup.ranks, setup.commands, self._progress.note)
         with self._ending_on_error():
-            self.engine = setup.start(self.logger, self._control, shows=given.progress_bar)
+            setup.start(self.logger, self._control, shows=given.progress_bar)
+        self.engine = setup.engine
         self._publisher = setup.stream.publisher
 
     @property
@@ -168,7 +169,7 @@ class Trainer:
         self._is_fitting = True
         self._show_introduction()
         with self._ending_on_error():
-            loop = setup.make_loop(self.engine, self._control, self._progress)
+            loop = setup.make_loop(self._control, self._progress)
             # Ranks have to stop after the same batch, also without a checkpoint.
             if loop.saves or setup.ranks is not None:
                 with defer_signals(state, with_checkpoint=loop.saves) as interruption:

@@ -27,7 +27,7 @@ _SWAP_EVENTS = frozenset(
 
 class EMA(Algorithm):
     """Keeps an exponential moving average of the weights, ``smoothing * average + (1 - smoothing) * weights`` at each
-    update, and evaluates and predicts with it. The training itself goes on as it would without.
+    update, and evaluates and predicts with it. The training itself is as it would be without.
 
     Parameters and buffers of floats, such as the statistics of batch normalization, are averaged. The average begins as
     a copy of the weights, at the first batch or epoch that ends after ``ema_start``. It costs the memory of one more

@@ -1,4 +1,4 @@
-"""Checkpoints of a trainer: where they are written, and what a training goes on from."""
+"""Checkpoints of a trainer: where they are written, and which one a training resumes from."""
 
 import os
 import re
@@ -73,12 +73,12 @@ class Checkpoints:
         self._schedulers: tuple[Any, Path] | None = None
         self._saver: IntervalSaver | None = None
         self._folder: CheckpointFolder | None = None
-        self.announce: Announce = _tell_nobody
+        self.announce: Announce = _announce_nothing
         """Told, on the first rank, where a checkpoint is saved and where one was loaded."""
         self.resumed = False
-        """Whether the training goes on from a checkpoint of the same run."""
+        """Whether the training resumes from a checkpoint of the same run."""
         self.sampler_seed: int | None = None
-        """The seed of the sampler in the checkpoint that the training goes on from."""
+        """The seed of the sampler in the checkpoint that the training resumes from."""
         self.microbatch_size: int | None = None
         """The size of microbatches in it."""
         if config.save_folder is not None:
@@ -92,13 +92,10 @@ class Checkpoints:
                 names=_names(state),
                 write=partial(_write, sharded=sharded, ranks=ranks),
             )
-            if config.autoresume:
-                self._resume_latest(self._folder)
-
-    def _resume_latest(self, folder: CheckpointFolder) -> None:
-        latest = self._latest(folder)
-        if latest is not None:
-            self._load_path, self._load_weights_only, self.resumed = latest, False, True
+            if config.autoresume and (newest := self._latest(self._folder)) is not None:
+                self._load_path, self._load_weights_only, self.resumed = newest, False, True
+        # Nothing that holds this object: a trainer that is dropped is to be gone at once.
+        self._gather = partial(_gather, state, loader_resume, ranks, self._folder)
 
     def _latest(self, folder: CheckpointFolder) -> Path | None:
         """The newest checkpoint in a folder, for which the first rank looks."""
@@ -109,7 +106,7 @@ class Checkpoints:
         return found
 
     def check(self) -> None:
-        """Looks, before anything is started, whether the checkpoint to go on from can be read and new ones be written.
+        """Looks, before anything is started, whether the checkpoint to resume from can be read and new ones be written.
 
         Raises:
             CheckpointError: one of them cannot be; damage within the tensors is found only by :meth:`load`.
@@ -168,7 +165,7 @@ class Checkpoints:
 
     @property
     def resumed_from(self) -> Path | None:
-        """The checkpoint of the same run that the training goes on from."""
+        """The checkpoint of the same run that the training resumes from."""
         return self._load_path if self.resumed else None
 
     def plan(self, evaluation: Evaluation, data: DataSpec, max_duration: Time) -> "IntervalSaver | NoSaver":
@@ -183,18 +180,14 @@ class Checkpoints:
                 self._folder.clean()
             join = partial(_write, None, sharded=self._sharded, ranks=self._ranks)
             # A training does not resume from weights alone.
-            announce = _tell_nobody if self._weights_only else self.announce
+            announce = _announce_nothing if self._weights_only else self.announce
             self._saver = IntervalSaver(self._state, self._folder, self._interval, join, self._weights_only, announce)
-        # Nothing that holds this object: a trainer that is dropped is to be gone at once.
-        gather = partial(
-            _gather, self._state, self._loader_resume, self._ranks, self._weights_only, self._folder, evaluation, data
-        )
-        self._saver.plan(max_duration, gather)
+        self._saver.plan(max_duration, partial(self._gather, evaluation, data, self._weights_only))
         return self._saver
 
     def gatherer(self, evaluation: Evaluation, data: DataSpec) -> Callable[[], dict[str, Any]]:
         """What gathers a whole checkpoint of the training, whatever is saved here."""
-        return partial(_gather, self._state, self._loader_resume, self._ranks, False, self._folder, evaluation, data)
+        return partial(self._gather, evaluation, data, False)
 
     def load_schedulers(self) -> None:
         """Puts the schedulers to where the checkpoint left them, once they are there; does nothing without one.
@@ -217,9 +210,7 @@ class Checkpoints:
 
     def write(self, path: Path, evaluation: Evaluation, data: DataSpec | None) -> Path:
         """Writes a checkpoint of its own; all ranks have to call this."""
-        tree = _gather(
-            self._state, self._loader_resume, self._ranks, self._weights_only, self._folder, evaluation, data
-        )
+        tree = self._gather(evaluation, data, self._weights_only)
         if self._state.rank == 0 and not self._weights_only:
             self.announce("save", self._state.timestamp.values)
         _write(path if self._state.rank == 0 else None, tree, sharded=self._sharded, ranks=self._ranks)
@@ -254,7 +245,7 @@ class Checkpoints:
         return latest
 
 
-def _tell_nobody(action: str, timestamp: TrainingTime, run: str | None = None) -> None:
+def _announce_nothing(action: str, timestamp: TrainingTime, run: str | None = None) -> None:
     """Of a training without a stream."""
 
 
@@ -270,10 +261,10 @@ def _gather(
     state: State,
     loader_resume: DataLoaderResume,
     ranks: Ranks | None,
-    weights_only: bool,
     folder: CheckpointFolder | None,
     evaluation: Evaluation,
     data: DataSpec | None,
+    weights_only: bool,
 ) -> dict[str, Any]:
     """What a checkpoint of the training as it is now holds; all ranks have to call this."""
     if weights_only:

@@ -332,7 +332,7 @@ def _opened(path: PathLike) -> Iterator[Any]:
 
 
 def _contents(file: Any, path: PathLike) -> dict[str, Any] | None:
-    """What the header of a checkpoint says besides where the tensors are; ``None`` for somebody else's file."""
+    """What the header of a checkpoint says besides where the tensors are; ``None`` for a foreign file."""
     metadata = file.metadata() or {}
     if TEXT_KEY not in metadata and CRC_KEY not in metadata:
         return None

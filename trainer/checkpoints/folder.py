@@ -95,7 +95,7 @@ class CheckpointFolder(CheckpointNames):
         return training_file(path).is_file()
 
     def _is_in_the_way(self, path: Path) -> bool:
-        # One that was found damaged is in nobody's.
+        # A damaged one is in no one's way.
         return path not in self._damaged
 
     def _time_of(self, path: Path) -> tuple[int, ...] | None:

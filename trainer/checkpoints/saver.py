@@ -64,7 +64,7 @@ class IntervalSaver:
         self._announce = announce
         self._gather: Callable[[], dict[str, Any]] = dict
         self._planned: Interval | None = None
-        # What a training goes on from, or begins with, needs not be written again.
+        # What a training resumes from, or begins with, need not be written again.
         self._last_batch = state.timestamp.values.batch
         self._last_evaluation: Any = self._evaluation
         self.watched: frozenset[Event] = frozenset()

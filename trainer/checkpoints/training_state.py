@@ -1,4 +1,4 @@
-"""What a checkpoint holds: everything of a training that decides how it goes on."""
+"""What a checkpoint holds: everything of a training that decides how it continues."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

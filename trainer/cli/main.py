@@ -41,7 +41,7 @@ class _Refused(click.ClickException):
 
 
 class _NotStarted(click.ClickException):
-    """Ends the command with one line, and exit code 1 because there is no place for the run or nobody to serve it."""
+    """Ends the command with one line, and exit code 1 because the run cannot be recorded or served."""
 
     exit_code = 1
 
@@ -69,14 +69,14 @@ _WHERE = click.Command(
 
 
 class _Beginning:
-    """A training whose run has not begun: until then whoever waits for a run is told of it."""
+    """A training whose run has not begun: until then it is announced to waiting consumers."""
 
     def __init__(self) -> None:
         self.over = False
         self._announced = contextlib.ExitStack()
 
     def announce(self, task: str, arguments: Sequence[str]) -> None:
-        """Announces the training of that task, unless its arguments say that nobody on this machine will find it."""
+        """Announces the training of that task, unless no consumer on this machine will find it."""
         given = _WHERE.make_context("where", list(arguments), resilient_parsing=True).params
         if _is_first_rank() and not (given["broker"] or given["no_publish"] or given["help"]):
             from bus.runs.announcement import announce
@@ -172,7 +172,7 @@ def _is_first_rank() -> bool:
 
 def _leave_it_to_the_first_rank() -> None:
     """Waits to be ended by ``torchrun``, as all ranks are when one of them has ended: as a rule, the first one refuses
-    the same and says so. Returns if it goes on, which means that this rank alone has something to say."""
+    the same and says so. If it returns, this rank alone has something to report."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(_PATIENCE)
 
@@ -338,7 +338,7 @@ def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> 
 
 
 def _choose_seed(values: Mapping[str, Any]) -> int:
-    """A training that goes on draws what it drew at first, so its seed has to follow from what is given again."""
+    """A resumed training draws the same numbers, so its seed has to follow from what is given again."""
     from trainer.device.seeding import new_seed
 
     if values["seed"] is not None:
@@ -385,7 +385,7 @@ def _say_how_to_go_on(
 
 @contextlib.contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM ends the training as Ctrl-C does: stopped, with a whole record, and every consumer told."""
+    """SIGTERM ends the training as Ctrl-C does: stopped, with a whole recording, and reported to every consumer."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt("signal SIGTERM")

@@ -29,14 +29,14 @@ class RemoteControl:
     """Takes the commands of a training, and applies them when the loop says that it is at a boundary.
 
     With several ranks the first one hears them, and all apply the same ones at the same boundary. A command that fails
-    changes nothing and ends no training: its sender is told.
+    changes nothing and ends no training: its sender receives the error.
 
     Args:
         state: of the training.
         settings: what ``set`` can set.
         ranks: the others, if there are any.
         script: commands of an earlier training, to be applied where they were then.
-        say: shows a line to whoever watches the training's output.
+        say: shows a line in the training's output.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RemoteControl:
         self.waiting += [one.command for one in self._script]
 
     def answer_through(self, publisher: Publisher | None) -> None:
-        """Says who tells senders, and the stream, what became of their commands."""
+        """Sets through which publisher senders, and the stream, learn the outcome of commands."""
         # The publisher holds what takes its commands: a trainer that is dropped is to be gone at once.
         self._publisher = None if publisher is None else weakref.ref(publisher)
 
@@ -80,7 +80,7 @@ class RemoteControl:
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Whether somebody has asked for the training to end: a signal, or a command that waits."""
+        """Whether a signal, or a pending command, requests the end of the training."""
         return self._state.stop_requested or any(
             one.name == "stop" and id(one) not in self._scripted for one in self.waiting
         )

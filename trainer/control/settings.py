@@ -1,4 +1,4 @@
-"""Values that can be set from outside while a training goes on."""
+"""Values that can be set from outside during a training."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -11,8 +11,8 @@ from trainer.arguments.checks import check_function
 from trainer.engine.state import State
 
 SettingFunction: TypeAlias = Callable[[State, Any], object]
-"""What puts a value into effect, between two batches. It raises for one that is not allowed: that is what the sender is
-told."""
+"""What puts a value into effect, between two batches. It raises for one that is not allowed; the sender receives
+the error."""
 
 
 class Setting(NamedTuple):
@@ -102,7 +102,7 @@ def _checked(name: Any, function: Any, description: str) -> Setting:
 
 def set_learning_rate(state: State, value: Any) -> None:
     """Sets the rate of every parameter group. What a schedule multiplies is changed with it: from here on the schedule
-    goes on from that rate."""
+    continues from that rate."""
     rate = _number("lr", value)
     if rate < 0:
         raise ConfigurationError(f"lr is {value!r}: use a number of at least 0, such as 0.01")

@@ -15,7 +15,7 @@ class DataLoaderResume:
     A dataloader shuffles, and augments, with random numbers. So the generators are put back to where they stood when
     the epoch began, the batches that were trained on are fetched again and passed over, and the generators are put to
     where they stood when the training was left. A dataloader with ``state_dict`` and ``load_state_dict``, such as
-    torchdata's ``StatefulDataLoader``, is told its place instead, and nothing is fetched twice.
+    torchdata's ``StatefulDataLoader``, is positioned instead, and nothing is fetched twice.
 
     It does not find back what a dataloader draws from generators that are not put back, such as those of worker
     processes that live on from epoch to epoch, or while it is iterated over from the generators that the model draws
@@ -67,7 +67,7 @@ class DataLoaderResume:
     def tree(self, dataloader: Iterable[Any], in_epoch: bool) -> dict[str, Any]:
         """Everything for a checkpoint: the generators now and at the beginning of the epoch, the dataloader's place.
 
-        Before the training has gone on from a checkpoint, it is what was in that."""
+        Before the training has resumed from a checkpoint, it is what was in that."""
         loader = self._loader_state
         if loader is None and _is_stateful(dataloader):
             loader = dataloader.state_dict()  # type: ignore[attr-defined]
@@ -78,7 +78,7 @@ class DataLoaderResume:
         }
 
     def load(self, tree: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`tree` wrote down; the generators are set once the training goes on."""
+        """Takes over what :meth:`tree` wrote down; the generators are set once the training resumes."""
         try:
             self._pending = RandomStates.from_tree(tree["random"])
             self._start = None if tree["epoch_start"] is None else RandomStates.from_tree(tree["epoch_start"])
@@ -88,7 +88,7 @@ class DataLoaderResume:
 
 
 def _set_epoch(dataloader: Any, epoch: int) -> None:
-    """Samplers that shuffle by the number of the epoch, such as ``DistributedSampler``, have to be told it."""
+    """Samplers that shuffle by the number of the epoch, such as ``DistributedSampler``, need that number."""
     for one in (dataloader, *_samplers(dataloader)):
         if callable(set_epoch := getattr(one, "set_epoch", None)):
             set_epoch(epoch)

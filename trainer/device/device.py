@@ -70,7 +70,7 @@ class GpuDevice:
         self._rings = PinnedRings(_pinned_vectors, torch.cuda.Event)
 
     def batch_to_device(self, batch: Any) -> Any:
-        """A copy on the GPU; the host goes on while tensors in pinned memory (``pin_memory=True``) are copied."""
+        """A copy on the GPU; the host continues while tensors in pinned memory (``pin_memory=True``) are copied."""
         return map_tensors(batch, lambda tensor: tensor.to(self.torch_device, non_blocking=True))
 
     def read_later(self, scalar: torch.Tensor) -> "DeferredScalar":
@@ -82,7 +82,7 @@ class GpuDevice:
         return self._rings.copy(vector)
 
     def timing_event(self) -> torch.cuda.Event:
-        """What tells when the GPU has come to where it is recorded, by the GPU's own clock."""
+        """What shows when the GPU has come to where it is recorded, by the GPU's own clock."""
         return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
@@ -161,13 +161,13 @@ class PinnedRing(Generic[_Promise]):
     """Slots of pinned host memory that tensors of one size are copied into, used in turn.
 
     Pinned memory is slow to allocate, hence the slots are kept. A slot whose numbers were never asked for is read
-    before it is used again, so a promise stays good for as long as somebody holds it; while the numbers in it have not
+    before it is used again, so a promise stays good for as long as it is held; while the numbers in it have not
     arrived yet, the ring grows instead of waiting.
 
     Args:
-        promise: makes the promise of a slot and of what tells that the copy into it is done.
+        promise: makes the promise of a slot and of what shows that the copy into it is done.
         allocate: makes so many slots.
-        make_event: makes what tells that a copy is done.
+        make_event: makes what shows that a copy is done.
         size: how many slots there are at first.
     """
 
@@ -224,7 +224,7 @@ class PinnedRings:
 
     Args:
         allocate: makes so many slots of such a width.
-        make_event: makes what tells that a copy is done.
+        make_event: makes what shows that a copy is done.
         size: how many slots a ring begins with.
     """
 

@@ -16,7 +16,7 @@ _LIMIT = 2**32
 
 
 def new_seed() -> int:
-    """A seed that nobody can foresee; it is written down with the run."""
+    """An unpredictable seed; it is recorded with the run."""
     return int.from_bytes(os.urandom(4), "little")
 
 

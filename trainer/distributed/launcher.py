@@ -1,4 +1,4 @@
-"""What a rank tells ``torchrun``, which started it, about its failure. Loads no torch."""
+"""What a rank reports to ``torchrun``, which started it, about its failure. Loads no torch."""
 
 import json
 import os

@@ -31,7 +31,7 @@ class Parallel(Protocol):
 
 class DataParallel:
     """Every rank has the whole model and trains on its part of each batch; torch's ``DistributedDataParallel`` averages
-    the gradients while the backward pass goes on."""
+    the gradients during the backward pass."""
 
     def __init__(self, model: nn.Module, device: Device, find_unused_parameters: bool = False) -> None:
         ids = [device.torch_device.index] if device.name == "gpu" else None
@@ -60,7 +60,7 @@ def check_shards(ranks: Ranks | None, data: DataSpec | None, evaluators: Iterabl
 
 def _check_shard(dataloader: Iterable[Any], name: str, world_size: int) -> None:
     if not isinstance(dataloader, DataLoader) or isinstance(dataloader.dataset, IterableDataset):
-        return  # whoever makes batches by other means has to see to it
+        return  # other ways to make batches are up to the user
     sharding = _sharding_sampler(dataloader)
     by_torch_alone = type(dataloader.batch_sampler) in (BatchSampler, type(None)) and isinstance(
         dataloader.sampler, RandomSampler | SequentialSampler

@@ -1,6 +1,6 @@
 """The processes of one training: what each is, and how they agree.
 
-Started by ``torchrun``, which tells every process its place in the environment. Tensors travel by torch's default
+Started by ``torchrun``, which puts every process's rank into its environment. Tensors travel by torch's default
 process group (NCCL on GPUs, gloo on CPUs). What the hosts have to agree on (rows in a batch, whether to stop) travels
 by a gloo group of its own, so that no host ever waits for its GPU to agree.
 """
@@ -151,8 +151,8 @@ class Ranks:
         return None
 
     def leave(self, why: str | None) -> None:
-        """Leaves the others to themselves, because this rank cannot go on: whoever waits for it is told at once, and
-        why, if it was the first.
+        """Leaves the group, because this rank cannot continue: ranks that wait for it get an error at once, with the
+        reason if it was the first.
 
         SIGTERM is ignored from here on, until :meth:`restore_sigterm`: ``torchrun`` sends it to every rank as soon as
         one has ended, and would cut off what this one has to say about its end."""

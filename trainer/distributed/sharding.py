@@ -149,7 +149,7 @@ class FullySharded:
         """The tree of a checkpoint whose tensors are whole, with this rank's part of the model's weights, of what the
         optimizers, given by name, know of them, and of what algorithms keep under their names. Needs no other rank.
 
-        What fits to nothing stays as it is, to be refused by whoever loads it."""
+        What fits to nothing stays as it is, for the caller that loads it to refuse."""
         own = self._model.state_dict()
         weights = {name: _sharded_like(own.get(name), value) for name, value in tree.get("model", {}).items()}
         states = {}

@@ -83,7 +83,7 @@ class Engine:
         self._state = state
         self._logger = logger
         # The lists and sets themselves, not copies: they change while training, and looking them up here is all that an
-        # event costs that nobody wants.
+        # unrequested event costs.
         self._algorithms = state.algorithms
         self._wanted = wanted
         self._publish = publish or _publish_nothing
@@ -106,7 +106,7 @@ class Engine:
         """Runs the algorithms that match an event, which is not published."""
         state, logger = self._state, self._logger
         matching: Sequence[Algorithm] = [one for one in self._algorithms if one.match(event, state)]
-        # A single one is in order, unless somebody wants to leave it out.
+        # A single one is in order, unless a pass leaves it out.
         if len(matching) > 1 or self._has_own_passes:
             for algorithm_pass in self._passes:
                 matching = algorithm_pass(matching, event)

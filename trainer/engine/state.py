@@ -1,4 +1,4 @@
-"""What is going on in the training: everything that algorithms may read and change."""
+"""The state of a training: everything that algorithms may read and change."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -52,7 +52,7 @@ class State:
         evaluate_now: within ``fit()``, between two batches: evaluates, whatever the interval.
         fitting: whether there is a training that can be stopped: from ``FIT_START`` on, before ``FIT_END``.
         stopped: whether the training was ended by :meth:`stop_training`.
-        stop_reason: why it was ended, as far as somebody has said it; ``None`` otherwise.
+        stop_reason: why it was ended, if a reason was given; ``None`` otherwise.
         stop_requested: whether the training is to be stopped when the batch at hand has been trained on.
         requested_reason: why that is.
     """
@@ -183,7 +183,7 @@ class State:
 
     @property
     def dataloader_in_use(self) -> "tuple[DataSpec | None, str | None, int]":
-        """What :meth:`set_dataloader` was last told, to come back to it."""
+        """The arguments of the last :meth:`set_dataloader`, to return to them."""
         return self._data, self._dataloader_label, self._subset_num_batches
 
     @property
@@ -262,5 +262,5 @@ class State:
         self.withdraw_stop()
 
     def withdraw_stop(self) -> None:
-        """Forgets that somebody has asked for the training to end."""
+        """Withdraws the request to stop the training."""
         self.stop_requested, self.requested_reason = False, None

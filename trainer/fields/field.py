@@ -41,12 +41,12 @@ class ProbeHook:
 
 
 class Field(NamedTuple):
-    """A field that can be asked for."""
+    """A field that can be requested."""
 
     compute: Callable[[Any], Any]
     """What computes it. For a field with :attr:`probe` it is called with the probe instead of the state."""
     events: frozenset[Event] = frozenset(Event)
-    """The events that it exists at; at others it is never there, whoever asks for it."""
+    """The events that it exists at; at others it is not available."""
     unit: str | None = None
     """What its numbers count, such as ``bytes`` or ``percent``."""
     shape: str | None = None
@@ -60,4 +60,4 @@ class Field(NamedTuple):
     training, from the state and a function that tells whether the field is due at the current batch. It is made at the
     first request and dropped after the last one, and takes its hooks with it."""
     reserves: bool = False
-    """Whether memory for its tensors is got as soon as somebody asks: for what is large and is not to be left out."""
+    """Whether memory for its tensors is allocated at the first request: for what is large and must not be left out."""

@@ -9,7 +9,7 @@ from trainer.engine.state import State
 from trainer.fields.field import Field, FieldNotReadyError
 
 MAX_SPANS = 512
-"""How many spans one batch is told in; what a batch of more microbatches has beyond is left out."""
+"""The most spans of one batch; those of further microbatches are left out."""
 
 _BEGINS = {
     Event.EPOCH_START: "data",
@@ -33,7 +33,7 @@ _MILLISECOND = 1_000_000
 
 
 class TimingEvent(Protocol):
-    """What tells when a device has come so far: :class:`torch.cuda.Event` with ``enable_timing``."""
+    """What shows when a device has come so far: :class:`torch.cuda.Event` with ``enable_timing``."""
 
     def record(self) -> None:
         """Puts it behind everything that the device has been given so far."""
@@ -49,7 +49,7 @@ class TimingEvent(Protocol):
 
 
 class _HostTime:
-    """The same for a device that has finished whenever the host goes on."""
+    """The same for a device that has finished whenever the host continues."""
 
     __slots__ = ("_at",)
 
@@ -71,7 +71,7 @@ class _HostTime:
 
 
 class PhaseProbe:
-    """Times the phases of the batches that somebody asks about, from the events between them.
+    """Times the phases of requested batches, from the events between them.
 
     On a GPU each of these events puts a timing event into the device's stream, so what is measured is when the device
     came by: the host runs ahead of it, and a batch that is loaded meanwhile costs nothing. They are read when they have
@@ -89,12 +89,12 @@ class PhaseProbe:
         self.clock: Callable[[], int] = time.time_ns
         """Nanoseconds since 1970: what events are timed by."""
         self.is_timing = False
-        """Whether the batch at hand is one that somebody asks about."""
+        """Whether the phases of the current batch are requested."""
         self._open: tuple[str, TimingEvent] | None = None
         self._batch = _Batch(0, _HostTime(), self._on_device)
         self._found: _Batch | None = None
         self._began = 0
-        # Of every batch since the last one that was told.
+        # Of every batch since the last report.
         self._published = self._published_batches = 0
 
     def before(self, event: Event) -> None:
@@ -130,7 +130,7 @@ class PhaseProbe:
         self._batch.publishing += published
 
     def drop(self) -> None:
-        """Gives up the batch at hand: some of the events that it is told from have not been heard."""
+        """Gives up the current batch: some of its events were not seen."""
         self._open, self.is_timing = None, False
 
     def found(self) -> Any:

@@ -230,7 +230,7 @@ class FieldsOnDemand:
             try:
                 with torch.no_grad():
                     tensors = self._fields[name].compute(self._state)
-            # What is wrong is told when the field is due.
+            # What is wrong is reported when the field is due.
             except Exception:  # noqa: BLE001
                 continue
             yield tensors
@@ -302,7 +302,7 @@ _MANY = 2**60
 
 
 def _after_batch(now: TrainingTime) -> TrainingTime:
-    """The training time when the batch is over. How many samples, tokens and seconds that is, nobody knows yet: enough
+    """The training time when the batch is over. How many samples, tokens and seconds that is, is not known yet: enough
     to be due, so that nothing that is asked for is missing."""
     return now._replace(
         batch=now.batch + 1,

@@ -68,7 +68,7 @@ class TensorPayload(NamedTuple):
     """Tensors on their way out, as a field's function returns them."""
 
     tensors: Mapping[str, Tensor]
-    """By name; on any device, contiguous or not. They are copied before the training goes on."""
+    """By name; on any device, contiguous or not. They are copied before the training continues."""
     metadata: Mapping[str, str] = {}
     policy: Policy = "skip"
 

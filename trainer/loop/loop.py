@@ -24,7 +24,7 @@ from trainer.schedulers import TimeAwareScheduler
 
 _log = logging.getLogger("offloop")
 
-# Looked up once: in Python 3.11 finding a member of an enum takes longer than running an event that nobody wants.
+# Looked up once: in Python 3.11 finding a member of an enum takes longer than running an unrequested event.
 FIT_START, FIT_END = Event.FIT_START, Event.FIT_END
 ITERATION_START = Event.ITERATION_START
 ITERATION_END, ITERATION_CHECKPOINT = Event.ITERATION_END, Event.ITERATION_CHECKPOINT
@@ -57,7 +57,7 @@ class TrainingLoop:
     """Trains until ``state.max_duration`` is reached. :class:`bus.types.event.Event` shows the same loop with the
     events' places.
 
-    An epoch that was left in its middle is gone on with: its batches up to there are fetched and passed over.
+    An epoch that was left in its middle is resumed: its batches up to there are fetched and skipped.
     Reference: ``composer/trainer/trainer.py``, ``_train_loop``.
     """
 
@@ -134,7 +134,7 @@ class TrainingLoop:
         if state.timestamp.values.batch_in_epoch == 0:
             self._loader_resume.restored(self._data.dataloader)
         if not self._has_epoch_to_end():
-            # One that was over when the checkpoint was written that the training goes on from.
+            # One that was complete in the checkpoint that the training resumes from.
             self._end_iteration_if_due()
         while not state.reached_max_duration() or self._has_epoch_to_end():
             if state.timestamp.values.batch_in_epoch == 0:

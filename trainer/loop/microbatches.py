@@ -18,7 +18,7 @@ def check_microbatch_size(size: Any, data: DataSpec | None = None) -> Microbatch
     """The number of samples in a microbatch, or ``auto``; ``None`` leaves batches whole.
 
     Raises :class:`bus.errors.ConfigurationError` for anything else, and for one that is larger than the batches of a
-    dataloader that tells their size."""
+    dataloader of known batch size."""
     if size is None or size == "auto":
         return size  # type: ignore[no-any-return]
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -33,7 +33,7 @@ def check_microbatch_size(size: Any, data: DataSpec | None = None) -> Microbatch
 
 
 def _rows_of(dataloader: Any) -> int | None:
-    """The most samples that a batch has on this rank, if the dataloader tells."""
+    """The most samples that a batch has on this rank, if the dataloader has that number."""
     sampler = own_sampler(dataloader)
     if sampler is not None:
         return sampler.rank_batch_size
@@ -48,7 +48,7 @@ class Microbatching:
     """Runs a batch in microbatches of ``state.device_train_microbatch_size`` samples.
 
     With ``auto`` it begins with whole batches; when the memory runs out it halves the size, says so in one line on
-    standard error, and goes on with the same batch at the smaller size, which is kept from then on.
+    standard error, and repeats the same batch at the smaller size, which is kept from then on.
     """
 
     def __init__(self, state: State, size: MicrobatchSize | None) -> None:

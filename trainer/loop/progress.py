@@ -28,7 +28,7 @@ class ProgressDisplay:
     """When to call :meth:`draw` next, in nanoseconds of the training's clock."""
 
     def begin(self) -> None:
-        """Notes where the training begins, or goes on."""
+        """Notes where the training begins, or resumes."""
 
     def set_interval(self, seconds: float) -> None:
         """Sets how much time goes by between two calls of :meth:`draw`."""
@@ -37,7 +37,7 @@ class ProgressDisplay:
         """Shows how far the training is."""
 
     def note(self, line: str) -> None:
-        """Shows a line of somebody else's."""
+        """Shows another line."""
 
     def epoch_end(self) -> None:
         """Shows how an epoch went."""
@@ -60,16 +60,16 @@ class ProgressLines(ProgressDisplay):
         self._stream = stream
         self._began = clock()
         self._share_before = 0.0
-        self._told: Mapping[str, Any] = {}
+        self._shown: Mapping[str, Any] = {}
         self._loss: float | None = None
         self._next_loss: float | DeferredScalar | None = None
         self.next_draw = self._began + self._every
 
     def begin(self) -> None:
-        """Notes where the training begins, or goes on: what is left is told from how fast it went since."""
+        """Notes where the training begins, or resumes: the time left follows from the speed since."""
         self._began = self._clock()
         self._share_before = self._share()
-        self._told = self._state.eval_metric_values
+        self._shown = self._state.eval_metric_values
         self.next_draw = self._began + self._every
 
     def set_interval(self, seconds: float) -> None:
@@ -89,8 +89,8 @@ class ProgressLines(ProgressDisplay):
     def epoch_end(self) -> None:
         """Writes the line of the epoch."""
         self.next_draw = self._clock() + self._every
-        results = self._results(but=self._told)
-        self._told = self._state.eval_metric_values
+        results = self._results(but=self._shown)
+        self._shown = self._state.eval_metric_values
         self._write_line(_joined([f"epoch {max(self._state.timestamp.values.epoch - 1, 0):>3}", *results]))
 
     def finish(self) -> None:

@@ -18,7 +18,7 @@ from trainer.engine.engine import Engine
 from trainer.engine.state import State
 from trainer.loop.microbatches import Microbatching, is_out_of_memory
 
-# Looked up once: in Python 3.11 finding a member of an enum takes longer than running an event that nobody wants.
+# Looked up once: in Python 3.11 finding a member of an enum takes longer than running an unrequested event.
 BEFORE_TRAIN_BATCH, AFTER_TRAIN_BATCH = Event.BEFORE_TRAIN_BATCH, Event.AFTER_TRAIN_BATCH
 BEFORE_FORWARD, AFTER_FORWARD = Event.BEFORE_FORWARD, Event.AFTER_FORWARD
 BEFORE_LOSS, AFTER_LOSS = Event.BEFORE_LOSS, Event.AFTER_LOSS
@@ -170,7 +170,7 @@ class TrainStep:
                 raise
             raise self._refused(loss) from None
         fire(AFTER_BACKWARD)
-        # Detached only when somebody asks for it: that costs a microsecond, and `state.loss` holds the graph anyway.
+        # Detached only on request: that costs a microsecond, and `state.loss` holds the graph anyway.
         return loss
 
     def _compute_loss(self) -> None:

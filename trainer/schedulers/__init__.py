@@ -10,7 +10,7 @@ counted by that unit's own counter. Two units depend on the training:
   times are cut off to whole epochs, and rates move between epochs only.
 
 A scale schedule ratio (``ssr``) stretches a schedule: all of its times but the warm-up, which it stretches only with
-``scale_warmup``, and shares of ``max_duration``, which whoever passes a ratio has scaled already. Times that do not
+``scale_warmup``, and shares of ``max_duration``, which the caller has scaled already. Times that do not
 come to whole units are cut off. Reference: ``composer/optim/scheduler.py``.
 
 Schedules raise :class:`bus.errors.ConfigurationError` or :class:`bus.errors.InvalidTimeError` when they are made with a

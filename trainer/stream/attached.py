@@ -58,7 +58,7 @@ class AttachedConsumers:
             code = self._process.wait(patience)
         except subprocess.TimeoutExpired:
             _say(f"the callbacks' process {self._process.pid} goes on by itself: not through after {patience:g} s")
-            # Nobody is going to wait for it any more; being told so keeps Popen from warning about it.
+            # It is not waited for any more; a return code keeps Popen from warning about that.
             self._process.returncode = 0
             return
         if code:

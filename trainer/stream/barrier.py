@@ -35,7 +35,7 @@ class ConsumerBarrier:
     at the very event then, as that of a callback in the loop does.
 
     It waits for consumers of these ``names``, no longer than ``seconds`` at a time. One that takes longer is waited for
-    again once it has caught up. With several ranks the first one waits, and tells the others at each such event.
+    again once it has caught up. With several ranks the first one waits, and informs the others at each such event.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ConsumerBarrier:
         if overdue - known:
             overdue = self._publisher.wait_until_handled(event, overdue - known, self._seconds, self._must_stop)
             if self._must_stop():
-                # A stop has come, so there is no more to wait for: nobody is overdue.
+                # A stop has come, so there is no more to wait for: no consumer is overdue.
                 return
             for name in sorted(overdue):
                 _log.warning(

@@ -35,7 +35,7 @@ _NOT_CHOSEN = ("total_eval_wct",)
 
 
 def describe_hyperparameters(state: State, system: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters by name, such as ``optimizer/lr``, as they are now; what cannot be told is left out.
+    """The hyperparameters by name, such as ``optimizer/lr``, as they are now; what is not known is left out.
 
     Values are numbers, texts, booleans and short lists. Secrets are taken out, see :mod:`bus.publisher.redaction`.
     Nothing is read from a device other than the host's memory.
@@ -47,7 +47,7 @@ def describe_hyperparameters(state: State, system: Mapping[str, Any], info: Mapp
     """
     sizes = {name: value for name, value in describe_sizes(state).items() if name not in _NOT_CHOSEN}
     versions = {name: version for name, version in {**info.get("versions", {}), **system}.items() if name in _VERSIONS}
-    told = {
+    found = {
         "model": _model(state.model),
         **_optimizers(state.optimizers),
         **_schedulers(state.schedulers),
@@ -67,7 +67,7 @@ def describe_hyperparameters(state: State, system: Mapping[str, Any], info: Mapp
             **{name: value for name, value in system.items() if name not in _VERSIONS},
         },
     }
-    flat = flatten(_plain(told))
+    flat = flatten(_plain(found))
     named = ((_text(name, _LONGEST_NAME), redact(value)) for name, value in flat.items() if value is not None)
     return dict(islice(named, MOST))
 
@@ -112,12 +112,12 @@ def _schedulers(schedulers: Sequence[Any]) -> dict[str, Any]:
     # A schedule is at work on each optimizer.
     chosen = {id(one): one for one in map(_schedule, schedulers)}.values()
     names = unique_names(map(_name_of, chosen))
-    told = {
+    described = {
         prefix: {"name": _name_of(one), **_arguments(one)}
         for prefix, one in _prefixed("scheduler", names, list(chosen))
     }
     ratios = {one.scale_schedule_ratio for one in schedulers if isinstance(one, TimeAwareScheduler)} - {1.0}
-    return {**told, **({"scale_schedule_ratio": ratios.pop()} if ratios else {})}
+    return {**described, **({"scale_schedule_ratio": ratios.pop()} if ratios else {})}
 
 
 def _schedule(scheduler: Any) -> Any:
@@ -131,7 +131,7 @@ def _algorithms(algorithms: Sequence[Any]) -> dict[str, Any]:
 
 
 def _prefixed(prefix: str, names: Sequence[str], things: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Each with the beginning of its names: the prefix, and where there are several, what tells them apart."""
+    """Each with the beginning of its names: the prefix, and where there are several, its own name."""
     for name, thing in zip(names, things, strict=True):
         yield (prefix if len(things) == 1 else f"{prefix}/{name}"), thing
 
@@ -147,7 +147,7 @@ def _arguments(made: Any) -> dict[str, Any]:
     # Not by attribute: what an object computes when it is asked is none of ours.
     kept = _kept(made)
     arguments = {name: kept[name] for name in names if name in kept and name not in _NO_ARGUMENTS}
-    return {name: value for name, value in arguments.items() if _is_told(value)}
+    return {name: value for name, value in arguments.items() if _is_describable(value)}
 
 
 def _kept(made: Any) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def _kept(made: Any) -> dict[str, Any]:
     return kept | {name.removeprefix("_"): value for name, value in values.items()} | values | (modules or {})
 
 
-def _is_told(value: Any) -> bool:
+def _is_describable(value: Any) -> bool:
     if isinstance(value, Mapping | torch.Tensor):
         return False
     return not isinstance(value, Iterable) or isinstance(value, str | list | tuple | torch.nn.Module)

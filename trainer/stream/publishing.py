@@ -137,7 +137,7 @@ class StatePublisher:
             self._publish(event)
             return
         if self._stream.demand_version != self._heard_version:
-            # A demand that changes between two events takes away those that nobody requests.
+            # A demand that changes between two events takes away those that are no longer requested.
             phases.drop()
         if event in phases.marks:
             phases.before(event)
@@ -214,7 +214,7 @@ class StatePublisher:
         """Has the events come that a batch's phases lie between, or only those that are published."""
         self._heard_version = self._stream.demand_version
         if hears:
-            # Those that nobody wants for their own sake are not published: that is found out when they come. A stream
+            # Those that are not requested themselves are not published: that is found out when they come. A stream
             # that is closed wants nothing.
             if Event.BATCH_END in self._stream.wanted:
                 self._stream.wanted |= PhaseProbe.marks
@@ -274,8 +274,8 @@ class StatePublisher:
                     self._overdue.pop(name, None)
                 elif name in due.fields:
                     self._overdue[name] = [*due.overdue.get(name, ()), due.moment][:_MAX_OVERDUE]
-        told: dict[str, Any] = {name: _told(moments) for name, moments in due.overdue.items() if name in values}
-        how = ({"late": told} if told else {}) | ({"microbatch": number} if (number := due.moment.microbatch) else {})
+        late: dict[str, Any] = {name: _positions(moments) for name, moments in due.overdue.items() if name in values}
+        how = ({"late": late} if late else {}) | ({"microbatch": number} if (number := due.moment.microbatch) else {})
         if how:
             values.update(how, on_demand=[*values.get("on_demand", ()), *how])
         return values
@@ -333,7 +333,7 @@ class StatePublisher:
         if self._to_reserve:
             self._plain -= {Event.BATCH_END}
         self._timed = frozenset(event for event in events if self._demand.is_timed(event))
-        # What nobody wants any more is not kept for whoever comes next.
+        # What is not requested any more is not kept for a later consumer.
         self._overdue = {
             name: moments
             for name, moments in self._overdue.items()
@@ -447,7 +447,7 @@ class StatePublisher:
         )
 
 
-def _told(moments: Sequence[EventPosition]) -> list[list[Any]]:
+def _positions(moments: Sequence[EventPosition]) -> list[list[Any]]:
     return [[moment.event.value, moment.timestamp, moment.previous] for moment in moments]
 
 

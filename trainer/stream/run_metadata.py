@@ -14,7 +14,7 @@ from trainer.engine.state import State
 
 
 def describe_system(state: State) -> dict[str, Any]:
-    """The machine of this rank and what runs on it, as plain values; what cannot be told is left out."""
+    """The machine of this rank and what runs on it, as plain values; what is not known is left out."""
     on_gpu = state.device.name == "gpu"
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", state.world_size))
     facts = {
@@ -61,15 +61,15 @@ def _whole(value: Any) -> int | None:
 
 
 def _processors() -> dict[str, Any]:
-    """Model and number of cores, where the system tells as Linux does."""
+    """Model and number of cores, where the system has them as Linux does."""
     model, cores = platform.processor() or None, set()
     with contextlib.suppress(OSError):
         for block in Path("/proc/cpuinfo").read_text().split("\n\n"):
             lines = (line.partition(":") for line in block.splitlines())
-            told = {name.strip(): value.strip() for name, _, value in lines}
-            model = told.get("model name", model)
-            if "core id" in told:
-                cores.add((told.get("physical id"), told["core id"]))
+            found = {name.strip(): value.strip() for name, _, value in lines}
+            model = found.get("model name", model)
+            if "core id" in found:
+                cores.add((found.get("physical id"), found["core id"]))
     return {"cpu": model, "cpu_cores": len(cores) or None}
 
 

@@ -187,7 +187,7 @@ def short_path(path: Path) -> str:
 
 
 def _which_attempt(attempt: int | None, resumed_from: Path | None) -> str:
-    """What tells a run that was begun before from a new one."""
+    """The attempt, of a run that was begun before."""
     if resumed_from is not None:
         begin = f"going on from {resumed_from.name}"
     elif attempt is not None and attempt > 1:

@@ -54,7 +54,7 @@ class TensorSharing:
             image = torch.empty(layout.size, dtype=torch.uint8, pin_memory=on_gpu)
             _fill(image, layout, out.tensors)
             copied = _copied() if on_gpu else None
-            value = _SharedLater(lambda: _told(layout, image=image.numpy().tobytes()), copied, layout.size)
+            value = _SharedLater(lambda: _reference(layout, image=image.numpy().tobytes()), copied, layout.size)
             return value if on_gpu else value.value()
         segment = self._pool.reserve(layout.size, name)
         if segment is None and out.policy == "wait" and self._may_wait():
@@ -68,14 +68,14 @@ class TensorSharing:
             raise
         seq = self._stream.next_seq
         # Readers are let in when the bytes are there, which is before they can learn of it.
-        value = _SharedLater(lambda: _told(layout, segment=segment.publish(seq)), _copied() if on_gpu else None)
+        value = _SharedLater(lambda: _reference(layout, segment=segment.publish(seq)), _copied() if on_gpu else None)
         return value if on_gpu else value.value()
 
     def reserve(self, outs: Iterable[TensorPayload]) -> None:
-        """Begins to get memory for the largest of what will be shared; the training goes on meanwhile."""
+        """Begins to allocate memory for the largest of what will be shared, while the training continues."""
         size = 0
         for out in outs:
-            # What cannot be sent is told when it is to be.
+            # What cannot be sent is reported when it is due.
             with contextlib.suppress(ConfigurationError):
                 size = max(size, _layout(out).size)
         if size > INLINE_BYTES:
@@ -145,13 +145,13 @@ def _layout(out: TensorPayload) -> ImageLayout:
 
 
 def _copied() -> torch.cuda.Event:
-    """What tells that the copies begun so far are done."""
+    """What shows that the copies begun so far are done."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
-def _told(layout: ImageLayout, **place: Any) -> dict[str, Any]:
+def _reference(layout: ImageLayout, **place: Any) -> dict[str, Any]:
     return {"$tensors": 1, "bytes": layout.size, **place}
 
 

@@ -6,7 +6,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-"""The characters that are told apart; any other one counts as a space."""
+"""The known characters; any other counts as a space."""
 
 
 def encode(text: str) -> Tensor:
