@@ -147,11 +147,12 @@ def expand_groups(arguments: Mapping[str, Any]) -> dict[str, Any]:
         if group is None:
             continue
         if not isinstance(group, kind):
-            raise ConfigurationError(f"{name} is {group!r}: give a trainer.{kind.__name__}(...)")
+            raise ConfigurationError(f"{name} is {group!r}: give a trainer.{kind.__name__}(...)", name=name)
         for one in vars(group):
             if one in arguments:
                 raise ConfigurationError(
-                    f"{one} is given twice: as {one}=... and in {name}={kind.__name__}(...); give it in one of them"
+                    f"{one} is given twice: as {one}=... and in {name}={kind.__name__}(...); give it in one of them",
+                    name=one,
                 )
         expanded |= vars(group)
     return expanded

@@ -76,8 +76,9 @@ def test_an_argument_given_by_its_position_counts_too() -> None:
 
 
 def test_a_group_refuses_a_value_when_it_is_made() -> None:
-    with pytest.raises(ConfigurationError, match="save_overwrite is 'yes': use True or False"):
+    with pytest.raises(ConfigurationError, match="save_overwrite is 'yes': use True or False") as caught:
         CheckpointConfig(save_overwrite="yes")  # type: ignore[arg-type]
+    assert (caught.value.name, caught.value.value) == ("save_overwrite", "yes")
     with pytest.raises(ConfigurationError, match="eval_interval '-1ep' is not allowed"):
         EvalConfig(eval_interval="-1ep")
     with pytest.raises(InvalidTimeError, match="'soon'"):

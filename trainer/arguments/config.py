@@ -79,7 +79,11 @@ class ArgumentGroup:
             value = getattr(self, one.name)
             if value is not None or type(None) not in get_args(one.type):
                 for check in one.checks:
-                    check(value, one.name)
+                    try:
+                        check(value, one.name)
+                    except ConfigurationError as error:
+                        error.name, error.value = one.name, value
+                        raise
 
 
 def arguments_of(group: type[ArgumentGroup]) -> list[Argument]:
