@@ -26,7 +26,7 @@ Division = Literal["open"]
 Status = Literal["onprem", "cloud", "preview"]
 
 # Which count of the training time a benchmark reports as its epoch_num.
-_EPOCH_NUM = {"resnet": 1, "bert": 3}
+_EPOCH_NUM = {"resnet": "epoch", "bert": "sample"}
 
 # The keys of a system description that nothing in a run tells: whoever submits fills them in.
 _LEFT_EMPTY = (
@@ -253,7 +253,8 @@ class MLPerfCallback(Callback):
         return accuracy
 
     def _epoch_num(self, state: Snapshot) -> int:
-        return state.timestamp.values[_EPOCH_NUM[self._benchmark]]
+        number: int = getattr(state.timestamp.values, _EPOCH_NUM[self._benchmark])
+        return number
 
     def _describe_system(self, state: Snapshot) -> dict[str, Any]:
         system = _system(state)

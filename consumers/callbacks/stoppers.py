@@ -18,35 +18,22 @@ from consumers.api.logger import Logger
 from consumers.loggers.console import format_value
 
 Comparison: TypeAlias = Callable[[float, float], Any]
-
-
 """Whether the first value is better than the second."""
 
-
 TRAIN = "train"
-
-
 _COMPARISONS: Mapping[str, Comparison] = {
     "gt": operator.gt,
     "greater": operator.gt,
     "lt": operator.lt,
     "less": operator.lt,
 }
-
-
 _SMALL_IS_GOOD = ("loss", "error", "perplexity")
 
 
 class Stopper(Callback, ABC):
     """Watches one metric of the training or of one evaluator, and asks for the end of the training.
 
-    Args:
-        monitor: name of the metric, such as ``MulticlassAccuracy``.
-        dataloader_label: label of the evaluator that it belongs to, or ``train``.
-        comp: when the first value is better than the second: ``greater`` (``gt``), ``less`` (``lt``), or a function of
-            two numbers. By default less for a metric with ``loss``, ``error`` or ``perplexity`` in its name, greater
-            for others.
-        on_batch: whether a metric of the training is looked at after each batch too, and not only after each epoch.
+    With ``on_batch`` a metric of the training is looked at after each batch too, and not only after each epoch.
 
     A label or a metric that does not exist ends it with :class:`consumers.CannotWorkError`, which says what there is:
     at the start of the training where that tells the labels of its evaluators, otherwise at the first evaluation.

@@ -1,5 +1,7 @@
 """What the command ``consumer`` does with its options."""
 
+import signal
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from bus.cli.options import ReplayChoice
+from bus.errors import ConfigurationError
 from bus.recording.window import Bound
 from consumers.api.callback import Callback, OnError, demand_of
 from consumers.api.logger import LoggerDestination
@@ -14,9 +17,8 @@ from consumers.cli.metrics import list_metrics as print_metrics
 from consumers.cli.registry import CALLBACKS, LOGGERS, create_selected
 from consumers.cli.report import EXIT_TROUBLE, report, say, say_start
 from consumers.cli.selector import RunSelector, SourceStreams, open_state
-from consumers.cli.terminal import beside_terminal, hold_open
 from consumers.runner.checkpoint_states import CheckpointStates
-from consumers.runner.entries import wanted_events
+from consumers.runner.entries import unique_names, wanted_events
 from consumers.runner.session import run_session
 from consumers.runner.state_file import check_name
 
@@ -138,3 +140,43 @@ def _print_list() -> None:
     click.echo("\n".join(CALLBACKS.listing()))
     click.echo("\nLoggers (--log NAME,NAME)")
     click.echo("\n".join(LOGGERS.listing()))
+
+
+def beside_terminal(
+    callbacks: Sequence[Callback], destinations: list[LoggerDestination], is_default: bool
+) -> list[LoggerDestination]:
+    """The destinations that can be had beside callbacks that draw on the whole terminal: none of them when
+    ``is_default``, that is when nobody named them.
+
+    Raises:
+        ConfigurationError: two would write to the terminal, of which one draws on all of it.
+    """
+    owners = [
+        shown for shown, callback in zip(unique_names(callbacks), callbacks, strict=True) if callback.owns_terminal
+    ]
+    if len(owners) > 1:
+        raise ConfigurationError(f"{' and '.join(owners)} both draw on the whole terminal: give one of them")
+    if not owners:
+        return destinations
+    if is_default:
+        return []
+    writing = [type(one).__name__ for one in destinations if one.writes_to_terminal]
+    if writing:
+        raise ConfigurationError(
+            f"{owners[0]} draws on the whole terminal, where {' and '.join(writing)} would write too: "
+            "log to a file ('--log csv'), or run them in a second terminal"
+        )
+    return destinations
+
+
+def hold_open(callbacks: Sequence[Callback]) -> None:
+    """Keeps callbacks open that show something, until SIGINT or SIGTERM."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        # First those that have the terminal: they give it back.
+        for callback in sorted(callbacks, key=lambda one: not one.owns_terminal):
+            callback.hold_open()
+    except KeyboardInterrupt:
+        """The signal ends it."""
+    finally:
+        signal.signal(signal.SIGTERM, before)

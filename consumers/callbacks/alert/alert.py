@@ -226,7 +226,6 @@ def _say(message: str) -> None:
 
 
 def _notice(status: Any, identity: str, rule: Rule, name: str, value: float, state: Snapshot) -> Notice:
-    counts = state.timestamp.values
     return Notice(
         id=f"{state.run_name}-{state.attempt}-{identity}-{name}",
         status=status,
@@ -235,8 +234,8 @@ def _notice(status: Any, identity: str, rule: Rule, name: str, value: float, sta
         value=value,
         run=state.run_name,
         attempt=state.attempt,
-        epoch=counts[1],
-        batch=counts[2],
+        epoch=state.timestamp.values.epoch,
+        batch=state.timestamp.values.batch,
         time=state.time,
     )
 

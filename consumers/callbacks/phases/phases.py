@@ -13,7 +13,6 @@ from consumers.callbacks.phases.window import Arrival, Report, Verdict, Window, 
 
 _NAME = "time/phase"
 _UNSETTLED = 32
-_BATCH_WCT = 13
 # Less than that is how far apart the ranks are, of which the first one tells the training time.
 _PAUSE_NS = 50_000_000
 
@@ -121,7 +120,7 @@ class Phases(Callback):
         reached = max((span.start_ns + span.duration_ns for span in phases.spans), default=0)
         passed = state.time_ns - (phases.began_ns if resumed is None else resumed)
         # Training time stands still in a pause; other loops may not tell how much of it a batch took.
-        trained = 1000 * state.timestamp.values[_BATCH_WCT]
+        trained = 1000 * state.timestamp.values.batch_wct
         paused = passed - trained if trained and passed - trained > _PAUSE_NS else 0
         step = max(passed, reached) - paused
         reports = self._reports.setdefault(batch, {})
