@@ -34,7 +34,6 @@ for snapshot in Subscriber(sys.argv[1], events=map(Event, sys.argv[2:])):
     pass
 """
 
-
 ALL_CALLBACKS = "speed,lr,optimizer,memory,runtime,images,mlperf,checkpoint,early-stop,threshold-stop,export"
 ALL_LOGGERS = "jsonl,csv,tensorboard"
 ALL_FILES = (

@@ -16,8 +16,6 @@ from bus.errors import CheckpointError, ConfigurationError, RunDirectoryError
 from bus.processes import with_reserve
 
 TEMPORARY_NAME = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp")
-
-
 """What a write leaves behind when it is killed: a folder of such a name beside the file ``name``."""
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 
 KEPT = 100
 
-
 LOGGERS = ("offloop", "offloop.broker", "offloop.segments")
 """The loggers of this project. What is logged through them is escaped."""
 

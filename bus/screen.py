@@ -11,9 +11,7 @@ from bus.printing import LOGGERS
 
 _TO_LINE_START = "\r"
 
-
 _ERASE_BELOW = "\x1b[J"
-
 
 _USUAL_COLUMNS = 80
 

@@ -57,7 +57,6 @@ PATIENCE = 30.0
 BIG_EVERY = 400
 PEERS = Path(__file__).with_name("peers.py")
 
-
 Draw = Callable[[SearchStrategy[Any]], Any]
 
 

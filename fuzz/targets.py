@@ -294,7 +294,6 @@ _folder = tempfile.TemporaryDirectory(prefix="offloop-fuzz-", dir=_MEMORY if os.
 FOLDER = Path(_folder.name)
 """For decoders that read files."""
 
-
 _DATA_END = records.HEAD.pack(records.OP_DATA_END, 4)
 
 

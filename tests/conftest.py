@@ -28,7 +28,6 @@ settings.load_profile("ci")
 # Also where the tests were started in the background, by something that ignores it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
 TOOLS = {
     "chromium": "apt-get install chromium fonts-dejavu-core",
     "node": "apt-get install nodejs npm",

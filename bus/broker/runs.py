@@ -26,7 +26,6 @@ from bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop.broker")
 
-
 MAX_ANNOUNCED = 100
 """How many runs of one peer may have said hello and not begun."""
 

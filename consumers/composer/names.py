@@ -20,7 +20,6 @@ from consumers.composer.state import ComposerState, handled_snapshot
 ROOT = "composer"
 """The package that they import from."""
 
-
 METHODS = ("run_event", "close", "post_close", "state_dict", "load_state_dict", *(event.value for event in Event))
 """The methods of their callbacks."""
 

@@ -29,7 +29,6 @@ SnapshotStream: TypeAlias = Iterable[Snapshot] | AsyncIterable[Snapshot]
 _BREATH = 256
 _NOWHERE = (0, 0)
 
-
 AtCheckpoint: TypeAlias = Callable[[CheckpointMark, "Dispatcher"], None]
 """Called with a dispatcher where the training has saved or loaded a checkpoint."""
 

@@ -10,12 +10,9 @@ from consumers.callbacks.mlperf import MLPerfCallback
 
 GOLDEN = json.loads((REFERENCE / "cb_mlperf.json").read_text())
 
-
 RUNS = ["run_target_high", "run_target_low_exit", "run_target_low_noexit"]
 
-
 LINES = "mllog_lines (time_ms, file, lineno removed)"
-
 
 SIZES: dict[str, Any] = {
     "seed": 17,
@@ -24,7 +21,6 @@ SIZES: dict[str, Any] = {
     "train_samples": 24,
     "eval_samples": 8,
 }
-
 
 SYSTEM: dict[str, Any] = {"cpu": "Some CPU", "cpu_cores": 4, "memory_bytes": 64 * 2**30, "torch": "2.13.0", "nodes": 1}
 

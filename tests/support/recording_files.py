@@ -16,7 +16,6 @@ from bus.recording.writer import RecordingWriter
 
 TOPICS = [Topic("r", name, rank) for name in ("batch_end", "epoch_end", "loss", "$end") for rank in (0, 1)]
 
-
 BATCH_END = TOPICS[0].encode()[:-1]
 
 

@@ -29,13 +29,11 @@ OF_THE_RUNS: dict[str, Callable[[], Scheduler]] = {
     "LinearScheduler with max_duration 10ba": LinearScheduler,
 }
 
-
 SPEED_MONITORS = {
     "window3_seconds_tokens_eval": lambda: SpeedMonitor(window_size=3, time_unit="seconds"),
     "flops": lambda: SpeedMonitor(window_size=2, gpu_flops_available=5000, time_unit="minutes"),
     "resumed_from_4ba": lambda: SpeedMonitor(window_size=2, time_unit="seconds"),
 }
-
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "ep_noeval": {"time_unit": "seconds"},

@@ -9,7 +9,6 @@ from helpers import REFERENCE
 
 RUNS = json.loads((REFERENCE / "cb_checkpoint_saver.json").read_text())["runs"]
 
-
 PT = {
     "folder": "",
     "filename": "ep{epoch}-ba{batch}-rank{rank}.pt",
@@ -18,12 +17,10 @@ PT = {
     "latest_remote_file_name": "{run_name}/checkpoints/latest-rank{rank}.pt",
 }
 
-
 LONG_NAME = (
     "e{epoch}_b{batch}_be{batch_in_epoch}_s{sample}_se{sample_in_epoch}_t{token}_te{token_in_epoch}_r{rank}"
     "_w{world_size}_lr{local_rank}_lw{local_world_size}_n{node_rank}.pt"
 )
-
 
 SAVERS: dict[str, dict[str, Any]] = {
     "3ba": {"save_interval": "3ba"},
@@ -44,7 +41,6 @@ SAVERS: dict[str, dict[str, Any]] = {
     "subdir_filename": {"filename": "sub/ep{epoch}.pt", "latest_filename": "links/latest.pt"},
     "same_name_overwritten": {"save_interval": "1ba", "filename": "const.pt", "overwrite": True},
 }  # fmt: skip
-
 
 DURATIONS = {
     "03dur_8ba": "8ba", "keep0": "4ba", "keep2": "4ba", "names_ok": "6ba", "names_wct_overwrite_true": "6ba",

@@ -14,7 +14,6 @@ from trainer.engine.state import State
 
 _combined: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
-
 _UPDATE_EVENTS = {TimeUnit.BATCH: Event.BATCH_END, TimeUnit.EPOCH: Event.EPOCH_END}
 
 

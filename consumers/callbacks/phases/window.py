@@ -11,7 +11,6 @@ from bus.trace.phases import PHASES
 
 _MEET_IN_FORWARD = 4
 
-
 MEASURED = (*PHASES, "other")
 """What the time of a batch is divided into; ``other`` is what is in no phase."""
 

@@ -35,7 +35,6 @@ SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
 VALUES = st.floats(allow_nan=True, allow_infinity=True, width=64)
 
-
 EVERY_KIND = [2.0, math.inf, 9.0, math.nan, 1.0, -math.inf, 5.0, math.inf, 4.0]
 """Values of which none that stands out is the first or the last."""
 

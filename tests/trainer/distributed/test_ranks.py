@@ -32,7 +32,6 @@ JOBS = SUPPORT / "ranks_jobs.py"
 PATIENCE = 150
 """Seconds after which a start counts as hanging."""
 
-
 Published = tuple[Path, "subprocess.CompletedProcess[str]"]
 
 
