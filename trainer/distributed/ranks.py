@@ -136,11 +136,6 @@ class Ranks:
             dist.all_gather(parts, padded, group=self._hosts)
         return [bytes(part[: int(one)].tolist()) for part, one in zip(parts, lengths, strict=True)]
 
-    def wait_for_all(self) -> None:
-        """Returns when every rank has come here."""
-        with report_lost_ranks(self.rank):
-            dist.barrier(group=self._hosts)
-
     @property
     def reason(self) -> str | None:
         """Which rank could not go on first and why, if it has said so."""
@@ -254,11 +249,6 @@ def rank_and_world_size() -> tuple[int, int]:
             f"RANK is {rank!r} and WORLD_SIZE {size!r} in the environment: start ranks with torchrun, or unset both"
         )
     return place
-
-
-def on_first_rank() -> bool:
-    """Whether this process is the one that speaks for all."""
-    return rank_and_world_size()[0] == 0
 
 
 def rank_zero_first(ranks: Ranks, start: Callable[[str | None], _Started], address: str | None) -> _Started:
