@@ -48,7 +48,6 @@ SCRIPTS: dict[str, list[float]] = {
     "early_train_label_2ba": [0.1, 0.2, 0.3, 0.25, 0.2, 0.2],
     "threshold_train_epoch": [0.1, 0.3, 0.3],
 }
-NAN_FIRST = [math.nan, 0.5, 0.6, 0.7]
 
 Row = list[Any]
 Asked = list[tuple[Event, int]]
@@ -186,35 +185,26 @@ def test_a_training_that_waits_stops_where_the_reference_does_and_its_recording_
 # -- what the reference does wrong ------------------------------------------------------------------------------------
 
 
-def test_a_first_value_of_nan_gives_way_to_any_number() -> None:
-    stopper, asked = EarlyStopper("MyAccuracy", "eval_a"), []
-    for epoch, value in enumerate(NAN_FIRST, 1):
+@pytest.mark.parametrize(
+    ("options", "values", "best", "asks"),
+    [
+        ({}, [math.nan, 0.5, 0.6, 0.7], [math.nan, 0.5, 0.6, 0.7], []),  # any number is better than NaN
+        ({}, [math.nan] * 3, [math.nan] * 3, [3]),
+        ({}, [0.5, math.nan, math.nan], [0.5] * 3, [3]),
+        ({"min_delta": 0.15, "patience": 5}, [0.1, 0.2, 0.3], [0.1, 0.1, 0.3], []),  # better by less is no improvement
+    ],
+)
+def test_nan_and_what_is_hardly_better_are_no_improvement(
+    options: Any, values: list[float], best: list[float], asks: list[int]
+) -> None:
+    stopper, asked, found = EarlyStopper("MyAccuracy", "eval_a", **options), [], []
+    for epoch, value in enumerate(values, 1):
         hand(stopper, snapshot_of(["EVAL_END", "eval_a", epoch, 2 * epoch, value], "MyAccuracy", asked))
-        if epoch > 1:
-            assert kept(stopper) == [value, [epoch, 2 * epoch]]
-    assert asked == []
-
-
-def test_nothing_but_nan_ends_the_training_when_the_patience_is_over() -> None:
-    stopper, asked = EarlyStopper("MyAccuracy", "eval_a"), []
-    for epoch in (1, 2, 3):
-        hand(stopper, snapshot_of(["EVAL_END", "eval_a", epoch, 2 * epoch, math.nan], "MyAccuracy", asked))
-    assert asked == [(Event.EVAL_END, 6)]
-
-
-def test_a_value_that_is_better_by_less_than_min_delta_is_no_improvement() -> None:
-    stopper, asked = EarlyStopper("MyAccuracy", "eval_a", min_delta=0.15, patience=5), []
-    for epoch, value in enumerate((0.1, 0.2, 0.3), 1):
-        hand(stopper, snapshot_of(["EVAL_END", "eval_a", epoch, 2 * epoch, value], "MyAccuracy", asked))
-        assert kept(stopper) == ([0.1, [1, 2]] if epoch < 3 else [0.3, [3, 6]])
-
-
-def test_nan_after_a_number_is_no_improvement() -> None:
-    stopper, asked = EarlyStopper("MyLoss", "eval_a"), []
-    for epoch, value in enumerate((0.5, math.nan, math.nan), 1):
-        hand(stopper, snapshot_of(["EVAL_END", "eval_a", epoch, 2 * epoch, value], "MyLoss", asked))
-    assert kept(stopper) == [0.5, [1, 2]]
-    assert asked == [(Event.EVAL_END, 6)]
+        kept_value, since = kept(stopper)
+        found.append(kept_value)
+        assert since == [1 + best.index(kept_value), 2 + 2 * best.index(kept_value)] or math.isnan(kept_value)
+    assert list(map(str, found)) == list(map(str, best))
+    assert asked == [(Event.EVAL_END, 2 * epoch) for epoch in asks]
 
 
 @pytest.mark.parametrize("make", [EarlyStopper, lambda *names: ThresholdStopper(*names, threshold=0.5)])
