@@ -107,6 +107,19 @@ def context(tmp_path: Path) -> RunContext:
     return RunContext("demo", 1, tmp_path)
 
 
+def opened(context: RunContext, server: Server, *pause: Callable[[float], object]) -> Spool:
+    spool = Spool(server, *pause)
+    spool.open(context)
+    return spool
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"weights")
+    return file
+
+
 @pytest.fixture
 def hanging() -> Iterator[tuple[Fault, threading.Event]]:
     go_on = threading.Event()
@@ -127,14 +140,12 @@ def spool_directories(context: RunContext) -> list[Path]:
     return sorted((context.run_dir / "consumers").glob("*"))
 
 
-def test_everything_arrives_as_it_was_logged(context: RunContext, tmp_path: Path) -> None:
+def test_everything_arrives_as_it_was_logged(context: RunContext, model: Path) -> None:
     server = Server()
     spool = wrap_in_spool(server)
     spool.check()
     spool.open(context)
     state = batch_end(3, batch_size=8)
-    file = tmp_path / "model.pt"
-    file.write_bytes(b"weights")
     row = Row(3, state.time, {"loss": 0.1, "nan": float("inf"), "text": "x", "whole": 2**40, "flag": True})
     images = [np.arange(12, dtype=np.uint8).reshape(2, 2, 3), np.array([[[0.5]]], np.float32)]
     masks = {"truth": [np.array([[0, 1], [1, 2]]), np.array([[1]])]}
@@ -144,8 +155,8 @@ def test_everything_arrives_as_it_was_logged(context: RunContext, tmp_path: Path
     spool.log_images(Images(3, state.time, "I", images, masks, {1: "cat"}, False), state)
     spool.log_table(table, state)
     spool.log_text(Text(3, state.time, "note", "hello"), state)
-    spool.upload_file(Upload("checkpoints/model.pt", file, True), state)
-    file.unlink()
+    spool.upload_file(Upload("checkpoints/model.pt", model, True), state)
+    model.unlink()
     spool.close()
     assert server.rows == [row]
     hyperparameters, logged_images, *rest = server.others
@@ -170,8 +181,7 @@ def test_a_destination_with_no_lane_of_its_own_stays_as_it_is() -> None:
 
 def test_a_destination_that_hangs_delays_nobody(context: RunContext, hanging: tuple[Fault, threading.Event]) -> None:
     server = Server(hanging[0])
-    spool = Spool(server)
-    spool.open(context)
+    spool = opened(context, server)
     log(spool, *range(1, 301))
     assert server.steps == []
     hanging[1].set()
@@ -215,8 +225,7 @@ def test_a_destination_that_is_down_is_tried_again_after_growing_pauses(
             raise ConnectionError("refused")
 
     server = Server(refuse)
-    spool = Spool(server, pauses.append)
-    spool.open(context)
+    spool = opened(context, server, pauses.append)
     log(spool, *range(1, 51))
     wait_for(lambda: len(server.rows) == 50, "all rows")
     spool.close()
@@ -240,8 +249,7 @@ def test_after_a_failure_it_goes_on_behind_what_was_taken(context: RunContext) -
             raise OSError("broken")
 
     server = Server(fail)
-    spool = Spool(server, no_pause)
-    spool.open(context)
+    spool = opened(context, server, no_pause)
     for step in range(1, 8):
         state = batch_end(step)
         spool.log_table(Table(step, state.time, "T", [], []), state)
@@ -259,8 +267,7 @@ def test_what_is_safe_only_at_the_end_is_given_again_after_a_failure(context: Ru
             raise error
 
     server = Unsafe(fail)
-    spool = Spool(server, no_pause)
-    spool.open(context)
+    spool = opened(context, server, no_pause)
     for step in (1, 2):
         log(spool, step)
         wait_for(lambda wanted=step: len(server.rows) == wanted, "the row")
@@ -276,8 +283,7 @@ def test_an_entry_that_can_never_be_taken_is_left_out(context: RunContext, capsy
             raise ConfigurationError("no tables here")
 
     server = Server(refuse)
-    spool = Spool(server)
-    spool.open(context)
+    spool = opened(context, server)
     log(spool, 1)
     for step in (2, 3):
         spool.log_table(Table(step, 0.0, "T", [], []), batch_end(step))
@@ -294,8 +300,7 @@ def test_a_destination_that_cannot_be_opened_at_all_is_given_up(context: RunCont
     def refuse(method: str) -> None:
         raise ConfigurationError("no such project")
 
-    spool = Spool(Server(refuse))
-    spool.open(context)
+    spool = opened(context, Server(refuse))
 
     def is_refused() -> bool:
         try:
@@ -313,8 +318,7 @@ def test_what_did_not_arrive_is_said_with_what_to_do(context: RunContext, capsys
 
     server = Server(refuse)
     server.drain_seconds = 0.01
-    spool = Spool(server)
-    spool.open(context)
+    spool = opened(context, server)
     log(spool, 1, 2, 3)
     wait_for(lambda: "takes nothing" in capsys.readouterr().err, "the first failure")
     spool.close()
@@ -352,8 +356,7 @@ def test_while_it_sends_at_its_end_it_says_how_much_there_is(
     monkeypatch.setattr("consumers.delivery.spool._PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", Stderr("more entries", hanging[1].set))
     server = Server(hanging[0])
-    spool = Spool(server)
-    spool.open(context)
+    spool = opened(context, server)
     log(spool, 1, 2, 3)
     before = signal.signal(signal.SIGINT, handler)
     try:
@@ -387,8 +390,7 @@ def test_an_interrupt_leaves_what_is_to_be_sent_and_says_so(
     monkeypatch.setattr("consumers.delivery.spool._PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", Stderr("more entries", lambda: signal.raise_signal(signal.SIGINT)))
     server = Server(hanging[0])
-    spool = Spool(server)
-    spool.open(context)
+    spool = opened(context, server)
     log(spool, 1, 2, 3)
     with pytest.raises(KeyboardInterrupt):
         spool.close()
@@ -399,8 +401,7 @@ def test_an_interrupt_leaves_what_is_to_be_sent_and_says_so(
 
 def test_a_consumer_that_keeps_its_progress_sends_what_is_committed(context: RunContext) -> None:
     server = Server()
-    spool = Spool(server)
-    spool.open(context)
+    spool = opened(context, server)
     spool.state_dict()
     log(spool, 1, 2)
     spool.state_dict()
@@ -430,8 +431,7 @@ def test_a_consumer_that_goes_on_sends_nothing_twice(
     context: RunContext, hanging: tuple[Fault, threading.Event]
 ) -> None:
     first = Server()
-    spool = Spool(first)
-    spool.open(context)
+    spool = opened(context, first)
     log_committed(spool, 1, 2)
     wait_for(lambda: first.noted == {"taken": 2}, "the first rows, noted as sent")
     first.fault = hanging[0]
@@ -459,8 +459,7 @@ def log_committed(spool: Spool, *steps: int) -> dict[str, Any]:
 
 def test_what_was_sent_at_the_very_end_is_not_sent_again(context: RunContext) -> None:
     first = Server()
-    spool = Spool(first)
-    spool.open(context)
+    spool = opened(context, first)
     state = log_committed(spool, 1, 2)
     log(spool, 3)
     spool.on_commit()  # the run is over, nothing follows
@@ -480,8 +479,7 @@ def test_an_interrupted_consumer_keeps_what_did_not_arrive(
 ) -> None:
     down = Server(hanging[0])
     down.drain_seconds = 0.01
-    spool = Spool(down)
-    spool.open(context)
+    spool = opened(context, down)
     state = log_committed(spool, 1, 2)
     spool.close()
     assert "2 of 2 entries did not arrive; the same command sends them when it goes on" in capsys.readouterr().err
@@ -494,8 +492,7 @@ def test_an_interrupted_consumer_keeps_what_did_not_arrive(
 def test_records_that_were_sent_do_not_fill_the_disk(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("consumers.delivery.spool_file._FILE_BYTES", 1000)
     server = Server()
-    spool = Spool(server)
-    spool.open(context)
+    spool = opened(context, server)
     state: dict[str, Any] = {}
     for step in range(1, 40):
         state = log_committed(spool, step)
@@ -528,8 +525,7 @@ def test_what_a_slow_destination_has_taken_does_not_fill_the_disk(
         return state
 
     slow = Server(wait)
-    spool = Spool(slow)
-    spool.open(context)
+    spool = opened(context, slow)
     state = log_tables(spool, *range(1, 201))
     (directory,) = spool_directories(context)
     everything = sum(file.stat().st_size for file in directory.glob("records-*"))
@@ -571,15 +567,12 @@ def test_what_is_logged_at_the_close_of_a_run_that_has_ended_arrives(tmp_path: P
     assert server.steps == [4]
 
 
-def test_kept_files_are_deleted_when_they_are_safe(context: RunContext, tmp_path: Path) -> None:
-    file = tmp_path / "model.pt"
-    file.write_bytes(b"weights")
+def test_kept_files_are_deleted_when_they_are_safe(context: RunContext, model: Path) -> None:
     for server in (Server(), Unsafe()):
-        spool = Spool(server)
-        spool.open(context)
+        spool = opened(context, server)
         state = spool.state_dict()
-        spool.upload_file(Upload("model.pt", file, False), batch_end(1))
-        assert file.stat().st_nlink == 2
+        spool.upload_file(Upload("model.pt", model, False), batch_end(1))
+        assert model.stat().st_nlink == 2
         spool.on_commit()
         spool.close()
         assert server.others == [("model.pt", b"weights", False)]
@@ -587,8 +580,7 @@ def test_kept_files_are_deleted_when_they_are_safe(context: RunContext, tmp_path
 
 
 def test_a_spool_that_is_gone_is_named(context: RunContext) -> None:
-    spool = Spool(Server())
-    spool.open(context)
+    spool = opened(context, Server())
     state = log_committed(spool, 1)
     spool.close()
     shutil.rmtree(state["path"])
@@ -616,8 +608,7 @@ def test_odd_entries_arrive_and_hold_nothing_up(context: RunContext, tmp_path: P
     link = tmp_path / "latest"
     link.symlink_to(target.name)
     server = Server()
-    spool = Spool(server)
-    spool.open(context)
+    spool = opened(context, server)
     state = batch_end(1)
     spool.log_hyperparameters({"shape": {(1, 2): 3}, "name": "\udc80"}, state)
     spool.upload_file(Upload("latest", link, False), state)
@@ -633,8 +624,7 @@ def test_a_logger_s_own_state_may_have_numbers_for_keys(context: RunContext) -> 
         def state_dict(self) -> dict[str, Any]:
             return {"steps": {1: 2}}
 
-    first = Spool(Numbered())
-    first.open(context)
+    first = opened(context, Numbered())
     position = first.state_dict()
     log(first, 1)
     first.on_commit()
@@ -659,8 +649,7 @@ def test_what_a_destination_has_yet_to_send_is_waited_for(context: RunContext) -
             assert go_on.wait(60)
             super().close()
 
-    spool = Spool(server := Slow())
-    spool.open(context)
+    spool = opened(context, server := Slow())
     log(spool, 1, 2)
     wait_for(lambda: server.steps == [1, 2], "both rows")
     ending = threading.Thread(target=spool.close)
@@ -674,7 +663,7 @@ def test_what_a_destination_has_yet_to_send_is_waited_for(context: RunContext) -
     assert (server.closed, server.steps, spool.problem) == (1, [1, 2], None)
 
 
-def test_an_image_or_a_file_that_takes_long_at_the_end_is_waited_for(context: RunContext, tmp_path: Path) -> None:
+def test_an_image_or_a_file_that_takes_long_at_the_end_is_waited_for(context: RunContext, model: Path) -> None:
     uploading, go_on = threading.Event(), threading.Event()
 
     def wait(method: str) -> None:
@@ -684,11 +673,8 @@ def test_an_image_or_a_file_that_takes_long_at_the_end_is_waited_for(context: Ru
 
     server = Server(wait)
     server.drain_seconds, server.finish_seconds = 0.01, 30.0
-    spool = Spool(server)
-    spool.open(context)
-    file = tmp_path / "model.pt"
-    file.write_bytes(b"weights")
-    spool.upload_file(Upload("model.pt", file, False), batch_end(1))
+    spool = opened(context, server)
+    spool.upload_file(Upload("model.pt", model, False), batch_end(1))
     assert uploading.wait(60)
     ending = threading.Thread(target=spool.close)
     ending.start()
@@ -699,18 +685,15 @@ def test_an_image_or_a_file_that_takes_long_at_the_end_is_waited_for(context: Ru
     assert (server.others, spool.problem) == ([("model.pt", b"weights", False)], None)
 
 
-def test_a_file_that_fails_again_and_again_is_given_up(context: RunContext, tmp_path: Path) -> None:
+def test_a_file_that_fails_again_and_again_is_given_up(context: RunContext, model: Path) -> None:
     def refuse(method: str) -> None:
         if method == "upload_file":
             raise TimeoutError("no answer")
 
     server = Server(refuse)
     server.drain_seconds, server.finish_seconds = 0.01, 3600.0
-    spool = Spool(server, no_pause)
-    spool.open(context)
-    file = tmp_path / "model.pt"
-    file.write_bytes(b"weights")
-    spool.upload_file(Upload("model.pt", file, False), batch_end(1))
+    spool = opened(context, server, no_pause)
+    spool.upload_file(Upload("model.pt", model, False), batch_end(1))
     spool.close()
     assert spool.problem == "lacks 1 of 1 entries"
 
@@ -751,8 +734,7 @@ def test_nothing_arrives_twice_when_the_disk_is_full_for_the_note_of_what_was_se
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", fail_once)
-    spool = Spool(server, no_pause)
-    spool.open(context)
+    spool = opened(context, server, no_pause)
     for step in range(1, 6):
         spool.log_table(Table(step, 0.0, "T", [], []), batch_end(step))
     spool.close()
