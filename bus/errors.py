@@ -8,7 +8,7 @@
     |   +-- RunNotFoundError
     |   +-- RunIsLiveError          a second broker or trainer wants a run that has one
     |   +-- RunDirectoryError       the directory cannot be made, read or written
-    +-- RecordingError              a file that is no recording, or one that cannot be read
+    +-- RecordingError              a file that is not a recording, or cannot be read
     +-- CheckpointError             a checkpoint that is not there, damaged, or of another training
     +-- ProtocolError               bytes that are not a message of ours
     +-- BrokerError                 the broker cannot be started or reached, or it refused
@@ -108,7 +108,7 @@ class RunDirectoryError(RunError):
 
 
 class RecordingError(OffloopError):
-    """A file is no recording, or cannot be read at all."""
+    """A file is not a recording, or cannot be read."""
 
     path: Path | None = None
     """The file."""

@@ -39,7 +39,7 @@ def text_of(contents: Mapping[str, Any]) -> str:
         raise CheckpointError("something in it is nested too deeply") from None
     if len(text) > _TEXT_LIMIT:
         raise CheckpointError(
-            f"what is no tensor takes {len(text):,} bytes of at most {_TEXT_LIMIT:,}: "
+            f"all values but tensors take {len(text):,} bytes, at most {_TEXT_LIMIT:,} are allowed: "
             "keep long lists of numbers in tensors"
         )
     return text
@@ -57,7 +57,7 @@ def write_draft(path: Path, draft: Tensors, saved: list[str] | None) -> None:
 
     Raises:
         CheckpointError: the file cannot be written.
-        ProtocolError: the draft makes no sense.
+        ProtocolError: the draft is malformed.
     """
     try:
         contents = json.loads(draft.metadata[DRAFT_KEY])

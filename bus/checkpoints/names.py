@@ -113,7 +113,7 @@ class CheckpointNames:
         return CheckpointName(template, self._known, argument, _TIMES)
 
     def adopt(self, path: Path) -> None:
-        """Counts a checkpoint in the folder as the last one saved: for the one that a training goes on from.
+        """Counts a checkpoint in the folder as the last one saved: for the one from which a training resumes.
 
         A file elsewhere or of another name is left alone."""
         with contextlib.suppress(ValueError):
@@ -125,7 +125,7 @@ class CheckpointNames:
         """Makes sure that a training which is at ``timestamp`` will not write over another one's checkpoints.
 
         Raises :class:`bus.errors.ConfigurationError` when the folder holds one of a later time, unless ``overwrite`` is
-        set. The file's name tells the time, and what is in it if the name does not."""
+        set. The time is in the file's name, or else in its contents."""
         if self._overwrite:
             return
         for path in self._files():
@@ -133,7 +133,7 @@ class CheckpointNames:
                 raise ConfigurationError(
                     f"{path} is of a later time than this training and would be in the way of its checkpoints: "
                     "delete it, use another folder, set save_overwrite=True (--save-overwrite; a callback's "
-                    "overwrite=True), or go on from it"
+                    "overwrite=True), or resume from it"
                 )
 
     def clean(self) -> None:
@@ -209,7 +209,7 @@ class CheckpointNames:
         now = dict(zip(_TOTALS, timestamp.values, strict=False))
         if any(counted[name] > now[name] for name in counted.keys() & now.keys()):
             return True
-        # The counters alone: how long a training took is no part of where it is.
+        # The counters alone: elapsed time is not a position.
         saved_at = self._time_of(path)
         return saved_at is not None and saved_at[:10] > timestamp.values[:10]
 
@@ -255,7 +255,7 @@ class CheckpointName:
                 allowed = ", ".join(f"{{{known}}}" for known in (*names, *changing))
                 raise ConfigurationError(f"{argument} {template!r} has an unknown {{{name}}}: use {allowed}")
         self.changes = bool(seen)
-        """Whether the name is another one as time goes on."""
+        """Whether the name changes with the training time."""
         self.glob = re.sub(r"\*+", "*", wildcard)
         """Finds all names that it has given, and some more."""
         self._pattern = re.compile(pattern, re.DOTALL)
@@ -273,7 +273,7 @@ class CheckpointName:
         return self._pattern.fullmatch(name) is not None
 
     def counters(self, name: str) -> dict[str, int]:
-        """What can be told of the time from a name that it has given."""
+        """The training time, as far as a formatted name contains it."""
         found = self._pattern.fullmatch(name)
         return {counter: int(text) for counter, text in found.groupdict().items()} if found else {}
 
@@ -304,7 +304,7 @@ class CheckpointName:
         if all(text.isdecimal() and int(text) == number for text, number in zip(texts, numbers, strict=True)):
             return _COUNT
         if not all(re.fullmatch(_NUMBER, text) for text in texts):
-            raise self._malformed(f"{{{name}:{spec}}} gives {texts[1]!r}, which is no number")
+            raise self._malformed(f"{{{name}:{spec}}} gives {texts[1]!r}, which is not a number")
         return _NUMBER
 
     def _formatted(self, value: str | int | float, spec: str) -> str:

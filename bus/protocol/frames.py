@@ -149,7 +149,7 @@ def decode_positions(rows: Any) -> dict[int, tuple[int, int]]:
     """Of each rank ``(seq, base_seq)``, from the rows ``[rank, seq, base_seq]`` of a heartbeat.
 
     Raises:
-        ProtocolError: they are no such rows.
+        ProtocolError: the rows are malformed.
     """
     positions = {}
     for row in rows if type(rows) is list else [None]:
@@ -197,7 +197,7 @@ def decode_body(body: bytes) -> list[Any]:
     """Decodes a body within the protocol's limits: an array with a version first.
 
     Raises:
-        ProtocolError: the bytes are no such array, or a limit is passed.
+        ProtocolError: the bytes are malformed, or over a limit.
     """
     if len(body) > MAX_FRAME:
         raise ProtocolError(
@@ -240,7 +240,7 @@ def decode_event(body: bytes) -> EventBody:
     """Decodes the body of an event or of a ``$end`` mark.
 
     Raises:
-        ProtocolError: the bytes are no event.
+        ProtocolError: the bytes are not an event.
     """
     array = decode_body(body)
     if len(array) < _EVENT_ELEMENTS:
@@ -268,7 +268,7 @@ def decode_event(body: bytes) -> EventBody:
 
 
 def sequence_number(body: bytes) -> int | None:
-    """The ``seq`` of an event that makes no sense otherwise, if there is one to be found."""
+    """The ``seq`` of a malformed event, if it can be found."""
     try:
         number = decode_body(body)[2]
     except (ProtocolError, IndexError):
@@ -305,7 +305,7 @@ def decode_control(body: bytes) -> Control:
     """Decodes the body of a control message.
 
     Raises:
-        ProtocolError: the bytes are no control message.
+        ProtocolError: the bytes are not a control message.
     """
     array = decode_body(body)
     if len(array) < 3 or not isinstance(array[1], str) or not isinstance(array[2], dict):

@@ -50,7 +50,7 @@ class Numbering:
         return self._last.get(rank, START)
 
     def follow(self, rank: int, name: str, seq: int, base_seq: int) -> None:
-        """Goes on to an event."""
+        """Advances to an event."""
         problem = base_seq_problem(name, seq, base_seq, self.last(rank))
         if problem is not None and rank in self._wrong:
             self._more[rank] += 1
@@ -59,7 +59,7 @@ class Numbering:
         self._last[rank] = Numbers(seq, base_seq)
 
     def skip_to(self, rank: int, numbers: Numbers) -> None:
-        """Goes on to a place that is known without its event."""
+        """Advances to a position that is known without its event."""
         self._last[rank] = numbers
 
     @property

@@ -117,7 +117,7 @@ class Snapshot:
         """Sends a command to the trainer: ``stop``, ``checkpoint``, ``pause``, ``resume``, or ``set`` with the name of
         a setting and a value. As :meth:`stop_training` in every other way.
 
-        Raises :class:`bus.errors.ConfigurationError` when there is no such command."""
+        Raises :class:`bus.errors.ConfigurationError` for an unknown command."""
         command = check_command(name, arguments, reason)
         if self._send is not None:
             self._send(self, command)
@@ -170,13 +170,13 @@ class Snapshot:
 
     @property
     def max_duration(self) -> Time | None:
-        """How long the training is to go on; ``None`` when that was not said."""
+        """How long the training lasts; ``None`` when it is not known."""
         text = self._get("max_duration", None)
         return None if text is None else Time.from_timestring(str(text))
 
     @property
     def planned_duration(self) -> Time | None:
-        """How long the training was planned to go on: ``max_duration`` before a stop, which ends it earlier."""
+        """``max_duration`` before a stop, which ends the training earlier."""
         text = self._get("planned_duration", None)
         return self.max_duration if text is None else Time.from_timestring(str(text))
 
@@ -242,7 +242,7 @@ class Snapshot:
         return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
     def without(self, names: Collection[str]) -> "Snapshot":
-        """The same snapshot without some of the fields that somebody asked for."""
+        """The same snapshot without some of the requested fields."""
         fields = {name: value for name, value in self._body.fields.items() if name not in names}
         on_demand = [name for name in self.on_demand if name not in names]
         if on_demand:

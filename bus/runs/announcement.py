@@ -30,10 +30,10 @@ class Announcement(NamedTuple):
 
 @contextlib.contextmanager
 def announce(name: str, where: str | os.PathLike[str] | None = None) -> Iterator[None]:
-    """While this is open, whoever waits for a run in that runs directory can tell that this process is about to begin
+    """While this is open, consumers that wait for a run in that runs directory know that this process is about to begin
     one. A directory that does not exist is made, and removed if it stays empty."""
     with contextlib.ExitStack() as taken_back:
-        # What cannot be written is named when the run begins; until then nobody depends on it.
+        # What cannot be written is reported when the run begins; until then nothing depends on it.
         with contextlib.suppress(OSError):
             _write_announcement(name, runs_dir(where), taken_back)
         yield
@@ -57,7 +57,7 @@ def _write_announcement(name: str, root: Path, taken_back: contextlib.ExitStack)
 
 def list_announcements(where: str | os.PathLike[str] | None = None) -> list[Announcement]:
     """The trainers of this machine that are starting with that runs directory. What those on other machines announce
-    is passed over: nothing tells whether they are still there."""
+    is passed over, because it cannot be known whether they still exist."""
     entries = (entry for _, entry in _announcements_of_this_machine(runs_dir(where)) if _is_there(entry))
     return sorted(Announcement(one["pid"], str(one.get("name"))) for one in entries)
 

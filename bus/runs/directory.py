@@ -45,7 +45,7 @@ class Pause(NamedTuple):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a run, as ``run.json`` tells it."""
+    """One start of a run, from ``run.json``."""
 
     number: int
     recording: Path
@@ -53,7 +53,7 @@ class Attempt:
     started: float
     """Seconds since 1970."""
     ended: float | None
-    """Seconds since 1970; ``None`` while it goes on, or when its broker was killed."""
+    """Seconds since 1970; ``None`` while it is live, or when its broker was killed."""
     status: str
     """``running``, ``finished``, ``failed``, ``stopped`` or ``lost``."""
     error: str | None
@@ -63,14 +63,14 @@ class Attempt:
     reached: Reached | None
     """How far it came, once it has ended and the broker that ended it had seen an event."""
     info: dict[str, Any] = field(repr=False)
-    """What the trainer told about itself: command, versions, git commit, host, config."""
+    """The trainer's description of itself: command, versions, git commit, host, config."""
     world_size: int = 1
     """Number of ranks."""
     publishers: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     """The processes that publish: ``rank``, ``pid``, ``started`` (see :func:`bus.processes.start_time`), ``host``,
     ``incarnation``."""
     paused: Pause | None = None
-    """Since when it stands still by command, unless it has gone on."""
+    """Since when it is paused by a command, unless it has resumed."""
 
     @property
     def has_publisher(self) -> bool:
@@ -102,8 +102,8 @@ class RunInfo:
     stream: str | None
     """Address of the live broker's stream."""
     id: str | None = None
-    """What tells it from every other run of that name: random, given when its first attempt begins, in ``run.json`` and
-    in its recordings."""
+    """Distinguishes it from every other run of that name: random, given when its first attempt begins, in ``run.json``
+    and in its recordings."""
 
     @property
     def last(self) -> Attempt:
@@ -131,8 +131,8 @@ class RunInfo:
 
     @property
     def away(self) -> bool:
-        """Whether nothing serves it at this moment although its trainer goes on: its broker was killed, and the trainer
-        starts another."""
+        """Whether nothing serves it at this moment although its trainer is alive: its broker was killed, and the
+        trainer starts another."""
         return not self.live and self.last.status == "lost" and self.last.has_publisher
 
     @property
@@ -217,7 +217,7 @@ def find_run(name: str | os.PathLike[str], where: str | os.PathLike[str] | None 
     """The run of that name, or of that directory.
 
     Raises:
-        RunNotFoundError: there is no such run; the message names those that exist.
+        RunNotFoundError: no run has that name; the message lists those that exist.
     """
     root = runs_dir(where)
     for path in (root / name, Path(name)):
@@ -356,10 +356,10 @@ class RunDirectory:
                 raise RunIsLiveError(
                     f"run {name!r} in {root} is live already: choose another run name, or wait until it ends", run=name
                 )
-            # The directory's name is the run's, also after somebody has moved it.
+            # The directory's name is the run's, also after it has been moved.
             known = {"id": run_id or new_run_id(), "attempts": []} | _read_json(self.path, RUN_FILE, self._directory)
             self._record = known | {"name": name}
-            # What a broker that was killed left behind would send consumers to nobody.
+            # What a killed broker left behind would send consumers to an address where nothing listens.
             self._remove_traces()
         except BaseException:
             self._close()
@@ -373,7 +373,7 @@ class RunDirectory:
     def next_attempt(self) -> tuple[int, Path]:
         """The number of the next attempt, and where its recording goes."""
         number = 1 + max((entry["attempt"] for entry in self._record["attempts"]), default=0)
-        # A broker that was killed in its first moment leaves a recording of which nothing else tells.
+        # A broker that was killed at once leaves a recording that is listed nowhere.
         while os.path.lexists(recording := self.path / f"recording-{number}.mcap"):
             number += 1
         return number, recording
@@ -392,7 +392,7 @@ class RunDirectory:
         self._record = record
 
     def resume_attempt(self, number: int) -> tuple[Path, int, list[dict[str, Any]]]:
-        """Writes down that an attempt whose broker ended before it goes on. Returns its recording, its number of ranks,
+        """Marks an attempt whose broker ended before it as live again. Returns its recording, its number of ranks,
         and what is known of its publishers.
 
         Raises:
@@ -400,11 +400,11 @@ class RunDirectory:
         """
         entry = self.resumable()
         if entry is None or entry["attempt"] != number:
-            raise BrokerError(f"attempt {number} of run {self.name!r} cannot go on: {self._describe_status()}")
+            raise BrokerError(f"attempt {number} of run {self.name!r} cannot continue: {self._describe_status()}")
         try:
             recording = self.path / plain_name(entry["recording"])
         except ValueError as error:
-            raise BrokerError(f"attempt {number} of run {self.name!r} cannot go on: {error}") from None
+            raise BrokerError(f"attempt {number} of run {self.name!r} cannot continue: {error}") from None
         entry.update(status="running", error=None, ended=None)
         for name in ("reason", "reached"):
             entry.pop(name, None)
@@ -434,7 +434,7 @@ class RunDirectory:
         self._write(RUN_FILE, self._record)
 
     def note_pause(self, pause: Pause | None) -> None:
-        """Writes down that the training stands still, or goes on."""
+        """Records that the training is paused, or has resumed."""
         entry = self._record["attempts"][-1]
         entry.pop("paused", None)
         if pause is not None:
@@ -491,13 +491,13 @@ def check_writable(root: Path) -> None:
 
 
 def _make_private(directory: int) -> None:
-    """Shuts everybody else out of a directory that was there before; nothing to do for one that we have just made."""
+    """Restricts an existing directory to its owner; a new one already is."""
     if stat.S_IMODE(os.fstat(directory).st_mode) & 0o077:
         os.fchmod(directory, 0o700)
 
 
 def check_path(path: Path) -> None:
-    """Raises :class:`ConfigurationError` for a path that cannot be told to others, who are sent UTF-8 alone."""
+    """Raises :class:`ConfigurationError` for a path that is not UTF-8, and so cannot be sent."""
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError:

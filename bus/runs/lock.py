@@ -1,4 +1,4 @@
-"""The lock that says that a run is live: whoever asks about it takes none, so nobody who asks is ever in its way."""
+"""The lock that marks a run as live. Checking it takes no lock, so a check never blocks a broker."""
 
 import fcntl
 import os
@@ -17,14 +17,14 @@ _WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)
 
 def take(descriptor: int, patience: float = Timeouts.lock) -> bool:
     """Takes the lock for as long as that open file lives, which is to be writable; whether it could be had. Only where
-    nobody can ask about a lock without taking it is it waited for, ``patience`` seconds at most."""
+    a lock cannot be checked without taking it is it waited for, at most ``patience`` seconds."""
     if CAN_ASK:
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _STRUCT_FLOCK.pack(fcntl.F_WRLCK, *_WHOLE_FILE))
         except (BlockingIOError, PermissionError):
             return False
         return True
-    # Whoever asks holds it for an instant.
+    # A check holds it for an instant.
     deadline = time.monotonic() + patience
     while not _takes_flock(descriptor, fcntl.LOCK_EX):
         if time.monotonic() > deadline:

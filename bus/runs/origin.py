@@ -21,7 +21,7 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> "Origin | None":
-        """Reads it in what a publisher has said of itself; ``None`` where that is no replay."""
+        """Reads it from a publisher's ``info``; ``None`` if that is not a replay."""
         origin = info.get(_KEY)
         if not isinstance(origin, Mapping) or not all(name in origin for name in cls._fields):
             return None

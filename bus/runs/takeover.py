@@ -34,7 +34,7 @@ class Takeover(NamedTuple):
 
 
 def take_over(root: Path, name: str, before: Predecessor, timeouts: Timeouts) -> Takeover:
-    """Takes up an attempt in its own directory, if that is here and nobody serves it; else in a directory of the same
+    """Takes up an attempt in its own directory, if that is here and not served; else in a directory of the same
     name in ``root``, or below a new directory in there when another run has that name already. What another rank of
     the same attempt has taken is shared.
 
@@ -70,7 +70,7 @@ def _take(path: Path, before: Predecessor, in_place: bool, timeouts: Timeouts) -
                 if control.startswith("ipc://"):
                     return Takeover(path, None, control, in_place)
                 raise
-            # Whoever holds it may be the broker of another rank that has just begun.
+            # The broker of another rank may just have taken it.
             if time.monotonic() > deadline:
                 raise
             time.sleep(timeouts.takeover_poll)
@@ -99,9 +99,11 @@ def _check(path: Path, before: Predecessor, in_place: bool) -> None:
     if run.id != before.id or run.name != path.name:
         raise ConfigurationError(f"{path} is another run's")
     if in_place and newest != before.attempt:
-        raise ConfigurationError(f"attempt {before.attempt} of {path} cannot go on: attempt {newest} has begun since")
+        raise ConfigurationError(
+            f"attempt {before.attempt} of {path} cannot continue: attempt {newest} has begun since"
+        )
     if in_place and status not in ("running", "lost"):
-        raise ConfigurationError(f"attempt {before.attempt} of {path} cannot go on: it is {status}")
+        raise ConfigurationError(f"attempt {before.attempt} of {path} cannot continue: it is {status}")
     if not in_place and newest >= before.attempt and not run.live:
         raise ConfigurationError(f"{path} has a recording of attempt {before.attempt} already")
 

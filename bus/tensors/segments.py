@@ -63,7 +63,7 @@ class SegmentReference(NamedTuple):
     pid: int
     """The process that made the segment."""
     descriptor: int
-    """The segment's descriptor in that process; -1 where there is no memfd."""
+    """The segment's descriptor in that process; -1 without memfds."""
     token: bytes
     number: int
     size: int
@@ -78,7 +78,7 @@ class SegmentReference(NamedTuple):
         """Reads the map.
 
         Raises:
-            ProtocolError: it makes no sense.
+            ProtocolError: it is malformed.
         """
         if isinstance(wire, Mapping):
             read = cls(*(wire.get(key) for key in ("pid", "fd", "token", "number", "size")))  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ class SegmentReference(NamedTuple):
                 and 0 <= read.size <= MAX_SIZE
             ):
                 return read
-        raise ProtocolError(f"{str(wire)[:200]} is no reference to a segment")
+        raise ProtocolError(f"{str(wire)[:200]} is not a reference to a segment")
 
 
 # -- the trainer's side -----------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class _Slot:
         self._unpin = pin(memoryview(self.memory))
 
     def take(self) -> bool:
-        """Takes the exclusive lock, if nobody has it mapped."""
+        """Takes the exclusive lock, if no process has it mapped."""
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -146,7 +146,7 @@ class _Slot:
 
 
 class Segment:
-    """A segment that nobody else reads, until it is published."""
+    """A segment that no other process reads, until it is published."""
 
     def __init__(self, slot: _Slot, size: int, field: str) -> None:
         self._slot: _Slot | None = slot
@@ -194,7 +194,7 @@ class _SlotToCome:
         self._thread.start()
 
     def _get(self) -> None:
-        # Where there is no memory, whoever needs the slot tries once more, and tells of it.
+        # Without memory, the next save tries once more, and reports it.
         with contextlib.suppress(OSError):
             self._slot = _Slot(self.capacity)
 
@@ -247,7 +247,7 @@ class SegmentPool:
 
     def reserve(self, nbytes: int, field: str) -> Segment | None:
         """A segment with room for ``nbytes``, to be filled for ``field``. Waits for the system alone, where memory is
-        new: ``None`` when all are leased, or there is no memory, which the log tells."""
+        new: ``None`` when all are leased, or memory is short, which is logged."""
         if os.getpid() != self._pid:
             return None
         slot = self._free_slot(nbytes)
@@ -327,7 +327,7 @@ class SegmentPool:
                 raise
 
     def _is_over(self, slot: _Slot) -> bool:
-        """Whether nobody writes to a slot, and what is in it need not stay for those who have not come for it."""
+        """Whether a slot is not being written, and its contents need not be kept for readers any longer."""
         return not slot.reserved and (
             slot.published is None
             or time.monotonic() - slot.since > self._hold_seconds

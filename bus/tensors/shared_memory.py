@@ -1,4 +1,4 @@
-"""Memory that other processes of the same user can map, and that is gone when nobody has it any more.
+"""Memory that other processes of the same user can map, freed with the last process that has it.
 
 On Linux it is a memfd: it has no name anywhere, so there is nothing that a killed process could leave behind, and
 others reach it as ``/proc/PID/fd/N``. Elsewhere it is a file in the temporary directory, which is removed at the end,
@@ -35,7 +35,7 @@ _PIECE = 4 << 20
 
 
 def create_memory(size: int, token: bytes) -> tuple[int, int]:
-    """Makes memory of ``size`` bytes, all of it there at once, that ``token`` tells from any other. Returns the
+    """Makes memory of ``size`` bytes, allocated at once, identified by ``token``. Returns the
     descriptor of it, and the number by which others find it.
 
     Raises:
@@ -64,7 +64,7 @@ def create_memory(size: int, token: bytes) -> tuple[int, int]:
 
 
 def memory_available() -> float:
-    """How many bytes this process can still have without swapping, as far as the system tells."""
+    """How many bytes this process can still allocate without swapping, if the system reports it."""
     available = math.inf
     with contextlib.suppress(OSError, LookupError, ValueError):
         meminfo = Path("/proc/meminfo").read_text()
@@ -88,7 +88,7 @@ def open_memory(pid: int, shared: int, token: bytes) -> int:
     """Opens what may be the memory of a process, to be read; that it is has to be seen from what is in it.
 
     Raises:
-        OSError: there is no such thing, or no regular file.
+        OSError: it does not exist, or is not a regular file.
     """
     if not HAS_MEMFD:
         return os.open(_path(pid, token), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -98,7 +98,7 @@ def open_memory(pid: int, shared: int, token: bytes) -> int:
     place = os.open(f"/proc/{pid}/fd/{shared}", os.O_PATH | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(place).st_mode):
-            raise OSError("that is no memory")
+            raise OSError("it is not shared memory")
         return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(place)
@@ -107,7 +107,7 @@ def open_memory(pid: int, shared: int, token: bytes) -> int:
 def map_memory(descriptor: int, size: int, *, writable: bool = False) -> mmap.mmap:
     """Maps memory from its beginning. The map keeps the descriptor's file open, and with it its lock, for as long as
     there is anything that refers to the map. With ``writable`` the system has no work left with it when this
-    returns, where it can be told so; other threads go on meanwhile."""
+    returns, where that can be requested; other threads continue meanwhile."""
     if not writable:
         return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
@@ -117,7 +117,7 @@ def map_memory(descriptor: int, size: int, *, writable: bool = False) -> mmap.mm
 
 
 def _populate(memory: mmap.mmap) -> None:
-    # In pieces, because whoever gets or gives back memory meanwhile waits for the piece; and not by MAP_POPULATE,
+    # In pieces, because other allocations of the process wait for the piece; and not by MAP_POPULATE,
     # because Python's other threads would wait for all of it.
     libc, start, size = _libc(), ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)
     for offset in range(0, size, _PIECE):
@@ -125,7 +125,7 @@ def _populate(memory: mmap.mmap) -> None:
             return  # before Linux 5.14: each page is mapped when it is written to
 
 
-# -- files, where there is no memfd -----------------------------------------------------------------------------------
+# -- files, without memfds -------------------------------------------------------------------------------------------
 
 
 def _path(pid: int, token: bytes) -> Path:
@@ -159,7 +159,7 @@ def _keep_from_forks() -> None:
 
 
 def _let_go() -> None:
-    """Takes from a forked process what it has inherited of such memory, so that a worker that goes on after its
+    """Takes from a forked process what it has inherited of such memory, so that a worker that outlives its
     trainer, or for long, keeps neither the memory nor a lock.
 
     Objects that stand for it are there all the same, and will close and unmap what they think is theirs: so nothing is

@@ -20,10 +20,10 @@ def fetch_segment(ask: Ask, run: str, reference: Mapping[str, Any]) -> bytearray
 
     Raises:
         FieldNotAvailableError: the broker does not have it, or not any more.
-        ProtocolError: the reference or an answer makes no sense.
+        ProtocolError: the reference or an answer is malformed.
     """
     wanted = SegmentReference.from_wire(reference)
-    # It grows with what comes: the size is what somebody says.
+    # It grows with what comes: the size is a peer's claim.
     image = bytearray()
     while len(image) < wanted.size:
         question = {"run": run, "segment": wanted.to_wire(), "offset": len(image)}

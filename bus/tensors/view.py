@@ -195,7 +195,7 @@ def open_tensors(value: Any, fetch: Fetch | None = None) -> Tensors:
 
     Raises:
         FieldNotAvailableError: they are no longer to be had, and why.
-        ProtocolError: the value or the image makes no sense.
+        ProtocolError: the value or the image is malformed.
     """
     if not isinstance(value, dict) or value.get("$tensors") != VERSION:
         raise ProtocolError(f"a field's tensors are not a map of version {VERSION}: a newer offloop may have sent them")
@@ -258,7 +258,7 @@ def image_layout(
     try:
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
-        raise ConfigurationError(f"a name or text of tensors that is no Unicode cannot be sent: {error}") from None
+        raise ConfigurationError(f"a name or text of tensors that is not Unicode cannot be sent: {error}") from None
     # The data begin at a multiple of eight bytes.
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER or len(specs) > MAX_TENSORS:
@@ -284,7 +284,9 @@ def _read_header(image: memoryview) -> tuple[dict[str, _Entry], dict[str, str], 
     """The entries of an image in the order of their bytes, its metadata, and where its data begin."""
     length = int.from_bytes(image[:8], "little")
     if len(image) < 8 or length > min(MAX_HEADER, len(image) - 8):
-        raise ProtocolError(f"an image of {len(image)} bytes is no safetensors file: its header does not fit into it")
+        raise ProtocolError(
+            f"an image of {len(image)} bytes is not a safetensors file: its header does not fit into it"
+        )
     header = _parse(bytes(image[8 : 8 + length]))
     metadata = header.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
@@ -341,7 +343,7 @@ def _read_entry(name: str, entry: Any) -> _Entry:
 
 
 def _size_of(dtype: Any, shape: list[Any]) -> int | None:
-    """How many bytes a tensor takes; ``None`` when there is no such tensor."""
+    """How many bytes a tensor takes; ``None`` for an unknown tensor."""
     if not isinstance(dtype, str) or dtype not in _BITS or not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS:
         return None
     # A dimension of none makes the others no smaller for those who multiply them in 64 bits.

@@ -1,6 +1,6 @@
 """Commands to the trainer of a live run, and what became of them.
 
-sender -> broker -> publishers -> applied at a boundary of the loop -> recorded in the stream -> told the sender
+sender -> broker -> publishers -> applied at a boundary of the loop -> recorded in the stream -> reported to the sender
 """
 
 import os
@@ -13,13 +13,13 @@ COMMANDS: Mapping[str, str] = {
     "stop": "ends the training after the batch at hand",
     "checkpoint": "writes a checkpoint",
     "pause": "stands still until 'resume' or 'stop'",
-    "resume": "goes on after 'pause'",
+    "resume": "continues after 'pause'",
     "set": "sets a value that the trainer declares, such as 'lr'",
 }
 """What a trainer understands, and what it does then. Takes effect at the next boundary between two batches."""
 
 WAIT_SECONDS = 30.0
-"""How long a sender waits until its command has taken effect, unless told otherwise."""
+"""How long a sender waits by default until its command has taken effect."""
 
 MAX_ARGUMENTS = 8
 MAX_TEXT = 1000
@@ -36,7 +36,7 @@ class Command(NamedTuple):
     id: str = ""
     """What it is called on its way, and in the stream."""
     decided_at: int | None = None
-    """How many batches were trained at the event that made somebody send it; ``None`` for a person's."""
+    """How many batches were trained at the event at which a callback sent it; ``None`` for a person's."""
     reason: str | None = None
     """Why it was sent, and by whom."""
 
@@ -44,7 +44,7 @@ class Command(NamedTuple):
     def from_wire(cls, content: Any) -> "Command":
         """Reads :meth:`to_wire`.
 
-        Raises :class:`bus.errors.ProtocolError` for what is no command."""
+        Raises :class:`bus.errors.ProtocolError` for what is not a command."""
         try:
             name, arguments = content["command"], content.get("arguments", [])
             identity, decided_at = content.get("id", ""), content.get("decided_at")
@@ -86,7 +86,7 @@ class Outcome(NamedTuple):
     error: str | None = None
     """Why it was not applied."""
     time_ns: int | None = None
-    """When it was answered, in nanoseconds since 1970 (UTC), where the stream told it."""
+    """When it was answered, in nanoseconds since 1970 (UTC), if the stream has it."""
 
     @property
     def delay(self) -> int | None:
@@ -99,7 +99,7 @@ class Outcome(NamedTuple):
 
     @property
     def with_reason(self) -> str:
-        """As text, with the reason for the command: for whoever has not sent it."""
+        """As text, with the reason for the command, for readers other than its sender."""
         reason = self.command.reason
         return self._described(f"'{self.command}' ({reason})" if reason else f"'{self.command}'")
 

@@ -30,4 +30,4 @@ class ConsumerProgress(NamedTuple):
             name, decides, fields, handled = wire[:4]
             return cls(None if name is None else str(name), frozenset(decides), frozenset(fields), {rank: int(handled)})
         except (TypeError, ValueError) as error:
-            raise ProtocolError(f"how far a consumer is makes no sense: {error}") from None
+            raise ProtocolError(f"invalid position of a consumer: {error}") from None

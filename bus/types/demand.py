@@ -16,14 +16,14 @@ MAX_FIELD_NAME = 100
 MAX_INTERVALS = 64
 
 BASE_EVENTS: frozenset[Event] = frozenset(Event) - (BATCH_EVENTS - {Event.BATCH_END})
-"""The events that are always published and recorded, so that whoever comes late still has a complete history. The
-others fire several times a batch, or once in each batch beside BATCH_END: they are published while somebody wants
-them."""
+"""The events that are always published and recorded, so that late readers have a complete history. The
+others fire several times a batch, or once in each batch beside BATCH_END: they are published while they are
+requested."""
 
 
 @dataclass(frozen=True)
 class Want:
-    """What somebody wants of one event.
+    """What a consumer requests of one event.
 
     ``every`` is how often: 10 stands for the batches 10, 20, ... of the training (or of the evaluation or prediction
     that the event belongs to), a text such as ``2ep``, ``0.25dur`` or ``1ep+end`` for a share of the training time, see
@@ -143,7 +143,7 @@ class Demand:
         return frozenset(name for wanted in self._wanted.values() for name in wanted.fields)
 
     def without(self, fields: Set[str]) -> "Demand":
-        """The same without events that are wanted for the sake of these fields alone."""
+        """The same without events that are requested only for these fields."""
         return self._of(
             {
                 event: wanted

@@ -89,7 +89,7 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
     ``Event("batch_end")`` and ``Event("BATCH_END")`` are the same member, and it equals both strings in any case. The
     hash is that of the value, so that a look-up in a set or dict costs what it costs for a plain string.
 
-    Raises :class:`bus.errors.ConfigurationError`, with the names that come close, for a name that is no event.
+    Raises :class:`bus.errors.ConfigurationError`, with the names that come close, for an unknown name.
     Reference: ``composer/core/event.py``.
     """
 
@@ -201,7 +201,7 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
         if name not in _BY_NAME:
             close = get_close_matches(name, _BY_NAME, n=3)
             hint = f"did you mean {' or '.join(close)}?" if close else "names look like batch_end or epoch_start"
-            raise ConfigurationError(f"{value!r} is no event: {hint}")
+            raise ConfigurationError(f"{value!r} is not an event: {hint}")
         return _BY_NAME[name]
 
     @property

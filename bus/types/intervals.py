@@ -71,8 +71,8 @@ _EVENTS_OF = {TimeUnit.EPOCH: _AFTER_EPOCH, TimeUnit.ITERATION: _AFTER_ITERATION
 
 
 class EventPosition(NamedTuple):
-    """What tells whether an interval is due: an event, and how far the training, the evaluation and the prediction were
-    then; ``None`` for all zero."""
+    """What decides whether an interval is due: an event, and how far the training, the evaluation and the prediction
+    were then; ``None`` for all zero."""
 
     event: Event
     timestamp: TrainingTime
@@ -214,21 +214,21 @@ def part_of(whole: Time, share: float, batches_per_epoch: int | None) -> Time:
 def check_interval(interval: object, event: Event | None = None) -> int | str:
     """An interval as it travels: a number of batches, or a time in its one spelling.
 
-    Raises :class:`bus.errors.ConfigurationError` for anything else, and for what cannot be told at ``event``."""
+    Raises :class:`bus.errors.ConfigurationError` for anything else, and for what cannot be due at ``event``."""
     if type(interval) is int and 1 <= interval <= MAX_INTERVAL:
         return interval
     if not isinstance(interval, str):
         raise ConfigurationError(
-            f"{interval!r}, which is no interval: use a whole number of batches from 1 to {MAX_INTERVAL}, or a time "
-            "such as '1ep', '10ba', '0.25dur' or '1ep+end'"
+            f"{interval!r}, which is not an interval: use a whole number of batches from 1 to {MAX_INTERVAL}, or a "
+            "time such as '1ep', '10ba', '0.25dur' or '1ep+end'"
         )
     try:
         time, at_end = _read(interval)
     except (InvalidTimeError, TimeUnitError) as error:
-        raise ConfigurationError(f"{interval[:_LONGEST_TEXT]!r}, which is no interval: {error}") from None
+        raise ConfigurationError(f"{interval[:_LONGEST_TEXT]!r}, which is not an interval: {error}") from None
     if event in _WITHIN_BATCH and (at_end or (time and time.unit not in _KNOWN_WITHIN_BATCH)):
         raise ConfigurationError(
-            f"{interval!r}, which cannot be told within a batch, at {event.value}: use batches, epochs or a share of "
+            f"{interval!r}, which does not divide a batch, at {event.value}: use batches, epochs or a share of "
             "the training, such as '10ba', '1ep' or '0.25dur'"
         )
     return "+".join([*([str(time)] if time else []), *([AT_END] if at_end else [])])

@@ -30,7 +30,7 @@ class TimeUnit(str, Enum):  # noqa: UP042 - str() of a member is its name, as pe
         for unit in cls:
             if text in (unit.value, unit.name.lower()):
                 return unit
-        raise TimeUnitError(f"{value!r} is no unit of time: use {_UNITS}, as in '10ep'", value=value)
+        raise TimeUnitError(f"{value!r} is not a unit of time: use {_UNITS}, as in '10ep'", value=value)
 
 
 _UNITS = ", ".join(unit.value for unit in TimeUnit)
@@ -113,7 +113,7 @@ class Time:
         time = cls.from_timestring(duration)
         if time.unit is not TimeUnit.SECOND:
             raise TimeUnitError(
-                f"{duration!r} is no duration: write hours, minutes, seconds such as '1h30m', or '90sec'",
+                f"{duration!r} is not a duration: write hours, minutes, seconds such as '1h30m', or '90sec'",
                 value=duration,
             )
         return time
@@ -141,7 +141,7 @@ class Time:
         return float(self._value)
 
     def __eq__(self, other: object) -> bool:
-        """Equal values of the same unit. A number is compared with the value alone; a string that is no duration
+        """Equal values of the same unit. A number is compared with the value alone; a string that is not a duration
         raises, so that a misspelt condition does not just never hold."""
         if isinstance(other, str):
             other = Time.from_timestring(other)

@@ -34,7 +34,7 @@ class Timeouts:
     hello_again: float = 2.0
     """How long a publisher that has lost its broker waits for a welcome before it says hello again."""
     listen: float = 0.05
-    """How long a publisher goes on publishing before it reads what the broker has sent."""
+    """How long a publisher publishes before it reads what the broker has sent."""
     poll: float = 0.02
     """How long :meth:`Publisher.wait` waits for a message of the broker."""
     report: float = 1.0

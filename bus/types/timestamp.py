@@ -64,8 +64,8 @@ class Timestamp:
     It is compared with a time or a time string by the counter of that unit (``timestamp >= "100ba"``), with another
     timestamp by all of its values, which orders the moments of a run. Counters take ints, times and time strings.
 
-    Raises :class:`bus.errors.InvalidTimeError` for a value that is no count and :class:`bus.errors.TimeUnitError` for a
-    count in another unit. Reference: ``composer/core/time.py``.
+    Raises :class:`bus.errors.InvalidTimeError` for a value that is not a count and :class:`bus.errors.TimeUnitError`
+    for a count in another unit. Reference: ``composer/core/time.py``.
     """
 
     __slots__ = ("_values",)

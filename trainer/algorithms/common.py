@@ -172,7 +172,7 @@ def change_behavior(module: nn.Module, mixin: type[nn.Module]) -> None:
     class by ``super()``.
 
     The module stays the same object, with its parameters, hooks and its place in the model, so that optimizers,
-    checkpoints and names go on working. It is an instance of its own class and of the mixin. As with
+    checkpoints and names keep working. It is an instance of its own class and of the mixin. As with
     ``torch.nn.utils.parametrize``, which works in this way too, the whole module cannot be pickled any more; its
     ``state_dict()`` can."""
     bases = (mixin, type(module))

@@ -21,7 +21,7 @@ class CutOut(Algorithm):
         input_key: where the images (of shape (rows, channels, height, width)) are in the batch, see
             :mod:`trainer.device.batch`.
 
-    Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for inputs that are no images.
+    Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for inputs that are not images.
 
     Example::
 

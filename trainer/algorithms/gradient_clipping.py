@@ -45,7 +45,7 @@ class GradientClipping(Algorithm):
     arXiv:2102.06171, section 4. Reference: ``composer/algorithms/gradient_clipping``.
     """
 
-    # What the optimizers step along is to be clipped, and not what another algorithm, such as SAM, goes on to replace.
+    # What the optimizers step along is to be clipped, and not what another algorithm, such as SAM, replaces afterwards.
     position: ClassVar = {Event.AFTER_TRAIN_BATCH: "last"}
 
     def __init__(self, clipping_type: str, clipping_threshold: float) -> None:

@@ -32,8 +32,8 @@ class Mixing(Algorithm):
             smoothing, then acts on the loss for the rows' own targets only.
         input_key, target_key: where inputs and targets are in the batch, see :mod:`trainer.device.batch`.
 
-    Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for inputs that are no tensor and
-    for targets that do not go with the outputs.
+    Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for inputs that are not a tensor
+    and for targets that do not go with the outputs.
     """
 
     def __init__(self, alpha: float, interpolate_loss: bool, input_key: BatchKey, target_key: BatchKey) -> None:

@@ -60,7 +60,7 @@ class StochasticDepth(Algorithm):
     ) -> None:
         if not isinstance(target_layer_name, str) or not target_layer_name:
             raise ConfigurationError(
-                f"target_layer_name {target_layer_name!r} is no name: use the name of a class, such as 'Layer'"
+                f"target_layer_name {target_layer_name!r} is not a name: use the name of a class, such as 'Layer'"
             )
         self.target_layer_name = target_layer_name
         if stochastic_method not in _METHODS:
@@ -124,7 +124,7 @@ class StochasticDepth(Algorithm):
 class Droppable(nn.Module):
     """A residual layer of which something can be left out in training."""
 
-    # A name that no layer of anybody's is likely to have.
+    # A name that no other layer is likely to have.
     stochastic_depth_rate = 0.0
 
 

@@ -149,7 +149,7 @@ class Checkpoints:
         self._schedulers = (tree["schedulers"], path)
         self.sampler_seed, self.microbatch_size = tree.get("sampler_seed"), tree["microbatch_size"]
         orders = tree.get("dataloader")
-        # A rank that was not there before has nothing to go on from, and draws numbers of its own.
+        # A rank that was not there before has nothing to resume from, and draws numbers of its own.
         if orders and state.rank < len(orders):
             self._loader_resume.load(orders[state.rank])
         if self._folder is not None and self.resumed:

@@ -70,7 +70,9 @@ def draft_checkpoint(tree: Mapping[str, Any], what: object) -> CheckpointDraft:
     Raises :class:`bus.errors.CheckpointError`, which says that ``what`` cannot be written."""
     for key in tree:
         if not isinstance(key, str) or key.startswith("$"):
-            raise CheckpointError(f"cannot write {what}: {key!r} is no key for a part: use a str without $ in front")
+            raise CheckpointError(
+                f"cannot write {what}: {key!r} cannot be the key of a part: use a str without $ in front"
+            )
     table = _TensorTable()
     try:
         # The model comes first, so that what it shares with other parts is stored under its own names.
@@ -125,7 +127,7 @@ def read_checkpoint(path: PathLike, device: str | torch.device = "cpu") -> dict[
 def read_part(path: PathLike, key: str) -> Any:
     """What a checkpoint holds under one key of the tree, on the CPU; other tensors are neither read nor checked.
 
-    Raises :class:`bus.errors.CheckpointError` as :func:`read_checkpoint` does, and when there is no such key."""
+    Raises :class:`bus.errors.CheckpointError` as :func:`read_checkpoint` does, and for an unknown key."""
     with _opened(path) as file:
         contents = _contents_of_checkpoint(file, path)
         if key not in contents["tree"]:
@@ -141,7 +143,7 @@ def read_weights(path: PathLike) -> dict[str, Any]:
     Raises :class:`bus.errors.CheckpointError` as :func:`read_checkpoint` does, and for a checkpoint without a model."""
     with _opened(path) as file:
         if _contents(file, path) is None:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
     weights: dict[str, Any] = read_part(path, "model")
     return weights
 
@@ -221,7 +223,7 @@ class _TensorTable:
         return name
 
     def _free_name(self, path: str) -> str:
-        # A file name that is no Unicode is a valid string in Python, but not in a header.
+        # A file name that is not Unicode is a valid string in Python, but not in a header.
         path = path.encode(errors="backslashreplace").decode()
         name, number = path, 1
         while name in self.stored or name == "__metadata__":

@@ -89,7 +89,7 @@ class CheckpointFolder(CheckpointNames):
 
     def _pass_over(self, path: Path, error: CheckpointError) -> None:
         self._damaged.add(path)
-        _log.warning("going on without it: %s", error)
+        _log.warning("continuing without it: %s", error)
 
     def _is_checkpoint(self, path: Path) -> bool:
         return training_file(path).is_file()

@@ -15,7 +15,7 @@ _EVENTS = (Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT, Event.BATCH_CHECK
 
 
 class Announce(Protocol):
-    """Tells the stream where a checkpoint is saved or loaded, as :meth:`bus.Publisher.mark_checkpoint` does."""
+    """Marks in the stream where a checkpoint is saved or loaded, as :meth:`bus.Publisher.mark_checkpoint` does."""
 
     def __call__(self, action: Literal["save", "load"], timestamp: TrainingTime, run: str | None = None) -> object: ...
 

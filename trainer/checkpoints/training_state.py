@@ -157,7 +157,7 @@ def _load_algorithms(state: State, saved: Sequence[Any], path: Any) -> None:
         if found is None:
             if algorithm.state_dict():
                 raise CheckpointError(
-                    f"checkpoint {path} was made without the algorithm {name}, which has something to go on from: "
+                    f"checkpoint {path} was made without the algorithm {name}, which has a state to restore: "
                     "leave it out, or start anew with load_weights_only=True",
                     path=path,
                 )

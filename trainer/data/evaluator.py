@@ -23,8 +23,8 @@ class Evaluator:
     ``eval_interval`` and ``subset_num_batches`` (how many batches to evaluate, -1 for all) are this evaluator's own,
     instead of the trainer's.
 
-    Raises :class:`bus.errors.ConfigurationError` for a label that is no text, or one of the trainer's own (``train``,
-    ``predict``), for what is no dataloader, and for names that are no list of texts. Reference:
+    Raises :class:`bus.errors.ConfigurationError` for a label that is not a text, or one of the trainer's own
+    (``train``, ``predict``), for what is not a dataloader, and for names that are not a list of texts. Reference:
     ``composer/core/evaluator.py``.
     """
 

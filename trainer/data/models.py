@@ -113,7 +113,7 @@ def check_model(model: nn.Module, evaluated: bool, predicts: bool = False) -> No
     needed += ["get_metrics", "update_metric"] if evaluated else []
     missing = [name for name in needed if not callable(getattr(model, name, None))]
     if not isinstance(model, nn.Module) or missing:
-        what = f"has no {', '.join(missing)}" if isinstance(model, nn.Module) else "is no torch.nn.Module"
+        what = f"has no {', '.join(missing)}" if isinstance(model, nn.Module) else "is not a torch.nn.Module"
         raise ConfigurationError(
             f"model {type(model).__name__} {what}: wrap a plain module in trainer.Classifier(module), "
             "or see trainer.models.Model for the methods to define"

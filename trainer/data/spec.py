@@ -25,7 +25,7 @@ class DataSpec:
     is on the device.
 
     Raises :class:`bus.errors.ConfigurationError` for a dataloader that can be iterated over only once, or not at all,
-    and for what is no function; and, when a batch is used, for functions that give something else than they should.
+    and for what is not a function; and, when a batch is used, for functions that give something else than they should.
     Reference: ``composer/core/data_spec.py``.
     """
 

@@ -65,8 +65,8 @@ class ActivationProbe:
             raise ConfigurationError(self._trouble)
         if not self._found:
             raise ConfigurationError(
-                "no module was seen at work in this batch: it began before anybody asked, or the model is compiled, "
-                "which leaves hooks out"
+                "no module was seen at work in this batch: it began before the field was requested, or the model is "
+                "compiled, which leaves hooks out"
             )
         return self._found
 

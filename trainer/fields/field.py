@@ -57,7 +57,7 @@ class Field(NamedTuple):
     """What it is, in one line."""
     probe: Callable[[State, Callable[[], bool]], object] | None = None
     """For a field that cannot be computed from the state at the event alone: makes the probe that observes the
-    training, from the state and a function that tells whether the field is due at the current batch. It is made at the
+    training, from the state and a function that says whether the field is due at the current batch. It is made at the
     first request and dropped after the last one, and takes its hooks with it."""
     reserves: bool = False
     """Whether memory for its tensors is allocated at the first request: for what is large and must not be left out."""

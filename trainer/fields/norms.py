@@ -181,7 +181,9 @@ class UpdateProbe:
         if self._trouble is not None:
             raise ConfigurationError(self._trouble)
         if not before:
-            raise ConfigurationError("the optimizers have not stepped in this batch, or it began before anybody asked")
+            raise ConfigurationError(
+                "the optimizers have not stepped in this batch, or it began before the field was requested"
+            )
         kept = [old for old, _ in before.values()]
         torch._foreach_sub_(kept, [parameter.detach() for _, parameter in before.values()])
         return dict(zip(before, l2_norms(kept), strict=True))

@@ -75,7 +75,7 @@ class PhaseProbe:
 
     On a GPU each of these events puts a timing event into the device's stream, so what is measured is when the device
     came by: the host runs ahead of it, and a batch that is loaded meanwhile costs nothing. They are read when they have
-    been passed; nobody waits for them.
+    been passed, without waiting for them.
     """
 
     marks = frozenset({*_BEGINS, *_ENDS, *_BETWEEN})
@@ -122,7 +122,7 @@ class PhaseProbe:
             self._begin_batch()
         if not self.is_timing:
             return
-        # What lies between the last batch of an epoch and the next epoch is no waiting for data.
+        # What lies between the last batch of an epoch and the next epoch is not a wait for data.
         if event in _BEGINS and (event is Event.EPOCH_START or self._open is None or self._open[0] != "data"):
             self._open = (_BEGINS[event], self._mark())
         if not self._batch.publishing:
@@ -139,7 +139,9 @@ class PhaseProbe:
         Raises :class:`trainer.fields.field.FieldNotReadyError` for a batch that was not timed from beginning to end."""
         found, self._found = self._found, None
         if found is None:
-            raise FieldNotReadyError("this batch began before anybody asked, or what is asked for changed within it")
+            raise FieldNotReadyError(
+                "this batch began before the field was requested, or the request changed within it"
+            )
         return found.value() if found.ready() else found
 
     def _begin_batch(self) -> None:
@@ -173,7 +175,7 @@ class _Batch:
 
     def value(self) -> dict[str, Any]:
         """The spans: phase, beginning and length in nanoseconds from the beginning of the batch; and how many
-        nanoseconds of the thread's own time publishing took in how many batches, all since the one that was told
+        nanoseconds of the thread's own time publishing took in how many batches, all since the last report
         before. Waits for the GPU when they are not :meth:`ready`."""
         if not self.ready():
             self.spans[-1][2].synchronize()

@@ -132,7 +132,7 @@ def _checked_events(name: str, events: Any) -> frozenset[Event]:
 def check_fields(given: Any) -> FieldRegistry:
     """The fields of a training: those that are built in, and the functions that the user gave by name.
 
-    Raises :class:`bus.errors.ConfigurationError` for what is no function, or has a name that is not allowed."""
+    Raises :class:`bus.errors.ConfigurationError` for what is not a function, or has a name that is not allowed."""
     registry = FieldRegistry()
     if given is None:
         return registry
@@ -186,7 +186,7 @@ class FieldsOnDemand:
 
     Args:
         state: what they are computed from.
-        fields: what there is; a :class:`FieldRegistry` may grow while the training runs.
+        fields: the available ones; a :class:`FieldRegistry` may grow while the training runs.
         share: called with the name and the value of a field of tensors; returns what is sent for it.
     """
 
@@ -286,9 +286,7 @@ class FieldsOnDemand:
         if not isinstance(value, TensorPayload):
             return sendable(value, self._state.device)
         if self._share is None:
-            raise ConfigurationError(
-                "there is no place for tensors: publish with publish=True to give them to consumers"
-            )
+            raise ConfigurationError("nothing can take tensors: publish with publish=True to give them to consumers")
         return self._share(name, value)
 
     def _say(self, name: str, text: str) -> None:

@@ -85,7 +85,7 @@ class _Tensors:
 
 def sendable(value: Any, device: Device) -> Any:
     """A field's value as it is given to the stream. All of its tensors on a GPU, however many, are read in one copy
-    that nobody waits for.
+    without any wait.
 
     Raises :class:`bus.errors.ConfigurationError` for what cannot be sent."""
     if isinstance(value, Deferred):

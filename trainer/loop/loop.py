@@ -218,7 +218,7 @@ class TrainingLoop:
         if skip:
             raise CheckpointError(
                 f"train_dataloader gave {done - skip} batches, but {done} of this epoch had been trained on: "
-                "go on with the data that the training was begun with"
+                "resume with the data with which the training began"
             )
         if self._ranks is not None:
             self._ranks.end_data()

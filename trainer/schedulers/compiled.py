@@ -98,7 +98,7 @@ def compile_scheduler(
     multiples of what the optimizer was made with, whatever schedule worked on it before. ``ssr`` is the scale schedule
     ratio, by which ``state.max_duration`` is scaled already.
 
-    Raises :class:`bus.errors.ConfigurationError` for what is no schedule, a ratio that is not above zero, and times
+    Raises :class:`bus.errors.ConfigurationError` for what is not a schedule, a ratio that is not above zero, and times
     that do not fit the training."""
     check_number("ssr", ssr, above=0.0)
     try:

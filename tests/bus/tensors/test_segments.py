@@ -407,7 +407,7 @@ def test_the_segment_of_another_run_is_not_read(pool: SegmentPool) -> None:
 )
 def test_a_reference_that_makes_no_sense_is_refused(pool: SegmentPool, changes: dict[str, Any]) -> None:
     told = filled(pool, MIB, 1)
-    with pytest.raises(ProtocolError, match="is no reference to a segment"):
+    with pytest.raises(ProtocolError, match="is not a reference to a segment"):
         changed(told, **changes)
     with pytest.raises(ProtocolError):
         SegmentReference.from_wire([1, 2, 3])

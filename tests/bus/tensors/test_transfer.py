@@ -87,7 +87,7 @@ def test_a_consumer_that_goes_away_is_waited_for_a_moment(
     server.read([os.getpid()], wanted(reference))
     server.tidy()
     assert filled(pool, SIZE, 2) is None
-    monkeypatch.setattr(segments, "IDLE_SECONDS", -1.0)
+    monkeypatch.setattr(server, "_idle", -1.0)
     server.tidy()
     assert filled(pool, SIZE, 2) is not None
     with pytest.raises(FieldNotAvailableError, match="too late"):

@@ -221,7 +221,7 @@ def test_fields_on_demand_are_compared_where_both_have_them(tmp_path):
 
 
 def test_what_a_training_could_not_give_to_somebody_is_no_difference(tmp_path):
-    refused = [loss(1, 1.0, not_sent="phases: this batch began before anybody asked")]
+    refused = [loss(1, 1.0, not_sent="phases: this batch began before the field was requested")]
     assert compare(tmp_path, refused, losses(1.0)).same
 
 

@@ -434,7 +434,7 @@ def test_events_and_ranks_are_chosen(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--events", "batch_edn"], "'batch_edn' is no event: did you mean batch_end"),
+        (["--events", "batch_edn"], "'batch_edn' is not an event: did you mean batch_end"),
         (["--events", ","], "--events takes names of events, such as batch_end,epoch_end"),
         (["--events", "predict_end"], "is chosen: 'bus info' shows which events there are"),
         (["--rank", "3"], "has no rank 3: choose of 0 with '--rank'"),

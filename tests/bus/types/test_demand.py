@@ -85,7 +85,7 @@ def test_only_what_changes_from_batch_to_batch_has_to_be_counted() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"every": 0}, "every is 0, which is no interval: use a whole number of batches from 1"),
+        ({"every": 0}, "every is 0, which is not an interval: use a whole number of batches from 1"),
         ({"every": 2.5}, "every is 2.5"),
         ({"every": True}, "every is True"),
         ({"every": MAX_INTERVAL + 1}, "every is 2147483649"),

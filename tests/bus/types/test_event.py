@@ -30,8 +30,8 @@ def test_an_event_has_the_properties_of_the_reference(row):
 # What we decide otherwise: a hash that finds the plain value too, and an error that helps.
 OURS = {
     "hash == hash of value": True,
-    "Event('nope')": "ConfigurationError: 'nope' is no event: names look like batch_end or epoch_start",
-    "Event('')": "ConfigurationError: '' is no event: names look like batch_end or epoch_start",
+    "Event('nope')": "ConfigurationError: 'nope' is not an event: names look like batch_end or epoch_start",
+    "Event('')": "ConfigurationError: '' is not an event: names look like batch_end or epoch_start",
 }
 
 
@@ -87,7 +87,7 @@ def test_copies_are_the_same_member(event):
 
 @pytest.mark.parametrize(("wrong", "meant"), [("bach_end", "batch_end"), ("EPOCHEND", "epoch_end"), ("fit", "fit_end")])
 def test_a_wrong_name_is_refused_with_what_comes_close(wrong, meant):
-    with pytest.raises(ConfigurationError, match=rf"'{wrong}' is no event: did you mean .*\b{meant}\b"):
+    with pytest.raises(ConfigurationError, match=rf"'{wrong}' is not an event: did you mean .*\b{meant}\b"):
         Event(wrong)
 
 

@@ -123,10 +123,10 @@ def test_long_counts_are_read_exactly():
     [
         (lambda: Time(5.0, "ep"), ["5.0", "in ep", "whole number", "Time(10, 'ep')", UNITS[8:-1]]),
         (lambda: Time("1", "dur"), ["'1'", "in dur", "a number", UNITS[8:-1]]),
-        (lambda: Time(1, "epoc"), ["'epoc'", "no unit", UNITS[8:-1], "'10ep'"]),
+        (lambda: Time(1, "epoc"), ["'epoc'", "not a unit", UNITS[8:-1], "'10ep'"]),
         (lambda: Time(1, "ep") < "3ba", ["1ep", "3ba", "different units", UNITS[8:-1], "'10ep'"]),
         (lambda: Time(1, "ep") * math.inf, ["inf", "in ep", "whole numbers", "Time(1, TimeUnit.EPOCH)"]),
-        (lambda: Time.from_timedelta("5ep"), ["'5ep'", "no duration", "'1h30m'"]),
+        (lambda: Time.from_timedelta("5ep"), ["'5ep'", "not a duration", "'1h30m'"]),
         (lambda: Time.from_input(5), ["invalid duration 5: use a number and a unit, such as 2ep, 100ba, 90sec", UNITS]),
         (lambda: Timestamp(batch="1ep"), ["batch", "in ba", "1ep", "'10ba'"]),
         (lambda: Timestamp().get("dur"), ["'dur'", "sec", "'10ep'"]),

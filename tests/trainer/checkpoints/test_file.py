@@ -253,7 +253,7 @@ def test_what_a_checkpoint_cannot_hold_is_named(path: Path, value: Any, message:
 
 @pytest.mark.parametrize("key", [0, "$tensor"])
 def test_parts_have_plain_names(path: Path, key: Any) -> None:
-    with pytest.raises(CheckpointError, match="no key for a part"):
+    with pytest.raises(CheckpointError, match="cannot be the key of a part"):
         write_checkpoint(path, {key: 1})
 
 
@@ -266,7 +266,7 @@ def test_a_tree_that_holds_itself_is_refused(path: Path) -> None:
 
 def test_too_much_that_is_no_tensor_is_refused_when_writing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bus.checkpoints.image._TEXT_LIMIT", 1000)
-    with pytest.raises(CheckpointError, match=r"takes [\d,]+ bytes of at most 1,000: .* in tensors"):
+    with pytest.raises(CheckpointError, match=r"take [\d,]+ bytes, at most 1,000 are allowed: .* in tensors"):
         write_checkpoint(path, {"a": list(range(1000))})
 
 

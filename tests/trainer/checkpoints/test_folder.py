@@ -129,7 +129,7 @@ def test_times_are_formatted_as_numbers_and_seconds(tmp_path: Path) -> None:
         ({"filename": "ba{batch!r}"}, "not a format string: it has a conversion"),
         ({"filename": "ba{batch:.0q}"}, "not a format string"),
         ({"filename": "ba{batch:{rank}}"}, "not a format string"),
-        ({"filename": "ba{batch:x}"}, r"\{batch:x\} gives '12d687', which is no number"),
+        ({"filename": "ba{batch:x}"}, r"\{batch:x\} gives '12d687', which is not a number"),
         ({"filename": "const.x"}, r"'const\.x' is the same for all .*\{batch\}.*overwrite=True"),
         ({"filename": "rank{rank}.x"}, "the same for all"),
         ({"filename": "/ba{batch}"}, "not the name of a file in the folder"),

@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         load_into(nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 4)), torch.optim.AdamW)
     with pytest.raises(CheckpointError, match="with the schedulers TimeAwareScheduler, the trainer has none"):
         load(schedulers=None)
-    with pytest.raises(CheckpointError, match="without the algorithm Momentum, which has something to go on from"):
+    with pytest.raises(CheckpointError, match="without the algorithm Momentum, which has a state to restore"):
         load(algorithms=Momentum())
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="ep0-ba5-rank0"):

@@ -38,7 +38,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"seed": "x"}, r"seed 'x' is not allowed"),
     ({"device_train_microbatch_size": "all"}, r"device_train_microbatch_size 'all' is not allowed: use a number"),
     ({"device_train_microbatch_size": 0}, r"device_train_microbatch_size 0 is not allowed"),
-    ({"record": ["batch_strat"]}, r"'batch_strat' is no event: did you mean"),
+    ({"record": ["batch_strat"]}, r"'batch_strat' is not an event: did you mean"),
     ({"record": 5}, r"record 5 is not allowed: use 'all' or a list of events"),
     ({"train_dataloader": 5}, r"train_dataloader is a int"),
     ({"run_name": "a/b", "publish": True}, r"'a/b' cannot be a run name"),

@@ -235,7 +235,7 @@ def test_a_batch_within_which_another_demand_comes_is_not_told_in_part(
     assert all(names(phases) == PHASES for phases in found.values())
     assert list(found)[-1] == 12
     (reason, *_) = (fields["not_sent"] for _, _, fields in stream.sent if "not_sent" in fields)
-    assert reason == "phases: this batch began before anybody asked, or what is asked for changed within it"
+    assert reason == "phases: this batch began before the field was requested, or the request changed within it"
     # Nothing is wrong with that.
     assert caplog.messages == []
 

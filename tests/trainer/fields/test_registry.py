@@ -71,7 +71,7 @@ def test_a_field_that_is_registered_while_the_training_runs_is_there_at_the_next
         ({"compute": 3}, "the field 'own' is 3: give a function that is called with"),
         ({"events": "batch_end"}, r"events of the field 'own' is 'batch_end': give a list of events"),
         ({"events": []}, r"events of the field 'own' is \[\]: give a list"),
-        ({"events": ["batch_ende"]}, "'batch_ende' is no event: .*batch_end"),
+        ({"events": ["batch_ende"]}, "'batch_ende' is not an event: .*batch_end"),
         ({"unit": 3}, "unit of the field 'own' is 3: give a text of at most 200 characters"),
         ({"description": "x" * 201}, "description of the field 'own' is 'xxx"),
     ],
