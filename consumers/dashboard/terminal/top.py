@@ -1,21 +1,19 @@
 """The dashboard in a terminal."""
 
-from collections.abc import Collection, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 from bus.protocol.order import Ending
 from bus.protocol.snapshot import Snapshot
-from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.event import Event
-from consumers.api.callback import Callback
 from consumers.api.logger import Logger, LoggerDestination, RunContext
 from consumers.dashboard.terminal.display import Display
 from consumers.dashboard.terminal.screen import require_terminal
 from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.tap import ViewDestination, view_demand
+from consumers.dashboard.view.runs import MonitoredRun
+from consumers.dashboard.view.tap import RunTap, ViewDestination
 
 
-class Top(Callback):
+class Top(RunTap):
     """Shows a run in the terminal: state, progress, metrics, the phases of its steps, ranks, and what happens.
 
     Keys choose what is shown, command the training (stop, pause, checkpoint), and quit, which leaves the training
@@ -26,25 +24,12 @@ class Top(Callback):
     ends with :class:`bus.errors.ConfigurationError`.
     """
 
-    all_ranks: ClassVar[bool] = True
-    background: ClassVar[bool] = True
-    owns_terminal: ClassVar[bool] = True
-    fields: ClassVar[Collection[str]] = ("phases",)
-    every: ClassVar[int | str] = 10
+    owns_terminal = True
 
     def __init__(self, every: int = 10) -> None:
-        self._demand = view_demand(every)
-        self._view: RunView | None = None
+        self.every = every  # type: ignore[misc]
         self._display: Display | None = None
         self._stays = False
-
-    def wanted_events(self) -> set[Event]:
-        """The events that are published in any case."""
-        return set(BASE_EVENTS)
-
-    def demand(self) -> Demand:
-        """Those events, and the phases of some batches."""
-        return self._demand
 
     def check(self) -> None:
         """Says what to use instead where there is no terminal."""
@@ -52,20 +37,19 @@ class Top(Callback):
 
     def destinations(self) -> Sequence[LoggerDestination]:
         """What hands on what other callbacks log, and takes the terminal when the run is known."""
-        self._view = RunView("run")
-        self._display = Display(self._view)
-        return [_TopDestination(self._view, self._display)]
+        self._run = MonitoredRun(RunView("run"))
+        self._display = Display(self._run.view)
+        return [_TopDestination(self._run.view, self._display)]
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         """Takes an event into the view."""
-        if self._view is not None and self._display is not None:
-            self._view.see(state)
+        super().run_event(event, state, logger)
+        if self._display is not None:
             self._display.started.set()
 
     def run_ended(self, ending: Ending | None) -> None:
         """Shows how the run ended."""
-        if self._view is not None:
-            self._view.end(ending)
+        super().run_ended(ending)
         self._stays = ending is not None
 
     def post_close(self) -> None:

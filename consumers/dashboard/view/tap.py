@@ -1,4 +1,4 @@
-"""What brings a run's events to the web dashboard."""
+"""What brings a run's events to a dashboard."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -45,27 +45,31 @@ class ViewDestination(LoggerDestination):
 
 
 class RunTap(Callback):
-    """Feeds a run on the page with its events, those of every rank, and with what is logged beside it."""
+    """Feeds a run that is shown with its events, those of every rank, and with what is logged beside it."""
 
     all_ranks: ClassVar[bool] = True
     background: ClassVar[bool] = True
     events = BASE_EVENTS
-    fields = ("phases",)
 
     def __init__(self, run: MonitoredRun, every: int | str = 10) -> None:
         self._run = run
         self.every = every  # type: ignore[misc]
 
+    def demand(self) -> Demand:
+        """The events that there are in any case, and the phases of some batches."""
+        events = {event: Want() for event in BASE_EVENTS}
+        return Demand({**events, Event.BATCH_END: Want(fields={"phases": self.every})})
+
     def destinations(self) -> Sequence[LoggerDestination]:
-        """One that takes what is logged to the page."""
+        """One that takes in what is logged."""
         return (_Destination(self._run),)
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        """Takes an event of any rank to the page."""
+        """Takes in an event of any rank."""
         self._run.view.see(state)
 
     def run_ended(self, ending: Ending | None) -> None:
-        """Tells the page how the run ended."""
+        """Takes in how the run ended."""
         self._run.view.end(ending)
 
 
@@ -77,9 +81,3 @@ class _Destination(ViewDestination):
     def open(self, context: RunContext) -> None:
         super().open(context)
         self._run.command = context.command
-
-
-def view_demand(every: int | str) -> Demand:
-    """What a view asks of the training: the events that there are in any case, and the phases of some batches."""
-    events = {event: Want() for event in BASE_EVENTS}
-    return Demand({**events, Event.BATCH_END: Want(fields={"phases": every})})

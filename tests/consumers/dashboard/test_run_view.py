@@ -28,8 +28,9 @@ from consumers.dashboard.view import run_view
 from consumers.dashboard.view.phases import PHASES, Phases
 from consumers.dashboard.view.ranks import straggler
 from consumers.dashboard.view.run_view import RunView
+from consumers.dashboard.view.runs import MonitoredRun
 from consumers.dashboard.view.series import Clock, Series, kept_points
-from consumers.dashboard.view.tap import ViewDestination, view_demand
+from consumers.dashboard.view.tap import RunTap, ViewDestination
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
@@ -668,7 +669,7 @@ def test_it_can_be_asked_while_it_is_fed() -> None:
 
 
 def test_the_training_is_asked_for_the_phases_of_some_batches() -> None:
-    demand = view_demand(10)
+    demand = RunTap(MonitoredRun(RunView("run"))).demand()
     assert demand.fields == {"phases"}
     assert demand.has_field(Event.BATCH_END, "phases")
     assert not demand.has_field(Event.FIT_START, "phases")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyte
 import pytest
 from consumers_stream import record_run
 from helpers import wait_for
@@ -30,7 +31,6 @@ from consumers.loggers.progress import ProgressLogger
 
 ROWS, COLUMNS = 24, 140
 START = 1_700_000_000
-TOKENS = re.compile(r"\x1b\[(\d*)([A-Za-z])|([^\x1b])", re.DOTALL)
 
 
 def event(event: Event, seconds: float, timestamp: Timestamp, inside: int = 0, **fields: Any) -> Snapshot:
@@ -257,23 +257,10 @@ class Terminal:
 
 def screen(text: str, columns: int = COLUMNS) -> list[str]:
     """The lines that a terminal shows after that text. A line that reaches the last column is refused."""
-    lines, row, column = [""], 0, 0
-    for match in TOKENS.finditer(text):
-        count, command, letter = match.groups()
-        if command == "A":
-            row = max(row - int(count or 1), 0)
-        elif command == "J":
-            lines[row] = lines[row][:column]
-            del lines[row + 1 :]
-        elif letter == "\r":
-            column = 0
-        elif letter == "\n":
-            row += 1
-            lines += [""] * (row + 1 - len(lines))
-        elif letter:
-            lines[row] = f"{lines[row][:column]:<{column}}{letter}{lines[row][column + 1 :]}"
-            column += 1
-            assert column < columns, f"a line wraps: {lines[row]}"
+    terminal = pyte.Screen(columns, 100)
+    pyte.Stream(terminal).feed(text)
+    lines = [line.rstrip() for line in terminal.display[: terminal.cursor.y + 1]]
+    assert all(len(line) < columns for line in lines), "a line wraps"
     return lines
 
 
