@@ -16,7 +16,6 @@ _ODD = "!"
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BRAILLE = 0x2800
 _WIDEST_SMOOTHING = 0.25
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 def number(value: float | None) -> str:
@@ -28,18 +27,6 @@ def number(value: float | None) -> str:
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
     return str(int(value)) if value == int(value) and abs(value) < 1e7 else f"{value:.4g}"
-
-
-def duration(seconds: float | None) -> str:
-    """A time in words of a clock."""
-    if seconds is None:
-        return "-"
-    whole = int(seconds)
-    if whole >= _DAY:
-        return f"{whole // _DAY}d {whole % _DAY // _HOUR:02}h"
-    if whole >= _HOUR:
-        return f"{whole // _HOUR}:{whole % _HOUR // _MINUTE:02}:{whole % _MINUTE:02}"
-    return f"{whole // _MINUTE}:{whole % _MINUTE:02}"
 
 
 def sparkline(points: "Points", width: int) -> "Text":

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bus.printing import one_line
-from consumers.dashboard.terminal.draw import chart, duration, has_logarithm, number, smoothed, sparkline, stacked_bar
+from consumers.dashboard.terminal.draw import chart, has_logarithm, number, smoothed, sparkline, stacked_bar
 from consumers.dashboard.view.log import LogEntry, folded
 from consumers.dashboard.view.phases import PHASES
+from consumers.dashboard.view.progress import duration
 from consumers.dashboard.view.ranks import RankView, straggler
 from consumers.dashboard.view.run_view import RunView
 from consumers.dashboard.view.series import Axis

@@ -1,5 +1,6 @@
 """How far a run is and how long it will still take."""
 
+import math
 from typing import NamedTuple
 
 from bus.errors import OffloopError
@@ -8,6 +9,20 @@ from bus.types.event import Event
 from bus.types.time import TimeUnit
 from consumers.api.logger import Logger
 from consumers.callbacks.runtime_estimator import RuntimeEstimator
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+def duration(seconds: float | None) -> str:
+    """A time in words of a clock."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    whole = max(int(seconds), 0)
+    if whole >= _DAY:
+        return f"{whole // _DAY}d {whole % _DAY // _HOUR:02}h"
+    if whole >= _HOUR:
+        return f"{whole // _HOUR}:{whole % _HOUR // _MINUTE:02}:{whole % _MINUTE:02}"
+    return f"{whole // _MINUTE}:{whole % _MINUTE:02}"
 
 
 class ProgressView(NamedTuple):

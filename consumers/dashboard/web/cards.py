@@ -1,14 +1,13 @@
 """The cards at the top of the page: how each run stands, and the buttons that command it."""
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import OffloopError
 from bus.types.time import Time, TimeUnit
 from consumers.dashboard.view.phases import PublishingView
-from consumers.dashboard.view.progress import ProgressView
+from consumers.dashboard.view.progress import ProgressView, duration
 from consumers.dashboard.view.runs import MonitoredRun
 from consumers.dashboard.web.access import Role
 
@@ -54,23 +53,15 @@ def facts(progress: ProgressView, publishing: PublishingView, status: str) -> st
         for one, count in counts.items()
         if one is unit or one in always
     ]
-    parts.append(f"{_duration(progress.elapsed)} elapsed")
+    parts.append(f"{duration(progress.elapsed)} elapsed")
     if progress.seconds_left is not None and status in ("live", "paused"):
-        parts.append(f"about {_duration(progress.seconds_left)} left")
+        parts.append(f"about {duration(progress.seconds_left)} left")
     if planned is not None and unit not in counts:
         parts.append(f"of {planned}")
     if publishing.microseconds is not None:
         share = "" if publishing.share is None else f" ({publishing.share:.2%} of a step)"
         parts.append(f"publishing costs {publishing.microseconds:,.0f} µs a batch{share}")
     return " · ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    if not math.isfinite(seconds):
-        return "?"
-    whole = max(round(seconds), 0)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class RunCards:

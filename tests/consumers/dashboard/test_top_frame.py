@@ -15,8 +15,9 @@ from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
 from bus.types.timestamp import Timestamp
 from consumers.api.logger import Row
-from consumers.dashboard.terminal.draw import chart, duration, number, smoothed, sparkline, stacked_bar
+from consumers.dashboard.terminal.draw import chart, number, smoothed, sparkline, stacked_bar
 from consumers.dashboard.terminal.frame import Shown, frame, log_length, log_rows
+from consumers.dashboard.view.progress import duration
 from consumers.dashboard.view.run_view import RunView
 from consumers.dashboard.view.series import Points
 
