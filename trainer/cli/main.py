@@ -142,7 +142,7 @@ class _Tasks(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Tasks"):
-            formatter.write_dl([*((name, text) for name, (_, text) in sorted(BUILT_IN.items())), _OWN_TASK])
+            formatter.write_dl([*_built_in_tasks(), _OWN_TASK])
 
     def main(self, *arguments: Any, **settings: Any) -> Any:
         try:
@@ -175,6 +175,11 @@ def _leave_it_to_the_first_rank() -> None:
     the same and says so. If it returns, this rank alone has something to report."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(_PATIENCE)
+
+
+def _built_in_tasks() -> list[tuple[str, str]]:
+    """The tasks that come with offloop, and what each is in a line."""
+    return [(name, find_task(name).help.partition("\n")[0]) for name in sorted(BUILT_IN)]
 
 
 class _TaskCommand(click.Command):
@@ -217,7 +222,7 @@ def trainer(ctx: click.Context, show_list: bool, list_algorithms: bool, list_fie
     """
     if show_list:
         width = max(len(name) for name in BUILT_IN)
-        for name, (_, text) in sorted(BUILT_IN.items()):
+        for name, text in _built_in_tasks():
             click.echo(f"{name:<{width}}  {text}")
         click.echo("\n'trainer TASK --help' shows a task's options; your own is named module:function")
         ctx.exit()

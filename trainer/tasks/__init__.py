@@ -36,11 +36,8 @@ from trainer.arguments import missing_extra
 
 __all__ = ["BUILT_IN", "Task", "TaskOption", "check_batch_size", "check_rate", "find_task"]
 
-BUILT_IN = {
-    "chars": ("trainer.tasks.chars:chars", "A small GPT on the characters of Python's own standard library."),
-    "digits": ("trainer.tasks.digits:digits", "A small convolutional network on scikit-learn's handwritten digits."),
-}
-"""Tasks by name: where the function is, and what ``trainer --list`` says of it without importing that."""
+BUILT_IN = {"chars": "trainer.tasks.chars:chars", "digits": "trainer.tasks.digits:digits"}
+"""The functions of the tasks that come with offloop, by the tasks' names. Importing them loads no torch."""
 
 _EXTRAS = {"sklearn": ("scikit-learn", "demo"), "torch": ("torch", ""), "torchmetrics": ("torchmetrics", "")}
 _OPTION_HELP = re.compile(r"^(\w+): (.+(?:\n {4,}.+)*)\n?", re.MULTILINE)
@@ -101,7 +98,7 @@ def find_task(name: str) -> Task:
         close = get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
         meant = f"did you mean {close[0]!r}" if close else f"there are {', '.join(sorted(BUILT_IN))}"
         raise ConfigurationError(f"no task {name!r}: {meant}; your own is module:function or path/to/file.py:function")
-    where = BUILT_IN[name][0] if name in BUILT_IN else name
+    where = BUILT_IN.get(name, name)
     home, _, function_name = where.rpartition(":")
     function = getattr(_import(home), function_name, None)
     if not callable(function):
