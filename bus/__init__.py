@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from bus.broker.broker import Broker, BrokerStatistics
+    from bus.broker.broker import Broker
+    from bus.broker.runs import BrokerStatistics
     from bus.errors import (
         BrokerError,
         ClosedError,
@@ -82,7 +83,8 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "bus.broker.broker": ["Broker", "BrokerStatistics"],
+        "bus.broker.broker": ["Broker"],
+        "bus.broker.runs": ["BrokerStatistics"],
         "bus.publisher.deferred": ["Deferred"],
         "bus.types.demand": ["BASE_EVENTS"],
         "bus.errors": [

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +12,28 @@ from bus.broker.admission import Admission, ForbiddenError
 from bus.broker.archive import Archive
 from bus.broker.connection_guard import ConnectionGuard
 from bus.broker.control import MAX_REASON, ControlHandler
-from bus.broker.run import LiveRank, LiveRun
-from bus.broker.runs import LiveRuns
+from bus.broker.peers import Peers
+from bus.broker.rank import LiveRank, Placement
+from bus.broker.run import LiveRun
+from bus.broker.runs import BrokerStatistics, LiveRuns
 from bus.errors import OffloopError, ProtocolError
 from bus.net.curve import CONTROL, STREAM, Gatekeeper, ServerSecurity
 from bus.net.sockets import listen
 from bus.processes import allow_many_connections
 from bus.protocol.frames import (
-    CHECKPOINT,
-    COMMAND,
-    CUT,
-    DEMAND,
     END,
     FRAME_BATCH,
-    MAX_FRAME,
     MAX_TOPIC,
     Control,
-    EventBody,
     Topic,
     decode_control,
-    decode_event,
-    encode_control,
     encode_heartbeat,
     event_encoder,
     is_frame_batch,
     pack_map,
-    sequence_number,
     split_frame,
 )
-from bus.protocol.numbering import base_seq_problem
-from bus.protocol.order import SEVERITY, Ending
+from bus.protocol.order import Ending
 from bus.runs.directory import RunDirectory, check_path
 from bus.types.timeouts import Timeouts
 from bus.types.timestamp import Timestamp, wall_clock
@@ -52,37 +43,8 @@ _log = logging.getLogger("offloop.broker")
 LIVE_FRAME = 32 * 1024
 MAX_BATCH_FRAMES = 4096
 NAMED_REFUSALS = 10
-MAX_TOPICS = 200
 MAX_UNREAD = 1 << 20
 """Bytes of a message that is read although its sender publishes no run."""
-WASTED_MESSAGES = 2000
-WASTED_BYTES = 32 << 20
-"""How much of what is dropped may come from a connection at a time, before it is closed."""
-MAX_ASKED = 10
-PUBLISHED_MARKS = (END, DEMAND, COMMAND, CHECKPOINT)
-"""The marks that a publisher may send; :attr:`bus.broker.run.LiveRank.may_cut` is about one more."""
-
-
-@dataclass(frozen=True)
-class BrokerStatistics:
-    """How a broker is doing; counts since it began."""
-
-    runs: int
-    """Runs served now."""
-    collected: int
-    """Events taken from publishers and sent out."""
-    recorded: int
-    """Events written to recordings."""
-    duplicates: int
-    """Events that came a second time and were skipped."""
-    refused: int
-    """Messages that were malformed or came from unknown peers."""
-    asked_again: int
-    """How often a publisher was asked to send again."""
-    missing: int
-    """Events that publishers had to give up before they came: gaps."""
-    ended: int
-    """Runs that have ended."""
 
 
 class Broker:
@@ -114,10 +76,8 @@ class Broker:
         self._timeouts = timeouts = timeouts or Timeouts.default
         self._until_over = until_over
         self._clock = clock or wall_clock()
-        self._collected = self._duplicates = self._refused = self._unnamed = 0
-        self._asked_again = self._missing = 0
+        self._unnamed = 0
         self._heard = 0.0
-        self._wasted: dict[bytes, tuple[int, int]] = {}
         self._stopping = False
         allow_many_connections()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -138,24 +98,9 @@ class Broker:
             self._admission = Admission(gatekeeper, self._control_socket, self._stream_socket)
             for asked in self._admission.sockets:
                 self._poller.register(asked, zmq.POLLIN)
-        self._runs = LiveRuns(
-            runs_dir,
-            directory,
-            self.control,
-            self.stream,
-            self._poller,
-            lambda identity: self._answer(identity, "beat", {}),
-            timeouts,
-        )
-        self._control = ControlHandler(
-            self._runs,
-            Archive(runs_dir, timeouts),
-            self._answer,
-            self._request_retransmit,
-            self._skip_to,
-            self.statistics,
-            timeouts,
-        )
+        self._peers = Peers(self._control_socket, self._guard)
+        self._runs = LiveRuns(runs_dir, directory, self.control, self.stream, self._poller, self._peers, timeouts)
+        self._control = ControlHandler(self._runs, self._peers, Archive(runs_dir, timeouts), timeouts)
 
     def stop(self) -> None:
         """Makes :meth:`serve` end soon; may be called from a signal handler."""
@@ -163,16 +108,7 @@ class Broker:
 
     def statistics(self) -> BrokerStatistics:
         """How the broker is doing."""
-        return BrokerStatistics(
-            runs=len(self._runs),
-            collected=self._collected,
-            recorded=self._runs.recorded,
-            duplicates=self._duplicates,
-            refused=self._refused,
-            asked_again=self._asked_again,
-            missing=self._missing,
-            ended=self._runs.served - len(self._runs),
-        )
+        return self._runs.statistics()
 
     def resume(self) -> None:
         """Takes up the run of the directory that was given where the broker before this one left it.
@@ -234,24 +170,32 @@ class Broker:
                 identity = receive(zmq.NOBLOCK)
             except zmq.Again:
                 # Nothing waits that was dropped in vain.
-                self._wasted.clear()
+                self._peers.forget_waste()
                 return
             # As a Frame it says itself whether more follow, which costs less than asking the socket.
             frame = self._control_socket.recv(zmq.NOBLOCK, copy=False)
             is_whole = not frame.more
             while frame.more:
                 frame = self._control_socket.recv(zmq.NOBLOCK, copy=False)
-            if self._has_wasted_too_much(identity):
+            if self._is_ignored(identity):
                 continue
             if self._guard.is_overrun:
                 if identity not in gone:
-                    gone[identity] = not self._is_connected(identity)
+                    gone[identity] = not self._peers.is_connected(identity)
                 if gone[identity]:
                     continue
             if is_whole:
                 self._take_message(identity, frame)
             else:
                 self._refuse(identity, frame, "a message of several frames")
+
+    def _is_ignored(self, identity: bytes) -> bool:
+        """Whether what a connection sends is left unread: too much of it was dropped, or it is gone, and answers would
+        reach nobody."""
+        peers = self._peers
+        return peers.has_wasted_too_much(identity) or (
+            peers.is_gone(identity) and self._runs.publisher(identity) is None
+        )
 
     def _take_message(self, identity: bytes, message: zmq.Frame) -> None:
         request: dict[str, Any] = {}
@@ -277,7 +221,7 @@ class Broker:
             return
         except ForbiddenError as error:
             self._refuse(identity, message, str(error))
-            self._answer(identity, "refused", {"reason": str(error), "error": "BrokerError", **request})
+            self._peers.send(identity, "refused", {"reason": str(error), "error": "BrokerError", **request})
             return
         if not isinstance(frames, list) or len(frames) > MAX_BATCH_FRAMES:
             self._refuse(identity, message, f"a batch that is not a list of at most {MAX_BATCH_FRAMES} events")
@@ -297,7 +241,7 @@ class Broker:
         if is_control and not is_frame_batch(front):
             if len(message) > MAX_UNREAD:
                 reason = f"{len(message)} bytes from a connection that publishes no run: it may send {MAX_UNREAD}"
-                self._answer(identity, "refused", {"reason": reason, "error": "ProtocolError"})
+                self._peers.send(identity, "refused", {"reason": reason, "error": "ProtocolError"})
                 raise ProtocolError(reason)
             return False
         if not is_control:
@@ -311,8 +255,8 @@ class Broker:
         if self._control.reject_unknown(identity):
             self._refuse(identity, message, "it has not said hello to this broker")
         else:
-            self._refused += 1
-            self._waste(identity, message)
+            self._runs.refused += 1
+            self._peers.waste(identity, message)
 
     def _admit(self, message: zmq.Frame, kind: str) -> None:
         if self._admission is not None:
@@ -330,7 +274,7 @@ class Broker:
         if self._runs.publisher(identity) is not None or (
             control.kind == "want" and self._runs.get(str(control.content.get("run"))) is not None
         ):
-            self._guard.know(int(message.get(zmq.SRCFD)))
+            self._peers.know(message)
 
     def _take_event(self, identity: bytes, message: zmq.Frame, frame: Any) -> None:
         place = self._runs.publisher(identity) or self._begin(identity, message)
@@ -342,93 +286,17 @@ class Broker:
             self._take(*place, frame)
         except ProtocolError as error:
             if self._refuse(identity, message, str(error)):
-                self._answer(identity, "refused", {"reason": str(error)[:MAX_REASON], "error": "ProtocolError"})
+                self._peers.send(identity, "refused", {"reason": str(error)[:MAX_REASON], "error": "ProtocolError"})
 
     def _take(self, run: LiveRun, rank: LiveRank, frame: bytes) -> None:
-        end = frame.find(b"\0", 0, 257)
-        name = rank.names.get(frame[:end])
-        if name is None:
-            try:
-                name = self._name_topic(run, rank, frame, end)
-            except ProtocolError:
-                self._skip_undecodable(run, rank, None)
-                raise
-        body = frame[end + 1 :]
-        try:
-            event = decode_event(body)
-        except ProtocolError:
-            self._skip_undecodable(run, rank, sequence_number(body))
-            raise
-        if event.attempt != run.attempt:
-            raise ProtocolError(f"an event of attempt {event.attempt} of run {run.name!r} in attempt {run.attempt}")
-        if rank.ended and event.seq > rank.seq:
-            raise ProtocolError(f"an event of {run.name}/{rank.rank} after its end")
-        if event.seq > rank.seq + 1:
+        placement = run.take(rank, frame)
+        if placement is Placement.DUPLICATE:
+            return
+        if placement is Placement.EARLY or (rank.recorded < rank.seq and run.write_error is None):
             # Something was lost on the way, or in a broker before this one.
-            self._request_retransmit(rank)
-        elif event.seq > rank.seq:
-            problem = base_seq_problem(name, event.seq, event.base_seq, (rank.base_seq_at, rank.base_seq))
-            problem = problem or (_end_problem(event) if name == END else None)
-            if problem is not None:
-                self._skip_undecodable(run, rank, event.seq)
-                raise ProtocolError(f"rank {rank.rank} of run {run.name!r}: {problem}")
-            self._accept(run, rank, name, event, frame, end)
-        elif event.seq == rank.recorded + 1 and run.write_error is None:
-            run.record(rank, frame[:end], event, body)
-        else:
-            self._duplicates += 1
-
-    def _begin(self, identity: bytes, message: zmq.Frame) -> tuple[LiveRun, LiveRank] | None:
-        """Begins the run of somebody who has said hello, with the first event."""
-        try:
-            place = self._runs.begin_announced(identity)
-        except (OffloopError, OSError) as error:
-            name = type(error).__name__ if isinstance(error, OffloopError) else "RunDirectoryError"
-            self._answer(identity, "refused", {"reason": str(error), "error": name})
-            return None
-        if place is None:
-            # Its run has ended in the same batch.
-            self._reject_unknown(identity, message)
-        else:
-            self._guard.know(int(message.get(zmq.SRCFD)))
-        return place
-
-    def _name_topic(self, run: LiveRun, rank: LiveRank, frame: bytes, end: int) -> str:
-        """The first event of a topic on a connection."""
-        topic, _ = split_frame(frame)
-        if topic is None or (topic.run, topic.rank) != (run.name, rank.rank):
-            raise ProtocolError(f"an event of {topic} from the publisher of {run.name}/{rank.rank}")
-        if (
-            topic.name.startswith("$")
-            and topic.name not in PUBLISHED_MARKS
-            and not (topic.name == CUT and rank.may_cut)
-        ):
-            raise ProtocolError(
-                f"publishers do not send {topic.name[:40]!r}: their marks are {', '.join(PUBLISHED_MARKS)}"
-            )
-        if len(rank.names) >= MAX_TOPICS:
-            raise ProtocolError(
-                f"{run.name}/{rank.rank} has sent {MAX_TOPICS} kinds of events, which is as many as may be"
-            )
-        rank.names[frame[:end]] = topic.name
-        return topic.name
-
-    def _skip_undecodable(self, run: LiveRun, rank: LiveRank, number: int | None) -> None:
-        """A refused event is lost once it is the next one, by its number if it has one. A frame without a readable
-        number is skipped only when it comes again in the place of the event that was requested."""
-        if number == rank.seq + 1 or (number is None and rank.spoiled == rank.seq + 1 and rank.asked_after == rank.seq):
-            self._skip_to(run, rank, rank.seq + 2)
-        elif number is None and rank.asked_after == rank.seq:
-            rank.spoiled = rank.seq + 1
-
-    def _accept(self, run: LiveRun, rank: LiveRank, name: str, event: EventBody, frame: bytes, end: int) -> None:
-        rank.seq = event.seq
-        rank.time = event.time
-        rank.base_seq, rank.base_seq_at = event.base_seq, event.seq
-        body = frame[end + 1 :]
-        run.record(rank, frame[:end], event, body)
-        if rank.recorded < rank.seq and run.write_error is None:
-            self._request_retransmit(rank)
+            self._runs.request_missing(rank)
+        if placement is Placement.EARLY:
+            return
         if len(frame) <= LIVE_FRAME:
             # PUB never blocks: what a slow consumer cannot take is dropped for it, and it reads that part from the
             # recording.
@@ -436,84 +304,38 @@ class Broker:
         else:
             # Nor may queues for slow consumers fill the memory: what is large is read from the recording by all.
             run.flush_soon = True
-        self._collected += 1
-        if not name.startswith("$"):
-            rank.last = event
-        elif name == COMMAND:
-            run.note_command(rank, event)
-        elif name == END:
+        if rank.ended:
             self._runs.unwatch(rank)
-            run.note_end(rank, frame[:end], event, body, time.monotonic())
             if rank.identity is not None:
-                self._answer(rank.identity, "ended", {})
+                self._peers.send(rank.identity, "ended", {})
             if run.over:
                 self._end_run(run)
 
-    def _request_retransmit(self, rank: LiveRank) -> None:
-        now = time.monotonic()
-        if rank.identity is not None and now - rank.asked > self._timeouts.retransmit:
-            rank.asked = now
-            rank.asked_times = rank.asked_times + 1 if rank.asked_after == rank.seq else 1
-            rank.asked_after = rank.seq
-            self._asked_again += 1
-            if rank.asked_times == MAX_ASKED:
-                self._name_stuck(rank)
-            self._answer(rank.identity, "resend", {"after": min(rank.seq, rank.recorded)})
-
-    def _name_stuck(self, rank: LiveRank) -> None:
-        """ZeroMQ closes the connection of a message that is too large, and tells nobody."""
-        text = (
-            f"event {rank.seq + 1} of rank {rank.rank} was asked for {MAX_ASKED} times and has not come: a message of "
-            f"more than {MAX_FRAME:,} bytes closes the connection; what cannot be sent is passed over with 'resume'"
-        )
-        assert rank.identity is not None  # it was asked
-        _log.warning("%s: %s", rank.identity[:8].hex(), text)
-        self._answer(rank.identity, "notice", {"text": text})
-
-    def _skip_to(self, run: LiveRun, rank: LiveRank, first: int) -> None:
-        """A rank resumes at event ``first``: the missing events before it are lost."""
-        if run.write_error is None and first > rank.recorded + 1:
-            _log.warning(
-                "run %s, rank %d: events %d to %d are not recorded, because they were lost",
-                *(run.name, rank.rank, rank.recorded + 1, first - 1),
-            )
-            run.lost += first - 1 - rank.recorded
-            rank.recorded = first - 1
-        if first > rank.seq + 1:
-            self._missing += first - rank.seq - 1
-            rank.seq = first - 1
+    def _begin(self, identity: bytes, message: zmq.Frame) -> tuple[LiveRun, LiveRank] | None:
+        """Begins the run of somebody who has said hello, with the first event."""
+        try:
+            place = self._runs.begin_announced(identity)
+        except (OffloopError, OSError) as error:
+            name = type(error).__name__ if isinstance(error, OffloopError) else "RunDirectoryError"
+            self._peers.send(identity, "refused", {"reason": str(error), "error": name})
+            return None
+        if place is None:
+            # Its run has ended in the same batch.
+            self._reject_unknown(identity, message)
+        else:
+            self._peers.know(message)
+        return place
 
     def _refuse(self, identity: bytes, message: zmq.Frame, why: str) -> bool:
         """Counts what is dropped; returns whether it is named in the log, too."""
-        self._refused += 1
+        self._runs.refused += 1
         self._unnamed += 1
-        self._waste(identity, message)
+        self._peers.waste(identity, message)
         # A log that cannot be written as fast as a peer sends would delay all others.
         if self._unnamed > NAMED_REFUSALS:
             return False
         _log.warning("skipped a message from %s: %s", identity[:8].hex(), why)
         return True
-
-    def _waste(self, identity: bytes, message: zmq.Frame) -> None:
-        """Counts what is dropped of a connection while more waits than is taken; closes one that sends too much."""
-        messages, size = self._wasted.get(identity, (0, 0))
-        self._wasted[identity] = messages + 1, size + len(message)
-        if self._has_wasted_too_much(identity):
-            self._guard.close_connection(int(message.get(zmq.SRCFD)), lambda: self._is_connected(identity))
-
-    def _is_connected(self, identity: bytes) -> bool:
-        """Whether a peer is known to be connected at this very moment."""
-        # Asked for its events, the socket takes what its connections have to say at once.
-        self._control_socket.getsockopt(zmq.EVENTS)
-        try:
-            self._control_socket.send_multipart([identity, encode_control("beat", {})], zmq.NOBLOCK)
-        except zmq.ZMQError:
-            return False
-        return True
-
-    def _has_wasted_too_much(self, identity: bytes) -> bool:
-        wasted = self._wasted.get(identity)
-        return wasted is not None and (wasted[0] > WASTED_MESSAGES or wasted[1] > WASTED_BYTES)
 
     def _sum_up_refusals(self) -> None:
         if self._unnamed > NAMED_REFUSALS:
@@ -521,19 +343,6 @@ class Broker:
         self._unnamed = 0
         if self._admission is not None:
             self._admission.refresh()
-
-    def _answer(self, identity: bytes, kind: str, content: dict[str, Any]) -> bool:
-        """Sends a control message, which is dropped when the peer does not read; whether the peer is connected."""
-        try:
-            self._control_socket.send_multipart([identity, encode_control(kind, content)], zmq.NOBLOCK)
-        except zmq.Again:
-            return True
-        except zmq.ZMQError:
-            if self._runs.publisher(identity) is None:
-                # It is gone: what else it had asked for needs no answer.
-                self._wasted[identity] = WASTED_MESSAGES + 1, 0
-            return False
-        return True
 
     # -- what time brings ---------------------------------------------------------------------------------------------
 
@@ -545,7 +354,7 @@ class Broker:
             if run.retry_write(now):
                 self._send_all(run, "recovered", {})
                 for rank in run.ranks.values():
-                    self._request_retransmit(rank)
+                    self._runs.request_missing(rank)
             elif was_well and run.write_error is not None:
                 self._send_all(run, "trouble", {"reason": run.write_error})
             self._acknowledge(run)
@@ -559,13 +368,13 @@ class Broker:
 
     def _send_all(self, run: LiveRun, kind: str, content: dict[str, Any]) -> None:
         for identity in run.connections():
-            self._answer(identity, kind, content)
+            self._peers.send(identity, kind, content)
 
     def _acknowledge(self, run: LiveRun) -> None:
         for rank in run.ranks.values():
-            if rank.identity is not None and rank.acknowledged > rank.ack_sent:
-                rank.ack_sent = rank.acknowledged
-                self._answer(rank.identity, "ack", {"seq": rank.acknowledged})
+            number = rank.acknowledgement()
+            if number is not None and rank.identity is not None:
+                self._peers.send(rank.identity, "ack", {"seq": number})
 
     def _send_heartbeats(self) -> None:
         for run in self._runs:
@@ -575,17 +384,13 @@ class Broker:
             self._stream_socket.send(heartbeat, zmq.NOBLOCK)
 
     def _reap_dead_publishers(self, ready: dict[Any, int], now: float) -> None:
-        """Ends the streams of publishers whose processes died, once everything they sent is collected.
-
-        A death may be noticed before the last message, so nothing must have come for a while."""
+        """Ends the streams of publishers whose processes died, once everything they sent is collected."""
         for run in self._runs:
             for rank in run.ranks.values():
                 if rank.process in ready and rank.died is None:
                     rank.died = now
-                if rank.died is not None and not rank.ended:
-                    quiet = now - max(rank.died, self._heard)
-                    if quiet > self._timeouts.quiet or now - rank.died > self._timeouts.reap:
-                        self._end_as_lost(run, rank)
+                if rank.is_dead(self._heard, now, self._timeouts):
+                    self._end_as_lost(run, rank)
 
     def _expire_unreachable_publishers(self, now: float) -> None:
         """Ends the streams of publishers on other machines that have not been connected for a long time.
@@ -596,11 +401,8 @@ class Broker:
             for rank in run.ranks.values():
                 if rank.ended or rank.process is not None:
                     continue
-                if rank.identity is not None and self._answer(rank.identity, "beat", {}):
-                    rank.gone = None
-                elif rank.gone is None:
-                    rank.gone = now
-                elif now - rank.gone > self._timeouts.unreachable:
+                is_connected = rank.identity is not None and self._peers.is_there(rank.identity)
+                if rank.is_unreachable(is_connected, now, self._timeouts):
                     seconds = f"{self._timeouts.unreachable:g} s"
                     self._end_as_lost(run, rank, f"the trainer could not be reached for {seconds}")
 
@@ -611,17 +413,8 @@ class Broker:
         fields = {"status": "lost", "error": error}
         encode = event_encoder(Topic(run.name, END, rank.rank), run.attempt)
         now = max(self._clock(), rank.time)
-        frame = encode(
-            rank.seq + 1,
-            rank.base_seq + 1,
-            now,
-            Timestamp().values,
-            None,
-            fields,
-            pack_map({"world_size": run.world_size}),
-        )
-        end = frame.index(b"\0")
-        self._accept(run, rank, END, decode_event(frame[end + 1 :]), frame, end)
+        context = pack_map({"world_size": run.world_size})
+        self._take(run, rank, encode(rank.seq + 1, rank.base_seq + 1, now, Timestamp().values, None, fields, context))
 
     def _end_run(self, run: LiveRun) -> None:
         was_well = run.write_error is None
@@ -645,14 +438,3 @@ class Broker:
         if self._admission is not None:
             self._admission.close()
         self._context.destroy()
-
-
-def _end_problem(event: EventBody) -> str | None:
-    """What is wrong with an ``$end``, which everybody has to understand alike."""
-    status = event.fields.get("status")
-    if status not in SEVERITY:
-        return f"its end has the status {str(status)[:40]!r}: use {', '.join(SEVERITY)}"
-    for name in ("error", "reason"):
-        if not isinstance(event.fields.get(name), str | None):
-            return f"its end has a value of {name!r} that is not a text"
-    return None

@@ -4,11 +4,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from bus.broker.archive import Archive
 from bus.broker.content import integer, integer_or_none, text, text_or_none
-from bus.broker.run import MAX_RESUME, LiveRank, LiveRun
+from bus.broker.peers import Peers
+from bus.broker.rank import LiveRank
+from bus.broker.run import MAX_RESUME, LiveRun
 from bus.broker.runs import AnnouncedRun, LiveRuns
 from bus.broker.segments import SegmentServer
 from bus.errors import BrokerError, OffloopError, ProtocolError
@@ -26,13 +28,6 @@ MAX_OUTCOME = 1 << 16
 MAX_ID = 100
 
 
-class Answer(Protocol):
-    """Sends a control message to a connection, if it is read there."""
-
-    def __call__(self, identity: bytes, kind: str, content: dict[str, Any]) -> bool:
-        """Without waiting; whether the peer is connected."""
-
-
 class _Request(NamedTuple):
     """Whose question is being answered, and what the sender calls it."""
 
@@ -44,26 +39,13 @@ class _Request(NamedTuple):
 
 
 class ControlHandler:
-    """Answers control messages. ``request_retransmit`` asks a publisher to send missing events again, ``skip_to`` notes
-    the number of the event at which it resumes, ``statistics`` returns the broker's own."""
+    """Answers the control messages of ``peers``."""
 
-    def __init__(
-        self,
-        runs: LiveRuns,
-        archive: Archive,
-        answer: Answer,
-        request_retransmit: Callable[[LiveRank], object],
-        skip_to: Callable[[LiveRun, LiveRank, int], object],
-        statistics: Callable[[], Any],
-        timeouts: Timeouts,
-    ) -> None:
+    def __init__(self, runs: LiveRuns, peers: Peers, archive: Archive, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
         self._runs = runs
         self._archive = archive
-        self._answer = answer
-        self._request_retransmit = request_retransmit
-        self._skip_to = skip_to
-        self._statistics = statistics
+        self._peers = peers
         self._rejected: dict[bytes, float] = {}
         # Who sent each command that has not been answered, by the command's id.
         self._senders: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
@@ -115,7 +97,7 @@ class ControlHandler:
 
     def _reply(self, request: _Request, kind: str, content: dict[str, Any]) -> None:
         """Answers a request."""
-        self._answer(request.identity, kind, content if request.id is None else {**content, "id": request.id})
+        self._peers.send(request.identity, kind, content if request.id is None else {**content, "id": request.id})
 
     # -- publishers ---------------------------------------------------------------------------------------------------
 
@@ -149,7 +131,7 @@ class ControlHandler:
         }
         self._reply(request, "welcome", welcome)
         if write_error is not None:
-            self._answer(identity, "trouble", {"reason": write_error})
+            self._peers.send(identity, "trouble", {"reason": write_error})
 
     def reject_unknown(self, identity: bytes) -> bool:
         """Answers an unknown publisher with ``unknown``, at most once a second: it may have known an earlier broker at
@@ -160,7 +142,7 @@ class ControlHandler:
         if len(self._rejected) >= MAX_REMEMBERED:
             self._rejected.clear()
         self._rejected[identity] = now
-        self._answer(identity, "unknown", {})
+        self._peers.send(identity, "unknown", {})
         return True
 
     def _resume(self, request: _Request, content: dict[str, Any]) -> None:
@@ -170,9 +152,10 @@ class ControlHandler:
             self.reject_unknown(request.identity)
         elif after is not None and place[1].seq < after:
             # What was sent before it was lost on the way.
-            self._request_retransmit(place[1])
+            self._runs.request_missing(place[1])
         else:
-            self._skip_to(*place, first)
+            run, rank = place
+            run.skip_to(rank, first)
 
     def _note_report(self, request: _Request, content: dict[str, Any]) -> None:
         report = _report({name: value for name, value in content.items() if name != "id"})
@@ -188,7 +171,7 @@ class ControlHandler:
             rank.report = report
         if report.get("last_sent", 0) > rank.seq:
             # It was sent before this message on the same connection, so it was lost on the way.
-            self._request_retransmit(rank)
+            self._runs.request_missing(rank)
 
     # -- consumers ----------------------------------------------------------------------------------------------------
 
@@ -215,20 +198,20 @@ class ControlHandler:
         for rank in run.publishers():
             progress = run.consumers.to_wire(rank.rank, [consumer])
             if progress and rank.identity is not None:
-                self._answer(rank.identity, "consumers", {"consumers": progress})
+                self._peers.send(rank.identity, "consumers", {"consumers": progress})
 
     def push_demand(self, run: LiveRun) -> None:
         """Reports to a run's publishers what its consumers want, and who they are, when that has changed: in one
         message, because a publisher that waits for a consumer, or lends it memory, has to know both."""
         now = time.monotonic()
-        run.consumers.forget_ended(now, lambda consumer: self._answer(consumer, "beat", {}))
+        run.consumers.forget_ended(now, self._peers.is_there)
         demand, unlimited = run.leases.merged(now), run.leases.unlimited(now)
         if (demand, unlimited, run.consumers.version) == (run.demand, run.unlimited, run.consumers_reported):
             return
         run.demand, run.unlimited, run.consumers_reported = demand, unlimited, run.consumers.version
         for rank in run.publishers():
             if rank.identity is not None:
-                self._answer(rank.identity, "demand", self._news(run, rank))
+                self._peers.send(rank.identity, "demand", self._news(run, rank))
 
     def _news(self, run: LiveRun, rank: LiveRank) -> dict[str, Any]:
         """What a publisher has to know of its run's consumers."""
@@ -281,7 +264,7 @@ class ControlHandler:
             if len(self._senders) > MAX_REMEMBERED:
                 self._senders.popitem(last=False)
         for publisher in publishers:
-            self._answer(publisher, "command", command.to_wire())
+            self._peers.send(publisher, "command", command.to_wire())
         self._reply(request._replace(id=command.id), "told", {"ranks": len(publishers)})
 
     def _report_outcome(self, request: _Request, content: dict[str, Any]) -> None:
@@ -295,7 +278,7 @@ class ControlHandler:
         place = self._runs.publisher(request.identity)
         sender = self._senders.pop(command, None) if place is not None else None
         if sender is not None:
-            self._answer(sender[0], "applied", outcome)
+            self._peers.send(sender[0], "applied", outcome)
 
     def end(self, run: LiveRun) -> None:
         """Tells whoever still waits for a command of a run that has ended."""
@@ -303,12 +286,12 @@ class ControlHandler:
             if name == run.name:
                 del self._senders[command]
                 outcome = {"id": command, "event": None, "batch": None, "error": "the run has ended"}
-                self._answer(sender, "applied", outcome)
+                self._peers.send(sender, "applied", outcome)
 
     def _send_statistics(self, request: _Request, content: dict[str, Any]) -> None:
         run = self._runs.find(text(content, "run"))
         statistics = {
-            "broker": asdict(self._statistics()),
+            "broker": asdict(self._runs.statistics()),
             "publishers": [{"rank": number, **rank.report} for number, rank in run.ranks.items()],
             "consumers": run.leases.describe(time.monotonic())[:MAX_LISTED],
             "trouble": run.write_error,

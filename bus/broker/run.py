@@ -1,13 +1,13 @@
-"""What the broker keeps of a run while it is live: its publishers, its record, and what its consumers want."""
+"""What the broker keeps of a run while it is live: its ranks, its recording, and what its consumers want."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import time
+from dataclasses import dataclass
 
 from bus.broker.leases import ConsumerTable, Leases
-from bus.errors import OffloopError, RunDirectoryError
-from bus.protocol.frames import EventBody
+from bus.broker.rank import LiveRank, Placement
+from bus.errors import OffloopError, ProtocolError, RunDirectoryError
+from bus.protocol.frames import COMMAND, END, EventBody, decode_event, sequence_number
 from bus.protocol.order import Ending, Reached, worst_of
 from bus.recording.writer import RecordingWriter
 from bus.runs.directory import Pause, RunDirectory
@@ -20,63 +20,33 @@ MAX_RESUME = 1 << 53  # what is missing is added up, and has to stay a number th
 
 
 @dataclass
-class LiveRank:
-    """One publisher: its connection, and the last numbers that came from it."""
+class Counts:
+    """What has become of the events that came to a broker."""
 
-    rank: int
-    publisher_id: str = ""
-    """The publisher's own id, the same through every connection."""
-    identity: bytes | None = None
-    """Its connection; ``None`` until it has one to a broker that was started again."""
-    process: int | None = None
-    """A file descriptor of its process (pidfd), readable once that has ended; ``None`` when it cannot be watched."""
-    pid: int | None = None
-    """Its process, while that runs on this machine."""
-    seq: int = 0
-    """Of the last event that was sent out, or of the last one that is known to be lost."""
-    base_seq: int = 0
-    """Of the last event that was sent out."""
-    base_seq_at: int = 0
-    """``seq`` of the event that ``base_seq`` is of."""
-    time: int = 0
-    recorded: int = 0
-    """Number of the last event in the recording, on disk or about to be."""
-    acknowledged: int = 0
-    """Number of the last event on disk."""
-    ack_sent: int = 0
-    """The number in the last acknowledgement that the publisher was sent."""
-    names: dict[bytes, str] = field(default_factory=dict)
-    """The topics that its connection has used, and the names of events in them."""
-    spoiled: int = 0
-    """Number of the event in whose place something came that makes no sense at all."""
-    asked_after: int = -1
-    """Behind which event it was last asked to."""
-    asked_times: int = 0
-    """How often it was asked for the event behind that one."""
-    may_cut: bool = False
-    """Whether it may send ``$cut``: it sends a recording again, or goes on with what another broker has recorded."""
-    ended: bool = False
-    last: EventBody | None = None
-    """Its last event, but for marks; ``None`` until one came to this broker."""
-    end: tuple[bytes, EventBody, bytes] | None = None
-    """Topic, event and body of its end."""
-    died: float | None = None
-    """When its process was found dead, on the steady clock."""
-    gone: float | None = None
-    """Since when its connection is, on the steady clock; only of processes that cannot be watched."""
-    asked: float = 0.0
-    """When it was last asked to send again, on the steady clock."""
-    report: Mapping[str, Any] = field(default_factory=dict)
-    """What it last said about itself."""
+    collected: int = 0
+    """Taken from publishers and sent out."""
+    duplicates: int = 0
+    """Came a second time and were skipped."""
+    missing: int = 0
+    """Given up by publishers before they came: gaps."""
+    asked_again: int = 0
+    """How often a publisher was requested to send again."""
 
 
 class LiveRun:
     """One live run. ``writer`` may hold an attempt that goes on: then the ranks in it are where it left them."""
 
     def __init__(
-        self, directory: RunDirectory, attempt: int, writer: RecordingWriter, world_size: int, timeouts: Timeouts
+        self,
+        directory: RunDirectory,
+        attempt: int,
+        writer: RecordingWriter,
+        world_size: int,
+        timeouts: Timeouts,
+        counts: Counts,
     ) -> None:
         self._timeouts = timeouts
+        self._counts = counts
         self.directory = directory
         self.name = directory.name
         self.attempt = attempt
@@ -123,14 +93,66 @@ class LiveRun:
             and all(rank.ended for rank in self.ranks.values())
         )
 
-    def note_end(self, rank: LiveRank, topic: bytes, event: EventBody, body: bytes, now: float) -> None:
-        """Notes that a rank's stream has ended, and how."""
-        rank.ended = True
-        rank.end = topic, event, body
-        self.last_end = now
-        self.note_ending(Ending.from_fields(event.fields))
+    # -- events -------------------------------------------------------------------------------------------------------
 
-    def note_command(self, rank: LiveRank, event: EventBody) -> None:
+    def take(self, rank: LiveRank, frame: bytes) -> Placement:
+        """Takes an event in, and records it if it is the next one.
+
+        Raises:
+            ProtocolError: it is refused. If it was the next one, it is lost.
+        """
+        end = frame.find(b"\0", 0, 257)
+        topic, body = frame[:end], frame[end + 1 :]
+        name = rank.names.get(topic)
+        if name is None:
+            try:
+                name = rank.add_topic(self.name, topic, frame)
+            except ProtocolError:
+                self._skip_refused(rank, None)
+                raise
+        try:
+            event = decode_event(body)
+        except ProtocolError:
+            self._skip_refused(rank, sequence_number(body))
+            raise
+        if event.attempt != self.attempt:
+            raise ProtocolError(f"an event of attempt {event.attempt} of run {self.name!r} in attempt {self.attempt}")
+        try:
+            placement = rank.take(name, event)
+        except ProtocolError as error:
+            self._skip_refused(rank, event.seq)
+            raise ProtocolError(f"rank {rank.rank} of run {self.name!r}: {error}") from None
+        if placement is Placement.NEXT:
+            self._counts.collected += 1
+            self.record(rank, topic, event, body)
+            if name == COMMAND:
+                self._note_command(rank, event)
+            elif name == END:
+                rank.end = topic, event, body
+                self.last_end = time.monotonic()
+                self.note_ending(Ending.from_fields(event.fields))
+        elif placement is Placement.DUPLICATE and not self.record(rank, topic, event, body):
+            self._counts.duplicates += 1
+        return placement
+
+    def _skip_refused(self, rank: LiveRank, number: int | None) -> None:
+        if rank.is_lost(number):
+            self.skip_to(rank, rank.seq + 2)
+
+    def skip_to(self, rank: LiveRank, first: int) -> None:
+        """A rank resumes at event ``first``: the missing events before it are lost."""
+        if self.write_error is None and first > rank.recorded + 1:
+            _log.warning(
+                "run %s, rank %d: events %d to %d are not recorded, because they were lost",
+                *(self.name, rank.rank, rank.recorded + 1, first - 1),
+            )
+            self.lost += first - 1 - rank.recorded
+            rank.recorded = first - 1
+        if first > rank.seq + 1:
+            self._counts.missing += first - rank.seq - 1
+            rank.seq = first - 1
+
+    def _note_command(self, rank: LiveRank, event: EventBody) -> None:
         """Writes down that the training stands still, or goes on, by a command that its first rank has obeyed."""
         command = event.fields.get("command")
         if rank.rank or event.fields.get("error") is not None or command not in ("pause", "resume", "stop"):
@@ -167,17 +189,18 @@ class LiveRun:
 
     # -- the recording -----------------------------------------------------------------------------------------------
 
-    def record(self, rank: LiveRank, topic: bytes, event: EventBody, body: bytes) -> None:
-        """Appends an event to the recording if it is the next one there. While the disk takes nothing, none is: the
-        publishers keep what was not acknowledged, and send it again when it does."""
+    def record(self, rank: LiveRank, topic: bytes, event: EventBody, body: bytes) -> bool:
+        """Appends an event to the recording if it is the next one there, and returns whether it was. While the disk
+        takes nothing, none is: the publishers keep what was not acknowledged, and send it again when it does."""
         if self.write_error is not None or event.seq != rank.recorded + 1:
-            return
+            return False
         try:
             self.writer.append(topic, event.seq, event.base_seq, event.time, body)
         except (OSError, OffloopError) as error:
             self._fail(error)
         else:
             rank.recorded = event.seq
+        return True
 
     def flush(self) -> None:
         """Puts what was recorded on the disk."""

@@ -6,8 +6,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +15,11 @@ import zmq
 
 from bus import processes
 from bus.broker.content import boolean, container, integer, integer_or_none, text, text_or_none
-from bus.broker.run import MAX_RESUME, LiveRank, LiveRun
+from bus.broker.peers import Peers
+from bus.broker.rank import LiveRank
+from bus.broker.run import MAX_RESUME, Counts, LiveRun
 from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError
-from bus.protocol.frames import check_run_name
+from bus.protocol.frames import MAX_FRAME, check_run_name
 from bus.recording.recording import Recording
 from bus.recording.writer import RecordingWriter
 from bus.runs.directory import RUN_FILE, RunDirectory, check_writable, new_run_id, read_run
@@ -26,8 +28,31 @@ from bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop.broker")
 
+MAX_REQUESTS = 10
 MAX_ANNOUNCED = 100
 """How many runs of one peer may have said hello and not begun."""
+
+
+@dataclass(frozen=True)
+class BrokerStatistics:
+    """How a broker is doing; counts since it began."""
+
+    runs: int
+    """Runs served now."""
+    collected: int
+    """Events taken from publishers and sent out."""
+    recorded: int
+    """Events written to recordings."""
+    duplicates: int
+    """Events that came a second time and were skipped."""
+    refused: int
+    """Messages that were malformed or came from unknown peers."""
+    asked_again: int
+    """How often a publisher was asked to send again."""
+    missing: int
+    """Events that publishers had to give up before they came: gaps."""
+    ended: int
+    """Runs that have ended."""
 
 
 class _Publisher(NamedTuple):
@@ -66,8 +91,7 @@ class AnnouncedRun:
 
 class LiveRuns:
     """Every run at a broker with its publishers. ``control`` and ``stream`` are where the broker listens; with
-    ``directory`` that run's is held already. Processes of this machine are watched by ``poller``; ``is_connected`` says
-    whether a connection is still there."""
+    ``directory`` that run's is held already. Processes of this machine are watched by ``poller``."""
 
     def __init__(
         self,
@@ -76,7 +100,7 @@ class LiveRuns:
         control: str,
         stream: str,
         poller: zmq.Poller,
-        is_connected: Callable[[bytes], bool],
+        peers: Peers,
         timeouts: Timeouts,
     ) -> None:
         self._timeouts = timeouts
@@ -84,14 +108,16 @@ class LiveRuns:
         self.stream = stream
         self.served = 0
         """Runs that came."""
-        self.recorded_before = 0
-        """Events in the recordings of runs that have ended."""
+        self.refused = 0
+        """Messages that were malformed or came from unknown peers."""
+        self._counts = Counts()
+        self._recorded_before = 0
         self._root = root
         self._directory = directory
         self._poller = poller
         self._live: dict[str, LiveRun] = {}
         self._publishers: dict[bytes, tuple[LiveRun, LiveRank]] = {}
-        self._is_connected = is_connected
+        self._peers = peers
         self._announced: dict[str, AnnouncedRun] = {}
         self._announcers: dict[bytes, AnnouncedRun] = {}
 
@@ -102,10 +128,15 @@ class LiveRuns:
     def __len__(self) -> int:
         return len(self._live)
 
-    @property
-    def recorded(self) -> int:
-        """Events in all recordings."""
-        return self.recorded_before + sum(run.writer.written for run in self._live.values())
+    def statistics(self) -> BrokerStatistics:
+        """How the broker is doing."""
+        return BrokerStatistics(
+            runs=len(self._live),
+            recorded=self._recorded_before + sum(run.writer.written for run in self._live.values()),
+            refused=self.refused,
+            ended=self.served - len(self._live),
+            **asdict(self._counts),
+        )
 
     def get(self, name: str) -> LiveRun | None:
         """The run of that name, if it is live."""
@@ -126,6 +157,23 @@ class LiveRuns:
     def publisher(self, identity: bytes) -> tuple[LiveRun, LiveRank] | None:
         """Whose connection that is, if it is a publisher's."""
         return self._publishers.get(identity)
+
+    def request_missing(self, rank: LiveRank) -> None:
+        """Requests that a rank's missing events are sent again, unless that was done just now."""
+        if not rank.should_request(time.monotonic(), self._timeouts.retransmit):
+            return
+        assert rank.identity is not None  # only of those it should be requested
+        self._counts.asked_again += 1
+        if rank.times_requested == MAX_REQUESTS:
+            # ZeroMQ closes the connection of a message that is too large, and tells nobody.
+            text = (
+                f"event {rank.seq + 1} of rank {rank.rank} was asked for {MAX_REQUESTS} times and has not come: a "
+                f"message of more than {MAX_FRAME:,} bytes closes the connection; what cannot be sent is passed over "
+                "with 'resume'"
+            )
+            _log.warning("%s: %s", rank.identity[:8].hex(), text)
+            self._peers.send(rank.identity, "notice", {"text": text})
+        self._peers.send(rank.identity, "resend", {"after": rank.resend_after})
 
     # -- they begin ---------------------------------------------------------------------------------------------------
 
@@ -257,7 +305,7 @@ class LiveRuns:
 
     def _forget_disconnected(self, run: AnnouncedRun | None, publisher_id: str | None = None) -> None:
         for publisher in () if run is None else tuple(run.publishers.values()):
-            if publisher.publisher_id == publisher_id or not self._is_connected(publisher.identity):
+            if publisher.publisher_id == publisher_id or not self._peers.is_there(publisher.identity):
                 self._forget_announcer(publisher.identity)
 
     def _forget_announcer(self, identity: bytes) -> None:
@@ -320,7 +368,7 @@ class LiveRuns:
             try:
                 directory.begin_attempt(recording, number, info, world_size)
                 directory.announce(number, self.control, self.stream)
-                run = LiveRun(directory, number, writer, world_size, self._timeouts)
+                run = LiveRun(directory, number, writer, world_size, self._timeouts, self._counts)
             except BaseException:
                 writer.discard()
                 raise
@@ -347,7 +395,7 @@ class LiveRuns:
             _refuse_others(directory, number, publisher_id)
             recording, world_size, publishers = directory.resume_attempt(attempt)
             writer = RecordingWriter.resume(recording, name, attempt, directory.run_id)
-            run = LiveRun(directory, attempt, writer, world_size, self._timeouts)
+            run = LiveRun(directory, attempt, writer, world_size, self._timeouts, self._counts)
             directory.announce(attempt, self.control, self.stream)
         except BaseException:
             directory.release()
@@ -385,7 +433,7 @@ class LiveRuns:
     def forget_connection(self, rank: LiveRank) -> None:
         """Nothing is taken from a rank's connection any more: it has ended, or has another one."""
         self.unwatch(rank)
-        rank.died = rank.gone = None
+        rank.is_back()
         rank.names.clear()
         # A connection may have begun something else since.
         if rank.identity is not None and self._publishers.get(rank.identity, (None, None))[1] is rank:
@@ -405,7 +453,7 @@ class LiveRuns:
         for rank in run.ranks.values():
             self.forget_connection(rank)
         del self._live[run.name]
-        self.recorded_before += run.writer.written
+        self._recorded_before += run.writer.written
         return unwritten
 
     def close(self) -> None:

@@ -387,9 +387,9 @@ def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_d
     # Its end waits for no answer: that would take longer than a test may.
     publisher = Publisher("r", timeouts=Timeouts(flush=1000.0))
     follower = Subscriber("r")
-    connected = follower._heard
+    connected = follower._following._heard
     # What is sent before the stream has taken the subscription can be had from the recording alone.
-    wait_for(lambda: follower._receive() < 0 or follower._heard > connected, "the broker's first sign of life")
+    wait_for(lambda: follower._listen() and follower._following._heard > connected, "the broker's first sign of life")
     following = iter(follower)
     publisher.publish(Event.EPOCH_START)
     assert next(following).seq == 1

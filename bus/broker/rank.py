@@ -1,0 +1,184 @@
+"""One rank of a live run: the order of its events, what is recorded of them, and how its publisher is."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bus.errors import ProtocolError
+from bus.protocol.frames import CHECKPOINT, COMMAND, CUT, DEMAND, END, EventBody, split_frame
+from bus.protocol.numbering import base_seq_problem
+from bus.protocol.order import SEVERITY
+from bus.types.timeouts import Timeouts
+
+MAX_TOPICS = 200
+PUBLISHED_MARKS = (END, DEMAND, COMMAND, CHECKPOINT)
+"""The marks that a publisher may send; :attr:`LiveRank.may_cut` is about one more."""
+
+
+class Placement(enum.Enum):
+    """Where an event belongs among those of its rank."""
+
+    NEXT = enum.auto()
+    EARLY = enum.auto()
+    """Events before it are missing."""
+    DUPLICATE = enum.auto()
+
+
+@dataclass
+class LiveRank:
+    """One rank, without its sockets and processes: they are numbers here. Times are seconds on a steady clock."""
+
+    rank: int
+    publisher_id: str = ""
+    """The publisher's own id, the same through every connection."""
+    identity: bytes | None = None
+    """Its connection; ``None`` until it has one to a broker that was started again."""
+    process: int | None = None
+    """A file descriptor of its process (pidfd), readable once that has ended; ``None`` when it cannot be watched."""
+    pid: int | None = None
+    """Its process, while that runs on this machine."""
+    seq: int = 0
+    """The last event that was accepted, or the last one that is known to be lost."""
+    base_seq: int = 0
+    """Of the last event that was accepted."""
+    base_seq_at: int = 0
+    """``seq`` of the event that ``base_seq`` is of."""
+    time: int = 0
+    """Of the last event that was accepted, in nanoseconds since 1970."""
+    recorded: int = 0
+    """The last event in the recording, on disk or about to be."""
+    acknowledged: int = 0
+    """The last event on disk."""
+    ended: bool = False
+    last: EventBody | None = None
+    """Its last event that is no mark; ``None`` until one came to this broker."""
+    end: tuple[bytes, EventBody, bytes] | None = None
+    """Topic, event and body of its end."""
+    may_cut: bool = False
+    """Whether it may send ``$cut``: it sends a recording again, or continues what another broker has recorded."""
+    died: float | None = None
+    """When its process was found dead."""
+    report: Mapping[str, Any] = field(default_factory=dict)
+    """What it last reported of itself."""
+    names: dict[bytes, str] = field(default_factory=dict)
+    """The topics that its connection has used, and the names of events in them."""
+    times_requested: int = 0
+    """How often the missing event was requested."""
+    _acknowledgement_sent: int = 0
+    _requested_after: int = -1
+    _requested_at: float = 0.0
+    _undecodable: int = 0
+    """The event in whose place something came that cannot be decoded."""
+    _unreachable_since: float | None = None
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def add_topic(self, run: str, topic: bytes, frame: bytes) -> str:
+        """The name of the event in the first frame that begins with ``topic``; it is in :attr:`names` from then on.
+
+        Raises:
+            ProtocolError: it is not one that this rank of that run may send.
+        """
+        parsed, _ = split_frame(frame)
+        if parsed is None or (parsed.run, parsed.rank) != (run, self.rank):
+            raise ProtocolError(f"an event of {parsed} from the publisher of {run}/{self.rank}")
+        name = parsed.name
+        if name.startswith("$") and name not in PUBLISHED_MARKS and not (name == CUT and self.may_cut):
+            raise ProtocolError(f"publishers do not send {name[:40]!r}: their marks are {', '.join(PUBLISHED_MARKS)}")
+        if len(self.names) >= MAX_TOPICS:
+            raise ProtocolError(f"{run}/{self.rank} has sent {MAX_TOPICS} kinds of events, which is as many as may be")
+        self.names[topic] = name
+        return name
+
+    def take(self, name: str, event: EventBody) -> Placement:
+        """Accepts an event that is the next one.
+
+        Raises:
+            ProtocolError: it would be, but cannot be what it says, or comes after the end.
+        """
+        seq = event.seq
+        if seq <= self.seq:
+            return Placement.DUPLICATE
+        if self.ended:
+            raise ProtocolError("an event after its end")
+        if seq > self.seq + 1:
+            return Placement.EARLY
+        problem = base_seq_problem(name, seq, event.base_seq, (self.base_seq_at, self.base_seq))
+        if problem is None and name == END:
+            problem = _end_problem(event)
+            self.ended = problem is None
+        if problem is not None:
+            raise ProtocolError(problem)
+        self.seq = self.base_seq_at = seq
+        self.base_seq = event.base_seq
+        self.time = event.time
+        if not name.startswith("$"):
+            self.last = event
+        return Placement.NEXT
+
+    def is_lost(self, number: int | None) -> bool:
+        """Whether the next event is lost because a refused one came in its place: by its number if that can be read. A
+        frame without one counts only when it comes again in the place of the event that was requested."""
+        if self.ended:
+            return False
+        if number is not None:
+            return number == self.seq + 1
+        if self._requested_after == self.seq and self._undecodable != self.seq + 1:
+            self._undecodable = self.seq + 1
+            return False
+        return self._requested_after == self.seq
+
+    def should_request(self, now: float, pause: float) -> bool:
+        """Whether to request the events after :attr:`resend_after` now, which notes that it is done: not without a
+        connection, and not again before the ``pause`` is over."""
+        if self.identity is None or now - self._requested_at <= pause:
+            return False
+        self.times_requested = self.times_requested + 1 if self._requested_after == self.seq else 1
+        self._requested_at, self._requested_after = now, self.seq
+        return True
+
+    @property
+    def resend_after(self) -> int:
+        """The last event that need not be sent again."""
+        return min(self.seq, self.recorded)
+
+    def acknowledgement(self) -> int | None:
+        """The number to acknowledge now, which counts as sent then; ``None`` when there is no new one, or nobody to
+        send it to."""
+        if self.identity is None or self.acknowledged <= self._acknowledgement_sent:
+            return None
+        self._acknowledgement_sent = self.acknowledged
+        return self.acknowledged
+
+    # -- its publisher ------------------------------------------------------------------------------------------------
+
+    def is_dead(self, heard: float, now: float, timeouts: Timeouts) -> bool:
+        """Whether its process has died and everything that it sent has come. A death may be noticed before the last
+        message, so nothing must have been ``heard`` from anybody for a while."""
+        if self.died is None or self.ended:
+            return False
+        return now - max(self.died, heard) > timeouts.quiet or now - self.died > timeouts.reap
+
+    def is_unreachable(self, is_connected: bool, now: float, timeouts: Timeouts) -> bool:
+        """Whether its connection has been gone for a long time."""
+        if is_connected:
+            self._unreachable_since = None
+        elif self._unreachable_since is None:
+            self._unreachable_since = now
+        return self._unreachable_since is not None and now - self._unreachable_since > timeouts.unreachable
+
+    def is_back(self) -> None:
+        """Its publisher has a connection again."""
+        self.died = self._unreachable_since = None
+
+
+def _end_problem(event: EventBody) -> str | None:
+    """What is wrong with an ``$end``, which everybody has to understand alike."""
+    status = event.fields.get("status")
+    if status not in SEVERITY:
+        return f"its end has the status {str(status)[:40]!r}: use {', '.join(SEVERITY)}"
+    for name in ("error", "reason"):
+        if not isinstance(event.fields.get(name), str | None):
+            return f"its end has a value of {name!r} that is not a text"
+    return None

@@ -1,0 +1,161 @@
+"""One rank at the broker: the order of its events, what is requested and acknowledged, and when its publisher is
+gone. No sockets here, and the clock is a number."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.broker.rank import MAX_TOPICS, LiveRank, Placement
+from bus.errors import ProtocolError
+from bus.protocol.frames import EventBody, Topic, decode_event, event_encoder, pack_map
+from bus.types.timeouts import Timeouts
+
+TIMES = Timeouts(quiet=0.2, reap=2.0, unreachable=60.0)
+
+
+def event(seq: int, base_seq: int | None = None, **fields: Any) -> EventBody:
+    frame = event_encoder(Topic("r", "x", 0), 1)(
+        seq, seq if base_seq is None else base_seq, 1000 + seq, (0,) * 14, None, fields, pack_map({})
+    )
+    return decode_event(frame[frame.index(b"\0") + 1 :])
+
+
+def rank_at(seq: int, **more: Any) -> LiveRank:
+    return LiveRank(0, identity=b"p", seq=seq, base_seq=seq, base_seq_at=seq, recorded=seq, **more)
+
+
+def test_events_are_accepted_by_number_alone() -> None:
+    rank = rank_at(0)
+    assert rank.take("batch_end", event(1)) is Placement.NEXT
+    assert rank.take("batch_end", event(1)) is Placement.DUPLICATE
+    assert rank.take("batch_end", event(3)) is Placement.EARLY
+    assert (rank.seq, rank.base_seq, rank.time) == (1, 1, 1001)
+    assert rank.last == event(1)
+    assert rank.take("$command", event(2)) is Placement.NEXT
+    assert rank.last == event(1)
+
+
+def test_nothing_comes_after_the_end() -> None:
+    rank = rank_at(5)
+    for fields in ({"status": "over"}, {"status": "failed", "error": 1}):
+        with pytest.raises(ProtocolError, match="its end has"):
+            rank.take("$end", event(6, **fields))
+    assert not rank.ended
+    assert rank.take("$end", event(6, status="finished")) is Placement.NEXT
+    assert rank.ended
+    assert rank.take("$end", event(6, status="finished")) is Placement.DUPLICATE
+    with pytest.raises(ProtocolError, match="after its end"):
+        rank.take("batch_end", event(7))
+    # Nor is there anything that could be lost.
+    assert not rank.is_lost(7)
+
+
+@pytest.mark.parametrize(("name", "base_seq"), [("batch_end", 3), ("batch_start", 4), ("unheard", 2)])
+def test_base_events_are_counted(name: str, base_seq: int) -> None:
+    rank = rank_at(5)
+    rank.base_seq = 3
+    with pytest.raises(ProtocolError, match=f"has the base_seq {base_seq}, where .* belongs"):
+        rank.take(name, event(6, base_seq))
+    assert rank.seq == 5
+    assert rank.is_lost(6)
+
+
+def test_a_refused_event_is_lost_in_its_turn_alone() -> None:
+    rank = rank_at(5)
+    assert rank.is_lost(6)
+    assert not rank.is_lost(5)
+    assert not rank.is_lost(7)
+
+
+def test_what_bears_no_number_is_lost_when_it_comes_again_in_the_place_of_what_was_requested() -> None:
+    rank = rank_at(5)
+    assert not rank.is_lost(None)
+    assert not rank.is_lost(None)
+    assert rank.should_request(10.0, 0.5)
+    assert not rank.is_lost(None)
+    assert rank.is_lost(None)
+
+
+def test_missing_events_are_requested_with_pauses_from_what_is_recorded() -> None:
+    rank = rank_at(5)
+    rank.recorded = 3
+    assert rank.should_request(10.0, 0.5)
+    assert rank.resend_after == 3
+    assert not rank.should_request(10.4, 0.5)
+    assert rank.should_request(10.6, 0.5)
+    assert rank.times_requested == 2
+    rank.take("batch_end", event(6))
+    assert rank.should_request(11.2, 0.5)
+    assert rank.times_requested == 1
+    rank.identity = None
+    assert not rank.should_request(20.0, 0.5)
+
+
+def test_each_number_is_acknowledged_once_and_to_a_connection() -> None:
+    rank = rank_at(5)
+    assert rank.acknowledgement() is None
+    rank.acknowledged = 5
+    assert rank.acknowledgement() == 5
+    assert rank.acknowledgement() is None
+    rank.acknowledged, rank.identity = 7, None
+    assert rank.acknowledgement() is None
+    rank.identity = b"again"
+    assert rank.acknowledgement() == 7
+
+
+def test_a_publisher_that_died_is_waited_for_until_nothing_more_comes() -> None:
+    rank = rank_at(5)
+    assert not rank.is_dead(0.0, 100.0, TIMES)
+    rank.died = 100.0
+    assert not rank.is_dead(99.0, 100.1, TIMES)
+    assert rank.is_dead(99.0, 100.3, TIMES)
+    # Others go on sending.
+    assert not rank.is_dead(101.5, 101.6, TIMES)
+    assert rank.is_dead(102.0, 102.1, TIMES)
+    rank.ended = True
+    assert not rank.is_dead(99.0, 200.0, TIMES)
+
+
+def test_a_publisher_elsewhere_may_be_away_for_a_while() -> None:
+    rank = rank_at(5)
+    assert not rank.is_unreachable(False, 100.0, TIMES)
+    assert not rank.is_unreachable(False, 159.0, TIMES)
+    assert not rank.is_unreachable(True, 159.5, TIMES)
+    assert not rank.is_unreachable(False, 165.0, TIMES)
+    assert rank.is_unreachable(False, 226.0, TIMES)
+    rank.is_back()
+    assert not rank.is_unreachable(False, 300.0, TIMES)
+
+
+def frame_of(topic: str) -> bytes:
+    return topic.encode() + b"\0" + b"body"
+
+
+def test_a_connection_publishes_its_own_events_alone() -> None:
+    rank = rank_at(0)
+    assert rank.add_topic("r", b"r/batch_end/0", frame_of("r/batch_end/0")) == "batch_end"
+    for topic in ("other/batch_end/0", "r/batch_end/1"):
+        with pytest.raises(ProtocolError, match="from the publisher of r/0"):
+            rank.add_topic("r", topic.encode(), frame_of(topic))
+    with pytest.raises(ProtocolError, match=r"publishers do not send '\$cut'"):
+        rank.add_topic("r", b"r/$cut/0", frame_of("r/$cut/0"))
+    rank.may_cut = True
+    assert rank.add_topic("r", b"r/$cut/0", frame_of("r/$cut/0")) == "$cut"
+    for number in range(2, MAX_TOPICS):
+        rank.add_topic("r", f"r/x{number}/0".encode(), frame_of(f"r/x{number}/0"))
+    with pytest.raises(ProtocolError, match="kinds of events"):
+        rank.add_topic("r", b"r/x/0", frame_of("r/x/0"))
+    rank.names.clear()
+    assert rank.add_topic("r", b"r/x/0", frame_of("r/x/0")) == "x"
+
+
+@given(st.lists(st.integers(1, 12)))
+def test_in_whatever_order_events_come_each_is_accepted_once_and_in_order(numbers: list[int]) -> None:
+    rank, accepted = rank_at(0), []
+    for number in numbers:
+        if rank.take("batch_end", event(number)) is Placement.NEXT:
+            accepted.append(number)
+    assert accepted == list(range(1, len(accepted) + 1))
+    assert len(accepted) + 1 not in numbers[numbers.index(accepted[-1]) + 1 if accepted else 0 :]
