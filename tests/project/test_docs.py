@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import site_commands
 from command_lines import COMMANDS, problem
+from commands import command
 from documents import NOT_RUN, PAGES, ROOT, Block, blocks, command_lines
 from helpers import wait_for
 from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
@@ -91,14 +92,12 @@ def consumer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     """What the command ``consumer`` prints, run in this process and in the test's own folder; it has to succeed."""
     monkeypatch.chdir(tmp_path)
 
+    run = command("consumer", consumer_main, monkeypatch, capsys)
+
     def run_consumer(*arguments: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["consumer", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            consumer_main()
-        out, err = capsys.readouterr()
-        assert ended.value.code == 0, err
-        return out
+        done = run(*arguments)
+        assert done.code == 0, done.err
+        return done.out
 
     return run_consumer
 

@@ -2,10 +2,10 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import Run, command
 from paths import SUPPORT
 
 from trainer.cli.main import main
@@ -61,29 +61,13 @@ value = 3
 '''
 
 
-class Outcome:
-    """The exit code, and what was written to standard output and standard error."""
-
-    def __init__(self, code: object, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-Run = Callable[..., Outcome]
-
-
 def command_in(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the command in this process, in a folder with a module ``fruit`` of tasks."""
     (folder / "fruit.py").write_text(MODULE.format(tests=str(SUPPORT)))
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    def run(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["trainer", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Outcome(ended.value.code, *capsys.readouterr())
-
-    return run
+    return command("trainer", main, monkeypatch, capsys)
 
 
 def without_torch(code: str) -> subprocess.CompletedProcess[str]:

@@ -1,15 +1,16 @@
 """Callbacks and loggers of other packages and files: found by their entry points, or by where they are."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import Outcome, Run, command
 from consumers_stream import record_run, snapshots_of_training
 from paths import ROOT
 from plugin_files import install
 
 from bus.errors import ConfigurationError
+from consumers.cli.main import main
 from consumers.cli.registry import CALLBACKS, LOGGERS
 
 EXAMPLES = ROOT / "examples"
@@ -60,23 +61,32 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def consumer(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command, as a user calls it."""
-    command = [sys.executable, "-m", "consumers", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+@pytest.fixture
+def consumer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command in this process, which has imported nothing of the package before."""
+    run = command("consumer", main, monkeypatch, capsys)
+
+    def run_anew(*arguments: object) -> Outcome:
+        for name in [name for name in sys.modules if "plugin_package" in name]:
+            monkeypatch.delitem(sys.modules, name)
+        return run(*arguments)
+
+    return run_anew
 
 
-def test_an_installed_package_adds_callbacks_and_loggers_by_short_names(packages: Path, runs_dir: Path) -> None:
+def test_an_installed_package_adds_callbacks_and_loggers_by_short_names(
+    consumer: Run, packages: Path, runs_dir: Path
+) -> None:
     run = record_run(runs_dir, "done", snapshots_of_training(batches=2))
     done = consumer("--replay", run, "--callbacks", "count", "--log", "shouting", "-o", "count.start=10")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "imported\nCOUNT=11\nCOUNT=12\n"
+    assert done.code == 0, done.err
+    assert done.out == "imported\nCOUNT=11\nCOUNT=12\n"
 
 
-def test_the_list_shows_them_with_what_is_wrong_with_any(packages: Path) -> None:
+def test_the_list_shows_them_with_what_is_wrong_with_any(consumer: Run, packages: Path) -> None:
     done = consumer("--list")
-    assert done.returncode == 0, done.stderr
-    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert done.code == 0, done.err
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
     assert "count Counts batches. (from plugin-package)" in lines
     assert "-o count.start=0 (a whole number)" in lines
     assert "shouting Prints in capitals. (from plugin-package)" in lines
@@ -94,12 +104,12 @@ def test_the_list_shows_them_with_what_is_wrong_with_any(packages: Path) -> None
     )
 
 
-def test_what_is_not_asked_for_is_not_imported(packages: Path, runs_dir: Path) -> None:
+def test_what_is_not_asked_for_is_not_imported(consumer: Run, packages: Path, runs_dir: Path) -> None:
     run = record_run(runs_dir, "done", snapshots_of_training(batches=2))
     done = consumer("--replay", run, "--callbacks", "lr")
-    assert done.returncode == 0, done.stderr
-    assert "imported" not in done.stdout
-    assert "lr-SGD/group0" in done.stdout
+    assert done.code == 0, done.err
+    assert "imported" not in done.out
+    assert "lr-SGD/group0" in done.out
 
 
 def test_of_two_packages_with_one_name_the_first_has_it(packages: Path) -> None:
@@ -120,11 +130,11 @@ def test_a_package_whose_entry_points_cannot_be_read_hides_no_other(packages: Pa
     assert "  left out: all of damaged, whose entry_points.txt cannot be read" in CALLBACKS.listing()
 
 
-def test_a_broken_one_that_is_asked_for_is_an_error_in_one_line(packages: Path) -> None:
+def test_a_broken_one_that_is_asked_for_is_an_error_in_one_line(consumer: Run, packages: Path) -> None:
     done = consumer("--callbacks", "broken")
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
-    assert "callback 'broken' cannot be imported from plugin_package_with_a_mistake: ZeroDivisionError" in done.stderr
+    assert done.code != 0
+    assert "Traceback" not in done.err
+    assert "callback 'broken' cannot be imported from plugin_package_with_a_mistake: ZeroDivisionError" in done.err
 
 
 def test_a_file_that_failed_is_loaded_anew_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,20 +156,20 @@ def test_a_module_that_exits_when_it_is_imported_ends_nothing_else(tmp_path: Pat
         LOGGERS.find(f"{path}:Mine")
 
 
-def test_a_logger_is_found_in_a_module_and_in_a_file(packages: Path, runs_dir: Path) -> None:
+def test_a_logger_is_found_in_a_module_and_in_a_file(consumer: Run, packages: Path, runs_dir: Path) -> None:
     run = record_run(runs_dir, "done", snapshots_of_training(batches=1))
     by_module = consumer("--replay", run, "--callbacks", "lr", "--log", "plugin_package:Shouting")
     by_file = consumer("--replay", run, "--callbacks", "lr", "--log", f"{packages / 'plugin_package.py'}:Shouting")
-    assert by_module.stdout == by_file.stdout == "imported\nLR-SGD/GROUP0=0.1\n"
+    assert by_module.out == by_file.out == "imported\nLR-SGD/GROUP0=0.1\n"
 
 
-def test_the_examples_of_ten_lines_run(runs_dir: Path) -> None:
+def test_the_examples_of_ten_lines_run(consumer: Run, runs_dir: Path) -> None:
     run = record_run(runs_dir, "done", snapshots_of_training(batches=4))
     callback, logger = f"{EXAMPLES}/lowest_loss.py:LowestLoss", f"{EXAMPLES}/markdown_logger.py:MarkdownLogger"
     options = ("-o", "LowestLoss.below=0.5", "-o", "MarkdownLogger.digits=2")
     done = consumer("--replay", run, "--callbacks", callback, "--log", logger, *options)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert done.code == 0, done.err
+    assert done.out.splitlines() == [
         "| step of done | metric | value |",
         "| --: | --- | --: |",
         "| 3 | loss/lowest | 0.33 |",

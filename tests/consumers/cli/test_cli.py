@@ -9,10 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
+from commands import Run, command
 from consumers_stream import record_run, snapshots_of_training
 
 from bus.cli.main import bus
@@ -24,40 +24,19 @@ from consumers.cli import main as cli
 from consumers.runner import streams as attach
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-class Consumer:
-    """Runs the command in this process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: object) -> Result:
-        self._monkeypatch.setattr(sys, "argv", ["consumer", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = self._capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Result(ended.value.code, captured.out, captured.err)
-
-
 @pytest.fixture
 def consumer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs_dir: Path, tmp_path: Path
-) -> Consumer:
+) -> Run:
     monkeypatch.chdir(tmp_path)
-    return Consumer(monkeypatch, capsys)
+    return command("consumer", cli.main, monkeypatch, capsys)
 
 
 def last_line(text: str) -> str:
     return text.splitlines()[-1]
 
 
-def test_asked_for_the_last_run_it_reads_the_newest_one_and_says_which(consumer: Consumer, runs_dir: Path) -> None:
+def test_asked_for_the_last_run_it_reads_the_newest_one_and_says_which(consumer: Run, runs_dir: Path) -> None:
     record_run(runs_dir, "digits-1", snapshots_of_training())
     result = consumer("--last")
     assert result.code == 0
@@ -68,7 +47,7 @@ def test_asked_for_the_last_run_it_reads_the_newest_one_and_says_which(consumer:
 
 
 def test_a_run_by_name_by_directory_and_by_file_and_a_replay_write_equal_bytes(
-    consumer: Consumer, runs_dir: Path, tmp_path: Path
+    consumer: Run, runs_dir: Path, tmp_path: Path
 ) -> None:
     directory = record_run(runs_dir, "digits-1", snapshots_of_training())
     recording = directory / "recording-1.mcap"
@@ -87,7 +66,7 @@ def test_a_run_by_name_by_directory_and_by_file_and_a_replay_write_equal_bytes(
     assert set(written) == {written[0]}
 
 
-def test_files_go_to_the_run_s_directory_and_are_not_overwritten(consumer: Consumer, runs_dir: Path) -> None:
+def test_files_go_to_the_run_s_directory_and_are_not_overwritten(consumer: Run, runs_dir: Path) -> None:
     directory = record_run(runs_dir, "digits-1", snapshots_of_training())
     assert consumer("--last", "--log", "csv", "--log", "jsonl", "--callbacks", "metrics").code == 0
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
@@ -110,7 +89,7 @@ def test_files_go_to_the_run_s_directory_and_are_not_overwritten(consumer: Consu
     ],
 )
 def test_the_last_line_tells_how_the_run_ended(
-    consumer: Consumer, runs_dir: Path, status: str | None, error: str | None, code: int, line: str
+    consumer: Run, runs_dir: Path, status: str | None, error: str | None, code: int, line: str
 ) -> None:
     record_run(runs_dir, "r", snapshots_of_training(), status, error)
     result = consumer("--run", "r", "--callbacks", "lr")
@@ -126,7 +105,7 @@ def served(directory: Path) -> Iterator[None]:
         yield
 
 
-def test_a_replay_of_a_live_run_gives_what_is_recorded_so_far(consumer: Consumer, runs_dir: Path) -> None:
+def test_a_replay_of_a_live_run_gives_what_is_recorded_so_far(consumer: Run, runs_dir: Path) -> None:
     directory = record_run(runs_dir, "r", snapshots_of_training(), status=None)
     with served(directory):
         result = consumer("--replay", directory, "--callbacks", "lr")
@@ -134,7 +113,7 @@ def test_a_replay_of_a_live_run_gives_what_is_recorded_so_far(consumer: Consumer
     assert (result.code, last_line(result.err)) == (0, expected)
 
 
-def test_a_truncated_recording_gives_what_is_whole_and_says_where_it_ends(consumer: Consumer, runs_dir: Path) -> None:
+def test_a_truncated_recording_gives_what_is_whole_and_says_where_it_ends(consumer: Run, runs_dir: Path) -> None:
     recording = record_run(runs_dir, "r", snapshots_of_training(batches=40)) / "recording-1.mcap"
     os.truncate(recording, recording.stat().st_size // 2)
     result = consumer("--replay", recording, "--callbacks", "lr")
@@ -145,7 +124,7 @@ def test_a_truncated_recording_gives_what_is_whole_and_says_where_it_ends(consum
     assert "Traceback" not in result.err
 
 
-def test_a_recording_with_a_bad_place_is_read_around_it(consumer: Consumer, runs_dir: Path) -> None:
+def test_a_recording_with_a_bad_place_is_read_around_it(consumer: Run, runs_dir: Path) -> None:
     recording = record_run(runs_dir, "r", snapshots_of_training(batches=40)) / "recording-1.mcap"
     with recording.open("r+b") as file:
         file.seek(recording.stat().st_size // 3)
@@ -157,14 +136,14 @@ def test_a_recording_with_a_bad_place_is_read_around_it(consumer: Consumer, runs
     assert "missing: events" in result.err
 
 
-def test_events_that_nobody_has_are_named(consumer: Consumer, runs_dir: Path) -> None:
+def test_events_that_nobody_has_are_named(consumer: Run, runs_dir: Path) -> None:
     record_run(runs_dir, "r", snapshots_of_training(), without=(4, 5))
     result = consumer("--run", "r", "--callbacks", "lr")
     assert result.code == 1
     assert "missing: events 4 to 5 of rank 0" in result.err
 
 
-def test_what_cannot_work_is_told_before_a_run_is_waited_for(consumer: Consumer) -> None:
+def test_what_cannot_work_is_told_before_a_run_is_waited_for(consumer: Run) -> None:
     result = consumer("--callbacks", "top", "--wait")
     assert (result.code, result.out) == (1, "")
     [line] = result.err.splitlines()
@@ -191,7 +170,7 @@ def test_what_cannot_work_is_told_before_a_run_is_waited_for(consumer: Consumer)
     ],
 )
 def test_wrong_input_is_one_line_that_says_what_is_allowed(
-    consumer: Consumer, tmp_path: Path, runs_dir: Path, arguments: list[str], code: int, message: str
+    consumer: Run, tmp_path: Path, runs_dir: Path, arguments: list[str], code: int, message: str
 ) -> None:
     (tmp_path / "text").write_text("some text that is no recording\n")
     record_run(runs_dir, "other", [])
@@ -202,12 +181,12 @@ def test_wrong_input_is_one_line_that_says_what_is_allowed(
     assert line.startswith(message)
 
 
-def test_an_unknown_run_is_refused_with_those_that_there_are(consumer: Consumer, runs_dir: Path) -> None:
+def test_an_unknown_run_is_refused_with_those_that_there_are(consumer: Run, runs_dir: Path) -> None:
     record_run(runs_dir, "digits-7", [])
     assert "there are digits-7" in consumer("--run", "digits").err
 
 
-def test_a_run_is_listed_by_the_name_by_which_it_is_found(consumer: Consumer, runs_dir: Path) -> None:
+def test_a_run_is_listed_by_the_name_by_which_it_is_found(consumer: Run, runs_dir: Path) -> None:
     record_run(runs_dir, "before", [])
     (runs_dir / "before").rename(runs_dir / "after")
     assert "no run 'before' in" in (refusal := consumer("--run", "before").err)
@@ -218,7 +197,7 @@ def test_a_run_is_listed_by_the_name_by_which_it_is_found(consumer: Consumer, ru
 
 
 def test_a_callback_that_raises_makes_the_exit_code_1_and_is_counted(
-    consumer: Consumer, runs_dir: Path, tmp_path: Path
+    consumer: Run, runs_dir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(
         "from consumers import Callback\n"
@@ -238,9 +217,7 @@ def test_a_callback_that_raises_makes_the_exit_code_1_and_is_counted(
     assert last_line(stopped.err).startswith("error: callback Fragile raised ValueError at batch_end")
 
 
-def test_it_waits_for_the_first_run_and_says_so(
-    consumer: Consumer, runs_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_waits_for_the_first_run_and_says_so(consumer: Run, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def a_run_begins_and_ends(_seconds: float) -> None:
         record_run(runs_dir, "first", snapshots_of_training())
 
@@ -252,7 +229,7 @@ def test_it_waits_for_the_first_run_and_says_so(
 
 @pytest.mark.parametrize("arguments", [[], ["--wait", "--run", "next"]])
 def test_while_it_waits_it_leaves_old_runs_alone(
-    consumer: Consumer, runs_dir: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+    consumer: Run, runs_dir: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     def the_next_run(_seconds: float) -> None:
         record_run(runs_dir, "next", snapshots_of_training())
@@ -266,7 +243,7 @@ def test_while_it_waits_it_leaves_old_runs_alone(
 
 @pytest.mark.parametrize("arguments", [[], ["--run", "r"]])
 def test_a_run_that_its_broker_has_begun_and_does_not_serve_yet_is_waited_for(
-    consumer: Consumer, runs_dir: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+    consumer: Run, runs_dir: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     directory = record_run(runs_dir, "r", snapshots_of_training(), status=None)
     with (directory / "broker.lock").open("w") as lock:
@@ -280,9 +257,7 @@ def test_a_run_that_its_broker_has_begun_and_does_not_serve_yet_is_waited_for(
     assert result.err.splitlines()[0].startswith("waiting for ")
 
 
-def test_a_callback_that_handles_nothing_is_a_slip_of_the_pen(
-    consumer: Consumer, runs_dir: Path, tmp_path: Path
-) -> None:
+def test_a_callback_that_handles_nothing_is_a_slip_of_the_pen(consumer: Run, runs_dir: Path, tmp_path: Path) -> None:
     record_run(runs_dir, "r", snapshots_of_training())
     (tmp_path / "slip.py").write_text(
         "from consumers import Callback\nclass Slip(Callback):\n    def batch_ended(self, state, logger): ...\n"
@@ -307,7 +282,7 @@ def test_of_several_live_runs_it_takes_the_newest_and_names_the_others(runs_dir:
     assert said == ["attaching to newest, the newest live run; also live: older ('--run NAME' chooses)"]
 
 
-def test_ctrl_c_ends_the_wait(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_the_wait(consumer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_seconds: float) -> None:
         raise KeyboardInterrupt
 
@@ -327,7 +302,7 @@ def test_a_consumer_that_is_told_to_end_while_it_waits_ends_as_one_that_is_attac
     assert (waiting.returncode, err) == (0, "detached before there was a run\n")
 
 
-def test_the_list_shows_callbacks_and_loggers_with_their_options(consumer: Consumer) -> None:
+def test_the_list_shows_callbacks_and_loggers_with_their_options(consumer: Run) -> None:
     result = consumer("--list")
     lines = result.out.splitlines()
     assert result.code == 0
@@ -358,7 +333,7 @@ def test_it_runs_as_a_module_and_leaves_a_pipe_that_nobody_reads_without_a_word(
     assert "Exception ignored" not in done.stderr
 
 
-def test_what_a_run_has_logged_is_listed_by_name(consumer: Consumer, runs_dir: Path) -> None:
+def test_what_a_run_has_logged_is_listed_by_name(consumer: Run, runs_dir: Path) -> None:
     record_run(runs_dir, "digits-1", snapshots_of_training())
     own = Snapshot.build(
         Event.BATCH_END, timestamp=Timestamp(batch=1), loss=0.5, grad_norm=2.5, logged=[[0, {"mine\n\x1b[2J": 3.25}]]
@@ -386,7 +361,7 @@ def test_what_a_run_has_logged_is_listed_by_name(consumer: Consumer, runs_dir: P
     assert "leave out --run" in twice.err
 
 
-def test_metrics_of_evaluators_are_listed_with_their_label(consumer: Consumer, runs_dir: Path) -> None:
+def test_metrics_of_evaluators_are_listed_with_their_label(consumer: Run, runs_dir: Path) -> None:
     snapshot = Snapshot.build(
         Event.EVAL_END, timestamp=Timestamp(batch=4), dataloader_label="eval", eval_metrics={"eval": {"accuracy": 0.75}}
     )
@@ -396,7 +371,7 @@ def test_metrics_of_evaluators_are_listed_with_their_label(consumer: Consumer, r
     assert "dataloader_label=LABEL and monitor=NAME" in result.err
 
 
-def test_a_stopper_that_can_never_work_ends_its_consumer(consumer: Consumer, runs_dir: Path) -> None:
+def test_a_stopper_that_can_never_work_ends_its_consumer(consumer: Run, runs_dir: Path) -> None:
     snapshots = [
         Snapshot.build(Event.EVAL_END, dataloader_label="eval", eval_metrics={"eval": {"accuracy": 0.75}}),
         Snapshot.build(Event.FIT_END),

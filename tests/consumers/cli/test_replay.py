@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from commands import command
 from replay_streams import record
 
 from consumers.cli import main as cli
@@ -81,15 +82,19 @@ def last_line(text: str) -> str:
     return text.splitlines()[-1]
 
 
-def test_at_any_pace_the_same_is_logged(folder: Path) -> None:
+def test_at_any_pace_the_same_is_logged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    consumer = command("consumer", cli.main, monkeypatch, capsys)
     record(folder / "ranks.mcap", ranks=2, inner=True)
     written, drawn = [], []
     ways = (["--replay", "ranks.mcap"], *(["--replay", "ranks.mcap", "--rate", rate] for rate in ("max", "1e5", "10")))
     for number, way in enumerate([*ways, ["--run", "ranks.mcap", "--rate", "1e5"]]):
         callbacks = ["-c", "metrics,speed,lr,trace", "-o", f"trace.path={number}.json"]
-        done = consumer(folder, *way, *callbacks, "-l", "jsonl", "-o", f"jsonl.path={number}")
-        assert done.returncode == 0
-        assert last_line(done.stderr).startswith("run r finished: ")
+        done = consumer(*way, *callbacks, "-l", "jsonl", "-o", f"jsonl.path={number}")
+        assert done.code == 0
+        assert last_line(done.err).startswith("run r finished: ")
         written.append((folder / str(number)).read_text())
         drawn.append((folder / f"{number}.json").read_text())
     assert len(written[0].splitlines()) > 12
@@ -172,11 +177,8 @@ def test_mistakes_are_told_in_one_line(
     message: str,
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["consumer", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    told = capsys.readouterr()
-    assert (ended.value.code, told.out) == (code, "")
+    told = command("consumer", cli.main, monkeypatch, capsys)(*arguments)
+    assert (told.code, told.out) == (code, "")
     assert message in last_line(told.err)
     assert "Traceback" not in told.err
 

@@ -2,13 +2,13 @@
 
 import json
 import math
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run, command
 from consumers_stream import Collector, batch_end, record_run, snapshots_of_training
 from paths import ROOT
 
@@ -18,6 +18,7 @@ from bus.types.demand import Demand, Want
 from bus.types.event import Event
 from bus.types.timestamp import Time, Timestamp
 from consumers import Callback, Logger, Runner
+from consumers.cli.main import main
 from consumers.cli.registry import CALLBACKS
 from consumers.composer.adapter import AdaptedCallback, adapt, stand_in
 from consumers.composer.state import ComposerState
@@ -38,21 +39,21 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return write_file
 
 
-def consumer(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command, as a user calls it."""
-    command = [sys.executable, "-m", "consumers", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+@pytest.fixture
+def consumer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.setattr("sys.path", [*sys.path])
+    return command("consumer", main, monkeypatch, capsys)
 
 
 # -- with the command -------------------------------------------------------------------------------------------------
 
 
-def test_the_unchanged_example_runs_in_a_consumer(runs_dir: Path) -> None:
+def test_the_unchanged_example_runs_in_a_consumer(consumer: Run, runs_dir: Path) -> None:
     run = record_run(runs_dir, "done", [with_duration(snapshot) for snapshot in snapshots_of_training()])
     name = f"{EXAMPLES / 'composer_callback.py'}:Milestones"
     done = consumer("--replay", run, "--callbacks", name, "--log", "jsonl", "-o", "Milestones.interval=4ba")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "accuracy of eval: 0.750 after 2ep\n"
+    assert done.code == 0, done.err
+    assert done.out == "accuracy of eval: 0.750 after 2ep\n"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [(row["step"], row["loss/exp"], row["progress"], row["samples_per_rank"]) for row in rows] == [
         (4, math.exp(1 / 4), 0.5, 16),
@@ -60,20 +61,20 @@ def test_the_unchanged_example_runs_in_a_consumer(runs_dir: Path) -> None:
     ]
 
 
-def test_the_example_that_asks_for_too_much_is_told_what_there_is_instead(runs_dir: Path) -> None:
+def test_the_example_that_asks_for_too_much_is_told_what_there_is_instead(consumer: Run, runs_dir: Path) -> None:
     run = record_run(runs_dir, "done", snapshots_of_training())
     name = f"{EXAMPLES / 'composer_callback_too_much.py'}:DeadUnits"
     done = consumer("--replay", run, "--callbacks", f"{name},lr")
-    assert done.returncode == 1
+    assert done.code == 1
     assert (
         "counted, not shown: state.model is not in the batch_end snapshot, which is all that a consumer's callback "
         "has of the training: its weights and the norms of weights and gradients are fields on demand (weights, "
         "parameter_norm, gradient_norm); code that needs the model, the optimizers or the data themselves belongs into "
-        "an Algorithm in the trainer" in done.stderr
+        "an Algorithm in the trainer" in done.err
     )
-    assert "examples/composer_callback_too_much.py:17)" in done.stderr
-    assert "callback DeadUnits raised 8 times" in done.stderr
-    assert "lr-SGD/group0" in done.stdout
+    assert "examples/composer_callback_too_much.py:17)" in done.err
+    assert "callback DeadUnits raised 8 times" in done.err
+    assert "lr-SGD/group0" in done.out
 
 
 def with_duration(snapshot: Snapshot) -> Snapshot:

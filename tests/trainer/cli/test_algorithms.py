@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run
 from paths import ROOT
-from trainer_command import SMALL, Run, command_in, without_torch
+from trainer_command import SMALL, command_in, without_torch
 from training import Act, gold_trainer
 
 import trainer.algorithms

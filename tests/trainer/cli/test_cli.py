@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import Run
 from gold import GoldMLP
 from paths import ROOT
-from trainer_command import SMALL, Run, command_in, without_torch
+from trainer_command import SMALL, command_in, without_torch
 
 from bus.recording.recording import Recording
 from bus.runs.directory import list_runs

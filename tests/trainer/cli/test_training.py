@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 import pytest
 import torch
+from commands import Run
 from paths import SUPPORT
-from trainer_command import SMALL, Run, command_in
+from trainer_command import SMALL, command_in
 
 from bus.cli.describe import describe_run, lines
 from bus.runs.directory import find_run, list_runs
