@@ -9,8 +9,7 @@ from consumers.api.logger import Logger, LoggerDestination, RunContext
 from consumers.dashboard.terminal.display import Display
 from consumers.dashboard.terminal.screen import require_terminal
 from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.runs import MonitoredRun
-from consumers.dashboard.view.tap import RunTap, ViewDestination
+from consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
 
 
 class Top(RunTap):
@@ -39,7 +38,7 @@ class Top(RunTap):
         """What hands on what other callbacks log, and takes the terminal when the run is known."""
         self._run = MonitoredRun(RunView("run"))
         self._display = Display(self._run.view)
-        return [_TopDestination(self._run.view, self._display)]
+        return [_TopDestination(self._run, self._display)]
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         """Takes an event into the view."""
@@ -78,8 +77,8 @@ class Top(RunTap):
 class _TopDestination(ViewDestination):
     """Opens the display with the run."""
 
-    def __init__(self, view: RunView, display: Display) -> None:
-        super().__init__(view)
+    def __init__(self, run: MonitoredRun, display: Display) -> None:
+        super().__init__(run)
         self._display = display
 
     def check(self) -> None:

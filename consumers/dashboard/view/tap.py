@@ -1,29 +1,63 @@
-"""What brings a run's events to a dashboard."""
+"""A run that a dashboard shows, and what brings its events there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from bus.errors import OffloopError
 from bus.protocol.order import Ending
 from bus.protocol.snapshot import Snapshot
+from bus.subscriber.commands import sent_by
+from bus.types.commands import Outcome
 from bus.types.demand import BASE_EVENTS, Demand, Want
 from bus.types.event import Event
 from consumers.api.callback import Callback
 from consumers.api.logger import Images, Logger, LoggerDestination, Row, RunContext, Text
 from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.runs import MonitoredRun
 
 
-class ViewDestination(LoggerDestination):
-    """Hands a view what callbacks log, and tells it which run it is."""
+class MonitoredRun:
+    """One attempt of a run on the page. The page numbers them in the order in which they came, and none goes away."""
 
     def __init__(self, view: RunView) -> None:
         self.view = view
-        self.context: RunContext | None = None
-        """Which run it is, where, and how to command it; ``None`` until it is opened."""
+        self.command: Callable[..., Outcome] | None = None
+        """Sends the training a command; ``None`` where it takes none."""
+        self.problem: str | None = None
+        """Why it cannot be watched any further."""
+
+    @property
+    def can_command(self) -> bool:
+        """Whether there is a training that commands would reach."""
+        return self.command is not None and self.view.status in ("live", "paused")
+
+    def send(self, name: str) -> Outcome:
+        """Sends a command and waits for what becomes of it, some seconds at most.
+
+        Raises:
+            OffloopError: it cannot be sent.
+        """
+        if self.command is None or not self.can_command:
+            raise OffloopError(f"run {self.view.run_name} takes no commands: it is {self.view.status}")
+        return self.command(name, reason=sent_by("the web page"))
+
+
+def labels_of(runs: Sequence[MonitoredRun]) -> list[str]:
+    """What each is called: the run's name, with the attempt where there are several of one run."""
+    names = [(run.view.run_name, run.view.attempt) for run in runs]
+    several = {name for name, attempt in names if attempt > 1}
+    return [f"{name} #{attempt}" if name in several else name for name, attempt in names]
+
+
+class ViewDestination(LoggerDestination):
+    """Hands a run's view what callbacks log, and tells it which run it is."""
+
+    def __init__(self, run: MonitoredRun) -> None:
+        self.view = run.view
+        self._run = run
 
     def open(self, context: RunContext) -> None:
-        """Tells the view which run it is."""
-        self.context = context
+        """Tells the view which run it is, and takes how to command it."""
+        self._run.command = context.command
         self.view.run_name, self.view.attempt = context.run_name, context.attempt
         self.view.follow_outcomes(context.answered)
 
@@ -62,7 +96,7 @@ class RunTap(Callback):
 
     def destinations(self) -> Sequence[LoggerDestination]:
         """One that takes in what is logged."""
-        return (_Destination(self._run),)
+        return (ViewDestination(self._run),)
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         """Takes in an event of any rank."""
@@ -71,13 +105,3 @@ class RunTap(Callback):
     def run_ended(self, ending: Ending | None) -> None:
         """Takes in how the run ended."""
         self._run.view.end(ending)
-
-
-class _Destination(ViewDestination):
-    def __init__(self, run: MonitoredRun) -> None:
-        super().__init__(run.view)
-        self._run = run
-
-    def open(self, context: RunContext) -> None:
-        super().open(context)
-        self._run.command = context.command

@@ -8,8 +8,7 @@ from bus.printing import say
 from bus.protocol.order import Ending
 from consumers.api.logger import LoggerDestination, RunContext
 from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.runs import MonitoredRun
-from consumers.dashboard.view.tap import RunTap
+from consumers.dashboard.view.tap import MonitoredRun, RunTap
 from consumers.dashboard.web.access import Listening
 from consumers.dashboard.web.server import DashboardServer, check_installed
 

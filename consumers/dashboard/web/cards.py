@@ -8,7 +8,7 @@ from bus.errors import OffloopError
 from bus.types.time import Time, TimeUnit
 from consumers.dashboard.view.phases import PublishingView
 from consumers.dashboard.view.progress import ProgressView, duration
-from consumers.dashboard.view.runs import MonitoredRun
+from consumers.dashboard.view.tap import MonitoredRun
 from consumers.dashboard.web.access import Role
 
 if TYPE_CHECKING:

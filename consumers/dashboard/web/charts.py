@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from consumers.dashboard.view.phases import PhaseView
 from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.runs import MonitoredRun
 from consumers.dashboard.view.series import Axis, Points, Series
+from consumers.dashboard.view.tap import MonitoredRun
 from consumers.dashboard.web.units import Scale, scale_of, value_text
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from bus.runs.directory import Attempt, RunInfo, find_run, list_runs, runs_dir
 from bus.subscriber.subscriber import Subscriber
 from consumers.api.callback import demand_of
 from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.runs import MonitoredRun
-from consumers.dashboard.view.tap import RunTap
+from consumers.dashboard.view.tap import MonitoredRun, RunTap
 from consumers.dashboard.web.access import Listening
 from consumers.dashboard.web.server import DashboardServer
 from consumers.runner.entries import wanted_events

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from consumers.dashboard.view.runs import MonitoredRun, labels_of
+from consumers.dashboard.view.tap import MonitoredRun, labels_of
 from consumers.dashboard.web.access import Role
 from consumers.dashboard.web.cards import RunCards
 from consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of

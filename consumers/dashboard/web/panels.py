@@ -9,7 +9,7 @@ from bus.types.hyperparameters import value_text
 from consumers.api.images import as_bytes, as_png
 from consumers.api.logger import Images
 from consumers.dashboard.view.log import LogEntry
-from consumers.dashboard.view.runs import MonitoredRun
+from consumers.dashboard.view.tap import MonitoredRun
 from consumers.dashboard.web.units import scale_of
 from consumers.dashboard.web.units import value_text as metric_text
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bus.errors import ConfigurationError, require
 from bus.printing import say
-from consumers.dashboard.view.runs import MonitoredRun
+from consumers.dashboard.view.tap import MonitoredRun
 from consumers.dashboard.web.access import FIRST_PORT, Listening, Role, Tokens
 
 if TYPE_CHECKING:

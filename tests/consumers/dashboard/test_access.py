@@ -20,7 +20,7 @@ from playwright.sync_api import Browser
 from bus.errors import ConfigurationError, OffloopError
 from bus.types.commands import Command, Outcome
 from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.runs import MonitoredRun
+from consumers.dashboard.view.tap import MonitoredRun
 from consumers.dashboard.web.access import Listening, Role, Tokens
 from consumers.dashboard.web.callback import Dashboard
 from consumers.dashboard.web.cards import send_for

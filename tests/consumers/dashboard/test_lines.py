@@ -14,7 +14,7 @@ from consumers.api.images import as_bytes, as_png
 from consumers.api.logger import Row
 from consumers.callbacks import SpeedMonitor
 from consumers.dashboard.view.run_view import ProgressView, PublishingView, RunView
-from consumers.dashboard.view.runs import MonitoredRun, labels_of
+from consumers.dashboard.view.tap import MonitoredRun, labels_of
 from consumers.dashboard.web.cards import facts
 from consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
 from consumers.dashboard.web.page import rest_after

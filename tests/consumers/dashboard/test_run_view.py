@@ -28,9 +28,8 @@ from consumers.dashboard.view import run_view
 from consumers.dashboard.view.phases import PHASES, Phases
 from consumers.dashboard.view.ranks import straggler
 from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.runs import MonitoredRun
 from consumers.dashboard.view.series import Clock, Series, kept_points
-from consumers.dashboard.view.tap import RunTap, ViewDestination
+from consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
@@ -614,11 +613,12 @@ def test_the_latest_images_of_each_name_are_kept(monkeypatch: pytest.MonkeyPatch
 
 def test_a_destination_hands_on_what_is_logged_and_which_run_it_is() -> None:
     view = RunView("run")
-    destination = ViewDestination(view)
+    run = MonitoredRun(view)
+    destination = ViewDestination(run)
     state = batch_of(3)
-    context = RunContext("digits-3", 2, None)
+    context = RunContext("digits-3", 2, None, command=lambda name: Outcome(Command(name)))
     destination.open(context)
-    assert destination.context is context
+    assert run.command is context.command is not None
     destination.log_rows([Row(3, 0.0, {"own": 1.5})], state)
     destination.log_text(Text(3, 5.0, "verdict", "input-bound"), state)
     destination.log_images(Images(3, 0.0, "inputs", [], {}, None, True), state)
