@@ -83,6 +83,10 @@ except SystemExit:
     assert not loaded & HEAVY
 
 
+def test_a_training_loads_nothing_of_commands_and_displays() -> None:
+    assert not loaded_by("from trainer import Trainer") & {"click", "rich", "nicegui", "consumers"}
+
+
 def test_the_errors_can_be_imported_without_the_rest() -> None:
     loaded = loaded_by("import bus.errors")
     assert not loaded & {*HEAVY, "msgpack"}

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
-import click
-
 from bus.errors import ConfigurationError
 from bus.types.time import TimeInput
 from trainer.arguments.checks import check_function, check_subset
@@ -54,12 +52,10 @@ class _OwnArguments(ArgumentGroup):
     callbacks: Any | Sequence[Any] | None = None
     loggers: Any | Sequence[Any] | None = None
     run_name: Annotated[str | None, Option(metavar="NAME")] = None
-    seed: Annotated[int | None, Option(type=click.IntRange(0, 2**32 - 1))] = None
-    device: Annotated["str | torch.device | Device", Option(type=click.Choice(["auto", "cpu", "gpu"]))] = "auto"
+    seed: Annotated[int | None, Option(least=0, most=2**32 - 1)] = None
+    device: Annotated["str | torch.device | Device", Option(choices=["auto", "cpu", "gpu"])] = "auto"
     _: KW_ONLY
-    train_subset_num_batches: Annotated[
-        int, check_subset, Option("--train-batches", metavar="N", type=click.IntRange(min=1))
-    ] = -1
+    train_subset_num_batches: Annotated[int, check_subset, Option("--train-batches", metavar="N", least=1)] = -1
     iteration_length: Annotated[
         TimeInput | None, check_iteration_length, Option(metavar="TIME", read=check_iteration_length)
     ] = None

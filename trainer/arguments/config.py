@@ -2,14 +2,12 @@
 command ``trainer`` that stands for it. No torch here."""
 
 import inspect
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
-
-import click
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
@@ -28,7 +26,6 @@ from trainer.arguments.checks import (
 from trainer.arguments.durations import check_interval, check_max_duration
 
 PathInput = str | os.PathLike[str]
-_BATCHES = click.IntRange(min=1)
 
 
 @dataclass(frozen=True)
@@ -38,9 +35,16 @@ class Option:
     name: str = ""
     """Another name, or several with spaces."""
     metavar: str | None = None
-    type: Any = None
+    choices: Sequence[str] = ()
+    """The texts that it may be."""
+    least: int | None = None
+    """The smallest whole number that it may be."""
+    most: int | None = None
+    """The largest whole number that it may be."""
+    path: Literal["any", "existing"] | None = None
+    """For a path: whether something must be there."""
     read: Callable[[str], Any] | None = None
-    """Reads the value from text, for what click has no type for; raises our errors."""
+    """Reads the value from text, for everything else; raises our errors."""
     sets: Any = None
     """For a flag: what the argument is if it is given."""
     many: bool = False
@@ -127,6 +131,16 @@ def _read_microbatch_size(text: str) -> int | str:
     return int(text)
 
 
+def _read_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise ConfigurationError(f"{text!r} is no number of seconds: use more than 0")
+    return seconds
+
+
 @dataclass(frozen=True)
 class EvalConfig(ArgumentGroup):
     """When a training evaluates, and on how much. An :class:`trainer.Evaluator` may have both of its own.
@@ -140,7 +154,7 @@ class EvalConfig(ArgumentGroup):
 
     eval_interval: Annotated[TimeInput, check_interval, Option(metavar="TIME", read=_read_interval)] = "1ep"
     _: KW_ONLY
-    eval_subset_num_batches: Annotated[int, check_subset, Option("--eval-batches", metavar="N", type=_BATCHES)] = -1
+    eval_subset_num_batches: Annotated[int, check_subset, Option("--eval-batches", metavar="N", least=1)] = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +178,7 @@ class ComputeConfig(ArgumentGroup):
 
     heading = "Computing"
 
-    precision: Annotated[str | None, check_precision, Option(type=click.Choice(PRECISIONS))] = None
+    precision: Annotated[str | None, check_precision, Option(choices=PRECISIONS)] = None
     device_train_microbatch_size: Annotated[
         int | Literal["auto"] | None, Option("--microbatch-size", metavar="N|auto", read=_read_microbatch_size)
     ] = None
@@ -202,14 +216,10 @@ class CheckpointConfig(ArgumentGroup):
     save_interval: Annotated[
         TimeInput, check_interval, Option(metavar="TIME", read=_read_interval, needs=["save_folder"])
     ] = "1ep"
-    save_num_checkpoints_to_keep: Annotated[
-        int, Option("--keep", metavar="N", type=_BATCHES, needs=["save_folder"])
-    ] = -1
+    save_num_checkpoints_to_keep: Annotated[int, Option("--keep", metavar="N", least=1, needs=["save_folder"])] = -1
     save_overwrite: Annotated[bool, Option(needs=["save_folder"])] = False
     save_weights_only: bool = False
-    load_path: Annotated[
-        PathInput | None, check_path, Option(metavar="PATH", type=click.Path(exists=True, path_type=Path))
-    ] = None
+    load_path: Annotated[PathInput | None, check_path, Option(metavar="PATH", path="existing")] = None
     load_weights_only: Annotated[bool, Option(needs=["load_path"])] = False
     load_strict_model_weights: Annotated[
         bool,
@@ -251,13 +261,13 @@ class StreamConfig(ArgumentGroup):
     heading = "Stream"
 
     publish: Annotated[bool, Option()] = True
-    runs_dir: Annotated[PathInput | None, check_path, Option(metavar="DIR", type=click.Path(path_type=Path))] = None
+    runs_dir: Annotated[PathInput | None, check_path, Option(metavar="DIR", path="any")] = None
     broker: Annotated[str | None, Option(metavar="ADDRESS")] = None
     key: Annotated[str | None, Option(metavar="FILE")] = None
     broker_key: Annotated[str | None, Option(metavar="FILE")] = None
     record: Annotated[str | Iterable[Event | str] | None, check_record, Option(metavar="EVENTS")] = None
     max_delay: Annotated[float, check_max_delay] = 0.05
-    backlog_bytes: Annotated[int | None, Option(metavar="N", type=int)] = None
+    backlog_bytes: Annotated[int | None, Option(metavar="N")] = None
     config: Annotated[Mapping[str, Any] | None, check_config] = None
     fields: Mapping[str, Callable[[Any], Any]] | None = None
     settings: Mapping[str, Callable[[Any, Any], object]] | None = None
@@ -266,7 +276,5 @@ class StreamConfig(ArgumentGroup):
         Option(metavar="NAME[,NAME...]", many=True),
         Option("--strict-stops", sets=["all"], help="as --wait-for all."),
     ] = None
-    wait_seconds: Annotated[float, Option(metavar="S", type=click.FloatRange(min=0, min_open=True))] = 30.0
-    commands_from: Annotated[
-        PathInput | None, check_path, Option(metavar="PATH", type=click.Path(exists=True, path_type=Path))
-    ] = None
+    wait_seconds: Annotated[float, Option(metavar="S", read=_read_seconds)] = 30.0
+    commands_from: Annotated[PathInput | None, check_path, Option(metavar="PATH", path="existing")] = None

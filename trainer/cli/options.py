@@ -5,7 +5,8 @@ An option that is not given is ``None``: then what the task says counts, and aft
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import click
 
@@ -21,7 +22,7 @@ def _dashed(name: str) -> str:
 def _make_option(argument: Argument, form: Option) -> click.Option:
     declared = (form.name or _dashed(argument.name)).split()
     text = form.help or argument.help
-    settings: dict[str, Any] = {"type": form.type, "metavar": form.metavar}
+    settings: dict[str, Any] = {"type": _click_type(argument, form), "metavar": form.metavar}
     if form.sets is not None or argument.type is bool:
         settings = {"is_flag": True}
         if form.sets is None and argument.default:
@@ -33,6 +34,16 @@ def _make_option(argument: Argument, form: Option) -> click.Option:
     elif form.read is not None:
         settings["callback"] = _read_by(form.read)
     return click.Option(declared, default=None, help=text[:1].upper() + text[1:], **settings)
+
+
+def _click_type(argument: Argument, form: Option) -> Any:
+    if form.choices:
+        return click.Choice(form.choices)
+    if form.path is not None:
+        return click.Path(exists=form.path == "existing", path_type=Path)
+    if form.read is None and int in (argument.type, *get_args(argument.type)):
+        return click.INT if form.least is None else click.IntRange(form.least, form.most)
+    return None
 
 
 def _read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
