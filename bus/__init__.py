@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from bus.types.demand import BASE_EVENTS
     from bus.types.event import Event
     from bus.types.time import Time, TimeUnit
+    from bus.types.timeouts import Timeouts
     from bus.types.timestamp import Timestamp, wall_clock
 
 __all__ = [
@@ -72,6 +73,7 @@ __all__ = [
     "Time",
     "TimeUnit",
     "TimeUnitError",
+    "Timeouts",
     "Timestamp",
     "find_run",
     "list_runs",
@@ -85,7 +87,8 @@ __getattr__, __dir__ = lazy_exports(
     {
         "bus.broker.broker": ["Broker"],
         "bus.broker.runs": ["BrokerStatistics"],
-        "bus.publisher.deferred": ["Deferred"],
+        "bus.types.deferred": ["Deferred"],
+        "bus.types.timeouts": ["Timeouts"],
         "bus.types.demand": ["BASE_EVENTS"],
         "bus.errors": [
             "BrokerError",

@@ -14,8 +14,7 @@ from bus.net.requests import ask_broker, list_remote_runs
 from bus.protocol.frames import EventBody
 from bus.protocol.order import Gap, Reached
 from bus.recording.source import RecordSource, is_mark
-from bus.runs.directory import RunInfo, changed_in_words
-from bus.runs.origin import Origin
+from bus.runs.directory import Origin, RunInfo, changed_in_words
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in, value_text
 

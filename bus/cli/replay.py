@@ -109,8 +109,7 @@ def replay(
 
 def _check_name(name: str, where: str | None) -> None:
     """Raises :class:`bus.errors.ConfigurationError` when there is a run of that name that is no replay."""
-    from bus.runs.directory import RUN_FILE, read_run, runs_dir
-    from bus.runs.origin import Origin
+    from bus.runs.directory import RUN_FILE, Origin, read_run, runs_dir
 
     path = runs_dir(where) / name
     if (path / RUN_FILE).exists() and Origin.of(read_run(path).last.info) is None:

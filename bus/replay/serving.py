@@ -22,7 +22,7 @@ from bus.recording.source import LeftOut, Recorded, RecordSource, is_mark, ranks
 from bus.recording.window import Bound, Window, recording_began
 from bus.replay.feed import Feed, reframe, wait_for_any
 from bus.replay.pace import Pace
-from bus.runs.origin import Origin
+from bus.runs.directory import Origin
 from bus.types.demand import BASE_EVENTS
 from bus.types.timeouts import Timeouts
 from bus.types.timestamp import Timestamp

@@ -12,8 +12,7 @@ from typing import Any
 from bus.errors import ConfigurationError, RunDirectoryError
 from bus.printing import say
 from bus.protocol.snapshot import Snapshot
-from bus.runs.directory import read_run
-from bus.runs.origin import Origin
+from bus.runs.directory import Origin, read_run
 from bus.types.commands import Outcome
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event

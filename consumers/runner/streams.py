@@ -12,8 +12,7 @@ from bus.net.requests import list_remote_runs
 from bus.recording.recording import Recording
 from bus.replay.replay import Replay
 from bus.runs.announcement import Announcement, list_announcements
-from bus.runs.directory import RunInfo, find_run, in_words, list_runs, runs_dir
-from bus.runs.origin import Origin
+from bus.runs.directory import Origin, RunInfo, find_run, in_words, list_runs, runs_dir
 from bus.subscriber.subscriber import Subscriber
 from bus.terminal import exit_on_signal
 from bus.types.demand import Demand

@@ -15,7 +15,7 @@ from consumers_stream import Collector
 
 from bus.errors import ConfigurationError
 from bus.protocol.snapshot import Snapshot
-from bus.runs.origin import Origin
+from bus.runs.directory import Origin
 from bus.types.commands import Command, Outcome
 from bus.types.event import Event
 from bus.types.timestamp import Timestamp
