@@ -78,9 +78,9 @@ def atomic_output(output: Path, inputs: Sequence[Path], force: bool = False) -> 
     if output.is_dir():
         raise ConfigurationError(f"{output} is a folder: name a file in it with '--output'")
     if output.exists() and not output.is_file():
-        raise ConfigurationError(f"{output} is no file that could be replaced: choose another one with '--output'")
+        raise ConfigurationError(f"{output} is not a file that can be replaced: choose another one with '--output'")
     if output.parent.exists() and not output.parent.is_dir():
-        raise ConfigurationError(f"{output.parent} is no folder: choose another file with '--output'")
+        raise ConfigurationError(f"{output.parent} is not a folder: choose another file with '--output'")
     if any(_is_same(output, path) for path in inputs):
         raise ConfigurationError(f"{output} is what is read: choose another file with '--output'")
     if os.path.lexists(output) and not force:
@@ -115,7 +115,7 @@ def open_file(
         NotAFileError: it is something else.
         OSError: it cannot be opened.
     """
-    # Opening a FIFO waits for its other end unless it is told not to.
+    # Opening a FIFO waits for its other end unless it is opened without waiting.
     flags |= os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
         descriptor = with_reserve(lambda: os.open(path, flags, mode, dir_fd=dir_fd))
@@ -148,7 +148,7 @@ def open_directory(path: Path) -> int:
 
 
 def check_owner(directory: int) -> None:
-    """Raises :class:`PermissionError` for an open directory that belongs to somebody else.
+    """Raises :class:`PermissionError` for an open directory that belongs to another user.
 
     Some file systems, such as network drives and what virtual machines share, give one owner to all files: a directory
     is ours if a file that we make in it has the same one."""

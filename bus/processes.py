@@ -15,7 +15,7 @@ Opened = TypeVar("Opened")
 def start_time(pid: int) -> int | None:
     """When a process of this machine began, in clock ticks since the machine did; ``None`` where that cannot be known.
 
-    With it a number that was given to another process later is told from the process that was meant."""
+    With it a number that was given to another process later is distinguished from the process that was meant."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 

@@ -20,7 +20,7 @@ _HELP_IS_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 def run_command(command: click.Command) -> NoReturn:
     """Runs a click command as a program: one line on standard error and exit code 1 for an error that the user can
-    mend, 2 for wrong usage, with the help where nothing was given, 130 after Ctrl-C; a traceback only for a defect of
+    repair, 2 for wrong usage, with the help where nothing was given, 130 after Ctrl-C; a traceback only for a defect of
     ours."""
     try:
         code = command.main(standalone_mode=False)

@@ -61,7 +61,7 @@ def parse_assignment(text: str) -> tuple[str, str, str]:
     left, equals, value = text.partition("=")
     owner, dot, option = left.strip().rpartition(".")
     if not (equals and dot and owner and option):
-        raise ConfigurationError(f"{text!r} is no option: write NAME.OPTION=VALUE", value=text)
+        raise ConfigurationError(f"{text!r} is not an option: write NAME.OPTION=VALUE", value=text)
     return owner, option, value.strip()
 
 

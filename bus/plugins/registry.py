@@ -252,7 +252,7 @@ def _import_file(path: Path) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     # Registered before it runs, as `import` does: dataclasses and type hints look their module up.
     sys.modules[name] = module
@@ -275,7 +275,7 @@ def options_for(chosen: Mapping[str, type], assignments: Sequence[str]) -> dict[
     name can stand for the name that it was chosen by: ``Mine.size=3`` belongs to ``my.module:Mine``.
 
     Raises:
-        ConfigurationError: a text is no option, or belongs to none of the classes.
+        ConfigurationError: a text is not an option, or belongs to none of the classes.
     """
     options: dict[str, dict[str, str]] = {}
     for assignment in assignments:

@@ -255,7 +255,7 @@ class Snapshot:
         return rest
 
     def get_elapsed_duration(self) -> Time | None:
-        """Which part of ``max_duration`` is over, in the unit ``dur``: 0 at the start, 1 at the end; ``None`` without
+        """The elapsed share of ``max_duration``, in the unit ``dur``: 0 at the start, 1 at the end; ``None`` without
         one."""
         max_duration = self.max_duration
         if max_duration is None:

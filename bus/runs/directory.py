@@ -36,7 +36,7 @@ _REPLAY_OF = "replay_of"
 
 
 class Pause(NamedTuple):
-    """A training that stands still by command."""
+    """A training that is paused by a command."""
 
     since: float
     """Seconds since 1970."""
@@ -138,7 +138,7 @@ class RunInfo:
 
     @property
     def paused(self) -> Pause | None:
-        """Since when the training stands still by command; ``None`` for one that does not, or has ended."""
+        """Since when the training is paused by a command; ``None`` for one that is not, or has ended."""
         return self.last.paused if self.last.status == "running" or self.away else None
 
     @property

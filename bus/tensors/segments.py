@@ -1,12 +1,12 @@
 """Shared memory in which a trainer leaves tensors for the consumers on its machine.
 
 A :class:`SegmentPool` has a bounded number of segments and uses them again and again. Before a segment is used again,
-everyone who asked has handled what is in it, or has had the time to; and nobody may have it mapped. The latter is held
-by the kernel: who reads a segment holds a shared ``flock`` on it, from before the first look until the map is gone,
-and the pool writes only while it holds the exclusive one, which it takes without waiting. When a process dies, the
-kernel takes its lock away with it.
+every consumer that requested it has handled it, or has had the time to; and no process may have it mapped. The kernel
+ensures the latter: a reader of a segment holds a shared ``flock`` on it, from before the first look until the map is
+gone, and the pool writes only while it holds the exclusive one, which it takes without waiting. When a process dies,
+the kernel releases its lock.
 
-So nobody can read half of one image and half of another. A reader that gets its lock finds in the front of the segment
+So no reader gets half of one image and half of another. A reader that gets its lock finds in the front of the segment
 the number of what is there, written under the exclusive lock together with it; if that is the number in its reference,
 the whole image is the right one, and stays while the lock does. If it is not, or there is no lock to be had, the
 reader came too late.

@@ -113,7 +113,7 @@ class Diff:
     alone: dict[str, int]
     """Events that one alone has, of ``A`` and of ``B``."""
     differing_marks: int
-    """Commands and endings that differ, or that only one has: they are compared, and are no events."""
+    """Commands and endings that differ, or that only one has: they are compared, but are not events."""
     first: EventDifference | None
     """The first of them: the earliest batch, there the first event, of equal ones the lowest rank."""
     metrics: tuple[MetricDifference, ...]
@@ -136,7 +136,7 @@ def diff(a: Path, b: Path, *, tolerance: float = 0.0, times: bool = False) -> Di
     them.
 
     Hyperparameters are compared by name. Those that say by what and where a run was started (``command``, ``git/``,
-    ``version/``, ``machine/``) are told and make no difference, nor do all of them where one run alone has any.
+    ``version/``, ``machine/``) are listed and make no difference, nor do all of them where one run alone has any.
 
     What differs in any case is not compared: the run's name, attempt and machine, numbers of events, and, unless
     ``times`` is true, when things happened and how long they took. Two numbers are the same when they are equal, both

@@ -31,7 +31,7 @@ class Exported(Written):
     """What :func:`export` wrote."""
 
     marks: int
-    """Rows in it that are no events: commands, and how the run ended. A timeline has none."""
+    """Rows in it that are not events: commands, and how the run ended. A timeline has none."""
 
 
 def exported_path(recording: Path, to: str) -> Path:
@@ -54,7 +54,7 @@ def export(
     each field, ``jsonl`` an object for each event, ``json-mcap`` is for Foxglove and PlotJuggler, ``trace`` is a
     timeline for Perfetto (see :class:`bus.trace.writer.TraceWriter`). Commands and how the run ended come too, as the
     rows ``$command`` and ``$end``, unless ``events`` chooses events. What is damaged is passed over and named. Memory
-    does not grow with the recording, but for what is told of the numbers that it lacks. It may still be written: what
+    does not grow with the recording, but for the list of the numbers that it lacks. It may still be written: what
     is there at the beginning is exported.
 
     Raises:

@@ -12,7 +12,7 @@ from bus.errors import ConfigurationError, ProtocolError, close_matches
 COMMANDS: Mapping[str, str] = {
     "stop": "ends the training after the batch at hand",
     "checkpoint": "writes a checkpoint",
-    "pause": "stands still until 'resume' or 'stop'",
+    "pause": "pauses until 'resume' or 'stop'",
     "resume": "continues after 'pause'",
     "set": "sets a value that the trainer declares, such as 'lr'",
 }

@@ -1,4 +1,4 @@
-"""How often: every so many batches, or whenever so much of the training is over. The trainer and the consumers both
+"""How often: every so many batches, or after so much of the training. The trainer and the consumers both
 decide by :func:`is_due`, from what every snapshot says."""
 
 import math

@@ -4,7 +4,7 @@ Such a callback is recognised by its methods. :func:`adapt` makes a :class:`~con
 class that hands it a :class:`~consumers.composer.state.ComposerState`, which offers what a snapshot has under the names
 and in the forms that such callbacks know: ``state.loss.item()``, ``state.eval_metrics["eval"]["Accuracy"].compute()``.
 What only the training's own process has, such as ``state.model``, raises :class:`~bus.errors.FieldNotAvailableError`
-and says what there is instead.
+and says what is available instead.
 
 Composer itself is not needed: where it cannot be imported, :func:`~consumers.composer.names.stand_in` answers for the
 few names that a callback's file imports from it, and only while that file is loaded and its callback made.

@@ -114,7 +114,7 @@ def test_what_is_refused_is_told_and_the_training_goes_on(runs_dir):
     assert "'now' is what it can be set to" in errors[3]
     assert "no eval_dataloader" in errors[4]
     assert "save_folder" in errors[5]
-    assert "does not stand still" in errors[6]
+    assert "is not paused" in errors[6]
 
 
 def test_a_checkpoint_and_an_evaluation_are_made_at_once(runs_dir, tmp_path):
@@ -142,7 +142,7 @@ def test_a_pause_stands_still_and_takes_no_training_time(runs_dir):
         count = len(batches)
         # Meanwhile a value can be set, and the training does not move.
         assert send_command(find_run("r"), "set", "lr", 0.5, wait=20).batch == batches[-1]
-        assert "stands still already" in send_command(find_run("r"), "pause", wait=20).error
+        assert "is paused already" in send_command(find_run("r"), "pause", wait=20).error
         time.sleep(0.6)
         assert len(batches) == count
         shown.append(find_run("r").status)

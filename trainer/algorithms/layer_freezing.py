@@ -16,10 +16,10 @@ class LayerFreezing(Algorithm):
     the backward pass.
 
     Layers are the modules that have parameters of their own, in the order in which the model registers them. Once
-    ``freeze_start`` is over, the share of frozen ones grows evenly, at the end of each epoch, up to ``freeze_level`` at
-    the end of the training; the last layer is always trained. A parameter that a later layer shares is frozen with that
-    one. Frozen parameters get no gradients any more, and the optimizers forget them. Statistics of batch normalization
-    go on.
+    ``freeze_start`` has passed, the share of frozen ones grows evenly, at the end of each epoch, up to
+    ``freeze_level`` at the end of the training; the last layer is always trained. A parameter that a later layer shares
+    is frozen with that one. Frozen parameters get no gradients any more, and the optimizers forget them. Statistics of
+    batch normalization are still updated.
 
     How many layers are frozen, and which share that is, is logged as ``layer_freezing/layers_frozen`` and
     ``layer_freezing/percentage_frozen`` (0 to 1).

@@ -74,7 +74,7 @@ class Checkpoints:
         self._saver: IntervalSaver | None = None
         self._folder: CheckpointFolder | None = None
         self.announce: Announce = _announce_nothing
-        """Told, on the first rank, where a checkpoint is saved and where one was loaded."""
+        """Called on the first rank where a checkpoint is saved and where one was loaded."""
         self.resumed = False
         """Whether the training resumes from a checkpoint of the same run."""
         self.sampler_seed: int | None = None

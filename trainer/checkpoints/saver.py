@@ -38,7 +38,7 @@ class NoSaver:
 
 
 class IntervalSaver:
-    """Writes a checkpoint every so often and when the training is over, once for each batch.
+    """Writes a checkpoint every so often and when the training ends, once for each batch.
 
     An evaluation that comes after the last one, at the end of the training, is put into it too. ``join`` is what the
     other ranks do with their trees while the first one saves its own; ``announce`` is called before that. Reference:

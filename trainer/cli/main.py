@@ -385,7 +385,7 @@ def _say_how_to_go_on(
     if state.max_duration is not None and state.timestamp >= state.max_duration and not state.stopped:
         further.append("and a longer --max-duration" if further else "a longer --max-duration")
     same = f"the same command {'with ' + ' '.join(further) if further else 'again'}"
-    say(f"checkpoints: {folder}; to go on, run {same}")
+    say(f"checkpoints: {folder}; to resume, run {same}")
 
 
 @contextlib.contextmanager

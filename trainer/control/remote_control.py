@@ -155,11 +155,11 @@ class RemoteControl:
             self._state.stop_now(command.reason or "command 'stop'")
         elif command.name == "pause":
             if self._paused:
-                raise ConfigurationError("the training stands still already")
+                raise ConfigurationError("the training is paused already")
             self._paused = True
         elif command.name == "resume":
             if not self._paused:
-                raise ConfigurationError("the training does not stand still: 'pause' makes it")
+                raise ConfigurationError("the training is not paused")
             self._paused = False
         elif command.name == "checkpoint":
             if self.checkpoint is None:

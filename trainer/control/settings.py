@@ -83,7 +83,7 @@ def make_settings(progress: Any, own: Mapping[str, Setting]) -> Settings:
 def check_settings(given: Any) -> dict[str, Setting]:
     """The settings that the user gave, by name.
 
-    Raises :class:`bus.errors.ConfigurationError` for what is no function, or has a name that is not allowed."""
+    Raises :class:`bus.errors.ConfigurationError` for what is not a function, or has a name that is not allowed."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):

@@ -66,7 +66,7 @@ def _step(batch: Any, step: int | str, key: BatchKey) -> Any:
 
 
 def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """The batch with each tensor in it replaced by what ``function`` makes of it; what is no tensor stays as it is."""
+    """The batch with each tensor in it replaced by what ``function`` makes of it; everything else stays as it is."""
     if isinstance(batch, torch.Tensor):
         return function(batch)
     if isinstance(batch, Mapping):

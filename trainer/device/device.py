@@ -1,4 +1,4 @@
-"""Where a model is trained, and how a number gets from there to the host without making anybody wait."""
+"""Where a model is trained, and how a number gets from there to the host without a wait."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ class Device(Protocol):
 
 
 class CpuDevice:
-    """Trains on the host: tensors are where they are needed, and reading one is no synchronisation."""
+    """Trains on the host: tensors are where they are needed, and reading one does not synchronise."""
 
     name = "cpu"
     model_name = "cpu"

@@ -44,7 +44,7 @@ class DataParallel:
 
     def close(self) -> None:
         """Gives back what is held of the process group; nothing can be computed afterwards."""
-        # As long as anything refers to the group, its connections stay open, and the other ranks go on waiting.
+        # As long as anything refers to the group, its connections stay open, and the other ranks keep waiting.
         for name in ("reducer", "logger", "process_group"):
             vars(self._model).pop(name, None)
 

@@ -138,7 +138,7 @@ class Ranks:
 
     @property
     def reason(self) -> str | None:
-        """Which rank could not go on first and why, if it has said so."""
+        """Which rank failed first and why, if it has said so."""
         # What keeps the store may be gone by now, with torchrun.
         with contextlib.suppress(RuntimeError):
             if self._store is not None and self._store.check([_REASON]):
@@ -236,7 +236,7 @@ def rank_and_world_size() -> tuple[int, int]:
     """Which process of how many this is, by torch's default process group if there is one and otherwise by what
     ``torchrun`` says; (0, 1) for one by itself.
 
-    Raises :class:`bus.errors.ConfigurationError` when the environment makes no sense."""
+    Raises :class:`bus.errors.ConfigurationError` when the environment is invalid."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
@@ -281,7 +281,7 @@ def report_lost_ranks(rank: int) -> Iterator[None]:
         if reason is None:
             reason = f"another rank has ended ({str(error).splitlines()[0][:200]})"
         raise RankError(
-            f"{reason}, so rank {rank} cannot go on; the output of that rank says more", rank=rank
+            f"{reason}, so rank {rank} cannot continue; the output of that rank says more", rank=rank
         ) from error
 
 

@@ -80,7 +80,7 @@ class FullySharded:
         model: the whole model, on the device. It is changed in place: its parameters become others, which are sharded
             by rows (``DTensor``).
         device: what it is on.
-        optimizers: those that were made for the whole parameters go on with the sharded ones, and with their part of
+        optimizers: those that were made for the whole parameters continue with the sharded ones, and with their part of
             what they know of them. Parameters that are not the model's stay with them.
         shard: classes, or their names, of the modules that are units. By default these are the outermost modules that
             stand in an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict``. All other parameters are a last unit,

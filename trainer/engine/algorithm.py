@@ -51,7 +51,7 @@ class Algorithm(ABC):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What has to be saved so that the algorithm can go on in another process; nothing by default."""
+        """What has to be saved so that the algorithm can resume in another process; nothing by default."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most algorithms have nothing to take over

@@ -65,7 +65,7 @@ class Logger:
 
 
 class Engine:
-    """Runs an event: first the algorithms that match it, then the publication of a snapshot, if anybody wants one.
+    """Runs an event: first the algorithms that match it, then the publication of a snapshot, if it is requested.
 
     All algorithms are asked before the first is applied. They are applied in order, except at the events whose name
     begins with ``after_``, where the order is reversed: what wraps the batch first unwraps it last. This and some

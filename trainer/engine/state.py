@@ -142,7 +142,7 @@ class State:
 
     @property
     def planned_duration(self) -> Time | None:
-        """How long the training was to go on before it was stopped; :attr:`max_duration` otherwise."""
+        """How long the training was to last before it was stopped; :attr:`max_duration` otherwise."""
         return self._planned_duration
 
     def _end_at(self, duration: Time | None) -> None:
@@ -223,7 +223,7 @@ class State:
         return self.timestamp.values[index] >= limit
 
     def get_elapsed_duration(self) -> Time | None:
-        """Which part of ``max_duration`` is over, in the unit ``dur``; ``None`` without one."""
+        """The elapsed share of ``max_duration``, in the unit ``dur``; ``None`` without one."""
         if self._max_duration is None:
             return None
         if not self._max_duration.value:

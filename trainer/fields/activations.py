@@ -39,7 +39,7 @@ class ActivationProbe:
     """Takes the statistics of a training batch while its first forward pass goes through the model.
 
     What is put in place is a hook at the model itself, and, in a batch that is due, one at each module until the pass
-    is over. Evaluation is left out.
+    ends. Evaluation is left out.
     """
 
     def __init__(self, state: State, is_due: Callable[[], bool]) -> None:

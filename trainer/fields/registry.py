@@ -300,7 +300,7 @@ _MANY = 2**60
 
 
 def _after_batch(now: TrainingTime) -> TrainingTime:
-    """The training time when the batch is over. How many samples, tokens and seconds that is, is not known yet: enough
+    """The training time at the end of the batch. How many samples, tokens and seconds that is, is not known yet: enough
     to be due, so that nothing that is asked for is missing."""
     return now._replace(
         batch=now.batch + 1,

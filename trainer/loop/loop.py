@@ -47,7 +47,7 @@ class Saver(Protocol):
         """Writes a checkpoint if one is due at this event."""
 
     def save_last(self) -> None:
-        """Brings the last checkpoint up to date when the training is over."""
+        """Brings the last checkpoint up to date when the training ends."""
 
     def save_now(self) -> None:
         """Writes a checkpoint whether or not one is due."""
@@ -318,7 +318,7 @@ class TrainingLoop:
 
     def _evaluate_if_due(self, event: Event) -> None:
         if event in self._evaluation.watched:
-            # Training time stands still while the model is evaluated.
+            # Training time does not pass while the model is evaluated.
             before = self._state.eval_metric_values
             self._batch_began += self._evaluation.run_if_due(event) // 1000
             if self._state.eval_metric_values is not before:
@@ -342,7 +342,7 @@ class TrainingLoop:
         self._state.stop_now(reason)
 
     def _apply_commands(self, event: Event) -> None:
-        """Applies commands; training time stands still meanwhile."""
+        """Applies commands; training time does not pass meanwhile."""
         began = self._clock()
         self._has_commands = False
         self._control.apply(event)

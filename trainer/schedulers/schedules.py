@@ -87,7 +87,7 @@ class Curve(Scheduler):
 
     @abstractmethod
     def at(self, progress: float) -> float:
-        """The multiplier when a share of ``t_max``, from 0 to 1, is over."""
+        """The multiplier after a share of ``t_max``, from 0 to 1."""
 
 
 class LinearScheduler(Curve):

@@ -32,7 +32,7 @@ class _Warmup(Scheduler):
 
 class MultiStepWithWarmupScheduler(_Warmup):
     """From 0 to 1 in a straight line over ``t_warmup``, then as :class:`MultiStepScheduler`. Milestones count from the
-    start of the training; one within the warm-up shows when that is over."""
+    start of the training; one within the warm-up shows at its end."""
 
     def __init__(
         self, t_warmup: TimeInput, milestones: Iterable[TimeInput], gamma: float = 0.1, scale_warmup: bool = False
@@ -41,7 +41,7 @@ class MultiStepWithWarmupScheduler(_Warmup):
         self._steps = MultiStepScheduler(milestones, gamma)
 
     def __call__(self, state: "State", ssr: float = 1.0) -> float:
-        # Asked for during the warm-up too, so that milestones that cannot be used are found before it is over.
+        # Asked for during the warm-up too, so that milestones that cannot be used are found before it ends.
         multiplier = self._steps(state, ssr)
         index, warmup = self._resolve_warmup(state, ssr)
         now = state.timestamp.values[index]

@@ -29,7 +29,7 @@ def digits(*, batch_size: int = 32, lr: float = 0.003) -> dict[str, Any]:
     from trainer.data.models import Classifier
     from trainer.distributed.sampling import RankBatchSampler
 
-    # Convolutions this small gain nothing from threads: those wait for each other and take the cores from everybody.
+    # Convolutions this small gain nothing from threads: those wait for each other and take the cores from others.
     torch.set_num_threads(1)
     check_batch_size(batch_size)
     check_rate(lr)

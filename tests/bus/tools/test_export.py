@@ -439,7 +439,7 @@ def test_events_and_ranks_are_chosen(tmp_path):
         (["--events", "predict_end"], "is chosen: 'bus info' shows which events there are"),
         (["--rank", "3"], "has no rank 3: choose of 0 with '--rank'"),
         (["-o", "."], "is a folder: name a file in it with '--output'"),
-        (["-o", "nothing.mcap/x.csv"], "nothing.mcap is no folder: choose another file with '--output'"),
+        (["-o", "nothing.mcap/x.csv"], "nothing.mcap is not a folder: choose another file with '--output'"),
     ],
 )
 def test_a_mistake_is_named_and_nothing_is_written(tmp_path, monkeypatch, arguments, message):
@@ -472,7 +472,7 @@ def test_a_file_that_is_there_stays_unless_told_otherwise(tmp_path):
         export(path, path, "csv", force=True)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(ConfigurationError, match="pipe is no file that could be replaced: choose another one"):
+    with pytest.raises(ConfigurationError, match="pipe is not a file that can be replaced: choose another one"):
         export(path, pipe, "csv", force=True)
     assert pipe.is_fifo()
 

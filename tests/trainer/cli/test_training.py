@@ -204,12 +204,12 @@ def test_checkpoints_are_written_kept_and_announced(run: Run, tmp_path: Path) ->
     seed = re.search(r"^seed (\d+)$", done.out, re.M)
     assert seed
     assert done.out.splitlines()[-1] == (
-        f"checkpoints: saved/r; to go on, run the same command with --seed {seed[1]} --autoresume and a longer "
+        f"checkpoints: saved/r; to resume, run the same command with --seed {seed[1]} --autoresume and a longer "
         "--max-duration"
     )
     longer = run(*arguments, "--seed", seed[1], "--autoresume", "-d9ba", "--no-progress")
     assert longer.out.splitlines()[-1] == (
-        "checkpoints: saved/r; to go on, run the same command with a longer --max-duration"
+        "checkpoints: saved/r; to resume, run the same command with a longer --max-duration"
     )
     assert (tmp_path / "saved" / "r" / "ep2-ba9-rank0.safetensors").exists()
 
@@ -236,7 +236,7 @@ def test_an_interrupted_training_leaves_a_checkpoint_and_goes_on_to_the_same_wei
     assert find_run("r").status == "stopped"
     assert (tmp_path / "ck" / "ep1-ba6-rank0.safetensors").exists()
     how = re.fullmatch(
-        r"checkpoints: ck; to go on, run the same command with (--seed \d+ --autoresume)", ended.out.splitlines()[-1]
+        r"checkpoints: ck; to resume, run the same command with (--seed \d+ --autoresume)", ended.out.splitlines()[-1]
     )
     assert how
     seed = how[1].split()[:2]
@@ -261,7 +261,7 @@ def test_killed_and_started_again_digits_ends_with_the_same_weights(run: Run, tm
     resumed = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.splitlines()[-1] == (
-        "checkpoints: ck; to go on, run the same command with a longer --max-duration"
+        "checkpoints: ck; to resume, run the same command with a longer --max-duration"
     )
     assert len(list((runs_dir / "r").glob("recording-*.mcap"))) == 2
     assert run(*arguments, "--save-folder=whole", f"--runs-dir={runs_dir / 'other'}").code == 0
@@ -296,7 +296,9 @@ def test_of_several_ranks_one_speaks(run: Run, runs_dir: Path) -> None:
     first, recording, checkpoints = done.stdout.splitlines()
     assert first.startswith(f"run {info.name}: ")
     assert recording == f"recording: {info.recording}"
-    assert checkpoints.startswith(f"checkpoints: ck; to go on, run the same command with --run-name {info.name} --seed")
+    assert checkpoints.startswith(
+        f"checkpoints: ck; to resume, run the same command with --run-name {info.name} --seed"
+    )
     assert sum(line.startswith("done: ") for line in done.stderr.splitlines()) == 1
 
 

@@ -253,7 +253,7 @@ def test_when_a_rank_is_killed_the_other_one_ends(tmp_path: Path) -> None:
     done = torchrun(JOBS, "killed", tmp_path)
     assert done.returncode == 1
     assert "RankError: another rank has ended (" in done.stderr
-    assert "so rank 0 cannot go on" in done.stderr
+    assert "so rank 0 cannot continue" in done.stderr
     runs_dir = tmp_path / "killed" / "runs"
     wait_for(lambda: not find_run("r", runs_dir).live, "the end of the run")
     run = find_run("r", runs_dir)
