@@ -1,23 +1,23 @@
 """Recordings as people use them: iterate over a file's snapshots."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from bus.errors import RecordingError, RunNotFoundError
 from bus.protocol.frames import CHECKPOINT, COMMAND, END
 from bus.protocol.order import CheckpointMark, Ending, Gap, StreamOrder
 from bus.protocol.snapshot import Snapshot
+from bus.protocol.stream import RunStream, in_turns
 from bus.recording.reader import RecordingReader
 from bus.runs.directory import RUN_FILE, read_run
 from bus.types.commands import Outcome
 from bus.types.event import Event
 
 # A long recording must not keep other tasks of the event loop from running.
-_SNAPSHOTS_PER_TURN = 256
 
 
-class Recording:
+class Recording(RunStream):
     """The recorded stream of one attempt of a run; iterate over it, with ``for`` or ``async for``, for its snapshots.
 
     ``path`` is a recording, or a run's directory (then ``attempt`` chooses one; the newest by default). The file may
@@ -45,26 +45,35 @@ class Recording:
                 f"{self.path} is not a recording: it does not say of which run; nothing in it can be read",
                 path=self.path,
             ) from None
-        self.on_checkpoint: Callable[[CheckpointMark], object] = lambda mark: None
-        """Called where the training has saved or loaded a checkpoint, between the snapshots before and after that."""
-        self.ending: Ending | None = None
-        """How the run ended, after an iteration to the end of the file; ``lost`` when the file does not say it."""
-        self.damage: str | None = None
-        """What could not be read, with its offset, after an iteration; ``None`` when all was good."""
+        self.run_dir = self.path.parent
+        self._ending: Ending | None = None
+        self._damage: str | None = None
         self._order = StreamOrder(self.run_name, self.attempt, None)
-        self.gaps: tuple[Gap, ...] = ()
-        """Events that are missing in the recording, as far as the iteration has come."""
 
     def __iter__(self) -> Iterator[Snapshot]:
         return self.snapshots()
 
-    async def __aiter__(self) -> AsyncIterator[Snapshot]:
-        import asyncio
+    def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
+        return in_turns(self.snapshots())
 
-        for count, snapshot in enumerate(self.snapshots(), 1):
-            yield snapshot
-            if count % _SNAPSHOTS_PER_TURN == 0:
-                await asyncio.sleep(0)
+    def read(self, events: Collection[Event], after: Mapping[int, tuple[int, int]]) -> AsyncGenerator[Snapshot, None]:
+        """As :meth:`snapshots`: what is not wanted is not decoded."""
+        return in_turns(self.snapshots(events, after=after))
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the run ended, after an iteration to the end of the file; ``lost`` when the file does not say it."""
+        return self._ending
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Events that are missing in the recording, as far as the iteration has come."""
+        return tuple(self._order.gaps)
+
+    @property
+    def damage(self) -> str | None:
+        """What could not be read, with its offset, after an iteration; ``None`` when all was good."""
+        return self._damage
 
     def snapshots(
         self, events: Iterable[Event] | None = None, *, after: Mapping[int, tuple[int, int]] | None = None
@@ -73,21 +82,18 @@ class Recording:
         ``None``. ``after`` is where to go on: of each rank ``(seq, base_seq)`` of the last snapshot that need not come
         again."""
         self._order = order = StreamOrder(self.run_name, self.attempt, events, after)
-        self.gaps = ()
         from_record = order.from_record
         with RecordingReader(self.path) as reader:
             for records in reader.read():
                 for record in records:
                     snapshot = from_record(record.topic, record.body)
-                    if len(order.gaps) > len(self.gaps):
-                        self.gaps = tuple(order.gaps)
                     if isinstance(snapshot, CheckpointMark):
                         self.on_checkpoint(snapshot)
                     elif snapshot is not None:
                         yield snapshot
             problems = [*reader.damage, *([reader.cut] if reader.cut else []), *order.problems]
-        self.damage = "; ".join(problems) or None
-        self.ending = order.ending or Ending("lost")
+        self._damage = "; ".join(problems) or None
+        self._ending = order.ending or Ending("lost")
 
     def answered(self) -> tuple[Outcome, ...]:
         """The commands that the training answered, in order, as far as the iteration has come."""

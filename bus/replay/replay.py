@@ -3,20 +3,19 @@
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 
-from bus.protocol.order import CheckpointMark, Ending, Gap
+from bus.protocol.order import Ending, Gap
 from bus.protocol.snapshot import Snapshot
+from bus.protocol.stream import SNAPSHOTS_PER_TURN, RunStream
 from bus.recording.recording import Recording
 from bus.recording.window import Bound, Window, parse_bound, recording_began
 from bus.replay.pace import Pace
 from bus.types.commands import Outcome
 from bus.types.event import Event
 
-_BREATH = 256
 
-
-class Replay:
+class Replay(RunStream):
     """The snapshots of a recording at the pace at which they came; iterate with ``async for``. Replayed time is the
     recording's: the snapshots are those of :class:`~bus.recording.Recording`, and whoever takes time from them
     computes the same numbers at any pace.
@@ -55,20 +54,25 @@ class Replay:
         self.run_id = recording.run_id
         self.attempt = recording.attempt
         self.path = recording.path
-        self.on_checkpoint: Callable[[CheckpointMark], object] = lambda mark: None
-        """Called where the training has saved or loaded a checkpoint, in a replay of the whole recording: callbacks
-        that see a part of it have another state there."""
-        self.ending: Ending | None = None
-        """How the run ended, after an iteration to its end; ``None`` when ``until`` came before that."""
-        self.damage: str | None = None
-        """What could not be read, with its offset, after an iteration to the end."""
-
+        self.run_dir = recording.run_dir
+        self._ending: Ending | None = None
+        self._damage: str | None = None
         self.given = 0
         """How many snapshots were given."""
         # The commands of the part that the iteration has come to, and how many of all those were judged.
         self._commands: list[Outcome] = []
         self._judged = 0
         self._is_over = False
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the run ended, after an iteration to its end; ``None`` when ``until`` came before that."""
+        return self._ending
+
+    @property
+    def damage(self) -> str | None:
+        """What could not be read, with its offset, after an iteration to the end."""
+        return self._damage
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
@@ -83,17 +87,18 @@ class Replay:
             return commands
         return tuple(itertools.takewhile(lambda one: one.time_ns is None or self._pace.is_past(one.time_ns), commands))
 
-    async def __aiter__(self) -> AsyncIterator[Snapshot]:
-        recording, self.ending = self._recording, None
+    async def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
+        recording, self._ending = self._recording, None
         self._commands, self._judged, self._is_over = [], 0, False
         has_bounds = self._start is not None or self.until is not None
         if not has_bounds:
+            # Callbacks that see a part of it have another state at a checkpoint than they had there.
             recording.on_checkpoint = self.on_checkpoint
         window = Window(self._start, self.until, recording_began(recording) if has_bounds else 0)
         before: list[Snapshot] = []
         last: Snapshot | None = None
         for count, snapshot in enumerate(recording.snapshots(self._events, after=self._after), 1):
-            if count % _BREATH == 0:
+            if count % SNAPSHOTS_PER_TURN == 0:
                 # What never has to wait would otherwise keep other tasks from running.
                 await asyncio.sleep(0)
             self._judge_commands(window, last)
@@ -113,7 +118,7 @@ class Replay:
                     yield before.pop(0)
         self._judge_commands(window, last)
         self._is_over = True
-        self.ending, self.damage = recording.ending, recording.damage
+        self._ending, self._damage = recording.ending, recording.damage
 
     def _judge_commands(self, window: Window, last: Snapshot | None) -> None:
         """Keeps of the commands that were read since those that belong to the part. ``last`` is the event of the first

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +16,7 @@ from bus.net.requests import RequestClient
 from bus.protocol.frames import Control
 from bus.protocol.order import CheckpointMark, DemandActive, Ending, Gap, StreamOrder
 from bus.protocol.snapshot import Snapshot
+from bus.protocol.stream import RunStream
 from bus.runs.directory import find_run
 from bus.subscriber.commands import CommandExchange, PendingCommands, perform, perform_async
 from bus.subscriber.following import Action, Following, Phase, RunStatus, Step
@@ -51,7 +53,7 @@ class SubscriberStatistics:
     """``seq`` of the last snapshot handed on."""
 
 
-class Subscriber:
+class Subscriber(RunStream):
     """The events of a run from its first to its last, whenever one subscribes: iterate, with ``for`` or ``async
     for``, over snapshots.
 
@@ -118,10 +120,6 @@ class Subscriber:
         self.attempt = self._source.attempt
         self.recording = self._source.recording
         """The recording that it reads; ``None`` for a run on another machine."""
-        self.name_sender: Callable[[], str | None] = lambda: None
-        """Who sends a command through a snapshot, where it gives no reason: asked within that call."""
-        self.on_checkpoint: Callable[[CheckpointMark], object] = lambda mark: None
-        """Called where the training has saved or loaded a checkpoint, between the snapshots before and after that."""
         self._demand = Demand.of(events or ()) if demand is None else demand
         self._order = StreamOrder(self.run_name, self.attempt, events, after, self._demand)
         # Somebody may wait for what is handled, or lend memory until then.
@@ -278,6 +276,11 @@ class Subscriber:
         return CommandExchange(endpoints.control, self.run_name, command, wait, security, self._timeouts)
 
     @property
+    def commander(self) -> Callable[..., Outcome]:
+        """:meth:`command` for callers that do not know which kind of stream this is."""
+        return partial(Subscriber.command, self)
+
+    @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each command that was sent, as far as it is known."""
         return self._commands.outcomes(self._order.outcomes)
@@ -331,7 +334,7 @@ class Subscriber:
                 self._report_handled()
                 (self._listens or self._source).wait(pause)
 
-    async def __aiter__(self) -> AsyncIterator[Snapshot]:
+    async def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
         while True:
             while self._following.ready:
                 snapshot = self._next()

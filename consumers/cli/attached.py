@@ -22,12 +22,12 @@ from bus.net.requests import list_remote_runs
 from bus.printing import say
 from bus.runs.directory import RUN_FILE
 from bus.subscriber.subscriber import Subscriber
-from consumers.api.callback import Callback, demand_of
+from consumers.api.callback import Callback
 from consumers.api.logger import LoggerDestination
 from consumers.callbacks import TrainerMetrics
 from consumers.loggers import ConsoleLogger
 from consumers.runner.checkpoint_states import CheckpointStates
-from consumers.runner.entries import barrier_events_of, wanted_events
+from consumers.runner.entries import Subscription, wanted_events
 from consumers.runner.session import format_outcomes, format_places, run_session
 
 NAME = "callbacks"
@@ -53,16 +53,7 @@ def run_attached(
     wanted_events(made)
 
     def open_stream(chosen: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Subscriber:
-        return Subscriber(
-            run,
-            events=wanted_events(chosen),
-            demand=demand_of(chosen),
-            name=NAME,
-            decides=barrier_events_of(chosen),
-            after=after,
-            broker=broker,
-            security=security,
-        )
+        return Subscriber(run, broker=broker, security=security, **vars(Subscription.of(chosen, NAME, after)))
 
     destinations = list(loggers) or [ConsoleLogger()]
     _, statistics = run_session(open_stream, made, destinations, checkpoint_states=CheckpointStates(NAME))

@@ -15,9 +15,9 @@ from bus.recording.recording import Recording
 from bus.replay.pace import Pace
 from bus.replay.replay import Replay
 from bus.runs.directory import RunInfo, find_run
-from consumers.api.callback import Callback, demand_of
+from consumers.api.callback import Callback
 from consumers.runner.checkpoint_states import STATE_DIR
-from consumers.runner.entries import barrier_events_of, wanted_events
+from consumers.runner.entries import Subscription, wanted_events
 from consumers.runner.state_file import StateFile
 from consumers.runner.streams import (
     RemoteRunInfo,
@@ -122,8 +122,7 @@ class SourceStreams:
             return replay
         if isinstance(found, Recording):
             return Recording(found.path)
-        demand, barrier_events = demand_of(callbacks), barrier_events_of(callbacks)
-        return attach(found, wanted_events(callbacks), demand, self._name, after, barrier_events)
+        return attach(found, Subscription.of(callbacks, self._name, after))
 
     def rewind(self) -> None:
         """Lets the replay begin again."""

@@ -8,7 +8,7 @@ checkpoint is loaded -> mark in the stream -> states are restored
 import asyncio
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from bus.errors import ConfigurationError, OffloopError, RecordingError, RunDire
 from bus.printing import say
 from bus.protocol.order import CheckpointMark
 from bus.protocol.snapshot import Snapshot
+from bus.protocol.stream import RunStream, in_turns
 from bus.recording.recording import Recording
 from bus.runs.directory import read_run
 from bus.types.event import Event
@@ -198,24 +199,23 @@ class CheckpointStates:
             say(f"{problem}", err=True)
 
 
-class _Part:
+class _Part(RunStream):
     """The snapshots of a recording between two marks, or from its beginning to the second one."""
 
     def __init__(
         self, recording: Recording, first: CheckpointMark | None, last: CheckpointMark, leaves: Callable[[], bool]
     ) -> None:
-        self.run_name, self.attempt, self.path = recording.run_name, recording.attempt, recording.path
-        self.on_checkpoint: Callable[[CheckpointMark], object] = lambda mark: None
+        self.run_name, self.attempt, self.run_dir = recording.run_name, recording.attempt, recording.run_dir
         self._recording = recording
         self._first = first
         self._last = last
         self._leaves = leaves
 
-    def __iter__(self) -> Iterator[Snapshot]:
-        return self.snapshots()
+    def read(self, events: Collection[Event], after: Mapping[int, tuple[int, int]]) -> AsyncGenerator[Snapshot, None]:
+        """Its snapshots of those events."""
+        return in_turns(self._snapshots(events))
 
-    def snapshots(self, events: set[Event] | None = None, *, after: Any = None) -> Iterator[Snapshot]:
-        """As of a recording."""
+    def _snapshots(self, events: Collection[Event]) -> Iterator[Snapshot]:
         begun, ended = self._first is None, False
 
         def see(mark: CheckpointMark) -> None:

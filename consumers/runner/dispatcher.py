@@ -7,14 +7,13 @@ import asyncio
 import contextlib
 import inspect
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from bus.errors import OffloopError
-from bus.protocol.order import CheckpointMark, Ending, Gap
+from bus.protocol.order import CheckpointMark
 from bus.protocol.snapshot import Snapshot
-from bus.types.commands import Outcome
+from bus.protocol.stream import RunStream
 from bus.types.event import Event
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in
@@ -23,10 +22,6 @@ from consumers.api.logger import Logger, RunContext
 from consumers.delivery.commit import CallbackState
 from consumers.runner.entries import CallbackEntry, barrier_events_of
 
-SnapshotStream: TypeAlias = Iterable[Snapshot] | AsyncIterable[Snapshot]
-"""Snapshots in order; what else is known of the run is asked of its attributes, where it has them."""
-
-_BREATH = 256
 _NOWHERE = (0, 0)
 
 AtCheckpoint: TypeAlias = Callable[[CheckpointMark, "Dispatcher"], None]
@@ -52,7 +47,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        stream: SnapshotStream,
+        stream: RunStream,
         callbacks: Sequence[tuple[str, Callback]],
         deliver: Callable[[Logger, Snapshot], None],
         note_error: Callable[[CallbackEntry, Exception, str], None],
@@ -63,7 +58,9 @@ class Dispatcher:
         logs_hyperparameters: bool = True,
     ) -> None:
         self.entries = [CallbackEntry(callback, name) for name, callback in callbacks]
-        self.context = _context_of(stream)
+        self.context = RunContext(
+            stream.run_name, stream.attempt, stream.run_dir, stream.commander, stream.answered, stream.run_id
+        )
         """Which run the stream is of."""
         self.positions: dict[int, tuple[int, int]] = {}
         """Of each rank ``(seq, base_seq)`` of the last event that need not come again."""
@@ -79,7 +76,7 @@ class Dispatcher:
         """Whether it stops after the current event."""
         self.interrupted = False
         """Whether it stops on request."""
-        self._stream = stream
+        self.stream = stream
         self._deliver = deliver
         self.note_error = note_error
         """Told of what a callback has raised."""
@@ -93,31 +90,10 @@ class Dispatcher:
         self._task: asyncio.Task[Any] | None = None
         self._waiting = False
         self._running: CallbackEntry | None = None
-        if hasattr(stream, "name_sender"):
-            stream.name_sender = self._name_sender
+        stream.name_sender = self._name_sender
         self._at_checkpoint = at_checkpoint
-        if at_checkpoint is not None and hasattr(stream, "on_checkpoint"):
+        if at_checkpoint is not None:
             stream.on_checkpoint = self._see_checkpoint
-
-    @property
-    def ending(self) -> Ending | None:
-        """How the run ended; ``None`` until then, and for streams that do not say it."""
-        return getattr(self._stream, "ending", None)
-
-    @property
-    def gaps(self) -> Sequence[Gap]:
-        """Events of the stream that nobody has."""
-        return getattr(self._stream, "gaps", ())
-
-    @property
-    def damage(self) -> str | None:
-        """What of the recording could not be read."""
-        return getattr(self._stream, "damage", None)
-
-    @property
-    def outcomes(self) -> Sequence[Outcome]:
-        """What became of the commands that callbacks sent."""
-        return getattr(self._stream, "outcomes", ())
 
     def resume_from(self, positions: Mapping[int, tuple[int, int]], callbacks: Sequence[CallbackState]) -> None:
         """Resumes from another dispatcher's positions and error counts; the callbacks' states are not loaded here."""
@@ -155,7 +131,8 @@ class Dispatcher:
             return
         self._waiting = True
         try:
-            async with contextlib.aclosing(self._snapshots()) as snapshots:
+            events = {*self._table, *self._with_hyperparameters}
+            async with contextlib.aclosing(self.stream.read(events, self.positions)) as snapshots:
                 async for snapshot in snapshots:
                     if not self._keeps_positions:
                         await self._handle(snapshot)
@@ -178,7 +155,7 @@ class Dispatcher:
         """Closes the callbacks, and delivers what they log meanwhile."""
         state = self.last or Snapshot.build(Event.INIT, run_name=self.context.run_name)
         self._logger.begin(state)
-        ending = None if self.interrupted or self.fatal is not None else self.ending
+        ending = None if self.interrupted or self.fatal is not None else self.stream.ending
         for entry in self.entries:
             entry.closed = True
             await self._end(entry, "run_ended", ending)
@@ -206,24 +183,6 @@ class Dispatcher:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended meanwhile
                 self._loop.call_soon_threadsafe(cancel)
-
-    async def _snapshots(self) -> AsyncGenerator[Snapshot, None]:
-        stream = self._stream
-        select = getattr(stream, "snapshots", None)
-        if select is not None:
-            # A recording reads faster when it knows what it need not decode.
-            selected = select({*self._table, *self._with_hyperparameters}, after=self.positions)
-        elif isinstance(stream, AsyncIterable):
-            async for snapshot in stream:
-                yield snapshot
-            return
-        else:
-            selected = stream
-        for count, snapshot in enumerate(selected, 1):
-            yield snapshot
-            if count % _BREATH == 0:
-                # A stream that never has to wait would otherwise keep tasks that callbacks started from running.
-                await asyncio.sleep(0)
 
     async def _handle(self, snapshot: Snapshot) -> None:
         event = snapshot.event
@@ -301,8 +260,7 @@ class Dispatcher:
         """Gives callbacks that are not active any more nothing, and asks for nothing for their sake."""
         self._table = self._make_table()
         active = [entry.callback for entry in self.entries if entry.is_active]
-        if hasattr(self._stream, "ask_for"):
-            self._stream.ask_for(demand_of(active), barrier_events_of(active))
+        self.stream.ask_for(demand_of(active), barrier_events_of(active))
 
     def _make_table(self) -> dict[Event, list[CallbackEntry]]:
         table: defaultdict[Event, list[CallbackEntry]] = defaultdict(list)
@@ -312,17 +270,3 @@ class Dispatcher:
             for event in entry.wanted:
                 table[event].append(entry)
         return dict(table)
-
-
-def _context_of(stream: Any) -> RunContext:
-    run_dir: Path | None = getattr(stream, "run_dir", None)
-    if run_dir is None and isinstance(getattr(stream, "path", None), Path):
-        run_dir = stream.path.parent
-    return RunContext(
-        getattr(stream, "run_name", "run"),
-        getattr(stream, "attempt", 1),
-        run_dir,
-        getattr(stream, "command", None),
-        getattr(stream, "answered", tuple),
-        getattr(stream, "run_id", None),
-    )

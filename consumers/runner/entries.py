@@ -2,12 +2,14 @@
 
 import difflib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from bus.errors import ConfigurationError
+from bus.types.demand import Demand
 from bus.types.event import Event
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
-from consumers.api.callback import Callback
+from consumers.api.callback import Callback, demand_of
 
 
 def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
@@ -45,6 +47,35 @@ def barrier_events_of(callbacks: Iterable[Callback]) -> set[Event]:
             )
         events |= barrier_events
     return events
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """What callbacks ask of a run's stream; the fields are arguments of :class:`~bus.subscriber.Subscriber`."""
+
+    events: frozenset[Event]
+    demand: Demand
+    decides: frozenset[Event] = frozenset()
+    """The events at which one of them may decide to stop the training."""
+    name: str | None = None
+    """The consumer's."""
+    after: Mapping[int, tuple[int, int]] | None = None
+    """Of each rank ``(seq, base_seq)`` of the last snapshot that need not come again."""
+
+    @classmethod
+    def of(
+        cls,
+        callbacks: Sequence[Callback],
+        name: str | None = None,
+        after: Mapping[int, tuple[int, int]] | None = None,
+    ) -> "Subscription":
+        """What these callbacks ask for, together.
+
+        Raises:
+            ConfigurationError: what one of them asks for is not allowed.
+        """
+        events, decides = frozenset(wanted_events(callbacks)), frozenset(barrier_events_of(callbacks))
+        return cls(events, demand_of(callbacks), decides, name, after)
 
 
 def partition(callbacks: Sequence[Callback]) -> tuple[list[tuple[str, Callback]], list[tuple[str, Callback]]]:

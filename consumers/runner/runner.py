@@ -14,6 +14,7 @@ from typing import get_args
 
 from bus.errors import ClosedError, ConfigurationError
 from bus.protocol.snapshot import Snapshot
+from bus.protocol.stream import as_stream
 from consumers.api.callback import Callback, CannotWorkError, OnError
 from consumers.api.logger import LoggerDestination
 from consumers.delivery.commit import COMMIT_EVENTS, CommitStore
@@ -78,7 +79,7 @@ class Runner:
         self._destinations = dict(zip(unique_names(destinations), map(wrap_in_spool, destinations), strict=True))
         self._fanout = Fanout(self._destinations, lambda error: self._shared.fail(error))
         self._shared = Dispatcher(
-            stream,
+            as_stream(stream),
             _named(callbacks),
             self._fanout.deliver,
             self._note_error,
@@ -105,9 +106,9 @@ class Runner:
             last_seq=None if shared.last is None else shared.last.seq,
             interrupted=shared.interrupted,
             # What a reader that goes on finds again is the same gap.
-            gaps=tuple(dict.fromkeys((*known_gaps, *(gap for one in dispatchers for gap in one.gaps)))),
-            ending=(restored and restored.ending) or shared.ending,
-            damage=(restored and restored.damage) or shared.damage,
+            gaps=tuple(dict.fromkeys((*known_gaps, *(gap for one in dispatchers for gap in one.stream.gaps)))),
+            ending=(restored and restored.ending) or shared.stream.ending,
+            damage=(restored and restored.damage) or shared.stream.damage,
             fields_since={name: batch for one in dispatchers for name, batch in tuple(one.fields_since.items())},
             undelivered={
                 name: destination.problem
@@ -115,7 +116,7 @@ class Runner:
                 if destination.problem is not None and name not in self._fanout.failed
             },
             uncommitted=self._commits.problem,
-            outcomes=tuple(outcome for one in dispatchers for outcome in one.outcomes),
+            outcomes=tuple(outcome for one in dispatchers for outcome in one.stream.outcomes),
             written={
                 name: where
                 for name, destination in self._destinations.items()
@@ -135,7 +136,7 @@ class Runner:
         before :meth:`run`."""
         self._workers.append(
             CallbackWorker(
-                stream,
+                as_stream(stream),
                 name,
                 callback,
                 fanout=self._fanout,

@@ -3,7 +3,7 @@
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from bus.errors import RunError, RunNotFoundError
@@ -15,8 +15,7 @@ from bus.runs.announcement import Announcement, list_announcements
 from bus.runs.directory import Origin, RunInfo, find_run, in_words, list_runs, runs_dir
 from bus.subscriber.subscriber import Subscriber
 from bus.terminal import exit_on_signal
-from bus.types.demand import Demand
-from bus.types.event import Event
+from consumers.runner.entries import Subscription
 
 Stream: TypeAlias = Subscriber | Recording | Replay
 
@@ -41,44 +40,22 @@ class RemoteRunInfo(NamedTuple):
     security: ClientSecurity | None
 
 
-def attach(
-    run: RunInfo | RemoteRunInfo,
-    events: Iterable[Event],
-    demand: Demand,
-    name: str | None = None,
-    after: Mapping[int, tuple[int, int]] | None = None,
-    barrier_events: Iterable[Event] = (),
-) -> Stream:
+def attach(run: RunInfo | RemoteRunInfo, subscription: Subscription) -> Stream:
     """The stream of a run: live with its whole history before, or from the recording when nothing serves it any
-    more.
-
-    ``demand`` is what is asked of the training, ``name`` the consumer's, ``after`` where a live stream goes on,
-    ``barrier_events`` the events at which something may be decided, see :class:`~bus.subscriber.Subscriber`; a
-    recording is told that when it is read.
+    more, where ``subscription`` counts when it is read.
 
     Raises:
         RunError: with ``after``, another attempt of the run has begun meanwhile.
     """
     if isinstance(run, RemoteRunInfo):
-        subscriber = Subscriber(
-            run.name,
-            events=events,
-            demand=demand,
-            name=name,
-            decides=barrier_events,
-            after=after,
-            broker=run.broker,
-            security=run.security,
-        )
+        subscriber = Subscriber(run.name, broker=run.broker, security=run.security, **vars(subscription))
         attempt, rest = run.attempt, f"'bus info {run.name} --broker {run.broker}' shows it"
     elif run.live or run.away:
-        subscriber = Subscriber(
-            str(run.path), events=events, demand=demand, name=name, decides=barrier_events, after=after
-        )
+        subscriber = Subscriber(str(run.path), **vars(subscription))
         attempt, rest = run.last.number, f"or finish the one before with '--replay {run.recording}'"
     else:
         return Recording(run.recording)
-    if after and subscriber.attempt != attempt:
+    if subscription.after and subscriber.attempt != attempt:
         subscriber.close()
         raise RunError(
             f"attempt {subscriber.attempt} of run {run.name!r} has begun just now: start this consumer again for "

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 
 from bus.protocol.snapshot import Snapshot
+from bus.protocol.stream import RunStream
 from consumers.api.callback import Callback, OnError
 from consumers.api.logger import Logger
 from consumers.delivery.commit import CallbackState, WorkerProgress
 from consumers.delivery.fanout import Fanout
-from consumers.runner.dispatcher import AtCheckpoint, Dispatcher, SnapshotStream
+from consumers.runner.dispatcher import AtCheckpoint, Dispatcher
 from consumers.runner.entries import CallbackEntry
 
 LOOK_SECONDS = 0.05
@@ -30,7 +31,7 @@ class CallbackWorker:
 
     def __init__(
         self,
-        stream: SnapshotStream,
+        stream: RunStream,
         name: str,
         callback: Callback,
         *,

@@ -3,16 +3,18 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
 
 from bus.errors import OffloopError
+from bus.protocol.order import Ending, Gap
 from bus.protocol.snapshot import CommandSender, Snapshot
+from bus.protocol.stream import RunStream, as_stream
 from bus.recording.recording import Recording
 from bus.subscriber.subscriber import Subscriber
-from bus.types.commands import Command
+from bus.types.commands import Command, Outcome
 from bus.types.event import Event
 from consumers.api.callback import Callback, OnError
 from consumers.api.logger import LoggerDestination
@@ -60,10 +62,9 @@ class Harness:
         on_error: OnError,
     ) -> None:
         self._on_error = on_error
-        kept = stream
+        made = as_stream(stream)
         # A live run is commanded itself, and a feed binds its snapshots.
-        if isinstance(stream, Iterable) and not isinstance(stream, Subscriber):
-            kept = _CommandsKept(stream, self.keep_command)
+        kept = made if isinstance(made, Subscriber | _Feed) else _CommandsKept(made, self.keep_command)
         companions = [companion for logger in loggers for companion in logger.companions()]
         further = [destination for callback in callbacks for destination in callback.destinations()]
         self.logged = Logged(lambda: self.runner.statistics())
@@ -94,28 +95,48 @@ class Harness:
         self.logged.commands.append(command._replace(decided_at=int(state.timestamp.batch)))
 
 
-class _CommandsKept:
+class _Wrapped(RunStream):
+    """What is known of a stream, for one that gives its snapshots in another way."""
+
+    def __init__(self, source: RunStream) -> None:
+        self._source = source
+        self.run_name, self.run_id = source.run_name, source.run_id
+        self.attempt, self.run_dir = source.attempt, source.run_dir
+
+    @property
+    def ending(self) -> Ending | None:
+        """As the source knows it by now."""
+        return self._source.ending
+
+    @property
+    def gaps(self) -> Sequence[Gap]:
+        """As the source knows them by now."""
+        return self._source.gaps
+
+    @property
+    def damage(self) -> str | None:
+        """As the source knows it by now."""
+        return self._source.damage
+
+    def answered(self) -> Sequence[Outcome]:
+        """As the source knows them by now."""
+        return self._source.answered()
+
+
+class _CommandsKept(_Wrapped):
     """A stream that cannot be commanded, made to hand the commands that its snapshots send to ``keep``."""
 
-    def __init__(self, source: Iterable[Snapshot], keep: CommandSender) -> None:
-        self._source = source
+    def __init__(self, source: RunStream, keep: CommandSender) -> None:
+        super().__init__(source)
         self._keep = keep
 
-    def __iter__(self) -> Iterator[Snapshot]:
-        return self.snapshots()
-
-    def snapshots(
-        self, events: Iterable[Event] | None = None, *, after: Mapping[int, tuple[int, int]] | None = None
-    ) -> Iterator[Snapshot]:
-        """As :meth:`bus.recording.Recording.snapshots`."""
-        select = getattr(self._source, "snapshots", None)
-        for snapshot in self._source if select is None else select(events, after=after):
+    async def read(
+        self, events: Collection[Event], after: Mapping[int, tuple[int, int]]
+    ) -> AsyncGenerator[Snapshot, None]:
+        """As of the source."""
+        async for snapshot in self._source.read(events, after):
             snapshot.bind(self._keep)
             yield snapshot
-
-    def __getattr__(self, name: str) -> Any:
-        # Name, attempt, path, ending, gaps and damage are those of the source, as it knows them by then.
-        return getattr(self._source, name)
 
 
 class _StrictRunner(Runner):
@@ -146,7 +167,7 @@ class Stepper:
 
     def __init__(
         self,
-        source: Iterable[Snapshot],
+        source: RunStream,
         callbacks: Sequence[Callback],
         loggers: Sequence[LoggerDestination],
         on_error: OnError,
@@ -200,11 +221,11 @@ class Stepper:
         asked.cancel()
 
 
-class _Feed:
+class _Feed(_Wrapped):
     """Snapshots for a runner, as they are put here; ``None`` ends them."""
 
-    def __init__(self, source: Iterable[Snapshot]) -> None:
-        self._source = source
+    def __init__(self, source: RunStream) -> None:
+        super().__init__(source)
         self._queue: asyncio.Queue[Snapshot | None] = asyncio.Queue()
         self._asked = asyncio.Event()
 
@@ -216,16 +237,13 @@ class _Feed:
         """Returns when everything that was put here has been handled."""
         await self._asked.wait()
 
-    async def __aiter__(self) -> AsyncIterator[Snapshot]:
+    async def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
         while True:
             self._asked.set()
             snapshot = await self._queue.get()
             if snapshot is None:
                 return
             yield snapshot
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
 
 
 def replay(

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,9 +25,9 @@ from bus.subscriber.commands import send_command
 from bus.subscriber.subscriber import Subscriber
 from bus.types.commands import Argument, Outcome
 from bus.types.event import Event
-from consumers.api.callback import Callback, OnError, demand_of
+from consumers.api.callback import Callback, OnError
 from consumers.api.logger import LoggerDestination
-from consumers.runner.entries import barrier_events_of, wanted_events
+from consumers.runner.entries import Subscription
 from consumers.testing.harness import Harness, as_callbacks
 from consumers.testing.logged import Logged
 
@@ -169,12 +170,10 @@ class LiveRun:
         made = as_callbacks(callbacks)
         deadline = time.monotonic() + timeout
         self.wait_to_begin(timeout)
-        demand, events = demand_of(made), wanted_events(made)
+        asked = Subscription.of(made, name)
         # A training that was told to wait for somebody waits for those who may decide something.
-        barrier_events = {Event.BATCH_END, *barrier_events_of(made)}
-        with Subscriber(
-            self.path, events=events | {Event.BATCH_END}, demand=demand, name=name, decides=barrier_events
-        ) as stream:
+        asked = replace(asked, events=asked.events | {Event.BATCH_END}, decides=asked.decides | {Event.BATCH_END})
+        with Subscriber(self.path, **vars(asked)) as stream:
             harness = Harness(stream, made, loggers, on_error)
             too_late = threading.Timer(max(0.0, deadline - time.monotonic()), harness.runner.stop)
             too_late.start()

@@ -1,7 +1,7 @@
 """A training that never took place, event by event: for unit tests of callbacks, without processes and files."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -9,6 +9,7 @@ from bus.errors import ClosedError, ConfigurationError
 from bus.protocol.frames import PROTOCOL_VERSION, EventBody, check_run_name
 from bus.protocol.order import SEVERITY, Ending
 from bus.protocol.snapshot import Snapshot
+from bus.protocol.stream import RunStream, in_turns
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
 from bus.types.time import Time
@@ -51,7 +52,7 @@ _ALWAYS_SENT = {"flops_per_batch", "logged"}
 _START_NS = 1_700_000_000 * 10**9
 
 
-class MemoryStream:
+class MemoryStream(RunStream):
     """A made-up training; iterate over it for its snapshots, give it to :func:`~consumers.testing.replay`, or
     :meth:`attach` callbacks and see what they do after each batch.
 
@@ -113,8 +114,7 @@ class MemoryStream:
         """Name of the run."""
         self.attempt = attempt
         """Which attempt of the run."""
-        self.ending: Ending | None = None
-        """How the training ended, once :meth:`finish` was called."""
+        self._ending: Ending | None = None
         self._of_batch = {"loss": loss, "lr": lr, "train_metrics": train_metrics}
         self._fields = dict(fields or {})
         self._evaluation = evaluation
@@ -154,9 +154,13 @@ class MemoryStream:
         """The snapshots so far."""
         return iter(tuple(self._snapshots))
 
-    async def __aiter__(self) -> AsyncIterator[Snapshot]:
-        for snapshot in self:
-            yield snapshot
+    def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
+        return in_turns(self)
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the training ended, once :meth:`finish` was called."""
+        return self._ending
 
     def __len__(self) -> int:
         return len(self._snapshots)
@@ -265,7 +269,7 @@ class MemoryStream:
         self._begin()
         if status in ("finished", "stopped"):
             self.emit(Event.FIT_END)
-        self.ending = Ending(status, error)
+        self._ending = Ending(status, error)
 
     def emit(self, event: Event | str, of_rank: Mapping[int, Mapping[str, Any]] | None = None, **fields: Any) -> None:
         """Lets any event happen, here and now, with further fields; ``of_rank`` is as for :meth:`batch`.

@@ -27,6 +27,7 @@ from bus import Event
 from bus.errors import ConfigurationError, RecordingError, RunDirectoryError
 from bus.protocol.order import Gap
 from bus.protocol.snapshot import Snapshot
+from bus.protocol.stream import PlainStream
 from consumers import (
     Callback,
     ConsoleLogger,
@@ -264,10 +265,14 @@ def test_a_state_that_cannot_be_written_is_said_and_tried_again(capsys: pytest.C
 
 
 def test_gaps_seen_before_a_kill_are_in_the_last_report(tmp_path: Path) -> None:
-    class WithGaps(list[Snapshot]):
+    class WithGaps(PlainStream):
         def __init__(self, snapshots: list[Snapshot], gaps: list[Gap]) -> None:
             super().__init__(snapshots)
-            self.gaps = gaps
+            self._gaps = gaps
+
+        @property
+        def gaps(self) -> list[Gap]:
+            return self._gaps
 
     first, second = Gap(0, 3, 4), Gap(0, 7, 7)
     run_named(WithGaps([batch_end(1), batch_end(2), batch_end(5)], [first]), tmp_path)

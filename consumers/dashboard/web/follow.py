@@ -12,12 +12,11 @@ from bus.net.curve import ClientSecurity
 from bus.recording.recording import Recording
 from bus.runs.directory import Attempt, RunInfo, find_run, list_runs, runs_dir
 from bus.subscriber.subscriber import Subscriber
-from consumers.api.callback import demand_of
 from consumers.dashboard.view.run_view import RunView
 from consumers.dashboard.view.tap import MonitoredRun, RunTap
 from consumers.dashboard.web.access import Listening
 from consumers.dashboard.web.server import DashboardServer
-from consumers.runner.entries import wanted_events
+from consumers.runner.entries import Subscription
 from consumers.runner.runner import Runner
 from consumers.runner.streams import RemoteRunInfo, Stream, attach, find_remote, is_live, list_remote
 
@@ -176,7 +175,7 @@ class _Followed:
             self._follow(opening, run.name, attempt.number, name)
 
     def _opening(self, run: RunInfo | RemoteRunInfo) -> "Callable[[RunTap], Stream]":
-        return lambda feed: attach(run, wanted_events([feed]), demand_of([feed]))
+        return lambda feed: attach(run, Subscription.of([feed]))
 
     def _follow(self, open_stream: "Callable[[RunTap], Stream]", run_name: str, attempt: int, name: str = "") -> None:
         run = self._placeholders.pop(name, None) or self._show(RunView(run_name, attempt))

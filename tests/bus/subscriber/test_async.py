@@ -159,6 +159,13 @@ async def test_commands_of_several_tasks_get_their_own_outcomes(training: Publis
     assert [outcome.error is None for outcome in outcomes] == [name == "stop" for name in names]
 
 
+async def test_whoever_does_not_know_the_kind_of_stream_commands_it_from_a_thread(training: Publisher) -> None:
+    publish(training, 1, 4)
+    async with Subscriber("r") as stream:
+        outcome = await asyncio.to_thread(stream.commander, "stop")
+    assert (outcome.command.name, outcome.batch, outcome.error) == ("stop", 4, None)
+
+
 async def test_an_unknown_command_is_refused_before_anything_is_sent(training: Publisher) -> None:
     async with Subscriber("r") as stream:
         with pytest.raises(ConfigurationError, match="'stap' is unknown: did you mean stop"):

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from consumers_stream import Collector
 
 from bus.errors import ConfigurationError
 from bus.protocol.snapshot import Snapshot
+from bus.protocol.stream import PlainStream, RunStream
 from bus.runs.directory import Origin
 from bus.types.commands import Command, Outcome
 from bus.types.event import Event
@@ -132,7 +133,7 @@ def test_options_that_mean_nothing_are_refused(options: Any) -> None:
 # -- while it waits ---------------------------------------------------------------------------------------------------
 
 
-class Hanging:
+class Hanging(RunStream):
     """A stream that gives no event after the first ones until something was said on standard error, and then a few
     that come at once."""
 
@@ -143,7 +144,7 @@ class Hanging:
         self.said = ""
         self._first, self._capsys, self._then = first, capsys, then
 
-    async def __aiter__(self) -> AsyncIterator[Snapshot]:
+    async def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
         for snapshot in self._first:
             yield snapshot
         deadline = time.monotonic() + 60
@@ -180,18 +181,15 @@ def test_it_says_once_what_the_training_hangs_in(
     assert [row.step for row in collector.rows] == [17]
 
 
-class Commanded:
+class Commanded(PlainStream):
     """A stream whose training was sent commands at these seconds."""
 
     def __init__(self, snapshots: list[Snapshot], commands: dict[float, str]) -> None:
-        self._snapshots = snapshots
+        super().__init__(snapshots)
         self._answered = [
             Outcome(Command(name, ()), "batch_checkpoint", 1, None, 1_700_000_000_000_000_000 + round(seconds * 1e9))
             for seconds, name in commands.items()
         ]
-
-    def __iter__(self) -> Iterator[Snapshot]:
-        return iter(self._snapshots)
 
     def answered(self) -> list[Outcome]:
         return self._answered
@@ -267,8 +265,9 @@ class Placed(Hanging):
 class Commandable(Placed):
     """One that takes commands."""
 
-    def command(self, name: str) -> Outcome:
-        raise NotImplementedError
+    @property
+    def commander(self) -> Callable[..., Outcome]:
+        return lambda name: Outcome(Command(name), None, None)
 
 
 @pytest.mark.parametrize(

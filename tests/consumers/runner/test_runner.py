@@ -14,6 +14,7 @@ from consumers_stream import Collector, batch_end, snapshots_of_training
 
 from bus.errors import ClosedError, ConfigurationError, OffloopError
 from bus.protocol.snapshot import Snapshot
+from bus.protocol.stream import PlainStream
 from bus.types.event import Event
 from consumers import Callback, Logger, LoggerDestination, Runner
 from consumers.api.logger import RunContext
@@ -244,11 +245,11 @@ def test_destinations_are_closed_again_when_one_of_them_cannot_be_opened() -> No
 
 
 def test_destinations_are_told_the_run_and_its_directory() -> None:
-    class Stream(list[Snapshot]):
+    class Stream(PlainStream):
         run_name, attempt, run_dir = "digits", 2, Path("runs/digits")
 
     collector = Collector()
-    Runner(Stream(), [], [collector]).run()
+    Runner(Stream([]), [], [collector]).run()
     assert collector.context == RunContext("digits", 2, Path("runs/digits"))
 
 
@@ -386,7 +387,6 @@ import asyncio, os, signal, threading
 from consumers import Callback, Runner
 
 class Stream:
-    run_name, attempt, run_dir, ending = "r", 1, None, None
     async def __aiter__(self):
         # The signal is another thread's, as one is that comes just before the main thread falls asleep.
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -1,0 +1,99 @@
+"""What all streams of a run have in common, whether live, recorded, replayed or simulated."""
+
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from bus.protocol.order import CheckpointMark, Ending, Gap
+from bus.protocol.snapshot import Snapshot
+from bus.types.commands import Outcome
+from bus.types.demand import Demand
+from bus.types.event import Event
+
+SNAPSHOTS_PER_TURN = 256
+"""After how many snapshots without a wait other tasks of the event loop have their turn."""
+
+
+class RunStream:
+    """The snapshots of a run in order, by ``async for``, and what else is known of the run. What a kind of stream does
+    not know, or cannot do, is as it is here."""
+
+    run_name: str = "run"
+    run_id: str | None = None
+    attempt: int = 1
+    run_dir: Path | None = None
+    """The run's directory; ``None`` where there is none, or on another machine."""
+    on_checkpoint: Callable[[CheckpointMark], object] = staticmethod(lambda mark: None)
+    """Called where the training has saved or loaded a checkpoint, between the snapshots before and after that."""
+    name_sender: Callable[[], str | None] = staticmethod(lambda: None)
+    """Who sends a command through a snapshot, where it gives no reason: asked within that call."""
+
+    def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
+        raise NotImplementedError
+
+    def read(self, events: Collection[Event], after: Mapping[int, tuple[int, int]]) -> AsyncGenerator[Snapshot, None]:
+        """The snapshots; those of other events than ``events``, and those up to ``after``, of each rank ``(seq,
+        base_seq)``, may be left out."""
+        return self.__aiter__()
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the run ended; ``None`` until then."""
+        return None
+
+    @property
+    def gaps(self) -> Sequence[Gap]:
+        """The events that are lost for good, as far as it was read."""
+        return ()
+
+    @property
+    def damage(self) -> str | None:
+        """What of the recording could not be read, with its offset."""
+        return None
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """What became of the commands that were sent through its snapshots, as far as it is known."""
+        return ()
+
+    @property
+    def commander(self) -> Callable[..., Outcome] | None:
+        """Sends a command from any thread and waits for its outcome; ``None`` where the run takes none."""
+        return None
+
+    def answered(self) -> Sequence[Outcome]:
+        """The commands that the training has answered, whoever sent them, in order, as far as it was read; may be
+        called from another thread."""
+        return ()
+
+    def ask_for(self, demand: Demand, decides: Iterable[Event] = ()) -> None:
+        """Asks the training for less than before."""
+
+
+class PlainStream(RunStream):
+    """Snapshots of which nothing else is known, such as a list."""
+
+    def __init__(self, snapshots: Iterable[Snapshot] | AsyncIterable[Snapshot]) -> None:
+        self._snapshots = snapshots
+
+    def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
+        return _all_of(self._snapshots) if isinstance(self._snapshots, AsyncIterable) else in_turns(self._snapshots)
+
+
+def as_stream(snapshots: Iterable[Snapshot] | AsyncIterable[Snapshot]) -> RunStream:
+    """The stream of these snapshots: itself, or one of which nothing else is known."""
+    return snapshots if isinstance(snapshots, RunStream) else PlainStream(snapshots)
+
+
+async def _all_of(snapshots: AsyncIterable[Snapshot]) -> AsyncGenerator[Snapshot, None]:
+    async for snapshot in snapshots:
+        yield snapshot
+
+
+async def in_turns(snapshots: Iterable[Snapshot]) -> AsyncGenerator[Snapshot, None]:
+    """Snapshots that never have to be waited for, without keeping other tasks of the event loop from running."""
+    import asyncio
+
+    for count, snapshot in enumerate(snapshots, 1):
+        yield snapshot
+        if count % SNAPSHOTS_PER_TURN == 0:
+            await asyncio.sleep(0)
