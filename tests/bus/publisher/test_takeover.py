@@ -55,6 +55,7 @@ def merge(*paths, to):
     return Recording(to)
 
 
+@pytest.mark.slow
 def test_a_run_whose_directory_is_here_goes_on_in_its_recording(far, near):
     """Half of what may be kept is there, and the broker is still away."""
     near.mkdir(parents=True)
@@ -74,6 +75,7 @@ def test_a_run_whose_directory_is_here_goes_on_in_its_recording(far, near):
     assert not list(near.glob("*/run.json"))
 
 
+@pytest.mark.slow
 def test_what_comes_after_a_broker_elsewhere_is_in_a_recording_of_its_own(far, near, tmp_path):
     near.mkdir(parents=True)
     broker = StandingBroker(far)
@@ -101,6 +103,7 @@ def test_what_comes_after_a_broker_elsewhere_is_in_a_recording_of_its_own(far, n
     assert (whole.gaps, str(whole.ending), find_run("r", near).status) == ((), "finished", "finished")
 
 
+@pytest.mark.slow
 def test_what_is_left_at_the_end_is_recorded_by_all_ranks_together(far, near, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(near))
     # Another run has the name here already.

@@ -206,6 +206,7 @@ def test_it_is_served_through_a_broker_that_stands(runs_dir: Path, tmp_path: Pat
         broker.communicate(timeout=100)
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_killed_is_started_again_and_nothing_is_lost(runs_dir: Path, tmp_path: Path) -> None:
     path = record(tmp_path / "r.mcap", ranks=2, batches=8, without=[7])
     with serving(path, "--name", "served", "--rate", "1") as server:
