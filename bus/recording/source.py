@@ -150,7 +150,7 @@ class RecordSource:
         return self._order.outcomes
 
     def found(self) -> dict[str, Any]:
-        """What the iteration has found, as the fields of :class:`Written`."""
+        """What the iteration has found: damage, gaps and the like, by name, for what is written from it."""
         return {
             "ending": self.ending,
             "damage": tuple(self.damage),
