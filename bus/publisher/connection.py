@@ -101,13 +101,16 @@ class BrokerConnection:
 
     def renew(self, demand: Any = None, recorded: int | None = None) -> None:
         """Connects anew and says that the attempt continues, with the ``demand`` that the last broker reported, and the
-        number of the last event that other brokers have ``recorded``. The ``welcome`` comes by :meth:`receive`."""
-        # What waits in the socket is for a broker that has forgotten us.
-        self.socket.close(linger=0)
-        self.socket = self._connect()
+        number of the last event that other brokers have ``recorded``. The ``welcome`` comes by :meth:`receive`.
+
+        Raises:
+            OSError, zmq.ZMQError: the system has no room for a connection; the last one is still there."""
         again = {**self._hello, "attempt": self.welcome["attempt"], "demand": demand}
         if recorded is not None:
             again["recorded"] = recorded
+        before, self.socket = self.socket, self._connect()
+        # What waits in it is for a broker that has forgotten us.
+        before.close(linger=0)
         self.send(encode_control("hello", again), zmq.NOBLOCK)
 
     @property

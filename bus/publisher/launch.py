@@ -138,18 +138,21 @@ class BrokerProcess:
             return None
 
     def restart(self) -> bool:
-        """Starts it again, without waiting for it, unless it has died again and again just now; whether it did."""
+        """Starts it again, without waiting for it, unless it has died again and again just now; whether it did.
+
+        Raises:
+            OSError: no process can be started."""
         now = time.monotonic()
         if now < self._not_before:
             return False
         if now - self._began > self._timeouts.broker_steady:
             self._restarts = 0
-        self._close_pipes()
-        self._process = self._spawn("resume")
-        self._began = now
         self._restarts += 1
         pauses = self._timeouts.broker_restarts
         self._not_before = now + pauses[min(self._restarts, len(pauses) - 1)]
+        self._close_pipes()
+        self._process = self._spawn("resume")
+        self._began = now
         return True
 
     def kill(self) -> None:

@@ -65,7 +65,7 @@ class BrokerSession:
                 if isinstance(action, TakeOver):
                     self._do(self.state.take_over_failed(error, time.monotonic()))
                 else:
-                    self._do(self.state.greeting_failed(error))
+                    self.state.broker_failed(error)
 
     def _restart_broker(self) -> None:
         """Starts our own broker again if it has died."""
@@ -76,8 +76,13 @@ class BrokerSession:
         if how is None:
             return
         self._do(self.state.broker_died(process.refusal()))
-        if not self.state.lost and process.restart():
-            self._do(self.state.broker_restarted(how, time.monotonic()))
+        try:
+            is_restarted = not self.state.lost and process.restart()
+        except OSError as error:
+            self.state.broker_failed(error)
+        else:
+            if is_restarted:
+                self._do(self.state.broker_restarted(how, time.monotonic()))
 
     def _await_successor(self) -> None:
         try:

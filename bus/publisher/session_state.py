@@ -183,7 +183,7 @@ class SessionState:
             return self._give_up(f"refuses events: {why}")
         return []
 
-    def _report_delay(self, why: OffloopError) -> None:
+    def _report_delay(self, why: Exception) -> None:
         if str(why) != self._delay:
             self._delay = str(why)
             _log.warning("run %s is not recorded yet, and it is tried again: %s", self._run_name, why)
@@ -248,9 +248,10 @@ class SessionState:
         self._greeted = now
         return [Hello(self._demand, self._recorded)]
 
-    def greeting_failed(self, error: Exception) -> list[Action]:
-        """No connection could be made for a :class:`Hello`."""
-        return self._give_up(f"cannot be reached again: {error}")
+    def broker_failed(self, error: Exception) -> None:
+        """No connection could be made for a :class:`Hello`, or no process for our own broker: the system may have room
+        for one later."""
+        self._report_delay(error)
 
     def broker_died(self, refusal: OffloopError | None) -> list[Action]:
         """The process of our own broker has ended, and has said before why it does not serve the run, if it did not.

@@ -1,5 +1,6 @@
 """Publishing: complete, in order, bounded, and never in the way of the training. Brokers here are real processes."""
 
+import errno
 import gc
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+import zmq
 from helpers import wait_for
 from training import Act, gold_trainer
 
@@ -25,6 +27,8 @@ from bus import (
     RunIsLiveError,
     find_run,
 )
+from bus.publisher.connection import BrokerConnection
+from bus.publisher.launch import BrokerProcess
 from bus.types.timeouts import Timeouts
 
 
@@ -396,6 +400,32 @@ def test_the_training_goes_on_when_no_broker_can_be_started_again(runs_dir, capl
     assert "does not take it up again: the directory of run 'r' in" in caplog.text
     publisher.publish(Event.BATCH_END, batch=batch + 1)
     publisher.close()
+
+
+@pytest.mark.parametrize(("owner", "name"), [(BrokerConnection, "_connect"), (BrokerProcess, "_spawn")])
+def test_a_trainer_that_is_out_of_descriptors_for_a_while_finds_its_broker_later(
+    runs_dir, monkeypatch, caplog, owner, name
+):
+    times = Timeouts(flush=30.0, hello_again=0.2)
+    publisher = Publisher("r", timeouts=times)
+    publisher.publish(Event.BATCH_END, batch=1)
+    wait_for(lambda: publisher.poll() or publisher.recorded_all, "the first event")
+    failed = 0
+
+    def fail(*_):
+        nonlocal failed
+        failed += 1
+        raise zmq.ZMQError(errno.EMFILE) if name == "_connect" else OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as full:
+        full.setattr(owner, name, fail)
+        os.kill(broker_pid(publisher), signal.SIGKILL)
+        wait_for(lambda: publisher.publish(Event.EPOCH_END) or publisher.poll() or failed > 1, "the second failure")
+    publisher.close()
+    snapshots, ending = read_back(publisher)
+    assert len(snapshots) == publisher.statistics().published - 1
+    assert (ending.status, publisher.recorded_all) == ("finished", True)
+    assert "is not recorded yet, and it is tried again" in caplog.text
 
 
 def test_a_broker_that_stands_still_delays_nothing_and_gets_everything_later(runs_dir, monkeypatch):
