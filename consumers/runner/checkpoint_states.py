@@ -25,7 +25,7 @@ from bus.types.event import Event
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger, RunContext
 from consumers.delivery.commit import pack_state, seal, unpack_state, unseal
-from consumers.runner.dispatcher import Dispatcher
+from consumers.runner.dispatcher import Dispatcher, Handling
 from consumers.runner.entries import CallbackEntry
 from consumers.runner.state_file import read_state, write_state
 
@@ -131,10 +131,7 @@ class CheckpointStates:
             part,
             [(entry.name, entry.callback) for entry in entries],
             deliver=_drop,
-            note_error=dispatcher.note_error,
-            on_error="continue",
-            keeps_positions=False,
-            at_checkpoint=self.take,
+            handling=Handling(dispatcher.handling.note_error, "continue", at_checkpoint=self.take),
         )
         _run_to_end(catching_up)
         for entry, done in zip(entries, catching_up.entries, strict=True):

@@ -8,6 +8,7 @@ import contextlib
 import inspect
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from bus.errors import OffloopError
@@ -32,17 +33,27 @@ class CallbackError(OffloopError):
     """A callback raised and the runner was told to stop at that; the callback's own exception is the ``__cause__``."""
 
 
+@dataclass(frozen=True)
+class Handling:
+    """What all dispatchers of a runner have in common."""
+
+    note_error: Callable[[CallbackEntry, Exception, str], None]
+    """Called with everything that a callback raises, and the place in words, before ``on_error`` is followed."""
+    on_error: OnError
+    keeps_positions: bool = False
+    """Whether a dispatcher knows how far it came, and skips what lies before; it then delivers after each event."""
+    on_detached: Callable[[], None] = lambda: None
+    """Called after each callback that is given no more events because it cannot work."""
+    at_checkpoint: AtCheckpoint | None = None
+    """Called with the dispatcher, between two events, where the training has saved or loaded a checkpoint."""
+
+
 class Dispatcher:
     """Gives each snapshot of a stream to the callbacks that want its event, one after the other, until the stream ends
     or :meth:`stop` or :meth:`fail` is called; then closes them.
 
-    ``deliver`` is given the logger after each event at which something was logged. ``note_error`` is told of everything
-    that a callback raises, with the place in words, before ``on_error`` is followed. With ``keeps_positions`` it knows
-    how far it came, and passes over what lies before; ``deliver`` is then called after each event that was handled.
-    ``on_detached`` is called after each callback that is given no more events because it cannot work.
-    ``at_checkpoint`` is called with this object between two events, where the training has saved or loaded a
-    checkpoint.
-    With ``logs_hyperparameters`` it logs what the run says of itself.
+    ``deliver`` is given the logger after each event at which something was logged. With ``logs_hyperparameters`` it
+    logs what the run says of itself.
     """
 
     def __init__(
@@ -50,11 +61,7 @@ class Dispatcher:
         stream: RunStream,
         callbacks: Sequence[tuple[str, Callback]],
         deliver: Callable[[Logger, Snapshot], None],
-        note_error: Callable[[CallbackEntry, Exception, str], None],
-        on_error: OnError,
-        keeps_positions: bool,
-        on_detached: Callable[[], None] = lambda: None,
-        at_checkpoint: AtCheckpoint | None = None,
+        handling: Handling,
         logs_hyperparameters: bool = True,
     ) -> None:
         self.entries = [CallbackEntry(callback, name) for name, callback in callbacks]
@@ -78,11 +85,8 @@ class Dispatcher:
         """Whether it stops on request."""
         self.stream = stream
         self._deliver = deliver
-        self.note_error = note_error
-        """Told of what a callback has raised."""
-        self._on_error = on_error
-        self._on_detached = on_detached
-        self._keeps_positions = keeps_positions
+        self.handling = handling
+        self._keeps_positions = handling.keeps_positions
         self._with_hyperparameters = WITH_HYPERPARAMETERS if logs_hyperparameters else frozenset()
         self._logger = Logger()
         self._table = self._make_table()
@@ -91,8 +95,7 @@ class Dispatcher:
         self._waiting = False
         self._running: CallbackEntry | None = None
         stream.name_sender = self._name_sender
-        self._at_checkpoint = at_checkpoint
-        if at_checkpoint is not None:
+        if handling.at_checkpoint is not None:
             stream.on_checkpoint = self._see_checkpoint
 
     def resume_from(self, positions: Mapping[int, tuple[int, int]], callbacks: Sequence[CallbackState]) -> None:
@@ -222,8 +225,9 @@ class Dispatcher:
 
     def _see_checkpoint(self, mark: CheckpointMark) -> None:
         # Before its position lies what another one has seen that went before.
-        if self._at_checkpoint is not None and mark.seq > self.positions.get(0, _NOWHERE)[0]:
-            self._at_checkpoint(mark, self)
+        at_checkpoint = self.handling.at_checkpoint
+        if at_checkpoint is not None and mark.seq > self.positions.get(0, _NOWHERE)[0]:
+            at_checkpoint(mark, self)
 
     def _name_sender(self) -> str | None:
         return None if self._running is None else f"callback {self._running.name}"
@@ -241,18 +245,18 @@ class Dispatcher:
     def _take_error(self, entry: CallbackEntry, error: Exception, where: str) -> None:
         entry.errors += 1
         place = f"at {where}, seq {self.last.seq}" if self.last else f"at {where}, before any event"
-        self.note_error(entry, error, place)
+        self.handling.note_error(entry, error, place)
         if entry.closed:
             return
-        if self._on_error == "stop":
+        if self.handling.on_error == "stop":
             raised = CallbackError(f"callback {entry.name} raised {type(error).__name__} {place}: {error}")
             raised.__cause__ = error
             self.fail(raised)
         elif isinstance(error, CannotWorkError):
             entry.ended = True
             self._drop_inactive()
-            self._on_detached()
-        elif self._on_error == "disable":
+            self.handling.on_detached()
+        elif self.handling.on_error == "disable":
             entry.disabled = True
             self._drop_inactive()
 

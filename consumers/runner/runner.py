@@ -21,7 +21,7 @@ from consumers.delivery.commit import COMMIT_EVENTS, CommitStore
 from consumers.delivery.fanout import Fanout, show_failure
 from consumers.delivery.spool import wrap_in_spool
 from consumers.runner.commits import Commits
-from consumers.runner.dispatcher import AtCheckpoint, CallbackError, Dispatcher
+from consumers.runner.dispatcher import AtCheckpoint, CallbackError, Dispatcher, Handling
 from consumers.runner.entries import CallbackEntry, unique_names
 from consumers.runner.statistics import RunnerStatistics
 from consumers.runner.worker import LOOK_SECONDS, CallbackWorker
@@ -72,9 +72,8 @@ class Runner:
             raise ConfigurationError(f"commit_every counts handled events and is at least 1, not {commit_every}")
         if on_error not in get_args(OnError):
             raise ConfigurationError(f"on_error {on_error!r} is not known: use {', '.join(get_args(OnError))}")
-        self._on_error = on_error
         self._keeps_progress = progress is not None
-        self._at_checkpoint = at_checkpoint
+        self._handling = Handling(self._note_error, on_error, self._keeps_progress, self._note_detached, at_checkpoint)
         # Named before they are wrapped: people know them by what they are.
         self._destinations = dict(zip(unique_names(destinations), map(wrap_in_spool, destinations), strict=True))
         self._fanout = Fanout(self._destinations, lambda error: self._shared.fail(error))
@@ -82,11 +81,7 @@ class Runner:
             as_stream(stream),
             _named(callbacks),
             self._fanout.deliver,
-            self._note_error,
-            on_error,
-            self._keeps_progress,
-            self._note_detached,
-            at_checkpoint,
+            self._handling,
         )
         self._workers: list[CallbackWorker] = []
         self._commits = Commits(
@@ -140,12 +135,8 @@ class Runner:
                 name,
                 callback,
                 fanout=self._fanout,
-                note_error=self._note_error,
-                on_error=self._on_error,
-                keeps_progress=self._keeps_progress,
+                handling=self._handling,
                 fail=self._shared.fail,
-                on_detached=self._note_detached,
-                at_checkpoint=self._at_checkpoint,
             )
         )
 

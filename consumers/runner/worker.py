@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 from bus.protocol.snapshot import Snapshot
 from bus.protocol.stream import RunStream
-from consumers.api.callback import Callback, OnError
+from consumers.api.callback import Callback
 from consumers.api.logger import Logger
 from consumers.delivery.commit import CallbackState, WorkerProgress
 from consumers.delivery.fanout import Fanout
-from consumers.runner.dispatcher import AtCheckpoint, Dispatcher
-from consumers.runner.entries import CallbackEntry
+from consumers.runner.dispatcher import Dispatcher, Handling
 
 LOOK_SECONDS = 0.05
 """How often a thread checks whether another one is done."""
@@ -24,9 +23,8 @@ class CallbackWorker:
     """Runs one callback with its own stream; what it logs is delivered between what the others log. A callback with
     ``background`` has a thread, another one is a task of the event loop in which :meth:`start` is called.
 
-    ``note_error``, ``on_error``, ``on_detached`` and ``at_checkpoint`` are as for
-    :class:`~consumers.runner.dispatcher.Dispatcher`; an error that ends it is handed to ``fail`` there. With
-    ``keeps_progress`` it notes where it stands: with what it has logged, and once a second.
+    An error that ends it is handed to ``fail`` there. Where positions are kept, it notes where it stands: with what it
+    has logged, and once a second.
     """
 
     def __init__(
@@ -36,12 +34,8 @@ class CallbackWorker:
         callback: Callback,
         *,
         fanout: Fanout,
-        note_error: Callable[[CallbackEntry, Exception, str], None],
-        on_error: OnError,
-        keeps_progress: bool,
+        handling: Handling,
         fail: Callable[[Exception], None],
-        on_detached: Callable[[], None],
-        at_checkpoint: AtCheckpoint | None = None,
     ) -> None:
         self.name = name
         self.callback = callback
@@ -49,19 +43,9 @@ class CallbackWorker:
         """How far it was when it last noted that. It changes only while the fanout's lock is held, so that it matches
         what the destinations have been given."""
         # The others' stream brings the hyperparameters.
-        self.dispatcher = Dispatcher(
-            stream,
-            [(name, callback)],
-            self._deliver,
-            note_error,
-            on_error,
-            keeps_progress,
-            on_detached,
-            at_checkpoint,
-            logs_hyperparameters=False,
-        )
+        self.dispatcher = Dispatcher(stream, [(name, callback)], self._deliver, handling, logs_hyperparameters=False)
         self._fanout = fanout
-        self._keeps_progress = keeps_progress
+        self._keeps_progress = handling.keeps_positions
         self._next_note = 0.0
         self._fail = fail
         self._done = threading.Event()
