@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from bus.broker.runs import BrokerStatistics
     from bus.errors import (
         BrokerError,
+        CheckpointError,
         ClosedError,
         ConfigurationError,
         FieldNotAvailableError,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         InvalidTimeError,
         OffloopError,
         ProtocolError,
+        RankError,
         RecordingError,
         RunDirectoryError,
         RunError,
@@ -47,6 +49,7 @@ __all__ = [
     "Broker",
     "BrokerError",
     "BrokerStatistics",
+    "CheckpointError",
     "ClosedError",
     "ConfigurationError",
     "Deferred",
@@ -61,6 +64,7 @@ __all__ = [
     "ProtocolError",
     "Publisher",
     "PublisherStatistics",
+    "RankError",
     "Recording",
     "RecordingError",
     "RunDirectoryError",
@@ -92,6 +96,7 @@ __getattr__, __dir__ = lazy_exports(
         "bus.types.demand": ["BASE_EVENTS"],
         "bus.errors": [
             "BrokerError",
+            "CheckpointError",
             "ClosedError",
             "ConfigurationError",
             "FieldNotAvailableError",
@@ -100,6 +105,7 @@ __getattr__, __dir__ = lazy_exports(
             "InvalidTimeError",
             "OffloopError",
             "ProtocolError",
+            "RankError",
             "RecordingError",
             "RunDirectoryError",
             "RunError",

@@ -1,7 +1,7 @@
 """Records and forwards the events of runs, and answers publishers and consumers.
 
-May import: net, recording, tensors. Begin with ``broker``, then ``run`` and ``rank``; ``python -m bus.broker`` serves
-one run.
+May import: net, protocol, recording, runs, tensors. Begin with ``broker``, then ``run`` and ``rank``;
+``python -m bus.broker`` serves one run.
 """
 
 from typing import TYPE_CHECKING

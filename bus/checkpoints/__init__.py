@@ -1,4 +1,4 @@
 """What the trainer and consumers have to agree on about checkpoint files; needs no torch.
 
-May import: types, tensors, files. Begin with ``names``.
+May import: tensors. Begin with ``names``.
 """

@@ -1,4 +1,4 @@
 """Classes by name, and their options from text: how commands find callbacks, loggers and algorithms.
 
-May import: types. Begin with ``registry``.
+Begin with ``registry``.
 """

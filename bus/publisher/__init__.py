@@ -1,6 +1,6 @@
 """Publishes one rank's events: buffer, session with the broker, connection, launch of a broker of one's own.
 
-May import: net, runs, protocol. Begin with ``publisher``, then ``session_state`` and ``outbox``.
+May import: net, protocol, runs. Begin with ``publisher``, then ``session_state`` and ``outbox``.
 """
 
 from typing import TYPE_CHECKING

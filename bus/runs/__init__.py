@@ -1,6 +1,6 @@
 """Directories of runs: what is written down about a run, its attempts, who holds it, how it ended.
 
-May import: protocol, files, processes. Begin with ``directory``.
+May import: protocol. Begin with ``directory``.
 """
 
 from typing import TYPE_CHECKING

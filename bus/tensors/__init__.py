@@ -1,4 +1,4 @@
 """Tensors as bytes: the image of a safetensors file, shared memory that holds one, its transfer in pieces.
 
-May import: errors, processes. Begin with ``view``.
+Begin with ``view``.
 """

@@ -1,4 +1,4 @@
 """What can be done with recordings: export, cut, merge, diff, recover.
 
-May import: recording, runs, trace. Each command has a module of its name.
+May import: protocol, recording, runs, trace. A module each; recover is ``recovery``.
 """

@@ -1,4 +1,4 @@
 """Writes phases of a training as a Chrome trace.
 
-May import: types, protocol. Begin with ``writer``.
+May import: protocol. Begin with ``writer``.
 """

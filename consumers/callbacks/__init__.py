@@ -1,6 +1,7 @@
 """The callbacks that come with offloop, a module each.
 
-May import: api, loggers. Begin with ``lr_monitor``, the shortest; ``consumers.cli.registry`` has their short names.
+May import: bus.checkpoints, bus.protocol, bus.runs, bus.tensors, bus.trace, api, loggers. Begin with ``lr_monitor``,
+the shortest; ``consumers.cli.registry`` has their short names.
 """
 
 from typing import TYPE_CHECKING

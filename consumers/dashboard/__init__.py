@@ -1,6 +1,6 @@
 """Dashboards, in a browser (``web``) or in a terminal (``terminal``); both draw the model in ``view``.
 
-Three rooms: ``web`` and ``terminal`` may import ``view``, not each other. Begin with ``view.run_view``.
+``web`` and ``terminal`` do not import each other. Begin with ``view.run_view``.
 """
 
 from typing import TYPE_CHECKING

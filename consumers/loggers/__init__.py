@@ -1,6 +1,6 @@
 """The destinations that come with offloop, a module each.
 
-May import: api. Begin with ``jsonl``, then ``files``; ``consumers.cli.registry`` has their short names.
+May import: bus.protocol, api. Begin with ``jsonl``, then ``files``; ``consumers.cli.registry`` has their short names.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,5 @@
 """Takes streams through callbacks: session, dispatcher, workers, commits, state that is kept.
 
-May import: delivery, api. Begin with ``runner``, then ``dispatcher``.
+May import: bus.net, bus.protocol, bus.recording, bus.replay, bus.runs, bus.subscriber, api, delivery. Begin with
+``runner``, then ``dispatcher``.
 """

@@ -1,7 +1,7 @@
 """For tests of your own callbacks: replay recordings through them, feed them made-up trainings, compare with golden
 files.
 
-May import: runner, api. Begin with ``harness``.
+May import: bus.protocol, bus.recording, bus.runs, bus.subscriber, api, runner. Begin with ``harness``.
 
     from consumers.testing import MemoryStream, replay
 

@@ -1,4 +1,5 @@
 """Checkpoints: when one is saved, what it contains, its file, its folder.
 
-May import: engine, distributed, data. Begin with ``checkpoints``; ``file`` is the format.
+May import: bus.checkpoints, bus.tensors, arguments, data, distributed, engine, evaluation. Begin with ``checkpoints``;
+``file`` is the format.
 """

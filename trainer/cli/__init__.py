@@ -1,4 +1,5 @@
 """The command ``trainer``.
 
-May import everything in ``trainer``. Begin with ``main``.
+May import: bus.runs, algorithms, arguments, config, device, distributed, fields, stream, tasks, trainer. Begin with
+``main``.
 """

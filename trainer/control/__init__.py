@@ -1,4 +1,4 @@
 """What changes a training from outside: commands, settings, consumers that are waited for, signals.
 
-May import: engine, distributed. Begin with ``remote_control``.
+May import: bus.publisher, arguments, distributed, engine. Begin with ``remote_control``.
 """

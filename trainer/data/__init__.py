@@ -1,4 +1,4 @@
 """What is trained, and on what: models, metrics, data, evaluators, resuming within an epoch.
 
-May import: device, arguments. Begin with ``spec`` and ``models``.
+May import: arguments, device. Begin with ``spec`` and ``models``.
 """

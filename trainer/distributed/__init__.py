@@ -1,4 +1,4 @@
 """Several ranks: who they are, data parallel and sharded training, how samples are shared out.
 
-May import: data, device, arguments. Begin with ``ranks``.
+May import: data, device. Begin with ``ranks``.
 """

@@ -1,4 +1,4 @@
 """State, algorithms, and the engine that runs them at each event.
 
-May import: data, device, arguments. Begin with ``state``, then ``engine``.
+May import: arguments, data, device. Begin with ``state``, then ``engine``.
 """

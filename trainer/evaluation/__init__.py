@@ -1,4 +1,4 @@
 """Evaluation, prediction, and the metrics of evaluators.
 
-May import: engine, distributed, data. Begin with ``evaluation``.
+May import: arguments, data, device, distributed, engine. Begin with ``evaluation``.
 """

@@ -1,4 +1,4 @@
 """Exports the trained model for inference.
 
-May import: api. Begin with ``export``.
+Begin with ``export``.
 """

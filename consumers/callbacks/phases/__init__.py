@@ -1,4 +1,4 @@
 """Says where the time of a batch goes, and which rank holds up the others.
 
-May import: api. Begin with ``phases``.
+Begin with ``phases``.
 """

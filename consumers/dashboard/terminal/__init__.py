@@ -1,4 +1,4 @@
 """The dashboard in a terminal, ``top``.
 
-May import: view. Begin with ``top``, then ``frame``.
+May import: bus.protocol, bus.subscriber, api, dashboard.view. Begin with ``top``, then ``frame``.
 """
