@@ -154,6 +154,11 @@ class Feed:
             elif kind == "unknown" and not self._away:
                 self._find_again()
             elif kind == "welcome":
+                if content.get("ended") not in (None, self.last):
+                    raise BrokerError(
+                        f"the broker took the replay {self._connection.run_name!r} for lost while it could not be "
+                        "reached, and ended its recording: start it again"
+                    )
                 self._acknowledge(content.get("acknowledged"))
                 self._begin_again()
                 self._away = False
@@ -191,7 +196,13 @@ class Feed:
     def _find_again(self) -> None:
         self._away = True
         self._probed = time.monotonic()
-        self._connection.renew()
+        self._renew()
+
+    def _renew(self) -> None:
+        try:
+            self._connection.renew()
+        except (OSError, zmq.ZMQError) as error:
+            self._last_error = str(error)  # the system may have room for a connection later
 
     def _look_after_broker(self) -> None:
         process, now = self._connection.process, time.monotonic()
@@ -206,8 +217,13 @@ class Feed:
                 raise BrokerError(
                     f"the broker of run {self._connection.run_name!r} ended, and does not go on: {refusal}"
                 )
-            if process.restart():
-                self._find_again()
+            try:
+                is_restarted = process.restart()
+            except OSError as error:
+                self._last_error = str(error)
+            else:
+                if is_restarted:
+                    self._find_again()
 
     def _mind_silence(self) -> None:
         now = time.monotonic()
@@ -222,7 +238,7 @@ class Feed:
             # A broker that was started again says nothing to somebody whom it does not know, unless it is spoken to.
             self._probed = now
             if self._away:
-                self._connection.renew()
+                self._renew()
                 return
             with contextlib.suppress(zmq.Again):
                 self._connection.send(encode_control("report", {"last_sent": self._next - 1}), zmq.NOBLOCK)
