@@ -31,7 +31,7 @@ from trainer.loop.microbatches import Microbatching, check_microbatch_size
 from trainer.loop.optimization import Optimization
 from trainer.loop.progress import ProgressDisplay
 from trainer.loop.step import TrainStep
-from trainer.stream.run_stream import RunStream
+from trainer.stream.run_stream import TrainingStream
 
 
 class Setup:
@@ -53,7 +53,7 @@ class Setup:
         self._eval_subset = given.eval_subset_num_batches
         self._train_subset = given.train_subset_num_batches
         self.clock = given.clock or wall_clock()
-        self.stream = RunStream(given, given.callbacks, given.loggers)
+        self.stream = TrainingStream(given, given.callbacks, given.loggers)
         self.settings = check_settings(given.settings)
         self.commands = [] if given.commands_from is None else Recording(given.commands_from).read_commands()
         """Those of an earlier training, which are applied again."""

@@ -540,7 +540,7 @@ def _note_endings(run: LiveRun) -> None:
 
 @contextlib.contextmanager
 def _said_in_the_log(run: LiveRun) -> Iterator[None]:
-    """What cannot be written down about a run stops neither the broker nor the live stream."""
+    """What cannot be written down about a run stops neither the broker nor the event feed."""
     try:
         yield
     except (OSError, RunDirectoryError) as error:

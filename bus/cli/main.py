@@ -1,4 +1,4 @@
-"""The command ``bus``: runs, what is known of them, and a broker that stands alone."""
+"""The command ``bus``: runs, what is known of them, and a shared broker."""
 
 import json
 import os
@@ -176,7 +176,17 @@ _wait_option = click.option(
 )
 
 
-@bus.command(short_help="Command a live run.", context_settings={"ignore_unknown_options": True})
+_SEND_HELP = """Send a live RUN a command, and wait until it has taken effect between two batches.
+
+\b
+{}
+
+Exit code: 0 when it took effect, 1 when the trainer refused it or its outcome stays unknown, 3 when it has not taken
+effect yet: during a long evaluation, for example.
+""".format("\n".join(f"{name:<12}{effect}" for name, effect in COMMANDS.items()))
+
+
+@bus.command(help=_SEND_HELP, short_help="Command a live run.", context_settings={"ignore_unknown_options": True})
 @click.argument("run")
 @click.argument("command", type=click.Choice(list(COMMANDS)))
 @click.argument("arguments", nargs=-1, metavar="[NAME VALUE]")
@@ -185,18 +195,7 @@ _wait_option = click.option(
 @runs_dir_option
 @_broker_options
 def send(run: str, command: str, arguments: tuple[str, ...], **options: Any) -> int:
-    """Send a live RUN a command, and wait until it has taken effect between two batches.
-
-    \b
-    stop            ends the training after the batch at hand
-    checkpoint      writes a checkpoint
-    pause           stands still until 'resume' or 'stop'
-    resume          goes on
-    set NAME VALUE  sets a value that the trainer declares: lr, log_interval, eval (VALUE now), or one of its own
-
-    Exit code: 0 when it took effect, 1 when the trainer refused it or cannot be told, 3 when it has not taken effect
-    yet: during a long evaluation, for example.
-    """
+    """Sends a command with its arguments."""
     name, *value = arguments or ("",)
     told = (name, *map(_plain_value, value)) if arguments else ()
     return _send(run, command, told, "bus send", **options)

@@ -1,4 +1,4 @@
-"""From frames to snapshots in order: what live streams and recordings have in common."""
+"""From frames to snapshots in order: what the event feed and recordings have in common."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -132,7 +132,7 @@ class DemandActive(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """What a reader of the live stream lacks and has to take from the recording: all of a rank up to those numbers."""
+    """What a reader of the event feed lacks and has to take from the recording: all of a rank up to those numbers."""
 
     rank: int
     numbers: Numbers
@@ -151,7 +151,7 @@ class StreamOrder:
     """Turns frames of one attempt of a run into snapshots: each wanted event once, in order, with gaps noticed.
 
     It holds the position of a reader: the number of the last event of each rank that it has seen. Frames may come
-    from a recording (:meth:`from_record`) and from the live stream (:meth:`from_live`), and may overlap.
+    from a recording (:meth:`from_record`) and from the event feed (:meth:`from_live`), and may overlap.
 
     A reader that wants base events alone receives all of those and counts them by ``base_seq``; one that wants others
     too receives everything and counts by ``seq``. Either way what it receives is numbered without holes, so a loss
@@ -191,7 +191,7 @@ class StreamOrder:
 
     @property
     def topics(self) -> list[str]:
-        """What to subscribe to on the live stream."""
+        """What to subscribe to on the event feed."""
         if not self._base_only:
             return [f"{self.run}/"]
         marks = (END, DEMAND, COMMAND, CHECKPOINT, CUT, HEARTBEAT)

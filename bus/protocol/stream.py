@@ -65,7 +65,7 @@ class RunStream:
         called from another thread."""
         return ()
 
-    def ask_for(self, demand: Demand, decides: Iterable[Event] = ()) -> None:
+    def ask_for(self, demand: Demand, barrier_events: Iterable[Event] = ()) -> None:
         """Asks the training for less than before."""
 
 

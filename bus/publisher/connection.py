@@ -1,4 +1,4 @@
-"""How a publisher comes by its broker: it starts one in the run's directory, or joins one that stands alone."""
+"""How a publisher comes by its broker: it starts one in the run's directory, or joins a shared one."""
 
 import os
 import re
@@ -115,7 +115,7 @@ class BrokerConnection:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the broker stands alone, for any number of runs."""
+        """Whether the broker is a shared one, for any number of runs."""
         return self.process is None and self._successor is None and self.address.startswith("tcp://")
 
     def take_over(self, root: Path, *, in_place: bool) -> None:

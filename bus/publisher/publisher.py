@@ -101,7 +101,7 @@ class Publisher:
     sent in bursts, each at most that much later, or with the next event: waking other processes costs the loop more
     than the sending. All other events are sent at once.
 
-    ``run_name`` defaults to a new name; ``broker`` is the address of a broker that stands alone
+    ``run_name`` defaults to a new name; ``broker`` is the address of a shared broker
     (``tcp://127.0.0.1:5570``), by default one is started in the run's directory. ``events`` are published in any
     case, further ones while a consumer wants them; the live set is :attr:`wanted`. ``info`` goes into ``run.json``.
     ``clock`` gives nanoseconds since 1970. ``on_command`` is called with each :class:`~bus.types.commands.Command` that

@@ -101,7 +101,7 @@ class RunInfo:
     control: str | None
     """Address of the live broker for publishers and for leases."""
     stream: str | None
-    """Address of the live broker's stream."""
+    """Address of the live broker's event feed."""
     id: str | None = None
     """Distinguishes it from every other run of that name: random, given when its first attempt begins, in ``run.json``
     and in its recordings."""

@@ -31,11 +31,11 @@ class Phase(enum.Enum):
     """What is read."""
 
     HISTORY = "history"
-    """The recording: from its beginning, or from where the live stream was lost."""
+    """The recording: from its beginning, or from where the event feed was lost."""
     GAP = "gap"
-    """The recording, up to events that the live stream has skipped."""
+    """The recording, up to events that the event feed has skipped."""
     LIVE = "live"
-    """The live stream."""
+    """The event feed."""
     REST = "rest"
     """The recording, once more to its end: no broker writes to it any more."""
 
@@ -77,7 +77,7 @@ class Following:
         """Where in the recording events may come that have not been passed in, as far as the broker has said so."""
         self.is_connected = False
         self.fallbacks = 0
-        """How often the live stream skipped events."""
+        """How often the event feed skipped events."""
         self.reconnects = 0
         self.lag = 0
         """Events that the broker had at its last heartbeat and that had not been passed in."""
@@ -147,10 +147,10 @@ class Following:
         self.ending = Ending(status, error)
         return Step()
 
-    # -- the live stream ----------------------------------------------------------------------------------------------
+    # -- the event feed ----------------------------------------------------------------------------------------------
 
     def take_frame(self, frame: bytes) -> None:
-        """Takes a frame of the live stream. Where events before it are missing, the phase becomes ``GAP``."""
+        """Takes a frame of the event feed. Where events before it are missing, the phase becomes ``GAP``."""
         try:
             topic, body = split_frame(frame)
         except ProtocolError:
@@ -169,11 +169,11 @@ class Following:
         self.ending = self.order.ending
 
     def heard(self, now: float) -> None:
-        """Takes note that something of the live stream has come."""
+        """Takes note that something of the event feed has come."""
         self._heard = now
 
     def when_quiet(self, status: RunStatus, now: float) -> Step:
-        """Takes note that the live stream has nothing at the moment, then that the run has ``status``."""
+        """Takes note that the event feed has nothing at the moment, then that the run has ``status``."""
         if status is not RunStatus.LIVE or now - self._heard >= self._timeouts.silence:
             # Of a broker that is there at least heartbeats come; a connection without them may be dead.
             return self._disconnect()

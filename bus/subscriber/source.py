@@ -93,7 +93,7 @@ class LocalRun:
             try:
                 self._status = self._found(read_run(self._path))
             except RunDirectoryError:
-                # Deleted under the broker, which goes on with the live stream: its lock is all that still tells of it.
+                # Deleted under the broker, which goes on with the event feed: its lock is all that still tells of it.
                 alive = self._status is RunStatus.LIVE and is_held(self._lock)
                 self._status = RunStatus.LIVE if alive else RunStatus.FINISHED
         return self._status

@@ -36,39 +36,39 @@ class SubscriberStatistics:
     """How a subscriber is doing; counts since it began."""
 
     given: int
-    """Snapshots handed on."""
+    """Snapshots yielded."""
     lag: int
-    """Events that the broker has, by its last sign of life, and that were not handed on."""
+    """Events that the broker has received, by its last heartbeat, and that were not yielded."""
     lag_high: int
     """The largest lag so far."""
     fallbacks: int
-    """How often the live stream missed something that was then read from the recording."""
+    """How often the event feed missed something that was then read from the recording."""
     reconnects: int
     """How often a broker was lost and came back."""
     missing: int
-    """Events that nobody has: gaps."""
+    """Events that are lost: gaps."""
     skipped: int
-    """Messages that made no sense or are of a newer version."""
+    """Messages that are malformed or of a newer version."""
     last_seq: int
-    """``seq`` of the last snapshot handed on."""
+    """``seq`` of the last snapshot yielded."""
 
 
 class Subscriber(RunStream):
     """The events of a run from its first to its last, whenever one subscribes: iterate, with ``for`` or ``async
     for``, over snapshots.
 
-    History is read from the recording, what follows comes from the broker's stream; where that misses something, it
+    History is read from the recording, what follows comes from the broker's event feed; where that misses something, it
     is read from the recording again, so every wanted event comes once and in order. A broker that dies is waited for
     as long as its trainer lives. The iteration ends when the run has ended, and :attr:`ending` says how.
 
     Use it as a context manager, with ``with`` or ``async with``. A task that is cancelled or runs out of time while it
-    iterates loses nothing: the next iteration goes on after the last snapshot that was handed on.
+    iterates loses nothing: the next iteration continues after the last snapshot that was yielded.
 
     ``run`` is a run's name or directory; ``events`` are those to receive, all by default. Events beyond the base set,
-    and fields beyond the usual ones, are published from the moment a subscriber asks for them: by name in ``events``,
-    or, more exactly, in ``demand``; :meth:`in_effect` says from where on they are there. ``name`` tells the broker who
-    asks. ``decides`` are the events at which whoever iterates may decide to stop the training: a trainer that was told
-    to, waits there until the next snapshot is asked for. ``after`` is where to go on: of each rank ``(seq, base_seq)``
+    and fields on demand, are published from the moment a subscriber requests them: by name in ``events``, or, more
+    exactly, in ``demand``; :meth:`in_effect` says from where on they are there. ``name`` is the consumer's name.
+    ``barrier_events`` are the events at which the caller may stop the training: a trainer with ``wait_for`` waits there
+    until the next snapshot is requested. ``after`` is the position to continue from: of each rank ``(seq, base_seq)``
     of the last snapshot that need not come again.
 
     With ``broker``, an address such as ``tcp://10.0.0.1:5570``, everything comes through that broker, the recording
@@ -78,7 +78,7 @@ class Subscriber(RunStream):
         RunNotFoundError: there is no such run.
         RecordingError: its recording cannot be read.
         BrokerError: no broker answers at that address.
-        ConfigurationError: ``decides`` has an event that is not among ``events``.
+        ConfigurationError: ``barrier_events`` has an event that is not among ``events``.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Subscriber(RunStream):
         events: Iterable[Event] | None = None,
         demand: Demand | None = None,
         name: str | None = None,
-        decides: Iterable[Event | str] = (),
+        barrier_events: Iterable[Event | str] = (),
         after: Mapping[int, tuple[int, int]] | None = None,
         broker: str | None = None,
         security: ClientSecurity | None = None,
@@ -97,13 +97,13 @@ class Subscriber(RunStream):
     ) -> None:
         self._timeouts = timeouts or Timeouts.default
         self._name = name
-        self._decides = frozenset(Event(event) for event in decides)
+        self._barrier_events = frozenset(Event(event) for event in barrier_events)
         if events is not None:
             events = frozenset(events)
-            if unhandled := sorted(event.value for event in self._decides - events):
+            if unhandled := sorted(event.value for event in self._barrier_events - events):
                 raise ConfigurationError(
-                    f"decides has {', '.join(unhandled)}, which is not among the events that are asked for: a training "
-                    "that waits there would wait in vain"
+                    f"barrier_events has {', '.join(unhandled)}, which is not among the events that are "
+                    "requested: a training that waits there would wait in vain"
                 )
         self._source: RunSource
         if security is None and broker is not None:
@@ -122,9 +122,9 @@ class Subscriber(RunStream):
         """The recording that it reads; ``None`` for a run on another machine."""
         self._demand = Demand.of(events or ()) if demand is None else demand
         self._order = StreamOrder(self.run_name, self.attempt, events, after, self._demand)
-        # Somebody may wait for what is handled, or lend memory until then.
-        self._reports_handled = bool(self._decides) or bool(self._demand.fields)
-        # Somebody does: it is said at once, and not with the next renewal.
+        # A trainer may wait for what is handled, or lend memory until then.
+        self._reports_handled = bool(self._barrier_events) or bool(self._demand.fields)
+        # One does: it is reported at once, and not with the next renewal.
         self._is_awaited = False
         self._handled: dict[int, int] = {rank: seq for rank, (seq, _) in (after or {}).items()}
         self._commands = PendingCommands(self._timeouts)
@@ -165,13 +165,13 @@ class Subscriber(RunStream):
         return {
             "name": self._name,
             "demand": self._demand.to_wire(),
-            "decides": sorted(event.value for event in self._decides),
+            "decides": sorted(event.value for event in self._barrier_events),
         }
 
-    def ask_for(self, demand: Demand, decides: Iterable[Event] = ()) -> None:
-        """Asks the training for less than before: ``demand`` and ``decides`` take the place of those that it was made
-        with. The events that it gives stay the same."""
-        self._demand, self._decides = demand, frozenset(decides)
+    def ask_for(self, demand: Demand, barrier_events: Iterable[Event] = ()) -> None:
+        """Asks the training for less than before: ``demand`` and ``barrier_events`` replace those that the subscriber
+        was made with. The events that it yields stay the same."""
+        self._demand, self._barrier_events = demand, frozenset(barrier_events)
         if self._subscription is not None:
             self._subscription.update_demand(self._wanted)
 
@@ -209,7 +209,7 @@ class Subscriber(RunStream):
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """The events that nobody has: published, but neither received nor recorded."""
+        """The events that are lost: published, but neither received nor recorded."""
         return tuple(self._order.gaps)
 
     @property
@@ -308,7 +308,7 @@ class Subscriber(RunStream):
 
     def _note_handled(self, snapshot: Snapshot) -> None:
         self._handled[snapshot.rank] = snapshot.seq
-        if snapshot.event in self._decides or (snapshot.on_demand and snapshot.is_borrowed):
+        if snapshot.event in self._barrier_events or (snapshot.on_demand and snapshot.is_borrowed):
             self._is_awaited = True
 
     def _report_handled(self) -> None:

@@ -21,7 +21,7 @@ STREAM_QUEUE = 5000
 
 
 class LiveSubscription:
-    """The connection to a broker's stream, and to its control endpoint, where the subscriber's lease is renewed."""
+    """The connection to a broker's event feed, and to its control endpoint, where the subscriber's lease is renewed."""
 
     def __init__(
         self,

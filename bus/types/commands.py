@@ -14,9 +14,10 @@ COMMANDS: Mapping[str, str] = {
     "checkpoint": "writes a checkpoint",
     "pause": "pauses until 'resume' or 'stop'",
     "resume": "continues after 'pause'",
-    "set": "sets a value that the trainer declares, such as 'lr'",
+    "set": "NAME VALUE: sets lr, log_interval, eval (VALUE: now) or a setting of the trainer's own",
 }
-"""What a trainer understands, and what it does then. Takes effect at the next boundary between two batches."""
+"""What a trainer understands, and what it does then, as ``bus send --help`` shows it. Takes effect at
+the next boundary between two batches."""
 
 WAIT_SECONDS = 30.0
 """How long a sender waits by default until its command has taken effect."""

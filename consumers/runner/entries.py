@@ -55,7 +55,7 @@ class Subscription:
 
     events: frozenset[Event]
     demand: Demand
-    decides: frozenset[Event] = frozenset()
+    barrier_events: frozenset[Event] = frozenset()
     """The events at which one of them may decide to stop the training."""
     name: str | None = None
     """The consumer's."""
@@ -74,8 +74,8 @@ class Subscription:
         Raises:
             ConfigurationError: what one of them asks for is not allowed.
         """
-        events, decides = frozenset(wanted_events(callbacks)), frozenset(barrier_events_of(callbacks))
-        return cls(events, demand_of(callbacks), decides, name, after)
+        events, barrier_events = frozenset(wanted_events(callbacks)), frozenset(barrier_events_of(callbacks))
+        return cls(events, demand_of(callbacks), barrier_events, name, after)
 
 
 def partition(callbacks: Sequence[Callback]) -> tuple[list[tuple[str, Callback]], list[tuple[str, Callback]]]:

@@ -172,7 +172,9 @@ class LiveRun:
         self.wait_to_begin(timeout)
         asked = Subscription.of(made, name)
         # A training that was told to wait for somebody waits for those who may decide something.
-        asked = replace(asked, events=asked.events | {Event.BATCH_END}, decides=asked.decides | {Event.BATCH_END})
+        asked = replace(
+            asked, events=asked.events | {Event.BATCH_END}, barrier_events=asked.barrier_events | {Event.BATCH_END}
+        )
         with Subscriber(self.path, **vars(asked)) as stream:
             harness = Harness(stream, made, loggers, on_error)
             too_late = threading.Timer(max(0.0, deadline - time.monotonic()), harness.runner.stop)

@@ -9,7 +9,7 @@ from training import gold_trainer
 from bus.types.demand import BASE_EVENTS, Demand, Want
 from bus.types.event import Event
 from trainer import Trainer
-from trainer.stream.run_stream import RunStream
+from trainer.stream.run_stream import TrainingStream
 
 BATCH_END = Event.BATCH_END
 
@@ -75,7 +75,7 @@ class Stream:
 
 
 def train(monkeypatch: pytest.MonkeyPatch, stream: Stream, batches: int = 95, **arguments: Any) -> Trainer:
-    monkeypatch.setattr(RunStream, "_start_publisher", lambda *_: stream)
+    monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
     settings = {"publish": True, "max_duration": f"{batches}ba", "n_train": 30, "batch_size": 6}
     with gold_trainer(**(settings | arguments)) as trainer:
         trainer.fit()

@@ -311,7 +311,7 @@ def commanded(folder: Path) -> dict[str, Any]:
 
 JUDGE = """
 from bus import Event, Subscriber
-with Subscriber("r", events=[Event.BATCH_END], name="judge", decides=[Event.BATCH_END]) as stream:
+with Subscriber("r", events=[Event.BATCH_END], name="judge", barrier_events=[Event.BATCH_END]) as stream:
     for snapshot in stream:
         if snapshot.rank == 0 and snapshot.timestamp.batch == 7:
             snapshot.stop_training()

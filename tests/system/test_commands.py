@@ -316,7 +316,7 @@ WATCHER = """
 import sys
 from bus import Event, Subscriber
 name, event, batch = sys.argv[1], Event(sys.argv[2]), int(sys.argv[3])
-with Subscriber("r", events=[event], name=name, decides=[event]) as stream:
+with Subscriber("r", events=[event], name=name, barrier_events=[event]) as stream:
     for snapshot in stream:
         if int(snapshot.timestamp.batch) == batch:
             snapshot.stop_training()
@@ -399,7 +399,9 @@ def test_a_publisher_learns_at_once_who_is_there_and_what_is_asked_for(runs_dir)
             return publisher.consumers
 
         is_consistent()
-        with Subscriber("r", demand=demand, events=demand.events, name="judge", decides=[Event.BATCH_END]) as stream:
+        with Subscriber(
+            "r", demand=demand, events=demand.events, name="judge", barrier_events=[Event.BATCH_END]
+        ) as stream:
             watching = threading.Thread(target=lambda: list(stream))
             watching.start()
             wait_for(is_consistent, "the consumer")
@@ -413,7 +415,7 @@ import sys
 from bus import Event, Subscriber
 from bus.types.demand import Demand, Want
 demand = Demand({Event.BATCH_END: Want(1, {"gradient_norm": 1})})
-with Subscriber("r", events=[Event.BATCH_END], demand=demand, name="judge", decides=[Event.BATCH_END]) as stream:
+with Subscriber("r", events=[Event.BATCH_END], demand=demand, name="judge", barrier_events=[Event.BATCH_END]) as stream:
     list(stream)
 """
 
@@ -473,8 +475,8 @@ def test_callbacks_that_cannot_be_waited_for_are_refused(runs_dir, arguments, me
 
 def test_a_consumer_that_decides_at_what_it_is_not_sent_is_refused(runs_dir):
     with Publisher("r"):
-        with pytest.raises(ConfigurationError, match="decides has eval_end, which is not among the events"):
-            Subscriber("r", events=[Event.BATCH_END], decides=[Event.EVAL_END])
+        with pytest.raises(ConfigurationError, match="barrier_events has eval_end, which is not among the events"):
+            Subscriber("r", events=[Event.BATCH_END], barrier_events=[Event.EVAL_END])
         with pytest.raises(ConfigurationError, match="Elsewhere has eval_end in barrier_events and does not handle it"):
             barrier_events_of([Elsewhere()])
 

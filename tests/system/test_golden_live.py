@@ -97,7 +97,7 @@ def train(
                 events=wanted_events(callbacks),
                 demand=demand_of(callbacks),
                 name=NAME,
-                decides=barrier_events_of(callbacks),
+                barrier_events=barrier_events_of(callbacks),
             )
             assert stream.live
             running = thread.submit(follow, stream)

@@ -240,7 +240,7 @@ class StreamConfig(ArgumentGroup):
     Args:
         publish: whether there is a stream to watch and record.
         runs_dir: where runs live, by default ``$OFFLOOP_RUNS_DIR`` or ``runs``.
-        broker: the address of a broker that stands alone, such as ``tcp://127.0.0.1:5570``; by default one is started.
+        broker: the address of a shared broker, such as ``tcp://127.0.0.1:5570``; by default one is started.
         key: a file with your secret key, for a broker that requires one, by default ``$OFFLOOP_KEY``.
         broker_key: a file with that broker's public key, by default ``$OFFLOOP_BROKER_KEY``.
         record: events to record beside the base set, such as ``batch_start``, or ``all``; others are recorded while a

@@ -29,7 +29,7 @@ from trainer.stream.tensor_sharing import TensorSharing, share_tensors
 _log = logging.getLogger("offloop")
 
 
-class RunStream:
+class TrainingStream:
     """The stream of a training: what it publishes through, the process of its own callbacks, and the tensors that it
     shares; nothing of this without ``publish``.
 
@@ -167,9 +167,7 @@ def _check_keys(config: StreamConfig) -> ClientSecurity | None:
     if broker is not None:
         return client_security(key, broker_key) if key or broker_key else client_security_for(broker)
     if key or broker_key:
-        raise ConfigurationError(
-            "key and broker_key are for a broker that stands alone: name that with broker= (--broker)"
-        )
+        raise ConfigurationError("key and broker_key are for a shared broker: name that with broker= (--broker)")
     return None
 
 

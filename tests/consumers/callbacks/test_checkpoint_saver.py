@@ -28,13 +28,13 @@ from consumers.api.logger import Logger, Upload
 from consumers.callbacks.checkpoint_saver import CheckpointSaver
 from trainer import State
 from trainer.checkpoints.file import read_checkpoint
-from trainer.stream.run_stream import RunStream
+from trainer.stream.run_stream import TrainingStream
 
 LATEST = "latest-rank0.safetensors"
 
 
 def train(stream: TensorStream, monkeypatch: pytest.MonkeyPatch, n_train: int = 24, **arguments: Any) -> None:
-    monkeypatch.setattr(RunStream, "_start_publisher", lambda *_: stream)
+    monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
     with gold_trainer(n_train, publish=True, run_name=stream.run_name, **arguments) as trainer:
         trainer.fit()
 

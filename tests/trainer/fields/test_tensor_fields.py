@@ -20,7 +20,7 @@ from consumers.api.logger import Logger
 from trainer import Trainer
 from trainer.engine.state import State
 from trainer.fields.tensors import TENSOR_FIELDS, TensorPayload
-from trainer.stream.run_stream import RunStream
+from trainer.stream.run_stream import TrainingStream
 from trainer.stream.tensor_sharing import TensorSharing
 
 LARGE = 400_000
@@ -49,7 +49,7 @@ class Taker(Callback):
 
 def train(monkeypatch: pytest.MonkeyPatch, *callbacks: Callback, **arguments: Any) -> TensorStream:
     stream = TensorStream(*callbacks)
-    monkeypatch.setattr(RunStream, "_start_publisher", lambda *_: stream)
+    monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
     with gold_trainer(publish=True, run_name="r", **arguments) as trainer:
         trainer.fit()
     return stream
@@ -83,7 +83,7 @@ def test_observing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         alone.fit()
     everything = [Taker(event, *TENSOR_FIELDS) for event in (Event.BATCH_END, Event.EPOCH_CHECKPOINT, Event.FIT_END)]
     stream = TensorStream(*everything)
-    monkeypatch.setattr(RunStream, "_start_publisher", lambda *_: stream)
+    monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
     with gold_trainer(model=Wide(), publish=True) as watched:
         watched.fit()
     assert sum(len(taken) for taker in everything for _, taken in taker.taken) > 30
@@ -159,7 +159,7 @@ def test_the_end_of_the_training_waits_until_what_was_lent_is_handled(monkeypatc
 
     stream = Slow(Taker(Event.FIT_END, "weights"))
     stream.is_all_handled = False
-    monkeypatch.setattr(RunStream, "_start_publisher", lambda *_: stream)
+    monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
     with gold_trainer(model=Wide(), publish=True) as trainer:
         trainer.fit()
         assert stream.waits == 0
@@ -193,7 +193,7 @@ def test_memory_for_what_is_large_is_got_before_it_is_due(monkeypatch: pytest.Mo
     monkeypatch.setattr("trainer.stream.tensor_sharing.SegmentPool", Pool)
     taker = Moments(Event.EPOCH_CHECKPOINT if every == "2ep" else Event.BATCH_CHECKPOINT, "checkpoint", every=every)
     stream = TensorStream(taker)
-    monkeypatch.setattr(RunStream, "_start_publisher", lambda *_: stream)
+    monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
     model = Wide()
     with gold_trainer(
         model=model, optimizers=torch.optim.Adam(model.parameters()), publish=True, run_name="r"
