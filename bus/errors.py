@@ -1,4 +1,4 @@
-"""Every error that offloop raises for a reason a user can do something about.
+"""The errors that offloop raises for a cause that its user can remove.
 
     OffloopError
     +-- InvalidTimeError            an invalid time                             (also a ValueError)
@@ -6,7 +6,7 @@
     +-- RunError                    about a run and its directory
     |   +-- InvalidRunNameError
     |   +-- RunNotFoundError
-    |   +-- RunIsLiveError          a second broker or trainer wants a run that has one
+    |   +-- RunIsLiveError          a second broker or trainer was started for a run that is live
     |   +-- RunDirectoryError       the directory cannot be made, read or written
     +-- RecordingError              a file that is not a recording, or cannot be read
     +-- CheckpointError             a checkpoint that is not there, damaged, or of another training

@@ -1,4 +1,4 @@
-"""The front door: what a training script needs, under the distribution's name.
+"""The top-level package: what a training script needs, under the distribution's name.
 
     from offloop import Callback, Event, Publisher, Trainer
 

@@ -73,7 +73,7 @@ def replay(request: pytest.FixtureRequest) -> "Callable[..., Logged]":
 def live_run(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[Callable[..., LiveRun]]":
     """``live_run("digits", max_duration="1ep")``: trains in a process of its own, in the test's ``tmp_path``, see
     :class:`consumers.testing.LiveRun`. A task in a file is found relative to the test's file. Whatever happens, nothing
-    of it is left running when the test is over."""
+    of it is left running when the test ends."""
     check_packages("bus", "consumers", "trainer")
     from consumers.testing.live_run import LiveRun
 

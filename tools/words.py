@@ -42,11 +42,12 @@ CODE = {word: DOCUMENTS[word] for word in (r"bury|buries|burial", r"desk", r"hee
 """Those that all code is free of."""
 
 PLAIN = (
-    *("bus/checkpoints", "bus/errors.py", "bus/files.py", "bus/plugins", "bus/processes.py", "bus/runs", "bus/tensors"),
-    *("bus/terminal.py", "bus/types", "consumers/composer"),
-    *("trainer/algorithms", "trainer/checkpoints", "trainer/cli", "trainer/control", "trainer/data", "trainer/device"),
-    *("trainer/distributed", "trainer/engine", "trainer/evaluation", "trainer/fields", "trainer/loop"),
-    *("trainer/schedulers", "trainer/tasks"),
+    *("bus/checkpoints", "bus/errors.py", "bus/files.py", "bus/plugins", "bus/printing.py", "bus/processes.py"),
+    *("bus/protocol", "bus/publisher", "bus/recording", "bus/replay", "bus/runs", "bus/subscriber", "bus/tensors"),
+    *("bus/terminal.py", "bus/tools", "bus/types", "consumers/api", "consumers/composer", "offloop"),
+    *("trainer/algorithms", "trainer/arguments", "trainer/checkpoints", "trainer/cli", "trainer/control"),
+    *("trainer/data", "trainer/device", "trainer/distributed", "trainer/engine", "trainer/evaluation"),
+    *("trainer/fields", "trainer/loop", "trainer/schedulers", "trainer/tasks", "trainer/trainer.py"),
 )
 """The rooms that are free of all of them. Add a room when its last use is gone."""
 

@@ -126,11 +126,11 @@ class Trainer:
         """Trains for ``duration``, or until ``max_duration``. Can be called again to train on.
 
         ``reset_time`` sets the training time to zero first. Dataloaders and the interval, when given, take the place of
-        those given to the trainer. With a ``save_folder``, Ctrl-C and SIGTERM end the training after the batch at hand
-        with a checkpoint, and a second one ends it at once. A duration in seconds, which training time counts in whole
-        ones, is never cut short: a second that has begun does not count.
+        those given to the trainer. With a ``save_folder``, Ctrl-C and SIGTERM end the training after the current
+        batch with a checkpoint, and a second one ends it at once. A duration in seconds begins with the next whole
+        second of training time.
 
-        Raises :class:`bus.errors.ConfigurationError` when there is nothing to train on, with or for, and whatever is
+        Raises :class:`bus.errors.ConfigurationError` when data, an optimizer or a duration is missing, and whatever is
         raised in the loop, after which the trainer is closed."""
         self._check_open()
         if self._is_fitting:

@@ -56,7 +56,7 @@ def rate_given(_context: click.Context, _parameter: click.Parameter, value: str 
     if not rate > 0:
         from bus.replay.pace import RATES
 
-        raise click.BadParameter(f"{value!r} is no rate: {RATES}")
+        raise click.BadParameter(f"{value!r} is not a rate: {RATES}")
     return rate
 
 

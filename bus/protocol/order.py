@@ -26,7 +26,7 @@ from bus.types.event import Event
 from bus.types.timestamp import Timestamp
 
 SEVERITY = ("finished", "stopped", "failed", "lost")
-"""How a rank can end; of several ranks the one that comes last here tells how the run ended."""
+"""How a rank can end; of several ranks the one that comes last here says how the run ended."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def worst_of(endings: Iterable[Ending]) -> Ending:
 
 
 class Gap(NamedTuple):
-    """Events of one rank that were published and that nobody has: numbers ``first`` to ``last``."""
+    """Events of one rank that were published and are lost: numbers ``first`` to ``last``."""
 
     rank: int
     first: int
@@ -103,7 +103,7 @@ class CheckpointMark(NamedTuple):
     run: str
     """The run that the checkpoint is of."""
     timestamp: Timestamp
-    """The training time in the checkpoint, by which one is told from another."""
+    """The training time in the checkpoint, which distinguishes it from others."""
     seq: int
     """The mark's number in its attempt."""
 

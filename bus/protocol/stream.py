@@ -61,7 +61,7 @@ class RunStream:
         return None
 
     def answered(self) -> Sequence[Outcome]:
-        """The commands that the training has answered, whoever sent them, in order, as far as it was read; may be
+        """The commands that the training has answered, from all senders, in order, as far as it was read; may be
         called from another thread."""
         return ()
 

@@ -34,7 +34,7 @@ _GIT_SECONDS = 2.0
 class BrokerConnection:
     """A connection to a broker that has said ``welcome``, and the broker's process when it is ours.
 
-    It stays until :meth:`close`, also when nobody holds it any more."""
+    It stays until :meth:`close`, also without a reference to it."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class BrokerConnection:
         self.socket.send(message, flags)
 
     def receive(self) -> Control | None:
-        """The next message from the broker; ``None`` when there is none now, or it makes no sense."""
+        """The next message from the broker; ``None`` when there is none now, or it is malformed."""
         # Asking first costs a third of a receive that finds nothing.
         if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             return None
@@ -193,8 +193,8 @@ def connect(
     is_replay: bool = False,
     timeouts: Timeouts | None = None,
 ) -> BrokerConnection:
-    """Joins the broker at ``broker``, or starts one in the run's directory. With ``is_replay`` it is told that what
-    comes was recorded before.
+    """Joins the broker at ``broker``, or starts one in the run's directory. With ``is_replay`` it
+    learns that what comes was recorded before.
 
     Raises:
         OffloopError: one of its errors that says why that did not work.
@@ -211,7 +211,7 @@ def connect(
         "pid": pid,
         "started": processes.start_time(pid),
         "host": socket.gethostname(),
-        # Who we are, through restarts of the broker: another process must not go on with our numbers.
+        # Who we are, through restarts of the broker: another process must not continue our numbers.
         "incarnation": os.urandom(16).hex(),
         "info": {**describe_process(), **info},
         "events": sorted(event.value for event in events),
@@ -252,7 +252,7 @@ def _keys_hint(security: ClientSecurity | None, address: str) -> str:
 def _checked_welcome(content: dict[str, Any], address: str) -> dict[str, Any]:
     attempt, place = content.get("attempt"), (content.get("path"), content.get("recording"))
     if type(attempt) is not int or not all(isinstance(part, str) for part in place):
-        raise BrokerError(f"what answers at {address} is no broker: its welcome lacks what it must have")
+        raise BrokerError(f"what answers at {address} is not a broker: its welcome lacks what it must have")
     return content
 
 

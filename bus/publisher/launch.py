@@ -15,7 +15,7 @@ from bus.runs.takeover import Predecessor
 from bus.types.timeouts import Timeouts
 
 TEMPORARY = (RunDirectoryError, RunIsLiveError)
-"""Why a broker may not take up a run now and may later: a disk that takes nothing, a lock that somebody still holds."""
+"""Why a broker may not take up a run now and may later: a disk that takes nothing, a lock that is still held."""
 
 
 class Taken(NamedTuple):
@@ -26,7 +26,7 @@ class Taken(NamedTuple):
     path: Path
     """The run's directory."""
     in_place: bool
-    """Whether it goes on in the same recording; otherwise in one more."""
+    """Whether it continues the same recording; otherwise in one more."""
 
 
 class BrokerProcess:
@@ -162,11 +162,11 @@ class BrokerProcess:
         self._close_pipes()
 
     def leave(self) -> None:
-        """Waits a moment for it to finish the recording; then it goes on by itself."""
+        """Waits a moment for it to finish the recording; then it continues by itself."""
         try:
             self._process.wait(self._timeouts.broker_exit)
         except subprocess.TimeoutExpired:
-            # Being told that it has ended keeps Popen from warning about it.
+            # A return code keeps Popen from warning about it.
             self._process.returncode = 0
         self._close_pipes()
 

@@ -38,7 +38,7 @@ class LoggedValues:
         """Takes values in.
 
         Raises:
-            ConfigurationError: one of them is no number, or the step is none; nothing is taken then.
+            ConfigurationError: one of them is not a number, or the step is none; nothing is taken then.
         """
         checked = {_name(name): _value(name, value) for name, value in values.items()}
         if not checked:
@@ -117,7 +117,7 @@ def _value(name: str, value: Any) -> "float | Deferred":
         )
     try:
         if isinstance(value, str | bytes):
-            raise TypeError("text is no number")
+            raise TypeError("text is not a number")
         return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ConfigurationError(

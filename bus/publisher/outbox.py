@@ -40,7 +40,7 @@ class Outbox:
         self.last_sent = 0
         """Number of the frame that was handed to the socket last."""
         self.paused = False
-        """While true nothing is sent: nobody is there to take it."""
+        """While true nothing is sent: no broker serves the run."""
         self.size = 0
         """Bytes kept, whether sent or not."""
         self.size_high = 0

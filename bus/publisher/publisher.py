@@ -1,4 +1,5 @@
-"""The sending end: what a training loop uses. Nothing here ever waits for a peer while the training goes on."""
+"""The sending end: what a training loop uses. Between start and close it waits for a peer only where the loop asks for
+that (:meth:`Publisher.wait_until_handled`)."""
 
 import atexit
 import logging
@@ -52,25 +53,26 @@ class PublisherStatistics:
     """How the sending end is doing; counts since it began."""
 
     published: int
-    """Events accepted."""
+    """Events passed to the publisher."""
     sent: int
     """Events handed to the broker's connection, each counted once."""
     acknowledged: int
-    """Events that the broker has on disk."""
+    """Events that the broker has recorded."""
     lag: int
-    """Events accepted that the broker does not have on disk yet."""
+    """Events published and not acknowledged yet."""
     resent: int
     """Events sent once more, to a broker that was started again or that had lost something."""
     dropped: int
-    """Events given up because the backlog reached its bound."""
+    """Events given up unsent because the send buffer reached its bound."""
     held: int
-    """Events held back now for a value that is on its way."""
+    """Events that wait now for a value that is not computed yet."""
     backlog: int
-    """Events that wait now to be sent, to be sent together or because the broker does not read fast enough."""
+    """Events in the send buffer that are not sent yet: they are gathered to be sent together, or the broker does not
+    read fast enough."""
     backlog_bytes: int
-    """Size of what is kept: what waits, and what was sent and is not acknowledged."""
+    """Size of the send buffer: all events that are not acknowledged, sent or not."""
     backlog_bytes_high: int
-    """The largest size that was ever kept."""
+    """The largest size that the send buffer has had."""
     broker_restarts: int
     """How often the broker was lost and found or started again."""
     fields_left_out: int
@@ -97,13 +99,13 @@ class Publisher:
 
     Publishing is bounded in time and memory: an event is encoded and handed to a socket that does not wait. While the
     broker does not read, events are kept (``backlog_bytes``, 64 MiB by default) and sent later; past that bound the
-    oldest are dropped and counted. In a loop that is faster than ``max_delay`` (in seconds) the events of batches are
-    sent in bursts, each at most that much later, or with the next event: waking other processes costs the loop more
-    than the sending. All other events are sent at once.
+    oldest are dropped and counted. The events of batches are gathered, because waking other processes costs the
+    loop more than the sending, and sent with the first event or :meth:`poll` that comes ``max_delay`` seconds or more
+    after the last sending. All other events are sent at once, and what was gathered before them.
 
-    ``run_name`` defaults to a new name; ``broker`` is the address of a shared broker
-    (``tcp://127.0.0.1:5570``), by default one is started in the run's directory. ``events`` are published in any
-    case, further ones while a consumer wants them; the live set is :attr:`wanted`. ``info`` goes into ``run.json``.
+    ``run_name`` defaults to a new name; ``broker`` is the address of a shared broker (``tcp://127.0.0.1:5570``), by
+    default one is started in the run's directory. ``events`` are published in any case, further ones while a consumer
+    wants them; the live set is :attr:`wanted`. ``info`` goes into ``run.json``.
     ``clock`` gives nanoseconds since 1970. ``on_command`` is called with each :class:`~bus.types.commands.Command` that
     comes, while an event is published or in :meth:`poll`; it is to be answered with :meth:`answer`. Without it ``stop``
     sets :attr:`stop_requested`, and all others are refused. ``timeouts`` says how long it waits for the broker.
@@ -137,7 +139,7 @@ class Publisher:
             raise ConfigurationError(f"max_delay is {max_delay}; it is in seconds: 0 to 1, 0 sends every event at once")
         check_backlog_bytes(backlog_bytes)
         self.stop_requested = False
-        """Whether somebody has asked for the training to end: a loop of your own looks here after each batch."""
+        """Whether a command has asked for the training to end: a loop of your own looks here after each batch."""
         self.stop_reason: str | None = None
         """Why, and who has asked."""
         self._on_command = on_command or self._take_stop
@@ -227,7 +229,7 @@ class Publisher:
         self._sending += 1
         try:
             if self._closed:
-                # By a signal handler, since somebody asked whether the event is wanted.
+                # By a signal handler, after the caller has asked whether the event is wanted.
                 return
             now = self._clock()
             if now < self._last_time:
@@ -257,7 +259,7 @@ class Publisher:
                 self.close(*self._close_as)
 
     def publish(self, event: Event | str, **fields: Any) -> None:
-        """Publishes an event of a loop of your own, if anybody wants it.
+        """Publishes an event of a loop of your own, if it is requested.
 
         ``epoch``, ``batch``, ``sample``, ``token``, ``batch_in_epoch`` and the like say where the training stands;
         ``total_wct`` (a timedelta) is the time spent training, by default what has passed since this publisher was
@@ -327,7 +329,7 @@ class Publisher:
         batch, and travels when the next one is logged. :meth:`poll` and :meth:`close` send what waits.
 
         Raises:
-            ConfigurationError: a value that is no number, such as text or an image, or one on a GPU.
+            ConfigurationError: a value that is not a number, such as text or an image, or one on a GPU.
             ClosedError: the publisher is closed.
         """
         if self._closed:
@@ -460,8 +462,8 @@ class Publisher:
             self.answer(command, Event.BATCH_END, self._at, "this training loop takes no other command than 'stop'")
 
     def answer(self, command: Command, event: Event, timestamp: TrainingTime, error: str | None = None) -> None:
-        """Tells whoever sent a command, and the stream, that it has taken effect at an event, or with ``error`` why it
-        has not. ``timestamp`` is the training time of that, as for :meth:`send`."""
+        """Reports to the sender, and records, that a command has taken effect at an event, or with ``error`` why it has
+        not. ``timestamp`` is the training time of that, as for :meth:`send`."""
         if self._closed:
             return
         batch = timestamp.batch
@@ -481,7 +483,7 @@ class Publisher:
         try:
             consumers = {key: ConsumerProgress.from_wire(one, rank) for key, one in report.get("consumers", {}).items()}
         except (ProtocolError, AttributeError) as error:
-            _log.warning("run %s: what the broker says of consumers makes no sense: %s", self.run_name, error)
+            _log.warning("run %s: what the broker says of consumers is malformed: %s", self.run_name, error)
             return
         if "demand" in report:
             self._consumers = {}
@@ -489,8 +491,8 @@ class Publisher:
         self.expected_consumers.difference_update(one.name for one in consumers.values() if one.name is not None)
 
     def is_handled(self, seq: int, field: str) -> bool:
-        """Whether every consumer that asks for a field is through with an event, by its number; for whoever lends them
-        memory with that field."""
+        """Whether every consumer that asks for a field has handled an event, by its number: until then
+        it may have borrowed memory with that field."""
         rank = self._topic.rank
         return all(one.handled[rank] >= seq for one in self._consumers.values() if field in one.fields)
 
@@ -515,7 +517,7 @@ class Publisher:
         those of these names, or all. No longer than ``seconds``, nor when ``leave`` says so; returns the names of those
         that are not.
 
-        The one place where a publisher waits while the training goes on, for those who ask for that."""
+        The one place where a publisher waits in the course of a training."""
         if self._closed or not self._late(event, names, self._seq + 1):
             return set()
         self._next_exchange = 0
@@ -542,7 +544,7 @@ class Publisher:
             demand, limit = Demand.from_wire(report["demand"] or {}), report.get("unlimited")
             unlimited = None if limit is None else Demand.from_wire(limit)
         except ProtocolError as error:
-            _log.warning("run %s: what the broker says consumers want makes no sense: %s", self.run_name, error)
+            _log.warning("run %s: what the broker says consumers want is malformed: %s", self.run_name, error)
             return
         if (demand, unlimited) != (self.demand, self.unlimited_demand):
             self.demand, self.unlimited_demand = demand, unlimited
@@ -551,18 +553,18 @@ class Publisher:
             self.wanted |= demand.events
 
     def wants(self, event: Event | str, field: str, batch: int) -> bool:
-        """Whether somebody asked for a field of an event at that batch, counted from 1: for loops of your own, which
+        """Whether a consumer requests a field of an event at that batch, counted from 1: for loops of your own, which
         then compute it and pass it to :meth:`publish`."""
         return field in self.demand.due_fields(Event(event), batch)
 
     def demand_in_effect(self, timestamp: TrainingTime) -> None:
-        """Tells the stream that what consumers want at this moment is published from here on."""
+        """Records in the stream that what consumers want at this moment is published from here on."""
         self._publish_mark(DEMAND, timestamp, {"demand": self.demand.to_wire()})
 
     def mark_checkpoint(self, action: Literal["save", "load"], timestamp: TrainingTime, run: str | None = None) -> None:
-        """Tells the stream that a checkpoint of this training time is saved here, or was loaded: consumers keep the
-        state that their callbacks have here, or continue from the one that they had there. ``run`` is the run that a
-        loaded checkpoint is of, by default this one.
+        """Records in the stream that a checkpoint of this training time is saved here, or was loaded: consumers keep
+        the state that their callbacks have here, or continue from the one that they had there. ``run`` is the run that
+        a loaded checkpoint is of, by default this one.
 
         To be called by the first rank, before it writes the file, so that a checkpoint that exists has its mark. It
         waits for values on a device that earlier events lack, as the copies for the file do."""
@@ -587,7 +589,7 @@ class Publisher:
 
     def close(self, status: str = "finished", error: str | None = None, reason: str | None = None) -> None:
         """Ends the stream: sends what is left and how the run ended (``finished``, ``failed`` or ``stopped``), and
-        waits until the broker has it on disk, but no longer than five seconds without getting on. ``reason`` says why
+        waits until the broker has it on disk, but no longer than five seconds without progress. ``reason`` says why
         it was stopped, by default :attr:`stop_reason`. Can be called more than once."""
         if self._closed:
             return
@@ -687,7 +689,7 @@ _open_publishers: "weakref.WeakSet[Publisher]" = weakref.WeakSet()
 
 
 def _close_forgotten() -> None:
-    """At exit, ends the streams that nobody closed, as failed if an exception ended the program."""
+    """At exit, ends the streams that were not closed, as failed if an exception ended the program."""
     for publisher in list(_open_publishers):
         publisher.close(*ending_for(getattr(sys, "last_value", None)))
 

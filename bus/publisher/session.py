@@ -94,7 +94,7 @@ class BrokerSession:
             self._do(self.state.taken_over(taken, time.monotonic()))
 
     def report(self, statistics: dict[str, Any]) -> None:
-        """Reports to the broker how the publisher is doing, for whoever asks there."""
+        """Reports to the broker how the publisher is doing."""
         self._do([self.state.report(statistics)])
 
     def say(self, kind: str, content: dict[str, Any]) -> None:
@@ -136,7 +136,7 @@ class BrokerSession:
             state.outbox.send()
             self.wait()
             while self.receive() is not None:
-                pass  # nobody acts on commands and demand any more
+                pass  # commands and demand have no effect any more
             self.tick()
         return state.acknowledged >= last
 

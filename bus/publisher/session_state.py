@@ -41,7 +41,7 @@ Action: TypeAlias = Hello | TakeOver | Say
 
 
 class SessionState:
-    """One rank's session with its broker, through the broker's death and return. Each method is told what has happened
+    """One rank's session with its broker, through the broker's death and return. Each method takes what has happened
     and returns what is to be done about it; ``now`` is the time in seconds on a steady clock.
 
     Events wait in ``outbox`` until they are acknowledged. While no broker serves the run, the outbox is paused.
@@ -120,7 +120,7 @@ class SessionState:
         elif kind == "trouble":
             self.write_error = str(content.get("reason"))
             _log.warning(
-                "run %s goes on, but events after %d are not recorded at the moment: %s",
+                "run %s continues, but events after %d are not recorded at the moment: %s",
                 *(self._run_name, self.acknowledged, self.write_error),
             )
         elif kind == "recovered":
@@ -211,14 +211,14 @@ class SessionState:
         if now - self._heard <= self._timeouts.silence:
             return actions
         if not outbox.paused and self._is_standing:
-            # The connection may be dead, and nobody closed it: the broker is lost until it is found again.
+            # The connection may be dead without being closed: the broker is lost until it is found again.
             self.restarts += 1
             outbox.paused = True
             actions = self._greet(now)
         if not self._is_silence_reported:
             self._is_silence_reported = True
             _log.warning(
-                "the broker of run %s has not answered for %g s: the training goes on, and what came after event %d "
+                "the broker of run %s has not answered for %g s: the training continues, and what came after event %d "
                 "is kept for it",
                 *(self._run_name, self._timeouts.silence, self.acknowledged),
             )
@@ -229,7 +229,7 @@ class SessionState:
         self._end = last
 
     def report(self, statistics: dict[str, Any]) -> Say:
-        """How the publisher is doing, for whoever asks the broker, and which event the broker must have by now."""
+        """How the publisher is doing, and which event the broker must have by now."""
         return Say("report", {**statistics, "last_sent": self.outbox.last_sent})
 
     def _lose(self, what: str, now: float) -> list[Action]:
@@ -237,7 +237,7 @@ class SessionState:
         if self.outbox.paused:
             return []
         _log.warning(
-            "the broker of run %s %s: the training goes on, and what came after event %d is sent again",
+            "the broker of run %s %s: the training continues, and what came after event %d is sent again",
             *(self._run_name, what, self.acknowledged),
         )
         self.restarts += 1
@@ -267,12 +267,12 @@ class SessionState:
         return self._greet(now) if self.outbox.paused else self._lose(f"{how}; another one is started", now)
 
     def _give_up(self, why: str, *, is_closed: bool = False) -> list[Action]:
-        """No broker will take the run any more: unless one of our own does, the training goes on, and what it publishes
-        goes nowhere."""
+        """No broker will take the run any more: unless one of our own does, the training continues, and what it
+        publishes is lost."""
         if not self._cannot_take_over and (actions := self.take_over(why, is_closed=is_closed)):
             return actions
         _log.warning(
-            "the broker of run %s %s: the training goes on, nothing after event %d is recorded",
+            "the broker of run %s %s: the training continues, nothing after event %d is recorded",
             *(self._run_name, why, self.acknowledged),
         )
         self.lost = True
@@ -333,7 +333,7 @@ class SessionState:
         self._first_part = self.acknowledged, self.recording
 
     def close(self) -> None:
-        """The session is over: reports what was lost, and where the recordings are."""
+        """Ends the session: reports what was lost, and where the recordings are."""
         dropped = self.outbox.dropped
         self.outbox.clear()
         if dropped:

@@ -102,7 +102,7 @@ class _Segment:
 
     problems: Damage = field(default_factory=Damage)
     chunk_lost: bool = False
-    """Whether one of the problems is a chunk, as far as can be told without the mark."""
+    """Whether one of the problems is a chunk, as far as is known without the mark."""
     messages: int = 0
     checksum: int = 0
     whole: bool = True
@@ -149,7 +149,7 @@ class RecordingReader:
         self._segment = _Segment()
         # Since the last mark, by offset: checksum and number of messages.
         self._given: dict[int, tuple[int, int]] = {}
-        # Since the last mark, offset and checksum of what is no chunk, or a damaged one.
+        # Since the last mark, offset and checksum of what is not a chunk, or a damaged one.
         self._bad: set[tuple[int, int]] = set()
         self._wasted = 0
         self._opened: tuple[tuple[int, int], Chunk] | None = None
@@ -203,7 +203,7 @@ class RecordingReader:
             RecordingError: it is not a recording, or the disk does not give it.
         """
         # What follows the last mark may have been cut off and written anew in the meantime; the footer too, by a broker
-        # that goes on where one before it was stopped.
+        # that continues where one before it was stopped.
         self.finished = False
         self._offset, self._segment = self._position, _Segment()
         self.cut = None
@@ -351,7 +351,7 @@ class RecordingReader:
         so many bytes for each byte of the recording.
 
         Raises:
-            DamageError: it is no chunk, or a damaged one."""
+            DamageError: it is not a chunk, or a damaged one."""
         known = offset, zlib.crc32(record)
         if known in self._bad:
             raise DamageError("its checksum does not hold")

@@ -21,8 +21,7 @@ class Recording(RunStream):
     """The recorded stream of one attempt of a run; iterate over it, with ``for`` or ``async for``, for its snapshots.
 
     ``path`` is a recording, or a run's directory (then ``attempt`` chooses one; the newest by default). The file may
-    belong to a run that still goes on, or be cut off: everything whole in it is read, and ``damage`` says what was
-    not.
+    belong to a live run, or be truncated: every complete record is read, and ``damage`` names the rest.
 
     Raises:
         RecordingError: there is no such file, or it is not a recording.
@@ -79,8 +78,8 @@ class Recording(RunStream):
         self, events: Iterable[Event] | None = None, *, after: Mapping[int, tuple[int, int]] | None = None
     ) -> Iterator[Snapshot]:
         """The snapshots of the given events, in the order in which the broker sent them out; all when ``events`` is
-        ``None``. ``after`` is where to go on: of each rank ``(seq, base_seq)`` of the last snapshot that need not come
-        again."""
+        ``None``. ``after`` is the position to continue from: of each rank ``(seq, base_seq)`` of the last snapshot that
+        need not come again."""
         self._order = order = StreamOrder(self.run_name, self.attempt, events, after)
         from_record = order.from_record
         with RecordingReader(self.path) as reader:
@@ -129,7 +128,7 @@ def _find(path: Path, attempt: int | None) -> Path:
         return path
     if not (path / RUN_FILE).exists():
         raise RecordingError(
-            f"{path} is a directory without a {RUN_FILE}, so it is no run; 'bus runs' lists the runs", path=path
+            f"{path} is a directory without a {RUN_FILE}, so it is not a run; 'bus runs' lists the runs", path=path
         )
     run = read_run(path)
     for candidate in run.attempts:

@@ -31,7 +31,7 @@ MAX_STRINGS = 1 << 16
 MAX_NAME = 1024
 """Bytes of a text: topics have at most 256."""
 _MESSAGES_PER_BYTE = 4
-"""Numbered messages take at least a byte each, however well they are compressed: more of them are no events."""
+"""Numbered messages take at least a byte each, however well they are compressed: more of them cannot be events."""
 
 HEAD = struct.Struct("<BQ")
 """Opcode and length, in front of every record."""
@@ -142,7 +142,7 @@ class Mark:
         """How many bytes follow ``front``, the first :data:`MARK_FRONT` bytes of a mark's record.
 
         Raises:
-            DamageError: it is no mark.
+            DamageError: it is not a mark.
         """
         if len(front) < _MARK.size:
             raise DamageError("it is too short for a mark")
@@ -156,7 +156,7 @@ class Mark:
         """Reads a mark; its opcode and the record's length are not looked at, so that damage there costs nothing.
 
         Raises:
-            DamageError: it is no mark, or its checksum does not hold.
+            DamageError: it is not a mark, or its checksum does not hold.
         """
         size = cls.payload_size(record[: _MARK.size])
         payload = record[_MARK.size : _MARK.size + size]
@@ -241,7 +241,7 @@ class ChunkHead(NamedTuple):
         """Reads the first :data:`CHUNK_FRONT` bytes of a chunk's record, but for its opcode and length.
 
         Raises:
-            DamageError: it is no chunk of ours.
+            DamageError: it is not a chunk of ours.
         """
         if len(front) < _CHUNK.size:
             raise DamageError("it is too short for a chunk")
@@ -274,7 +274,7 @@ class Chunk(NamedTuple):
         """Reads a chunk; its opcode and the record's length are not looked at, so that damage there costs nothing.
 
         Raises:
-            DamageError: it is no chunk, its checksum does not hold, or it claims to hold too much.
+            DamageError: it is not a chunk, its checksum does not hold, or it claims to hold too much.
         """
         head = ChunkHead.decode(record)
         packed = memoryview(record)[_CHUNK.size : _CHUNK.size + head.data_size]
@@ -306,7 +306,7 @@ def read_messages(chunk: Chunk) -> Iterator[tuple[int, int, int, int]]:
     A channel's record comes first, as channel -1.
 
     Raises:
-        DamageError: a record goes on past the chunk, or there are more than so few compressed bytes can hold.
+        DamageError: a record is longer than the chunk, or there are more than so few compressed bytes can hold.
     """
     data, left = chunk.data, _MESSAGES_PER_BYTE * chunk.head.data_size
     unpack_head, unpack_channel, head_size = HEAD.unpack_from, _U16.unpack_from, HEAD.size
@@ -318,7 +318,7 @@ def read_messages(chunk: Chunk) -> Iterator[tuple[int, int, int, int]]:
         begin = offset
         offset += head_size + length
         if offset > end:
-            raise DamageError("a message goes on past its chunk")
+            raise DamageError("a message is longer than its chunk")
         left -= 1
         if left < 0:
             raise DamageError(f"{chunk.head.data_size} compressed bytes hold too many messages to be numbered")

@@ -1,4 +1,4 @@
-"""What a recording holds, found without decompressing it: for a writer that goes on with it."""
+"""What a recording holds, found without decompressing it: for a writer that continues it."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ class Scan:
         """Offset behind the last mark."""
         self.before = self.total = 0
         self.end = 0
-        """Offset behind the last whole record, where writing can go on."""
+        """Offset behind the last whole record, where writing can continue."""
         self.checksum = 0
         """CRC-32 of the bytes between the last mark and there."""
         self.indexes = b""
@@ -134,7 +134,7 @@ class _Scanner:
             if name == records.PROFILE:
                 self.result.metadata = values
         elif opcode != records.OP_HEADER:
-            raise DamageError("it is no record of a recording")
+            raise DamageError("it is not a record of a recording")
         return end
 
     def _take_mark(self, mark: Mark, end: int) -> None:

@@ -61,7 +61,7 @@ class LeftOut(NamedTuple):
 
     @classmethod
     def of(cls, record: "Recorded") -> "LeftOut | None":
-        """Reads the mark; ``None`` for every other record, and for one that makes no sense."""
+        """Reads the mark; ``None`` for every other record, and for one that is malformed."""
         if record.topic.name != CUT:
             return None
         event = record.event
@@ -83,7 +83,7 @@ class Recorded(NamedTuple):
 
 
 def is_mark(record: Recorded) -> bool:
-    """Whether it is no event, but something that is said of the stream."""
+    """Whether it is a mark of the stream instead of an event."""
     return record.topic.name.startswith("$")
 
 
@@ -111,7 +111,7 @@ def snapshot_of(record: Recorded) -> Snapshot:
 class RecordSource:
     """Goes through everything whole in a recording, in the order of the file; may be gone through again.
 
-    What is damaged or foreign is left out and named in ``damage``, numbers that nobody has are in ``gaps``, what a cut
+    What is damaged or foreign is left out and named in ``damage``, numbers that are lost are in ``gaps``, what a cut
     has left out in ``left_out``; all of these once the iteration has come to its end. ``ranks`` chooses whose records
     to give.
 

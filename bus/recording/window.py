@@ -57,7 +57,7 @@ class Bound(Protocol):
 @dataclass(frozen=True)
 class _TrainingBound:
     """So many batches, epochs, ... have ended, and none since. An event within the next batch is at the bound too:
-    only with its end the training has gone on."""
+    the training is past it only when that batch has ended."""
 
     time: Time
 
@@ -138,7 +138,7 @@ def _nanoseconds(text: str) -> int:
         return int(Decimal(fraction[1]) * 10**9)
     time = Time.from_timestring(text)
     if time.unit is not TimeUnit.SECOND or time.value < 0:
-        raise InvalidTimeError("it is no duration")
+        raise InvalidTimeError("it is not a duration")
     return int(time) * 10**9
 
 

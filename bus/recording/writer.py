@@ -40,7 +40,7 @@ class RecordingWriter:
     """Appends frames to a recording in the order in which they are given; nothing is on disk before :meth:`flush`.
 
     What :meth:`append` and :meth:`flush` could not write makes the writer :attr:`failed`: the frames since the last
-    good flush are forgotten, and the file ends where it ended then. It goes on after :meth:`recover`.
+    good flush are forgotten, and the file ends where it ended then. It continues after :meth:`recover`.
 
     ``run_id`` is the run's identity: see :attr:`bus.runs.RunInfo.id`.
 
@@ -64,7 +64,7 @@ class RecordingWriter:
 
     @classmethod
     def resume(cls, path: Path, run: str, attempt: int, run_id: str | None = None) -> "RecordingWriter":
-        """Goes on with the recording of an attempt: behind its last whole record, or in place of its footer.
+        """Continues the recording of an attempt: behind its last whole record, or in place of its footer.
 
         Raises:
             RunDirectoryError: the file cannot be opened or written.

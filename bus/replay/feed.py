@@ -21,7 +21,7 @@ _log = logging.getLogger("offloop")
 
 KEPT_BYTES = 8 * 1024 * 1024
 
-_REFUSAL = "this is a recording that is replayed: its training is over, and nothing can be sent to it"
+_REFUSAL = "this is a recording that is replayed: its training has ended, and nothing can be sent to it"
 _NUMBERS_BYTES = 64
 
 
@@ -68,7 +68,7 @@ class Feed:
         self._unsent: deque[_Batch] = deque()
         self._sent: deque[_Batch] = deque()
         self._size = 0
-        # Number of the event that the broker expects, as far as it was told.
+        # Number of the event that the broker expects, as far as it has said.
         self._next = 1
         self._away = False
         self._asks = False
@@ -190,7 +190,7 @@ class Feed:
     def _begin_again(self) -> None:
         self._unsent.extendleft(reversed(self._sent))
         self._sent.clear()
-        # With the first of them the broker is told where it goes on, even if it has those before it.
+        # The first of them shows the broker where it continues, even if it has those before it.
         self._next = 0
 
     def _find_again(self) -> None:
@@ -211,11 +211,11 @@ class Feed:
         elif self._died is None:
             self._died = now
         elif now - self._died > self._timeouts.last_words:
-            # Nothing comes any more of what it said before, which may have been that all is over.
+            # Nothing comes any more of what it said before, which may have been that all has ended.
             refusal = process.refusal()
             if refusal is not None and not isinstance(refusal, TEMPORARY):
                 raise BrokerError(
-                    f"the broker of run {self._connection.run_name!r} ended, and does not go on: {refusal}"
+                    f"the broker of run {self._connection.run_name!r} ended, and does not continue: {refusal}"
                 )
             try:
                 is_restarted = process.restart()
@@ -235,7 +235,7 @@ class Feed:
                 f"{self._last_error or 'see whether it runs'}"
             )
         elif now - max(self._heard, self._probed) > self._timeouts.probe:
-            # A broker that was started again says nothing to somebody whom it does not know, unless it is spoken to.
+            # A broker that was started again says nothing to a publisher that it does not know, until that writes.
             self._probed = now
             if self._away:
                 self._renew()

@@ -25,7 +25,7 @@ class Pace:
 
     def __init__(self, rate: float = math.inf, *, clock: Callable[[], float] = time.monotonic) -> None:
         if not rate > 0:
-            raise ConfigurationError(f"{rate:g} is no rate: {RATES}")
+            raise ConfigurationError(f"{rate:g} is not a rate: {RATES}")
         self.rate = rate
         self._clock = clock
         self._lock = threading.Lock()

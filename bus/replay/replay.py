@@ -17,7 +17,7 @@ from bus.types.event import Event
 
 class Replay(RunStream):
     """The snapshots of a recording at the pace at which they came; iterate with ``async for``. Replayed time is the
-    recording's: the snapshots are those of :class:`~bus.recording.Recording`, and whoever takes time from them
+    recording's: the snapshots are those of :class:`~bus.recording.Recording`, and a callback that takes time from them
     computes the same numbers at any pace.
 
     ``rate`` is how many times as fast it goes as it was, at once by default; replays that are to go together share a
@@ -25,8 +25,8 @@ class Replay(RunStream):
     :func:`~bus.recording.window.parse_bound`; events at either moment belong to the replay. Wherever it begins, the
     events before the training itself (``init``, ``fit_start``) come first, by which callbacks know what is trained; the
     others before ``start`` are left out, so that averages and the like begin there. ``events`` are those that are
-    wanted, all by default, ``after`` is where to go on: of each rank ``(seq, base_seq)`` of the last snapshot that need
-    not come again.
+    wanted, all by default, ``after`` is the position to continue from: of each rank ``(seq, base_seq)`` of the last
+    snapshot that need not come again.
 
     Raises:
         InvalidTimeError: ``start`` or ``until`` is not such a time.

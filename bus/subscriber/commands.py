@@ -41,7 +41,9 @@ def send_command(
     """
     check_command(name, arguments, reason)
     if not run.live or run.control is None:
-        raise ConfigurationError(f"run {run.name!r} is {run.status}, so there is nobody to tell: 'bus runs --live'")
+        raise ConfigurationError(
+            f"run {run.name!r} is {run.status}, so it takes no commands: 'bus runs --live' lists those that do"
+        )
     return send_command_through(
         run.control, run.name, name, *arguments, wait=wait, security=security, reason=reason, timeouts=timeouts
     )
@@ -156,7 +158,7 @@ class CommandExchange:
             BrokerError: the broker has not answered.
         """
         if not self._is_forwarded:
-            raise BrokerError(f"the broker at {self.address} does not answer: it may be busy or gone; 'bus runs' tells")
+            raise BrokerError(f"the broker at {self.address} does not answer: it may be busy or gone; 'bus runs' shows")
         return Outcome(self._command, None, None)
 
 

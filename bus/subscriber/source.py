@@ -93,7 +93,7 @@ class LocalRun:
             try:
                 self._status = self._found(read_run(self._path))
             except RunDirectoryError:
-                # Deleted under the broker, which goes on with the event feed: its lock is all that still tells of it.
+                # Deleted under the broker, which continues the event feed: only its lock still shows that.
                 alive = self._status is RunStatus.LIVE and is_held(self._lock)
                 self._status = RunStatus.LIVE if alive else RunStatus.FINISHED
         return self._status
@@ -134,7 +134,7 @@ class RemoteRun:
 
     Raises:
         RunNotFoundError: the broker knows no such run.
-        BrokerError: nobody answers.
+        BrokerError: no broker answers.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class RemoteRun:
         return self._status
 
     def _connect_anew(self, now: float) -> None:
-        """The connection may be dead, and nobody closed it."""
+        """The connection may be dead without being closed."""
         self._connected = now
         self._socket.close(linger=0)
         self._socket = connect_socket(
@@ -208,7 +208,7 @@ class RemoteRun:
             if answer.kind == "data":
                 self._file.take(answer.content)
             elif answer.kind == "refused":
-                # Nothing more is to be had; what there is has been read.
+                # Nothing more can be read.
                 self._file.at_end = True
                 self._status = RunStatus.FINISHED
             elif answer.kind == "runs":
@@ -278,7 +278,7 @@ class RemoteRun:
 
 
 def _listed_runs(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The runs in an answer, those that are told as the protocol has it."""
+    """The runs in an answer, those that have the form that the protocol gives them."""
     runs = content.get("runs")
     return [
         listed

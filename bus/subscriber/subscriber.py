@@ -229,8 +229,8 @@ class Subscriber(RunStream):
         self, name: str, *arguments: Argument, decided_at: int | None = None, reason: str | None = None
     ) -> bool:
         """Sends a command to the trainer, without waiting; ``decided_at`` is the batch that it was decided at,
-        ``reason`` says why it was sent. Returns whether there was anybody to send it to: a run that has ended takes
-        none. :attr:`outcomes` tells what became of it.
+        ``reason`` says why it was sent. Returns whether it was sent: a run that has ended takes no commands.
+        :attr:`outcomes` has what became of it.
 
         Raises :class:`bus.errors.ConfigurationError` when there is no such command."""
         command = check_command(name, arguments, reason)._replace(id=new_command_id(), decided_at=decided_at)
@@ -286,7 +286,7 @@ class Subscriber(RunStream):
         return self._commands.outcomes(self._order.outcomes)
 
     def answered(self) -> tuple[Outcome, ...]:
-        """The commands that the training has answered, whoever sent them, in order, as far as the stream was read; may
+        """The commands that the training has answered, from all senders, in order, as far as the stream was read; may
         be called from another thread."""
         return tuple(self._order.outcomes)
 

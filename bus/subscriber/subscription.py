@@ -126,7 +126,7 @@ class LeaseRenewer:
         self._thread.start()
 
     def send(self, kind: str, content: dict[str, Any]) -> None:
-        """Puts a message in the line; it goes out before anything that is told later."""
+        """Queues a message; messages are sent in that order."""
         self._queue.append(encode_control(kind, {"run": self._wanted["run"], **content}))
         self._wake.set()
 
@@ -144,7 +144,7 @@ class LeaseRenewer:
                 want = None
                 if now >= self._renew_at:
                     self._renew_at = now + self._timeouts.renew
-                    # What it says was handled must not overtake what was told before that.
+                    # The report of what was handled must not overtake a message queued before it.
                     want = encode_control("want", {**self._wanted, **self._report()})
                 while self._queue:
                     self._socket.send(self._queue[0], zmq.NOBLOCK)
@@ -169,7 +169,7 @@ class LeaseRenewer:
                 if topic is None:
                     self._take(decode_control(body))
             except (zmq.Again, ProtocolError):
-                continue  # what makes no sense is passed over
+                continue  # what is malformed is passed over
 
     def stop(self) -> None:
         """Ends the renewals; the lease runs out by itself. What is in the line still goes out, if it is read."""

@@ -248,7 +248,7 @@ class _Side:
     def incomplete_lines(self) -> Iterator[str]:
         for line in self.source.damage:
             yield f"{self.name}: {line}"
-        lost = (f"{self.name} lacks {_numbers(gap)}, which nobody has" for gap in self.source.gaps)
+        lost = (f"{self.name} lacks {_numbers(gap)}, which are lost" for gap in self.source.gaps)
         yield from shorten(lost, f"ranges of events that {self.name} lacks", _LISTED)
 
 
@@ -373,7 +373,7 @@ class _Comparison:
 
     def notes(self) -> Iterator[str]:
         for (side, kind, name), count in sorted(self.only.items()):
-            yield f"only in {side}, for somebody asked for it: {kind} {name} ({count} times)"
+            yield f"only in {side}, for it was requested: {kind} {name} ({count} times)"
 
     def _note(self, batch: int, place: int, found: EventDifference) -> None:
         if found.event.startswith("$"):

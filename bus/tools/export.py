@@ -79,7 +79,7 @@ def export(
 
 def _known(to: str) -> str:
     if to not in FORMATS:
-        raise ConfigurationError(f"{to!r} is no form to export to: {close_matches(to, list(FORMATS))}use {_NAMES}")
+        raise ConfigurationError(f"{to!r} is not a form to export to: {close_matches(to, list(FORMATS))}use {_NAMES}")
     return to
 
 

@@ -1,4 +1,4 @@
-"""The base class of everything that looks at a run."""
+"""The base class of callbacks: what observes a run."""
 
 import inspect
 from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
@@ -22,19 +22,19 @@ OnError: TypeAlias = Literal["continue", "disable", "stop"]
 
 class CannotWorkError(ConfigurationError):
     """Raised by a callback that finds at an event that it can never do its work in this run, such as one that watches a
-    metric that does not exist. The callback is given no more events, and nothing is asked of the training for its sake;
-    the others are not affected. A consumer of which no callback is left ends."""
+    metric that does not exist. The callback is given no more events, and requests nothing of the training; the
+    others are not affected. A consumer without callbacks exits."""
 
 
 class Callback:
-    """Looks at a run: override the method of each event that you want to see, and log through ``logger``.
+    """Observes a run: override the method of each event that you want to see, and log through ``logger``.
 
     ``state`` is the read-only snapshot of that event. The methods that a class overrides are the events that it is
     sent. Any method may be ``async``. Take time from ``state`` and never from a clock of your own: then a replay logs
     what the live run logged.
 
     Of a training with several ranks a callback sees the first one, whose times, losses and metrics are those of all of
-    them together. With :attr:`all_ranks` it sees the events of every rank; ``state.rank`` tells them apart.
+    them together. With :attr:`all_ranks` it sees the events of every rank; ``state.rank`` distinguishes them.
 
     Reference: ``composer/core/callback.py``.
     """
@@ -79,7 +79,7 @@ class Callback:
         ``consumer`` calls it before it looks for the run. Raise :class:`bus.errors.ConfigurationError`."""
 
     def destinations(self) -> Sequence[LoggerDestination]:
-        """Destinations to be given what is logged, for this callback's sake: one that shows what others log gets it
+        """Destinations for this callback, in addition to the consumer's: one that shows what others log gets it
         through them. Called once, before the first event."""
         return ()
 
@@ -109,11 +109,11 @@ class Callback:
         return result
 
     def run_ended(self, ending: Ending | None) -> MaybeAwaitable:
-        """The stream is over, and :meth:`close` comes next. ``ending`` is how the run ended; ``None`` when the consumer
-        leaves while the run goes on."""
+        """The stream has ended, and :meth:`close` comes next. ``ending`` is how the run ended; ``None`` when the
+        consumer leaves a live run."""
 
     def close(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """The stream is over: the last chance to log. ``state`` is the last snapshot that the consumer handled."""
+        """The stream has ended: the last chance to log. ``state`` is the last snapshot that the consumer handled."""
 
     def post_close(self) -> MaybeAwaitable:
         """Every callback is closed: give back what is held. Not called when this callback's :meth:`close` raised."""
@@ -123,14 +123,14 @@ class Callback:
         visible until this returns. Ctrl-C raises ``KeyboardInterrupt`` here, which ends the command."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that :meth:`load_state_dict` needs to go on from here as if nothing had happened.
+        """Everything that :meth:`load_state_dict` needs to continue from here as if nothing had happened.
 
         Plain values only: numbers, strings, bytes, lists, maps, ``None``. Called between two events, at least
         once a second in a busy run, so it has to be small."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what :meth:`state_dict` gave; tuples are lists by then. Called before the first event, and, in an
+        """Restores what :meth:`state_dict` gave; tuples are lists by then. Called before the first event, and, in an
         attempt that resumes from a checkpoint, between ``BEFORE_LOAD`` and ``AFTER_LOAD`` with the state from where the
         checkpoint was saved."""
 
@@ -208,13 +208,13 @@ class Callback:
         """After ``batch_end`` and the evaluation that it may cause."""
 
     def epoch_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """The epoch is over; ``state.timestamp`` already shows the next one."""
+        """The epoch has ended; ``state.timestamp`` already shows the next one."""
 
     def epoch_checkpoint(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
         """After ``epoch_end`` and the evaluation that it may cause."""
 
     def iteration_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """An iteration is over."""
+        """An iteration has ended."""
 
     def iteration_checkpoint(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
         """After ``iteration_end``."""
@@ -282,7 +282,7 @@ def view_for(demand: Demand, snapshot: Snapshot) -> Snapshot | None:
     """The snapshot as a callback with that demand is to see it, ``None`` when it is not to see it at all.
 
     What other consumers asked for is in the stream too. Events that are not due by this demand, and fields that were
-    computed for others, are kept from the callback: it sees the same whoever else is there, live and in a replay."""
+    computed for others, are kept from the callback: it sees the same live and in a replay, beside any others."""
     event = snapshot.event
     if event not in demand.events:
         return None

@@ -17,7 +17,7 @@ def as_images(name: str, images: Any, channels_last: bool) -> list[_Array]:
     """Copies of the images, each of height, width and channels; whole numbers are bytes, floats stay what they are.
 
     Raises:
-        ConfigurationError: a shape or type that is no image.
+        ConfigurationError: a shape or type that is not one of an image.
     """
     return [_image(name, image, channels_last) for image in _each(f"images {name!r}", images, 3)]
 
@@ -72,7 +72,7 @@ def class_numbers(mask: _Array) -> _Array:
     """A mask as bytes.
 
     Raises:
-        ConfigurationError: a class number is no byte.
+        ConfigurationError: a class number that does not fit into a byte.
     """
     if mask.min() < 0 or mask.max() > 255:
         raise ConfigurationError(f"a mask has class numbers up to {mask.max()}: as an image it can have 0 to 255")

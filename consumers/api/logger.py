@@ -117,11 +117,10 @@ class RunContext:
     """Sends the run a command, ``command("set", "lr", 0.1)``, from any thread, and waits some seconds for what becomes
     of it. ``None`` for a recording, whose training takes none."""
     answered: Callable[[], Sequence[Outcome]] = field(default=tuple, compare=False)
-    """The commands that the training has answered, whoever sent them, in order, as far as the stream was read; from any
+    """The commands that the training has answered, from all senders, in order, as far as the stream was read; from any
     thread."""
     run_id: str | None = None
-    """What tells the run from every other one of that name, see :attr:`bus.runs.RunInfo.id`; ``None`` where the stream
-    does not say it."""
+    """The run's identity, see :attr:`bus.runs.RunInfo.id`; ``None`` where the stream does not say it."""
 
     @property
     def identity(self) -> str:
@@ -230,8 +229,8 @@ class LoggerDestination:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Called before :meth:`open` by a consumer that goes on, with what :meth:`state_dict` gave (tuples are lists by
-        now). What :meth:`open` finds was written by the process before: it has to be there, and what came after the
+        """Called before :meth:`open` by a consumer that continues, with what :meth:`state_dict` gave (tuples are lists
+        by now). What :meth:`open` finds was written by the process before: it has to be there, and what came after the
         position is to be taken back, because those events come again.
 
         Both may be left out by a destination that only hands rows on; what it was given since the position, it is
@@ -239,8 +238,8 @@ class LoggerDestination:
 
 
 class Logger:
-    """What callbacks log through. It gathers what is logged during one event; whoever runs the callbacks takes it from
-    here when they have handled the event, and hands it to the destinations. For one thread."""
+    """What callbacks log through. It gathers what is logged during one event; once the callbacks have handled the
+    event, that goes to the destinations. For one thread."""
 
     def __init__(self) -> None:
         self._state: Snapshot | None = None
@@ -266,7 +265,7 @@ class Logger:
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Logs values that describe the run as a whole, beside those that it says of itself; of one name it is this
-        value that counts. What is no number, text, boolean or ``None``, nor a list or map of these, is logged as its
+        value that counts. What is not a number, text, boolean or ``None``, nor a list or map of these, is logged as its
         text."""
         self._hyperparameters.update({str(name): _as_plain(value) for name, value in hyperparameters.items()})
 
@@ -294,7 +293,7 @@ class Logger:
             use_table: whether a table of images is preferred, where a destination has such.
 
         Raises:
-            ConfigurationError: a shape or type that is no image, or masks that do not fit the images.
+            ConfigurationError: a shape or type that is not one of an image, or masks that do not fit the images.
         """
         from consumers.api.images import as_images, as_masks
 
@@ -327,7 +326,7 @@ class Logger:
         """Logs a text for people.
 
         Raises:
-            ConfigurationError: it is no text.
+            ConfigurationError: it is not a text.
         """
         if not isinstance(text, str):
             raise ConfigurationError(f"text {name!r} is of type {type(text).__name__}: log a string")
@@ -342,7 +341,7 @@ class Logger:
         """
         path = Path(file_path).absolute()
         if not path.is_file():
-            raise ConfigurationError(f"{path} is no file: upload_file() takes one that is there, and not a folder")
+            raise ConfigurationError(f"{path} is not a file: upload_file() takes one that is there, and not a folder")
         self._uploads.append(Upload(str(remote_file_name), path, overwrite))
 
     def begin(self, state: Snapshot) -> None:
@@ -363,7 +362,7 @@ class Logger:
         )
 
     def take_from_run(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Takes what the run says of itself, for whoever takes all."""
+        """Takes what the run says of itself, for a destination that takes all."""
         self._of_run.update(hyperparameters)
 
     def take(self, state: Snapshot) -> EventLog:

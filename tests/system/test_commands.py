@@ -281,7 +281,7 @@ def test_the_command_line_says_what_became_of_it(runs_dir):
     assert "'stop' took effect at batch" in stopped.stdout
     over = bus("pause")
     assert over.returncode == 1
-    assert "is stopped, so there is nobody to tell" in over.stderr
+    assert "is stopped, so it takes no commands" in over.stderr
 
 
 def test_a_consumer_stops_the_training_and_is_told_how_late(runs_dir):

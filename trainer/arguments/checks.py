@@ -55,7 +55,7 @@ def check_path(path: Any, argument: str) -> Path:
 
 
 def check_text(text: Any, argument: str) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` for an argument that is no text."""
+    """Raises :class:`bus.errors.ConfigurationError` for an argument that is not a text."""
     if not isinstance(text, str):
         raise ConfigurationError(f"{argument} is {text!r}: give a text, such as the default")
 

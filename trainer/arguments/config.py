@@ -127,7 +127,7 @@ def _read_microbatch_size(text: str) -> int | str:
     if text == "auto":
         return text
     if not text.isdecimal() or int(text) == 0:
-        raise ConfigurationError(f"{text!r} is no number of samples: use 1 or more, or 'auto'")
+        raise ConfigurationError(f"{text!r} is not a number of samples: use 1 or more, or 'auto'")
     return int(text)
 
 
@@ -137,7 +137,7 @@ def _read_seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
-        raise ConfigurationError(f"{text!r} is no number of seconds: use more than 0")
+        raise ConfigurationError(f"{text!r} is not a number of seconds: use more than 0")
     return seconds
 
 

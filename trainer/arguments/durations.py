@@ -12,8 +12,8 @@ from bus.types.timestamp import Timestamp
 def check_max_duration(duration: TimeInput, argument: str = "max_duration") -> Time:
     """Reads a duration of training; a plain number counts epochs.
 
-    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for one that is no length of
-    time."""
+    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for one that is not a length
+    of time."""
     time = _read(duration, argument, "2ep")
     if time.unit is TimeUnit.DURATION or time.value < 0:
         raise ConfigurationError(

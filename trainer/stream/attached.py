@@ -79,7 +79,7 @@ def run_place(publisher: Publisher, key: str | None, broker_key: str | None) -> 
 def demand_of(callbacks: Iterable[Any]) -> Demand:
     """What the callbacks want to be sent.
 
-    Raises :class:`bus.errors.ConfigurationError` for an object that is no callback."""
+    Raises :class:`bus.errors.ConfigurationError` for an object that is not a callback."""
     demands: list[Demand] = []
     for callback in callbacks:
         wanted_events = getattr(callback, "wanted_events", None)

@@ -289,7 +289,7 @@ def test_a_broker_that_is_started_again_takes_the_run_up_again(runs_dir, caplog,
         publisher.publish(Event.EPOCH_END)
     second = start_broker(address)
     publish_until_recorded(publisher, 102)
-    assert "does not know the run yet: the training goes on, and what came after event 1 is sent again" in caplog.text
+    assert "does not know the run yet: the training continues, and what came after event 1 is sent again" in caplog.text
     publisher.close()
     second.terminate()
     second.communicate(timeout=100)
@@ -400,7 +400,7 @@ def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_d
     wait_for(lambda: publisher.poll() or "not recorded at the moment" in caplog.text, "the warning")
     follower.close()
     publisher.close()
-    assert "goes on, but events after 1 are not recorded at the moment: the recording" in caplog.text
+    assert "continues, but events after 1 are not recorded at the moment: the recording" in caplog.text
 
 
 def test_a_port_in_use_is_one_line(standalone):

@@ -258,7 +258,7 @@ def test_a_live_run_is_told_to_stop(two_runs):
             invoke("stop", "third", "--wait", "0") == "run third: 'stop' was handed on and has not taken effect yet\n"
         )
         wait_for(lambda: publisher.poll() or publisher.stop_requested, "the publisher to be told")
-    with pytest.raises(ConfigurationError, match="'first' is finished, so there is nobody to tell"):
+    with pytest.raises(ConfigurationError, match="'first' is finished, so it takes no commands"):
         invoke("stop", "first")
 
 

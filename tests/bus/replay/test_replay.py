@@ -303,7 +303,7 @@ async def test_a_command_is_told_when_its_time_has_come_and_not_with_the_event_a
 
 @pytest.mark.parametrize("rate", [0, -1, math.nan])
 def test_a_rate_that_is_none_is_refused(recordings: Path, rate: float) -> None:
-    with pytest.raises(ConfigurationError, match=r"is no rate: 1 replays as fast as it was, 10 ten times as fast"):
+    with pytest.raises(ConfigurationError, match=r"is not a rate: 1 replays as fast as it was, 10 ten times as fast"):
         Replay(Recording(recordings / "one.mcap"), rate)
 
 

@@ -115,7 +115,8 @@ def test_a_recording_takes_no_command_and_says_why(runs_dir: Path, tmp_path: Pat
         wait_for(lambda: is_recorded("served", "epoch_start"), "the first events")
         outcome = send_command(find_run("served"), "stop", wait=10)
         assert (
-            outcome.error == "this is a recording that is replayed: its training is over, and nothing can be sent to it"
+            outcome.error
+            == "this is a recording that is replayed: its training has ended, and nothing can be sent to it"
         )
         assert server.poll() is None
 
@@ -232,8 +233,12 @@ def _broker_of(run: str) -> int:
     ("arguments", "code", "message"),
     [
         (["nowhere.mcap"], 1, "no run 'nowhere.mcap' in "),
-        (["r.mcap", "--rate", "0"], 2, "'0' is no rate: 1 replays as fast as it was, 10 ten times as fast, 'max' at"),
-        (["r.mcap", "--rate", "fast"], 2, "'fast' is no rate: "),
+        (
+            ["r.mcap", "--rate", "0"],
+            2,
+            "'0' is not a rate: 1 replays as fast as it was, 10 ten times as fast, 'max' at",
+        ),
+        (["r.mcap", "--rate", "fast"], 2, "'fast' is not a rate: "),
         (["r.mcap", "--start", "9"], 2, "invalid time '9': write a training time (2ep, 100ba, "),
         (["r.mcap", "--key", "k"], 2, "--key and --broker-key are for a broker elsewhere: name it with --broker"),
         (["r.mcap", "--name", "a/b"], 1, "'a/b' cannot be a run name: "),

@@ -215,7 +215,7 @@ def test_fields_on_demand_are_compared_where_both_have_them(tmp_path):
     both = [loss(1, 1.0, norm=1.0, on_demand=["norm"])]
     found = compare(tmp_path, both, [loss(1, 1.0)])
     assert found.same
-    assert found.notes == ("only in A, for somebody asked for it: field norm (1 times)",)
+    assert found.notes == ("only in A, for it was requested: field norm (1 times)",)
     found = compare(tmp_path, both, [loss(1, 1.0, norm=2.0, on_demand=["norm"])])
     assert [metric.name for metric in found.metrics] == ["norm"]
 
@@ -228,7 +228,7 @@ def test_what_a_training_could_not_give_to_somebody_is_no_difference(tmp_path):
 def test_inner_events_are_compared_where_both_have_them(tmp_path):
     a = [Entry("after_loss", batch=0, fields={"loss": 1.0}), *losses(1.0)]
     found = compare(tmp_path, a, losses(1.0))
-    assert found.notes == ("only in A, for somebody asked for it: event after_loss (1 times)",)
+    assert found.notes == ("only in A, for it was requested: event after_loss (1 times)",)
     b = [Entry("after_loss", batch=0, fields={"loss": 2.0}), *losses(1.0)]
     assert compare(tmp_path, a, b).first.event == "after_loss"
 
@@ -276,7 +276,7 @@ def test_what_is_missing_is_no_difference_and_is_told(tmp_path, side):
     found = diff(*(paths if side == "A" else paths[::-1]))
     assert found.same
     assert found.incomplete == tuple(
-        f"{side} lacks events {first} to {last} of rank 0, which nobody has" for first, last in ((1, 1), (5, 6))
+        f"{side} lacks events {first} to {last} of rank 0, which are lost" for first, last in ((1, 1), (5, 6))
     )
 
 

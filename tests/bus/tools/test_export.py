@@ -455,7 +455,7 @@ def test_a_mistake_is_named_and_nothing_is_written(tmp_path, monkeypatch, argume
 def test_a_form_that_there_is_not_is_named(tmp_path):
     path = write_anew(tmp_path, [Entry()])
     assert "'yaml' is not one of 'parquet', 'csv'" in run(path, "--to", "yaml").output
-    with pytest.raises(ConfigurationError, match="'jsnol' is no form to export to: did you mean jsonl"):
+    with pytest.raises(ConfigurationError, match="'jsnol' is not a form to export to: did you mean jsonl"):
         export(path, tmp_path / "b", "jsnol")
 
 

@@ -118,7 +118,7 @@ def test_what_cannot_be_logged_is_refused(tmp_path: Path) -> None:
         logger.log_table(["a"], [[object()]])
     with pytest.raises(ConfigurationError, match="text 'Text' is of type int"):
         logger.log_text(5)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=f"{tmp_path} is no file"):
+    with pytest.raises(ConfigurationError, match=f"{tmp_path} is not a file"):
         logger.upload_file("x", tmp_path)
     with pytest.raises(ConfigurationError, match=r"log_text\(\) was called before the first event"):
         Logger().log_text("too early")

@@ -150,7 +150,7 @@ def test_in_a_loop_each_pass_has_new_callbacks(folder: Path) -> None:
         (
             ["--replay", "r.mcap", "--rate", "-1"],
             2,
-            "'-1' is no rate: 1 replays as fast as it was, 10 ten times as fast",
+            "'-1' is not a rate: 1 replays as fast as it was, 10 ten times as fast",
         ),
         (["--replay", "r.mcap", "--start", "5"], 2, "invalid time '5': write a training time (2ep, 100ba, "),
         (["--replay", "r.mcap", "--loop", "--name", "n"], 2, "--loop begins anew each time, and --name goes on from"),

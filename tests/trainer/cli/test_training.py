@@ -152,7 +152,7 @@ def test_the_help_offers_the_precisions_that_there_are() -> None:
         (["--max-duration", "3iter"], "iteration_length='1ep'"),
         (["--eval-interval", "2dur"], "Invalid value for '--eval-interval': interval '2.0dur' is not allowed"),
         (["--iteration-length", "3ba"], "Invalid value for '--iteration-length': iteration_length '3ba'"),
-        (["--microbatch-size", "0"], "'0' is no number of samples: use 1 or more, or 'auto'"),
+        (["--microbatch-size", "0"], "'0' is not a number of samples: use 1 or more, or 'auto'"),
         (["--microbatch-size", "7"], "device_train_microbatch_size 7 is larger than the batch of 6 samples"),
         (["--precision", "fp8"], "'fp8' is not one of 'fp32', 'amp_bf16', 'amp_fp16'"),
         (["--train-batches", "0"], "0 is not in the range x>=1"),
