@@ -7,9 +7,9 @@ from paths import SUPPORT
 pytest_plugins = ["pytester"]
 
 LEAKING_TESTS = """
-import os, subprocess, sys
+import os, subprocess, sys, time
 from pathlib import Path
-import zmq
+import psutil, pytest, zmq
 
 kept = []
 
@@ -22,6 +22,20 @@ def test_orphan():
 def test_orphan_without_environment(runs_dir):
     path = {"PATH": os.environ["PATH"]}
     subprocess.run(["sh", "-c", "sleep 62 >/dev/null 2>&1 &"], check=True, cwd=runs_dir, env=path)
+
+@pytest.fixture(scope="module")
+def shared():
+    command = "read line; sleep 63 & read line; kill $!"
+    with subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, text=True) as process:
+        yield process.stdin
+
+def test_first_with_shared(shared):
+    pass
+
+def test_shared_starts_something(shared):
+    print(file=shared, flush=True)
+    while "sleep" not in [process.name() for process in psutil.Process().children(recursive=True)]:
+        time.sleep(0.01)
 
 def test_socket():
     kept.append(zmq.Context.instance().socket(zmq.PUB))
@@ -49,7 +63,7 @@ def test_a_test_that_leaves_something_behind_fails(pytester):
         shutil.copy(file, pytester.path)
     pytester.makepyfile(LEAKING_TESTS)
     result = pytester.runpytest_subprocess("-o", "leak_grace=1.5", "-o", "pythonpath=.", "-rE")
-    result.assert_outcomes(passed=8, errors=4)
+    result.assert_outcomes(passed=10, errors=4)
     result.stdout.fnmatch_lines(
         [
             "*ERROR at teardown of test_child *",

@@ -28,8 +28,8 @@ def record_sockets() -> None:
 class LeakWatch:
     """What there was before a test, to tell what it left behind.
 
-    A process belongs to the test if it descends from this one, or if ``token`` stands in its environment, command line
-    or working directory: those stay when its parent is gone."""
+    A process belongs to the test if it descends from this one, but from none that was there before, or if ``token``
+    stands in its environment, command line or working directory: those stay when its parent is gone."""
 
     def __init__(self, token: str, grace: float) -> None:
         self._token = token
@@ -69,7 +69,9 @@ class LeakWatch:
         command = process.cmdline()
         if any(name in argument for argument in command for name in _STAY_UNTIL_EXIT):
             return False
-        if any(parent.pid == os.getpid() for parent in process.parents()):
+        parents = [parent.pid for parent in process.parents()]
+        # What a browser that several tests share starts, it starts for itself, and at any time.
+        if os.getpid() in parents and not self._pids.intersection(parents[: parents.index(os.getpid())]):
             return True
         return any(self._token in text for text in (*command, *process.environ().values(), process.cwd()))
 
