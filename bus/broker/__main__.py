@@ -2,7 +2,7 @@
 ``take-over`` with the same and a third argument.
 
 It locks the run's directory, listens inside it, says so in one line of JSON on standard output, and serves until the
-run is over. With ``resume`` it takes up the newest attempt, whose broker has died. With ``take-over`` it takes up an
+run has ended. With ``resume`` it takes up the newest attempt, whose broker has died. With ``take-over`` it takes up an
 attempt of a broker that stood alone: the third argument is a list in JSON, see :class:`bus.runs.takeover.Predecessor`.
 It has no terminal: what it has to say later goes into ``broker.log`` in the run's directory."""
 
@@ -66,7 +66,7 @@ def _log_to(path: Path) -> None:
 
 
 class _LogFile(logging.FileHandler):
-    """A log that cannot be written is no reason to end: the broker has nobody else to tell."""
+    """A log that cannot be written does not end the broker."""
 
     def _open(self) -> TextIOWrapper:
         return open(open_file(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a")
@@ -76,7 +76,7 @@ class _LogFile(logging.FileHandler):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Says nothing: what it would be written to is a pipe that nobody reads."""
+        """Says nothing: it would be written to a pipe without a reader."""
 
 
 def _say(answer: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ class ForbiddenError(Exception):
 
 
 class Admission:
-    """Asks ``gatekeeper`` what the keys of messages may do, and tells the log of those who come to ``control`` and
+    """Asks ``gatekeeper`` what the keys of messages may do, and logs those who come to ``control`` and
     ``stream`` with no key at all.
 
     It lives in the broker's poll loop: poll :attr:`sockets`, call :meth:`handle` after each poll and :meth:`refresh`
@@ -39,7 +39,7 @@ class Admission:
         """Whether the key that a message came with may send one of that kind.
 
         Raises:
-            ForbiddenError: it may not; the text tells the sender what would let it.
+            ForbiddenError: it may not; the text says what would let it.
         """
         role = ROLE_NEEDED.get(kind, "publish")
         if not self.may(message, role):

@@ -59,7 +59,7 @@ class Archive:
         offset = integer(wanted, "offset", 0, MAX_OFFSET)
         size = min(integer_or_none(wanted, "size") or MAX_RANGE, MAX_RANGE)
         try:
-            # Whoever asks is to be given nothing to which a link leads that somebody has put there.
+            # A client is given nothing to which a link leads that was put there.
             directory = open_directory(self._root / name)
             try:
                 descriptor = open_file(f"recording-{attempt}.mcap", dir_fd=directory)

@@ -50,7 +50,7 @@ MAX_UNREAD = 1 << 20
 class Broker:
     """Serves runs at one address: ``control`` for publishers and requests, ``stream`` for the events themselves.
 
-    Nothing that a peer sends stops it: what makes no sense is counted and named in the log. Each event is recorded
+    Nothing that a peer sends stops it: what is malformed is counted and named in the log. Each event is recorded
     and sent out once, in the order in which it came. :meth:`serve` runs until :meth:`stop`, or, with ``until_over``,
     until the runs that came have ended. With ``security`` only keys that its list admits get in, each for what the
     list says. ``timeouts`` says how long it waits for peers.
@@ -191,7 +191,7 @@ class Broker:
 
     def _is_ignored(self, identity: bytes) -> bool:
         """Whether what a connection sends is left unread: too much of it was dropped, or it is gone, and answers would
-        reach nobody."""
+        not arrive."""
         peers = self._peers
         return peers.has_wasted_too_much(identity) or (
             peers.is_gone(identity) and self._runs.publisher(identity) is None
@@ -230,10 +230,10 @@ class Broker:
             self._take_event(identity, message, event)
 
     def _is_for_publishers_only(self, identity: bytes, message: zmq.Frame) -> bool:
-        """Whether a message from somebody who is not known as a publisher is left unread.
+        """Whether a message from a peer that is not known as a publisher is left unread.
 
         Raises:
-            ProtocolError: nobody may send such a thing.
+            ProtocolError: no peer may send such a message.
             ForbiddenError: its key may not publish.
         """
         front = bytes(message.buffer[: MAX_TOPIC + 1])
@@ -312,7 +312,7 @@ class Broker:
                 self._end_run(run)
 
     def _begin(self, identity: bytes, message: zmq.Frame) -> tuple[LiveRun, LiveRank] | None:
-        """Begins the run of somebody who has said hello, with the first event."""
+        """Begins the run of a publisher that has said hello, with the first event."""
         try:
             place = self._runs.begin_announced(identity)
         except (OffloopError, OSError) as error:

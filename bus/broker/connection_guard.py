@@ -54,7 +54,7 @@ class _Connection(NamedTuple):
 
 class ConnectionGuard(threading.Thread):
     """A thread that closes connections of the broker's sockets ``control`` and ``stream`` (their addresses) while the
-    process takes up too much memory or too many descriptors. It is a thread so that it goes on while a disk keeps the
+    process takes up too much memory or too many descriptors. It is a thread so that it works while a disk keeps the
     broker waiting. Where the system has no ``/proc``, it does nothing."""
 
     def __init__(self, control: str, stream: str) -> None:
@@ -77,7 +77,7 @@ class ConnectionGuard(threading.Thread):
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._at_first = self._calm = self._before = self._resident()
 
-    # -- what the broker tells it -------------------------------------------------------------------------------------
+    # -- what the broker reports -------------------------------------------------------------------------------------
 
     def know(self, descriptor: int) -> None:
         """Notes that a connection is that of a publisher or consumer."""
@@ -252,7 +252,7 @@ class ConnectionGuard(threading.Thread):
             return 0
 
     def _is_stuck(self, one: _Connection) -> bool:
-        """Whether what the broker answers is not read there, or nobody can tell."""
+        """Whether what the broker answers is not read there, or that is unknown."""
         with self._borrowed(one.descriptor) as connection:
             if connection is None:
                 return False
@@ -265,7 +265,7 @@ class ConnectionGuard(threading.Thread):
 
 
 def _place(address: str) -> str:
-    """What tells an address's connections from others: the port, or the socket's path."""
+    """What distinguishes an address's connections from others: the port, or the socket's path."""
     return address.removeprefix("ipc://") if address.startswith("ipc://") else address.rpartition(":")[2]
 
 

@@ -69,7 +69,7 @@ class ControlHandler:
         carries the ``id`` of its request. ``may_command`` is whether its sender may command, or only view.
 
         Raises:
-            ProtocolError: it is not a message of this protocol; its sender has been told.
+            ProtocolError: it is not a message of this protocol; its sender has been answered.
         """
         request = _Request(identity, peer)
         try:
@@ -242,7 +242,7 @@ class ControlHandler:
         self._reply(request, "segment_data", self._segments.read(publishers, content))
 
     def tidy(self) -> None:
-        """Ends what nobody uses any more."""
+        """Ends what is not used any more."""
         self._segments.tidy()
 
     def close(self) -> None:
@@ -281,7 +281,7 @@ class ControlHandler:
             self._peers.send(sender[0], "applied", outcome)
 
     def end(self, run: LiveRun) -> None:
-        """Tells whoever still waits for a command of a run that has ended."""
+        """Answers the senders that still wait for a command of a run that has ended."""
         for command, (sender, name) in tuple(self._senders.items()):
             if name == run.name:
                 del self._senders[command]

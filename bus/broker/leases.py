@@ -55,17 +55,17 @@ class Leases:
         cut to 100 characters.
 
         Raises :class:`bus.errors.BrokerError` when there are too many leases, or too much is wanted by all of them
-        together; what this consumer had leased before goes on then until it ends."""
+        together; what this consumer had leased before stays then until it ends."""
         lease = self._leases.get(consumer)
         if lease is None:
             self._forget_ended(now)
         if lease is None and len(self._leases) >= MAX_LEASES:
             raise BrokerError(
-                f"{MAX_LEASES} consumers have told this run what they want, which is as many as may: end some of them"
+                f"{MAX_LEASES} consumers have requested events of this run, which is as many as may: end some of them"
             )
         if lease is None or lease.demand != demand:
             others = [one.demand for key, one in self._leases.items() if key != consumer]
-            # Without a lease that goes, what there is needs no merging again.
+            # Without a lease that goes, the merged demand needs no merging again.
             merged = Demand.merge([self.merged(now), demand] if lease is None else [*others, demand])
             _check_size(merged)
             self._merged, self._is_stale = merged, False
@@ -84,7 +84,7 @@ class Leases:
             _log.warning("what rank %d publishes for consumers is not kept until they come again: %s", rank, error)
 
     def merged(self, now: float) -> Demand:
-        """Everything that somebody wants; leases that have run out are forgotten."""
+        """Everything that consumers want; leases that have run out are forgotten."""
         self._forget_ended(now)
         if self._is_stale:
             self._merged = Demand.merge(lease.demand for lease in self._leases.values())
@@ -136,13 +136,13 @@ class ConsumerTable:
         self._world_size = world_size
         self._consumers: dict[bytes, tuple[float, ConsumerProgress]] = {}
         self.version = 0
-        """Changes whenever who is there does, or what somebody asks for or decides."""
+        """Changes whenever who is there does, or what one of them requests or decides."""
 
     def renew(self, consumer: bytes, want: Mapping[str, Any], now: float) -> bool:
         """Takes what is in a ``want``: ``name``, ``decides``, the fields in ``demand``, and ``handled``; returns
         whether any of it is news.
 
-        Raises ValueError or TypeError for what makes no sense."""
+        Raises ValueError or TypeError for what is malformed."""
         name = want.get("name")
         fields = {field for part in want["demand"].values() for field in part.get("fields", ())}
         decides = want.get("decides") or ()

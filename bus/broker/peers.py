@@ -13,7 +13,7 @@ WASTED_BYTES = 32 << 20
 
 
 class Peers:
-    """Whoever is connected to the control endpoint ``socket``."""
+    """The peers that are connected to the control endpoint ``socket``."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", guard: ConnectionGuard) -> None:
         self._socket = socket
@@ -67,6 +67,6 @@ class Peers:
         return identity in self._gone
 
     def forget_waste(self) -> None:
-        """Nothing more waits to be read: whatever was dropped has delayed nobody."""
+        """Nothing more waits to be read: whatever was dropped has delayed no peer."""
         self._wasted.clear()
         self._gone.clear()

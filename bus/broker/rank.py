@@ -52,7 +52,7 @@ class LiveRank:
     """The last event on disk."""
     ended: bool = False
     last: EventBody | None = None
-    """Its last event that is no mark; ``None`` until one came to this broker."""
+    """Its last event that is not a mark; ``None`` until one came to this broker."""
     end: tuple[bytes, EventBody, bytes] | None = None
     """Topic, event and body of its end."""
     may_cut: bool = False
@@ -131,7 +131,7 @@ class LiveRank:
 
     def should_request(self, now: float, pause: float) -> bool:
         """Whether to request the events after :attr:`resend_after` now, which notes that it is done: not without a
-        connection, and not again before the ``pause`` is over."""
+        connection, and not again before the ``pause`` has passed."""
         if self.identity is None or now - self._requested_at <= pause:
             return False
         self.times_requested = self.times_requested + 1 if self._requested_after == self.seq else 1
@@ -144,8 +144,8 @@ class LiveRank:
         return min(self.seq, self.recorded)
 
     def acknowledgement(self) -> int | None:
-        """The number to acknowledge now, which counts as sent then; ``None`` when there is no new one, or nobody to
-        send it to."""
+        """The number to acknowledge now, which counts as sent then; ``None`` when there is no new one, or no connection
+        to send it to."""
         if self.identity is None or self.acknowledged <= self._acknowledgement_sent:
             return None
         self._acknowledgement_sent = self.acknowledged
@@ -155,7 +155,7 @@ class LiveRank:
 
     def is_dead(self, heard: float, now: float, timeouts: Timeouts) -> bool:
         """Whether its process has died and everything that it sent has come. A death may be noticed before the last
-        message, so nothing must have been ``heard`` from anybody for a while."""
+        message, so nothing must have been ``heard`` from any peer for a while."""
         if self.died is None or self.ended:
             return False
         return now - max(self.died, heard) > timeouts.quiet or now - self.died > timeouts.reap
@@ -174,7 +174,7 @@ class LiveRank:
 
 
 def _end_problem(event: EventBody) -> str | None:
-    """What is wrong with an ``$end``, which everybody has to understand alike."""
+    """What is wrong with an ``$end``, which all readers have to understand alike."""
     status = event.fields.get("status")
     if status not in SEVERITY:
         return f"its end has the status {str(status)[:40]!r}: use {', '.join(SEVERITY)}"

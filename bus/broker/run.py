@@ -34,7 +34,7 @@ class Counts:
 
 
 class LiveRun:
-    """One live run. ``writer`` may hold an attempt that goes on: then the ranks in it are where it left them."""
+    """One live run. ``writer`` may hold an attempt that is continued: then the ranks in it are where it left them."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class LiveRun:
         """What of it consumers want that may command; ``None`` while all of them may."""
         self.consumers = ConsumerTable(world_size, timeouts.lease)
         self.consumers_reported = 0
-        """Of which version of them the publishers were told."""
+        """The version of them that the publishers have received."""
         self.ending = Ending("finished")
         """How it ended, as far as it has."""
         self.last_end: float | None = None
@@ -153,7 +153,7 @@ class LiveRun:
             rank.seq = first - 1
 
     def _note_command(self, rank: LiveRank, event: EventBody) -> None:
-        """Writes down that the training stands still, or goes on, by a command that its first rank has obeyed."""
+        """Writes down that the training is paused, or continues, by a command that its first rank has obeyed."""
         command = event.fields.get("command")
         if rank.rank or event.fields.get("error") is not None or command not in ("pause", "resume", "stop"):
             return

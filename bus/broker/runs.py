@@ -1,4 +1,4 @@
-"""The runs that a broker serves: how they begin, go on after a restart, and end, and who publishes them."""
+"""The runs that a broker serves: how they begin, continue after a restart, and end, and who publishes them."""
 
 import contextlib
 import json
@@ -66,7 +66,7 @@ class _Publisher(NamedTuple):
     host: str | None
     is_replay: bool
     held: Demand | None
-    """The demand that it goes on with."""
+    """The demand that it continues with."""
     recorded: int | None
     """The number of the last event that another broker has recorded, which this one does not need."""
 
@@ -165,7 +165,7 @@ class LiveRuns:
         assert rank.identity is not None  # only of those it should be requested
         self._counts.asked_again += 1
         if rank.times_requested == MAX_REQUESTS:
-            # ZeroMQ closes the connection of a message that is too large, and tells nobody.
+            # ZeroMQ closes the connection of a message that is too large, and does not report it.
             text = (
                 f"event {rank.seq + 1} of rank {rank.rank} was asked for {MAX_REQUESTS} times and has not come: a "
                 f"message of more than {MAX_FRAME:,} bytes closes the connection; what cannot be sent is passed over "
@@ -251,7 +251,7 @@ class LiveRuns:
             run = new
             others = [one for one in self._announced.values() if one.peer == new.peer]
             if len(others) >= MAX_ANNOUNCED:
-                # Its publisher is told with its first event, and says hello again.
+                # Its publisher learns it with its first event, and says hello again.
                 self._forget_announced(others[0])
         elif new.attempt not in (0, run.attempt):
             raise BrokerError(_overtaken(new.attempt, run.name, run.attempt))
@@ -276,7 +276,7 @@ class LiveRuns:
         return self._publishers[identity]
 
     def begin_if_announced(self, name: str) -> None:
-        """Begins the run of that name if it is announced, because somebody is about to follow it.
+        """Begins the run of that name if it is announced, because a consumer is about to follow it.
 
         Raises:
             OffloopError: it cannot begin; its publishers have to say hello again.
@@ -358,7 +358,7 @@ class LiveRuns:
         directory = self._directory_of(name, run_id)
         try:
             _refuse_if_away(directory, pid)
-            # The recording first: whoever finds the run live may open it at once.
+            # The recording first: a reader that finds the run live may open it at once.
             number, recording = directory.next_attempt()
             if attempt is not None and attempt > number:
                 number, recording = attempt, recording.with_name(f"recording-{attempt}.mcap")
@@ -383,13 +383,13 @@ class LiveRuns:
         Raises:
             BrokerError: its newest attempt has ended, or there is none.
         """
-        assert self._directory is not None  # whoever resumes says what
+        assert self._directory is not None  # it is given where a run is resumed
         entry = self._directory.resumable()
         self._resume(self._directory.name, 0 if entry is None else int(entry["attempt"]))
 
     def _resume(self, name: str, attempt: int, number: int = 0, publisher_id: str | None = None) -> LiveRun:
         if not (self._root / check_run_name(name) / RUN_FILE).exists():
-            raise BrokerError(f"attempt {attempt} of run {name!r} cannot go on: its directory is gone")
+            raise BrokerError(f"attempt {attempt} of run {name!r} cannot continue: its directory is gone")
         directory = self._directory_of(name)
         try:
             _refuse_others(directory, number, publisher_id)
@@ -404,11 +404,11 @@ class LiveRuns:
             self._expect(run, entry)
         if any(rank.ended for rank in run.ranks.values()):
             _note_endings(run)
-        _log.warning("attempt %d of run %s goes on with a new broker", attempt, name)
+        _log.warning("attempt %d of run %s continues with a new broker", attempt, name)
         return self._serve(run)
 
     def _expect(self, run: LiveRun, entry: dict[str, Any]) -> None:
-        """A publisher of an attempt that goes on, which may come again, or may have died in the meantime."""
+        """A publisher of an attempt that is continued, which may come again, or may have died in the meantime."""
         rank = run.ranks.setdefault(int(entry["rank"]), LiveRank(int(entry["rank"])))
         rank.publisher_id = str(entry.get("incarnation"))
         if entry.get("host") == socket.gethostname() and not rank.ended:
@@ -483,15 +483,15 @@ class LiveRuns:
 
 def _refuse_if_away(directory: RunDirectory, pid: int | None) -> None:
     """A run whose broker is gone belongs to its trainer for as long as that lives; another attempt would put an end to
-    what it goes on with."""
+    what it continues."""
     entry = directory.resumable()
     for publisher in (entry or {}).get("publishers", ()):
         other = publisher.get("pid")
         here = publisher.get("host") == socket.gethostname()
         if here and other != pid and processes.is_running(other, publisher.get("started")):
             raise RunIsLiveError(
-                f"run {directory.name!r} is live already: its trainer, process {other}, goes on and finds this broker "
-                "again; choose another run name, or end that process",
+                f"run {directory.name!r} is live already: its trainer, process {other}, continues and finds this "
+                "broker again; choose another run name, or end that process",
                 run=directory.name,
             )
 
@@ -523,7 +523,7 @@ def _rank_of(run: LiveRun, number: int, publisher_id: str, attempt: Any) -> Live
 
 
 def _overtaken(attempt: int, name: str, other: int) -> str:
-    return f"attempt {attempt} of run {name!r} cannot go on: attempt {other} has begun since"
+    return f"attempt {attempt} of run {name!r} cannot continue: attempt {other} has begun since"
 
 
 def _taken(rank: int, name: str) -> str:

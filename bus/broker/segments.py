@@ -21,7 +21,7 @@ class _Lease:
 
 
 class SegmentServer:
-    """The broker's side. A segment that is read is leased until its last piece was read or nobody has read for
+    """The broker's side. A segment that is read is leased until its last piece was read or none was read for
     ``idle`` seconds, so that all pieces are of one image; at most :data:`MAX_OPEN` are leased at a time."""
 
     def __init__(self, idle: float = Timeouts.segment) -> None:
@@ -40,7 +40,7 @@ class SegmentServer:
         Raises:
             FieldNotAvailableError: the segment holds something else already, or is not on this machine.
             BrokerError: too many segments are being read.
-            ProtocolError: the request makes no sense, or asks for what is no segment of the run.
+            ProtocolError: the request is malformed, or asks for what is not a segment of the run.
         """
         reference = SegmentReference.from_wire(wanted["segment"])
         offset, size = wanted["offset"], wanted.get("size", PIECE)

@@ -58,7 +58,7 @@ def _recorded(path: Path) -> dict[str, Any]:
     try:
         return describe_recording(path)
     except RecordingError as error:
-        # Everything else that is known of the run can be told all the same.
+        # Everything else that is known of the run is shown all the same.
         return {"trouble": str(error)}
 
 
@@ -67,7 +67,7 @@ def describe_remote_run(address: str, name: str, security: ClientSecurity | None
 
     Raises:
         RunNotFoundError: it has no such run.
-        BrokerError: nobody answers there.
+        BrokerError: no broker answers there.
     """
     for listed in list_remote_runs(address, security, name):
         if not listed.get("live"):
@@ -84,7 +84,7 @@ def _statistics(run: RunInfo) -> dict[str, Any]:
     try:
         return {"statistics": ask_broker(run.control, "statistics", {"run": run.name})}
     except BrokerError as error:
-        # A run that ends at this moment, or a broker that is stopped: everything else can be told all the same.
+        # A run that ends at this moment, or a broker that is stopped: everything else is shown all the same.
         return {"statistics": None, "trouble": str(error)}
 
 
@@ -120,8 +120,8 @@ def describe_recording(path: Path) -> dict[str, Any]:
 
 
 def _pause(source: RecordSource) -> dict[str, Any] | None:
-    """Since when the training stands still, in seconds since 1970, and after which batch; ``None`` when it goes on, or
-    has ended."""
+    """Since when the training is paused, in seconds since 1970, and after which batch; ``None`` when it is not, or has
+    ended."""
     if source.ending is not None:
         return None
     pause = None

@@ -60,13 +60,12 @@ class _Commands(click.Group):
             return None
         try:
             command = found[0].load()
-        # What somebody else has written does anything when it is imported, and the other commands are to be there all
-        # the same.
+        # A package may raise anything when it is imported, and the other commands are to be there all the same.
         except (Exception, SystemExit) as error:  # noqa: BLE001
             return _broken(cmd_name, found[0], f"{type(error).__name__}: {error}")
         if isinstance(command, click.Command):
             return command
-        return _broken(cmd_name, found[0], f"{found[0].value} is no click command")
+        return _broken(cmd_name, found[0], f"{found[0].value} is not a click command")
 
 
 def _broken(name: str, point: EntryPoint, reason: str) -> click.Command:
@@ -262,7 +261,7 @@ def broker(listen: str, key: str | None, allow_list: str | None, runs_dir: str |
     """Serve any number of runs until Ctrl-C, for trainers started with --broker.
 
     In a terminal, the first Ctrl-C while runs are live names them, and a second one ends the broker. Their trainings
-    go on either way: they keep what comes for a broker that is started again at this address.
+    continue either way: they keep what comes for a broker that is started again at this address.
     """
     import logging
 
@@ -304,8 +303,8 @@ def _left_live(runs: Sequence[str]) -> str:
     if not runs:
         return ""
     return (
-        f"; {_are_live(runs)}: their trainings go on, keep their events for a broker that is started here again, and "
-        "record them on their own if none is"
+        f"; {_are_live(runs)}: their trainings continue, keep their events for a broker that is started here again, "
+        "and record them on their own if none is"
     )
 
 
@@ -320,7 +319,7 @@ def _are_live(runs: Sequence[str]) -> str:
 def keygen(name: str, where: str | None) -> None:
     """Make a key pair: NAME.key to give away, NAME.key_secret to keep."""
     public, secret = make_keys(name, where)
-    say(f"secret key: {secret}; give it to nobody, and to programs with '--key' or OFFLOOP_KEY")
+    say(f"secret key: {secret}; keep it secret, and give it to programs with '--key' or OFFLOOP_KEY")
     say(f"public key: {public}; give it to whom this key is to meet:")
     say(f"  a trainer's or consumer's to the broker's machine: bus allow {public.name} --role {'|'.join(ROLES)}")
     say("  a broker's to trainers and consumers, as '--broker-key' or OFFLOOP_BROKER_KEY")
@@ -370,7 +369,7 @@ def _stream_address(listen: str) -> str:
 
 
 def _reached(listed: dict[str, Any]) -> str:
-    """How far a run came: of one that was to go on for longer, that too."""
+    """How far a run came: of one that ended early, of how many batches too."""
     reached = listed.get("reached")
     if not isinstance(reached, dict):
         return ""

@@ -45,7 +45,7 @@ def rate_given(_context: click.Context, _parameter: click.Parameter, value: str 
     """How many times as fast as it was; infinity for ``max``. A callback of a click option.
 
     Raises:
-        click.BadParameter: it is no number over 0.
+        click.BadParameter: it is not a number over 0.
     """
     if value is None:
         return None

@@ -188,9 +188,9 @@ def diff_recordings(a: str, b: str, tolerance: float, times: bool, as_json: bool
 
     A and B are recordings, or names or folders of runs. What is different in any two runs is not compared: names,
     machines and, unless asked for, times. Hyperparameters are compared by name; what two runs were started with, such
-    as the command, the git commit and the versions of packages, is told and makes no difference.
+    as the command, the git commit and the versions of packages, is listed and makes no difference.
 
-    Exit code: 0 when they are the same, 1 when they differ, 2 when that cannot be told.
+    Exit code: 0 when they are the same, 1 when they differ, 2 when they cannot be compared.
     """
     from bus.tools.diff import diff
 
@@ -284,8 +284,8 @@ def _say_findings(done: "Written") -> None:
     """Says what is missing, and ends the command with :data:`EXIT_LOST` when something of the recording was lost."""
     for line in shorten(done.damage, "places like these"):
         say(line)
-    lost = (f"missing: events {first} to {last} of rank {rank}, which nobody has" for rank, first, last in done.gaps)
-    for line in shorten(lost, "ranges of events that nobody has"):
+    lost = (f"missing: events {first} to {last} of rank {rank}, which are lost" for rank, first, last in done.gaps)
+    for line in shorten(lost, "ranges of events that are lost"):
         say(line)
     for rank, first, last in done.left_out[:_LISTED]:
         say(f"left out by a cut: events {first} to {last} of rank {rank}")

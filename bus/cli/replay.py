@@ -102,13 +102,13 @@ def replay(
             served = server.serve(lambda: say(f"again from the start, as the next attempt of {served_name}"))
     if not served.events and not server.stopped:
         bounds = ReplayChoice(rate, start, until, loop).bounds
-        say(f"run {served_name} is empty: no event is {bounds}; 'bus info' tells how long a run was", err=True)
+        say(f"run {served_name} is empty: no event is {bounds}; 'bus info' shows how long a run was", err=True)
         return EXIT_TROUBLE
     return _report(served)
 
 
 def _check_name(name: str, where: str | None) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` when there is a run of that name that is no replay."""
+    """Raises :class:`bus.errors.ConfigurationError` when there is a run of that name that is not a replay."""
     from bus.runs.directory import RUN_FILE, Origin, read_run, runs_dir
 
     path = runs_dir(where) / name

@@ -90,7 +90,7 @@ def allow(path: Path, key: bytes, name: str, roles: Iterable[str]) -> list[str]:
         ConfigurationError: the list is damaged, or cannot be written.
     """
     text = key.decode()
-    # The name is somebody else's file's, and has to stay within its line.
+    # The name comes from a file of another person, and has to stay within its line.
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -62,7 +62,7 @@ class ServerSecurity:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.keys.secret)
         socket.setsockopt_string(zmq.ZAP_DOMAIN, domain)
-        # Without this, ZeroMQ admits everybody while no gatekeeper is there.
+        # Without this, ZeroMQ admits every client while no gatekeeper is there.
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
 
@@ -166,7 +166,7 @@ class Gatekeeper:
     """Answers ZeroMQ's question whether a key may connect (a ZAP handler), and the broker's whether it may do a thing.
 
     It lives in the broker's poll loop: poll :attr:`socket`, call :meth:`handle` when something waits there. The list
-    is read again when its file has changed. While it is damaged, nobody new is admitted, and who is connected keeps
+    is read again when its file has changed. While it is damaged, no other client is admitted, and connected ones keep
     the roles of the last good one.
 
     Make it before the sockets that it guards are bound, in their context.
@@ -202,10 +202,10 @@ class Gatekeeper:
     def name_of(self, user_id: str) -> str:
         """What the list calls a key, with the key."""
         names = sorted({grant.name for grant in self._list.grants if grant.key == user_id and grant.name})
-        return f"{', '.join(names) or 'somebody'} (key {user_id})"
+        return f"{', '.join(names) or 'unnamed'} (key {user_id})"
 
     def sum_up(self) -> None:
-        """Tells the log how many were refused beyond those that it named; call it about twice a second."""
+        """Logs how many were refused beyond those that it named; call it about twice a second."""
         if self._refused > _NAMED_REFUSALS:
             _log.warning("refused %d more connections with unknown keys", self._refused - _NAMED_REFUSALS)
         self._refused = 0
@@ -220,7 +220,7 @@ class Gatekeeper:
             user_id = self._admit(rest[0], rest[1], z85.encode(rest[4]).decode())
         status = b"200" if user_id is not None else b"400"
         reply = [identity, b"", _ZAP_VERSION, number, status, b"", (user_id or "").encode(), b""]
-        # Whoever asked may be gone.
+        # The client may be gone.
         with contextlib.suppress(zmq.Again):
             self.socket.send_multipart(reply, zmq.NOBLOCK)
 
@@ -257,7 +257,7 @@ class Gatekeeper:
             self._list = AllowList.read(self._path)
         except ConfigurationError as error:
             self._damaged = True
-            _log.error("nobody new is admitted: %s", error)
+            _log.error("no other client is admitted: %s", error)
         else:
             self._damaged = False
             _log.warning("the allow-list %s was read again: %d lines", self._path, len(self._list.grants))

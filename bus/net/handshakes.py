@@ -20,7 +20,7 @@ _BURST = 1000
 class FailedHandshakes:
     """Watches sockets that take keys for peers that come with none, or take the broker for another one.
 
-    ZeroMQ tells of a failed handshake, but not whose it was; so the log names the peers that connected last."""
+    ZeroMQ reports a failed handshake, but not whose it was; so the log names the peers that connected last."""
 
     def __init__(self, watched: "dict[str, zmq.Socket[bytes]]") -> None:
         self._watched = watched
@@ -34,7 +34,7 @@ class FailedHandshakes:
         return list(self._monitors)
 
     def handle(self) -> None:
-        """Takes what has been told, without waiting for more."""
+        """Takes what has been reported, without waiting for more."""
         for monitor, name in self._monitors.items():
             for _ in range(_BURST):
                 try:
@@ -64,7 +64,7 @@ class FailedHandshakes:
             )
 
     def sum_up(self) -> None:
-        """Tells the log how many failed beyond those that it named."""
+        """Logs how many failed beyond those that it named."""
         if self._failed > _NAMED:
             _log.warning("refused %d more connections without a key", self._failed - _NAMED)
         self._failed = 0

@@ -61,7 +61,7 @@ def make_keys(name: str, where: str | os.PathLike[str] | None = None) -> tuple[P
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_not_writable_by_others(directory)
-        # Written where nobody else can look, whatever the umask is, and only then given their names.
+        # Written where no other user can look, whatever the umask is, and only then given their names.
         with tempfile.TemporaryDirectory(dir=directory, prefix=".new-") as workshop:
             made = [Path(path) for path in zmq.auth.create_certificates(workshop, name)]
             for path, mode in zip(made, (0o644, 0o600), strict=True):
@@ -76,7 +76,7 @@ def make_keys(name: str, where: str | os.PathLike[str] | None = None) -> tuple[P
     except FileExistsError:
         raise ConfigurationError(
             f"there is a key {name!r} in {directory} already: choose another name, or remove {public.name} and "
-            f"{secret.name} once nobody uses them"
+            f"{secret.name} once they are not used"
         ) from None
     except OSError as error:
         raise ConfigurationError(
@@ -89,13 +89,13 @@ def load_public_key(path: str | os.PathLike[str]) -> bytes:
     """Reads the public key in a file that was given away.
 
     Raises:
-        ConfigurationError: there is no such key in it, or a secret one too, which nobody should be given.
+        ConfigurationError: there is no such key in it, or a secret one too, which is not to be given away.
     """
     public, secret = _load(Path(path))
     if secret is not None:
         raise ConfigurationError(
             f"{path} holds a secret key where a public one is needed: use the file '{PUBLIC_SUFFIX}' beside it, and "
-            "give nobody the secret one"
+            "keep the secret one"
         )
     return public
 
@@ -117,7 +117,7 @@ def load_secret_key(path: str | os.PathLike[str]) -> KeyPair:
     if mode & 0o077:
         raise ConfigurationError(
             f"the secret key {path} is open to others (mode {mode:04o}): chmod 600 {shlex.quote(str(path))}, and make "
-            "a new one with 'bus keygen' if somebody may have read it"
+            "a new one with 'bus keygen' if another user may have read it"
         )
     check_not_writable_by_others(file.absolute().parent)
     import zmq

@@ -25,7 +25,7 @@ def ask_broker(
     ``security`` holds the keys for it, by default those that the environment names.
 
     Raises:
-        BrokerError: nobody answers, or the broker refuses.
+        BrokerError: no broker answers, or the broker refuses.
     """
     security, timeouts = security or client_security_for(address), timeouts or Timeouts.default
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -58,7 +58,7 @@ class RequestClient:
             raise
 
     def __call__(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a question. Raises :class:`bus.errors.BrokerError` when nobody answers, or the broker
+        """The answer to a question. Raises :class:`bus.errors.BrokerError` when no broker answers, or it
         refuses."""
         answer = request(self._socket, kind, content, self._timeouts.answer)
         if answer is None:
@@ -78,7 +78,7 @@ def list_remote_runs(
     """The runs that a broker has, as ``docs/protocol.md`` describes them, the newest first; with ``name`` that one.
 
     Raises:
-        BrokerError: nobody answers, or the broker refuses.
+        BrokerError: no broker answers, or the broker refuses.
     """
     listed = ask_broker(address, "runs", {"run": name}, security).get("runs")
     return [run for run in listed if isinstance(run, dict)] if isinstance(listed, list) else []

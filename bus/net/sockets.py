@@ -81,7 +81,7 @@ def connect_socket(
     """A socket that stays connected to ``address``, through every loss of the connection.
 
     Raises:
-        ConfigurationError: that is no address.
+        ConfigurationError: that is not an address.
     """
     made: zmq.Socket[bytes] = context.socket(kind)
     made.setsockopt(zmq.LINGER, 0)

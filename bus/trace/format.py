@@ -46,7 +46,7 @@ class TraceEvents:
             self._metadata("process_labels", pid, {"labels": labels})
 
     def span(self, pid: int, track: str, name: str, began: int, ended: int, args: Args = None) -> None:
-        """Something that took a while and is over."""
+        """Something that took a while and has ended."""
         tid = self._tid(pid, track)
         began = self._take_place(pid, track, began)
         ended = self._take_place(pid, track, ended)
@@ -59,13 +59,13 @@ class TraceEvents:
         self._open[pid, track] = self._open.get((pid, track), 0) + 1
 
     def end(self, pid: int, track: str, at: int, args: Args = None) -> None:
-        """What began last on the track is over; does nothing where nothing is open."""
+        """What began last on the track ends; does nothing where nothing is open."""
         if self._open.get((pid, track)):
             self._open[pid, track] -= 1
             self._add("E", None, pid, self._tid(pid, track), self._take_place(pid, track, at), args)
 
     def end_all(self, at: int) -> None:
-        """Everything that is open is over."""
+        """Everything that is open ends."""
         for (pid, track), count in list(self._open.items()):
             for _ in range(count):
                 self.end(pid, track, at)
@@ -75,7 +75,7 @@ class TraceEvents:
         self._add("i", name, pid, self._tid(pid, track), at, args, ',"s":"t"')
 
     def counter(self, pid: int, name: str, values: Mapping[str, Any], at: int) -> None:
-        """What one or several series are from here on; what is no finite number is left out."""
+        """What one or several series are from here on; what is not a finite number is left out."""
         numbers = {
             series: value for series, value in values.items() if isinstance(value, float | int) and math.isfinite(value)
         }
@@ -83,7 +83,7 @@ class TraceEvents:
             self._add("C", name, pid, _main_tid(pid), at, numbers)
 
     def take(self) -> str:
-        """The text of what was told since the last call."""
+        """The text of what was drawn since the last call."""
         if not self._out:
             return ""
         text = (",\n" if self._begun else _OPENING) + ",\n".join(self._out)
@@ -96,7 +96,7 @@ class TraceEvents:
         return text + _CLOSING if self._begun else f"{_OPENING}]\n"
 
     def state_dict(self) -> dict[str, Any]:
-        """What :meth:`load_state_dict` needs to go on behind what was taken so far: plain values."""
+        """What :meth:`load_state_dict` needs to continue behind what was taken so far: plain values."""
         return {
             "begun": self._begun,
             "tracks": list(self._tracks),

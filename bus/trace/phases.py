@@ -26,8 +26,8 @@ class BatchPhases(NamedTuple):
     on_device: bool
     """Whether it was the GPU that was timed, and not the host, which runs ahead of it."""
     publishing_ns: int | None = None
-    """What publishing costs the training thread for each batch, as the mean of all since the one that was told before;
-    ``None`` when that was not told. A batch that is told is not a typical one: other fields are computed in it too."""
+    """What publishing costs the training thread for each batch, as the mean of all since the last report;
+    ``None`` without a report. A batch with one is not a typical one: other fields are computed in it too."""
 
     def starts(self, phase: str) -> list[int]:
         """When each span of a phase began, in nanoseconds since 1970 (UTC)."""
@@ -47,7 +47,7 @@ def read_phases(value: Any) -> BatchPhases | None:
     """Reads the field as it travels, ``{"began": ..., "spans": [[phase, start, duration], ...], "device": ...,
     "publishing": [nanoseconds, batches]}``.
 
-    ``None`` for a batch without it, and for a value of another form: a loop of somebody's own may send anything under
+    ``None`` for a batch without it, and for a value of another form: a loop of your own may send anything under
     that name."""
     if not isinstance(value, dict):
         return None

@@ -49,7 +49,7 @@ class _Rank:
 
 @dataclass
 class _Counted:
-    """What the counters have told last, all of the first rank."""
+    """What the counters have shown last, all of the first rank."""
 
     batch: int | None = None
     sample: int = 0
@@ -66,7 +66,7 @@ class TraceWriter:
     Each rank is a process, whose number is the rank, and each phase is a track of it. Epochs, batches, phases and
     evaluations are spans; loss, learning rates and throughput are counters of the first rank; commands, checkpoints,
     ends of epochs and the run's own beginning and end are instants on its track ``events``. Times are microseconds from
-    the first event; when that was, the instant of the run's beginning tells. Times of other hosts are put on the first
+    the first event; when that was, the instant of the run's beginning shows. Times of other hosts are put on the first
     rank's clock, see :class:`bus.trace.clocks.RankClocks`.
 
     Whatever was written when a process was killed can be opened. What is held in memory does not grow with the run.
@@ -120,7 +120,7 @@ class TraceWriter:
 
     def command(self, outcome: Outcome) -> None:
         """Takes what became of a command, before or after the events around it: it is drawn when the first rank has
-        come to the time at which it was answered, or, where that was not told, to the end of its batch.
+        come to the time at which it was answered, or, where that is not known, to the end of its batch.
 
         Raises:
             ClosedError: after :meth:`close`.
@@ -140,7 +140,7 @@ class TraceWriter:
         self._flush()
 
     def close(self, ending: Ending | None = None) -> None:
-        """Ends the file, once; ``ending`` is how the run ended, ``None`` while it goes on."""
+        """Ends the file, once; ``ending`` is how the run ended, ``None`` while it is live."""
         if self._closed:
             return
         for number, rank in self._ranks.items():
@@ -161,8 +161,8 @@ class TraceWriter:
                 self._own_file.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that :meth:`load_state_dict` needs to go on behind what was written so far: plain values. Commands
-        that are not drawn yet are to be told again."""
+        """Everything that :meth:`load_state_dict` needs to continue behind what was written so far: plain values.
+        Commands that are not drawn yet are to be passed again."""
         return {
             "trace": self._trace.state_dict(),
             "clocks": self._clocks.state_dict(),
@@ -183,7 +183,7 @@ class TraceWriter:
         rank.resumed = rank.now
         values = state.timestamp.values
         if values.batch_in_epoch:
-            # An epoch that is gone on with: its beginning is in another attempt.
+            # An epoch that is continued: its beginning is in another attempt.
             args = {"resumed at batch": values.batch}
             self._trace.begin(state.rank, _EPOCHS, f"epoch {values.epoch + 1}", rank.now, args)
 
@@ -196,7 +196,7 @@ class TraceWriter:
             self._trace.instant(0, _EVENTS, f"epoch {state.timestamp.values.epoch} ends", rank.now, _place(state))
 
     def _checkpoint(self, state: Snapshot, rank: _Rank) -> None:
-        # BATCH_CHECKPOINT may come with every batch; where somebody asked for the weights it is a checkpoint.
+        # BATCH_CHECKPOINT may come with every batch; where a consumer requested the weights it is a checkpoint.
         if state.rank == 0 and (state.event is not Event.BATCH_CHECKPOINT or state.on_demand):
             self._trace.instant(0, _EVENTS, state.event.value, rank.now, _place(state))
 
@@ -266,7 +266,7 @@ class TraceWriter:
     def _draw_counters(self, state: Snapshot, now: int) -> None:
         counted, values = self._counted, state.timestamp.values
         self._trace.counter(0, "training", {"loss": state.loss}, now)
-        # A loop of somebody's own may send anything under that name.
+        # A loop of your own may send anything under that name.
         lr = state.fields.get("lr")
         rates = {
             f"{name}/group{group}": rate
@@ -286,7 +286,7 @@ class TraceWriter:
         counted.busy_ns = 0
 
     def _draw_loss(self, state: Snapshot, now: int) -> None:
-        """Says when the loss is no number any more, which a counter cannot show."""
+        """Says when the loss stops being a number, which a counter cannot show."""
         loss = state.loss
         if not isinstance(loss, float | int):
             return

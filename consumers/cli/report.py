@@ -40,10 +40,8 @@ def report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str]
         _say_field(field, stream, statistics)
     for line in format_outcomes(statistics):
         say(line)
-    lost = (
-        f"missing: events {gap.first} to {gap.last} of rank {gap.rank}, which nobody has" for gap in statistics.gaps
-    )
-    missing = shorten(lost, "ranges of events that nobody has")
+    lost = (f"missing: events {gap.first} to {gap.last} of rank {gap.rank}, which are lost" for gap in statistics.gaps)
+    missing = shorten(lost, "ranges of events that are lost")
     problems = [*statistics.problems, *missing]
     for problem in problems:
         say(problem)

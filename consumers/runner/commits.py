@@ -22,9 +22,9 @@ class Commits:
     """Keeps in ``progress`` where callbacks and destinations stand; without one, does nothing.
 
     ``shared`` runs the callbacks that share a stream, ``workers`` the others: they may become more until
-    :meth:`restore`. ``statistics`` tells what is committed of the whole. While a destination has failed, and once
-    something has ended the run before its stream did, nothing is committed: whoever goes on begins before that failure.
-    The other destinations may send what they have all the same, unless there are workers.
+    :meth:`restore`. ``statistics`` says what is committed of the whole. While a destination has failed, and once
+    something has ended the run before its stream did, nothing is committed: the next consumer begins before that
+    failure. The other destinations may send what they have all the same, unless there are workers.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Commits:
             self.problem = None
         except RunDirectoryError as error:
             if self.problem is None:
-                say(f"{error}; it goes on, and tries again to keep it", err=True)
+                say(f"{error}; it continues, and tries again to keep it", err=True)
             self.problem = str(error)
 
     def store(self, ending: Ending | None = None) -> None:
@@ -186,6 +186,6 @@ def _load(name: str, owner: Callback | LoggerDestination, state: dict[str, Any])
         owner.load_state_dict(state)
     except Exception as error:
         raise ConfigurationError(
-            f"{name} cannot go on from what it committed, {type(error).__name__}: {error}; "
+            f"{name} cannot continue from what it committed, {type(error).__name__}: {error}; "
             "give it the options that it had, or choose another '--name'"
         ) from error

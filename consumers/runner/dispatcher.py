@@ -30,7 +30,7 @@ AtCheckpoint: TypeAlias = Callable[[CheckpointMark, "Dispatcher"], None]
 
 
 class CallbackError(OffloopError):
-    """A callback raised and the runner was told to stop at that; the callback's own exception is the ``__cause__``."""
+    """A callback raised and the runner was to stop at that; the callback's own exception is the ``__cause__``."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Dispatcher:
         self.handled = 0
         """Events that at least one callback was given."""
         self.fields_since: dict[str, int] = {}
-        """Of each field that was there because somebody asked: the number of the batch with which it came first."""
+        """Of each field that was requested: the number of the batch with which it came first."""
         self.fatal: Exception | None = None
         """What ended it before its stream did."""
         self.stopping = False
@@ -147,7 +147,7 @@ class Dispatcher:
                     if self.stopping:
                         break
         except asyncio.CancelledError:
-            # Cancelled by ourselves while it waited for the next snapshot, or by whoever owns the event loop.
+            # Cancelled by ourselves while it waited for the next snapshot, or by the owner of the event loop.
             task = asyncio.current_task()
             if not self.stopping or task is None or task.uncancel() > 0:
                 raise

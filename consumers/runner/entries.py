@@ -109,9 +109,9 @@ class CallbackEntry:
         self.all_ranks = callback.all_ranks
         self.errors = 0
         self.disabled = False
-        """Whether it is given no more events, because it raised and that was asked for; whoever goes on keeps to it."""
+        """Whether it is given no more events, because it raised (``on_error``); the next consumer keeps to it."""
         self.ended = False
-        """Whether it is given no more events, because it cannot work; whoever goes on tries it again."""
+        """Whether it is given no more events, because it cannot work; the next consumer tries it again."""
         self.closed = False
 
     @property

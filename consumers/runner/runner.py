@@ -37,16 +37,16 @@ class Runner:
     destinations come last.
 
     A callback that raises is shown once, with its traceback, and counted; the others are not affected. ``on_error``
-    says how it goes on: ``continue`` gives it the next event all the same, ``disable`` gives it none any more, ``stop``
-    ends the run with :class:`CallbackError`. One that raises :class:`~consumers.api.callback.CannotWorkError` is given
-    nothing more unless ``on_error`` is ``stop``, and when none is left, that ends the run with :class:`CallbackError`
-    too. A destination that raises is shown and given nothing more, so that what it
-    wrote has no holes.
+    says what comes next: ``continue`` gives it the next event all the same, ``disable`` gives it none any more,
+    ``stop`` ends the run with :class:`CallbackError`. One that raises :class:`~consumers.api.callback.CannotWorkError`
+    is given nothing more unless ``on_error`` is ``stop``, and when none is left, that ends the run with
+    :class:`CallbackError` too. A destination that raises is shown and given nothing more, so that what it wrote has no
+    holes.
 
-    With ``progress``, such as a :class:`~consumers.runner.state_file.StateFile`, it goes on from what was committed
+    With ``progress``, such as a :class:`~consumers.runner.state_file.StateFile`, it continues from what was committed
     there, and commits after ``commit_every`` events handled, or when a second has gone by since the last commit, and at
     the end. Events up to the committed position are passed over; a stream that can start after it, should. At the end
-    it commits before the callbacks are closed, and what they log then is written once more by a runner that goes on;
+    it commits before the callbacks are closed, and what they log then is written once more by a runner that continues;
     when the run has ended, a last commit after that says that all is done, and later runners do nothing. While a
     destination has failed, and once ``stop`` has ended the run, nothing is committed: the next runner begins before
     that failure.
@@ -100,7 +100,7 @@ class Runner:
             failed_destinations=self._fanout.failed,
             last_seq=None if shared.last is None else shared.last.seq,
             interrupted=shared.interrupted,
-            # What a reader that goes on finds again is the same gap.
+            # What a reader that continues finds again is the same gap.
             gaps=tuple(dict.fromkeys((*known_gaps, *(gap for one in dispatchers for gap in one.stream.gaps)))),
             ending=(restored and restored.ending) or shared.stream.ending,
             damage=(restored and restored.damage) or shared.stream.damage,
@@ -177,7 +177,7 @@ class Runner:
                     worker.start()
                 await self._shared.consume(self._commits.commit_if_due if self._keeps_progress else None)
                 await self._await_workers()
-                # What callbacks log while they are closed comes after the position from which the next runner goes on.
+                # What callbacks log while they are closed comes after the position that the next runner continues from.
                 self._commits.commit()
             except BaseException:
                 for worker in self._workers:
@@ -280,7 +280,7 @@ def _woken_by_signals() -> Iterator[None]:
         loop.add_reader(receiver, lambda: receiver.recv(4096))
         before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
         if before != -1:
-            # Somebody else's loop, as of a notebook: it is woken already.
+            # A loop of the caller's, as of a notebook: it is woken already.
             signal.set_wakeup_fd(before)
         try:
             yield

@@ -22,13 +22,13 @@ class RunnerStatistics:
     interrupted: bool
     """Whether SIGINT or SIGTERM ended it."""
     gaps: tuple[Gap, ...] = ()
-    """Events that nobody has: published, but neither received nor recorded."""
+    """Events that are lost: published, but neither received nor recorded."""
     ending: Ending | None = None
     """How the run ended; ``None`` until then, and for streams that do not say it."""
     damage: str | None = None
     """What of the recording could not be read."""
     fields_since: Mapping[str, int] = field(default_factory=dict)
-    """Of each field that was there because somebody asked: the number of the batch with which it came first, of those
+    """Of each field that was requested: the number of the batch with which it came first, of those
     that this runner handled."""
     outcomes: tuple[Outcome, ...] = ()
     """What became of the commands that callbacks sent."""

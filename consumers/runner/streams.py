@@ -93,7 +93,7 @@ def find_remote(broker: str, name: str, security: ClientSecurity | None, wait: b
         return found
     if not wait:
         raise RunNotFoundError(
-            f"there is no run {name!r} at {broker}: 'bus runs --broker {broker}' lists what there is", run=name
+            f"there is no run {name!r} at {broker}: 'bus runs --broker {broker}' lists its runs", run=name
         )
     return _as_soon_as_there(look, f"waiting for run {name} at {broker} ... (Ctrl-C ends)", say)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Golden", "LiveRun", "Logged", "MemoryStream", "replay"]
 
-# pytest imports this package in every run of everybody who has installed it: nothing is loaded before it is used.
+# pytest imports this package in every run where it is installed: nothing is loaded before it is used.
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {

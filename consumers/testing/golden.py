@@ -1,4 +1,4 @@
-"""What callbacks logged, compared with what they logged when somebody looked at it and found it good."""
+"""What callbacks logged, compared with what they logged when a person checked it and found it good."""
 
 import hashlib
 import json

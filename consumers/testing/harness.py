@@ -196,7 +196,7 @@ class Stepper:
             self._feed.put(None)
             self._turn(to_its_end=True)
         except Exception:
-            # What the test raised tells more than what comes of it while callbacks are closed.
+            # What the test raised says more than what comes of it while callbacks are closed.
             if error is None:
                 raise
         finally:

@@ -32,7 +32,7 @@ from consumers.testing.harness import Harness, as_callbacks
 from consumers.testing.logged import Logged
 
 SECONDS = 120.0
-"""How long a test waits for a training, unless told otherwise."""
+"""How long a test waits for a training, unless it is given."""
 
 WATCHER = "test"
 """What a test is called by the trainings that it watches."""
@@ -107,7 +107,7 @@ class LiveRun:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # What it starts belongs to it, and none of it to whoever runs the tests.
+                # What it starts belongs to it, and none of it to the process that runs the tests.
                 start_new_session=True,
                 env=_environment() | {_MARK: self._mark},
             )
@@ -141,7 +141,7 @@ class LiveRun:
         return self._log.read_text(errors="replace")
 
     def recording(self, attempt: int | None = None) -> Recording:
-        """What is recorded so far, of the newest attempt unless told otherwise.
+        """What is recorded so far, of the newest attempt unless it is given.
 
         Raises:
             RecordingError: nothing is.
@@ -171,7 +171,7 @@ class LiveRun:
         deadline = time.monotonic() + timeout
         self.wait_to_begin(timeout)
         asked = Subscription.of(made, name)
-        # A training that was told to wait for somebody waits for those who may decide something.
+        # A training with wait_for waits for consumers that may decide something.
         asked = replace(
             asked, events=asked.events | {Event.BATCH_END}, barrier_events=asked.barrier_events | {Event.BATCH_END}
         )
@@ -301,7 +301,7 @@ def _marked(mark: str) -> list[int]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             environment, command = (process / "environ").read_bytes(), (process / "cmdline").read_bytes()
-        except OSError:  # it is gone, or somebody else's
+        except OSError:  # it is gone, or another user's
             continue
         if f"{_MARK}={mark}".encode() in environment.split(b"\0") and _BROKER not in command.split(b"\0"):
             found.append(int(process.name))
@@ -326,6 +326,6 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    # The processes of this training are told their place, not that of a rank in which the tests might run.
+    # The processes of this training get their place, not that of a rank in which the tests might run.
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     return environment | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONUNBUFFERED": "1"}

@@ -79,7 +79,7 @@ class MemoryStream(RunStream):
         batch_size: samples in a batch, of all ranks together.
         seconds_per_batch: how long a batch takes; an evaluation takes as long for each evaluator.
         ranks: processes that train. Each publishes every event, the first one first.
-        max_duration: how long the training is to go on, such as ``2ep``.
+        max_duration: how long the training is to last, such as ``2ep``.
         run_name: name of the run.
         attempt: which attempt of the run, from 1.
 
@@ -143,7 +143,7 @@ class MemoryStream(RunStream):
         self._train_metrics: Mapping[str, Any] | None = None
         self._eval_metrics: dict[str, dict[str, float]] = {}
 
-    # -- what there is ------------------------------------------------------------------------------------------------
+    # -- what is given ------------------------------------------------------------------------------------------------
 
     @property
     def timestamp(self) -> Timestamp:

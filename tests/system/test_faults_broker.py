@@ -141,7 +141,7 @@ def test_a_second_publisher_of_a_rank_is_refused_also_while_the_first_one_has_no
         with stopped(training.pid):
             broker.end(signal.SIGKILL)
             broker.start()
-            with pytest.raises(RunIsLiveError, match=f"its trainer, process {training.pid}, goes on"):
+            with pytest.raises(RunIsLiveError, match=f"its trainer, process {training.pid}, continues"):
                 Publisher("r", broker=broker.address)
         told = training.finish()
     read_recording(runs_dir / "r", told["events"])

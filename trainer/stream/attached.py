@@ -57,7 +57,9 @@ class AttachedConsumers:
         try:
             code = self._process.wait(patience)
         except subprocess.TimeoutExpired:
-            _say(f"the callbacks' process {self._process.pid} goes on by itself: not through after {patience:g} s")
+            _say(
+                f"the callbacks' process {self._process.pid} continues by itself: it has not ended after {patience:g} s"
+            )
             # It is not waited for any more; a return code keeps Popen from warning about that.
             self._process.returncode = 0
             return

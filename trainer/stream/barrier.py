@@ -78,7 +78,7 @@ class ConsumerBarrier:
                 return
             if time.monotonic() >= deadline:
                 _log.warning(
-                    "run %s: no consumer %s has come within %g s that decides anything: the training goes on without",
+                    "run %s: no consumer %s has come within %g s that decides anything: the training continues without",
                     *(self._publisher.run_name, ", ".join(map(repr, missing)), self._seconds),
                 )
                 return
@@ -97,7 +97,7 @@ class ConsumerBarrier:
                 return
             for name in sorted(overdue):
                 _log.warning(
-                    "run %s: consumer %s has not decided at %s within %g s: the training goes on, and waits for it "
+                    "run %s: consumer %s has not decided at %s within %g s: the training continues, and waits for it "
                     "again when it has caught up",
                     *(self._publisher.run_name, name, event.value, self._seconds),
                 )

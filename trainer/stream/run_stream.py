@@ -129,7 +129,7 @@ class TrainingStream:
 
     def close(self, status: str, error: str | None, reason: str | None, *, drain: bool) -> None:
         """Ends the run: sends what is left and waits, for a limited time, until callbacks and loggers have handled
-        everything; with ``drain`` also until consumers have handled what was lent to them."""
+        everything; with ``drain`` also until consumers have handled the tensors that they borrowed."""
         try:
             if self.sharing is not None and drain:
                 self.sharing.drain()
@@ -187,7 +187,7 @@ def short_path(path: Path) -> str:
 def _which_attempt(attempt: int | None, resumed_from: Path | None) -> str:
     """The attempt, of a run that was begun before."""
     if resumed_from is not None:
-        begin = f"going on from {resumed_from.name}"
+        begin = f"resuming from {resumed_from.name}"
     elif attempt is not None and attempt > 1:
         begin = "from the beginning"
     else:

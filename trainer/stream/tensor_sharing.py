@@ -22,7 +22,7 @@ GROWTH_BYTES = 256 * 1024
 """By so much a checkpoint may become larger than one after the first batch is: its numbers get longer, and within an
 epoch the states of generators are in it."""
 DRAIN_SECONDS = 60.0
-"""How long the end of a training waits for consumers that have been lent tensors."""
+"""How long the end of a training waits for consumers that have borrowed tensors."""
 
 _log = logging.getLogger("offloop")
 
@@ -32,8 +32,8 @@ class TensorSharing:
 
     Args:
         pool: the shared memory, pinned (``SegmentPool(pin=pin)``) where tensors are on a GPU.
-        stream: what the events go to that lend it.
-        may_wait: whether the training is over, so that what is worth waiting for is waited for.
+        stream: what the events are published through.
+        may_wait: whether the training has ended, so that what is worth waiting for is waited for.
     """
 
     def __init__(self, pool: SegmentPool, stream: Publisher, may_wait: Callable[[], bool] = lambda: False) -> None:
@@ -82,7 +82,7 @@ class TensorSharing:
             self._pool.prepare(size + GROWTH_BYTES)
 
     def _reserve_at_last(self, size: int, name: str) -> Segment | None:
-        """As ``reserve`` where no later event comes: waits for consumers to give back what they were lent."""
+        """As ``reserve`` where no later event comes: waits for consumers to give back what they have borrowed."""
         deadline = time.monotonic() + LAST_SECONDS
         segment = None
         while segment is None and time.monotonic() < deadline:
@@ -96,7 +96,7 @@ class TensorSharing:
         return waiting
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Waits until consumers have handled what was lent to them, because it ends with this process. Says so when
+        """Waits until consumers have handled what they borrowed, because it ends with this process. Says so when
         they have not within ``seconds``."""
         deadline = time.monotonic() + seconds
         while self._pool.unhandled and time.monotonic() < deadline:
@@ -109,12 +109,12 @@ class TensorSharing:
         self._pool.close()
 
     def _refused(self, name: str, out: TensorPayload) -> ConfigurationError:
-        lent = "no shared memory is free, as consumers have not handled what they were sent"
+        reason = "no shared memory is free, as consumers have not handled what they were sent"
         if out.policy == "wait":
             self._waiting.add(name)
-            return ConfigurationError(f"{lent}: it comes with the next event that it is asked for with")
+            return ConfigurationError(f"{reason}: it comes with the next event that it is asked for with")
         self.skipped[name] = self.skipped.get(name, 0) + 1
-        return ConfigurationError(f"{lent}: it is left out here, {self.skipped[name]} times so far")
+        return ConfigurationError(f"{reason}: it is left out here, {self.skipped[name]} times so far")
 
 
 class _SharedLater:

@@ -355,7 +355,7 @@ def test_an_old_publisher_goes_on_by_itself_when_a_new_attempt_has_begun(runs_di
     publish_until_recorded(new, 1)
     old.publish(Event.EPOCH_END)
     wait_for(lambda: old.poll() or old.recorded_all, "a broker of its own", 60)
-    assert "attempt 1 of run 'r' cannot go on: attempt 2 has begun since" in caplog.text
+    assert "attempt 1 of run 'r' cannot continue: attempt 2 has begun since" in caplog.text
     old.close()
     new.close()
     second.terminate()
@@ -767,7 +767,7 @@ def test_ctrl_c_names_the_live_runs_and_a_second_one_ends_the_broker(runs_dir):
         assert {run["run"] for run in list_remote_runs(address) if run["live"]} == {"one", "two"}
         terminal.press("\x03")
         assert terminal.wait_for_end() == 0
-        assert "stopped after 0 events; 2 runs are live (one, two): their trainings go on" in terminal.text
+        assert "stopped after 0 events; 2 runs are live (one, two): their trainings continue" in terminal.text
     finally:
         context.destroy(linger=0)
         terminal.close()

@@ -227,7 +227,7 @@ def test_a_command_of_another_package_that_cannot_be_loaded_hides_no_other(monke
 
 @pytest.mark.parametrize(
     ("target", "reason"),
-    [("os:getcwd", "os:getcwd is no click command"), ("leaving_module:command", "SystemExit: 7")],
+    [("os:getcwd", "os:getcwd is not a click command"), ("leaving_module:command", "SystemExit: 7")],
 )
 def test_what_another_package_gives_for_a_command_hides_no_other(tmp_path, monkeypatch, target, reason):
     (tmp_path / "leaving_module.py").write_text("raise SystemExit(7)\n")

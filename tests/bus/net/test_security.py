@@ -375,7 +375,7 @@ def test_a_damaged_list_admits_nobody_new_and_takes_nothing_from_the_others(
     for spoil in (lambda: (keys / "allowed").write_text("view nonsense\n"), (keys / "allowed").unlink):
         spoil()
         assert gate.ask(keys / "viewer.key_secret", keys / "broker.key") == [None, None]
-        assert "nobody new is admitted: " in caplog.text
+        assert "no other client is admitted: " in caplog.text
         assert gate.gatekeeper.may(viewer, "view")
     (keys / "allowed").write_text(good)
     (keys / "allowed").chmod(0o600)

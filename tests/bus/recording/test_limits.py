@@ -181,8 +181,8 @@ def test_missing_events_are_listed_up_to_a_bound_and_summed_up(tmp_path):
     path = tmp_path / "a.mcap"
     many_gaps(path)
     lines = check("bus", "recover", path, "-o", tmp_path / "b.mcap")
-    assert "missing: events 1 to 1 of rank 0, which nobody has" in lines
-    assert "and 1,900 more ranges of events that nobody has" in lines
+    assert "missing: events 1 to 1 of rank 0, which are lost" in lines
+    assert "and 1,900 more ranges of events that are lost" in lines
 
 
 def test_a_damaged_chunk_is_decompressed_once_however_often_it_is_read(tmp_path, monkeypatch):

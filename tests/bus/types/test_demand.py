@@ -234,7 +234,7 @@ def test_further_leases_than_the_limit_are_refused_and_the_others_go_on() -> Non
     leases, demand = Leases(), Demand.of([INNER])
     for number in range(MAX_LEASES):
         leases.renew(str(number).encode(), demand, now=0)
-    with pytest.raises(BrokerError, match="4096 consumers have told this run what they want"):
+    with pytest.raises(BrokerError, match="4096 consumers have requested events of this run"):
         leases.renew(b"one more", demand, now=1)
     leases.renew(b"17", demand, now=1)
     assert leases.merged(Timeouts.lease) == demand

@@ -96,7 +96,7 @@ def test_a_process_that_takes_too_long_goes_on_by_itself(tmp_path: Path, capsys:
     attached.wait(patience=0.1)
     release.touch()
     [line] = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"the callbacks' process \d+ goes on by itself: not through after 0.1 s", line)
+    assert re.fullmatch(r"the callbacks' process \d+ continues by itself: it has not ended after 0.1 s", line)
 
 
 @pytest.mark.parametrize(
