@@ -12,7 +12,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.needs("chromium"))
 
 
-@pytest.fixture(scope="session")
+# Not for the session: while playwright is there, an event loop counts as running in this thread, and tests of other
+# files have their own.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as started:
         yield started
