@@ -99,9 +99,9 @@ class Publisher:
 
     Publishing is bounded in time and memory: an event is encoded and handed to a socket that does not wait. While the
     broker does not read, events are kept (``backlog_bytes``, 64 MiB by default) and sent later; past that bound the
-    oldest are dropped and counted. The events of batches are gathered, because waking other processes costs the
-    loop more than the sending, and sent with the first event or :meth:`poll` that comes ``max_delay`` seconds or more
-    after the last sending. All other events are sent at once, and what was gathered before them.
+    oldest are dropped and counted. Inner events and ``batch_end`` are gathered, because waking other processes costs
+    the loop more than the sending, and sent with the first event or :meth:`poll` that comes ``max_delay`` seconds or
+    more after the last sending. All other events are sent at once, with what was gathered before.
 
     ``run_name`` defaults to a new name; ``broker`` is the address of a shared broker (``tcp://127.0.0.1:5570``), by
     default one is started in the run's directory. ``events`` are published in any case, further ones while a consumer

@@ -1,4 +1,4 @@
-"""How far a consumer is, in a form that can be stored: after ``kill -9`` it goes on as if nothing had happened.
+"""How far a consumer is, in a form that can be stored: after ``kill -9`` it continues as if nothing had happened.
 
 Everything that a :class:`~consumers.runner.runner.Runner` knows between two events is one :class:`Committed`, stored as
 a whole or not at all. An event that was handled after the last commit is handled again, from the state before it, and
@@ -23,7 +23,7 @@ from bus.types.event import Event
 Content = TypeVar("Content")
 
 COMMIT_EVENTS = 1000
-"""After how many handled events the progress is committed, unless told otherwise."""
+"""After how many handled events the progress is committed, unless another number is given."""
 
 MAX_BYTES = 256 * 1024 * 1024
 """How large the packed form may be."""
@@ -74,7 +74,7 @@ class Committed:
     callbacks: tuple[CallbackState, ...]
     destinations: tuple[DestinationState, ...]
     gaps: tuple[Gap, ...]
-    """Events that nobody has, as far as they had shown."""
+    """Events that are lost, as far as that was known."""
     ending: Ending | None
     """How the run ended, once everything is handled, closed and written: nothing is left to do then."""
     damage: str | None
@@ -154,7 +154,7 @@ def seal(content: bytes) -> bytes:
     if len(packed) > MAX_BYTES:
         raise ConfigurationError(
             f"the callbacks' state_dict() of {len(packed)} bytes are over the limit of {MAX_BYTES}: "
-            "keep in them only what is needed to go on"
+            "keep in them only what is needed to continue"
         )
     return packed
 
@@ -202,7 +202,7 @@ def _callback(name: Any, errors: Any, disabled: Any, state: Any) -> CallbackStat
 
 def _whole(value: Any) -> int:
     if type(value) is not int:
-        raise ValueError(f"{value!r} is no whole number")
+        raise ValueError(f"{value!r} is not a whole number")
     return value
 
 
@@ -225,7 +225,7 @@ def unpack_state(packed: bytes) -> dict[str, Any]:
     Raises :class:`ValueError` and what MessagePack raises when it is none."""
     state = msgpack.unpackb(packed, strict_map_key=False)
     if not isinstance(state, dict):
-        raise ValueError("a state_dict() is no map")
+        raise ValueError("a state_dict() is not a map")
     return state
 
 
@@ -248,8 +248,8 @@ def unpack_snapshot(frame: bytes) -> Snapshot:
     """The snapshot of such a frame.
 
     Raises:
-        ProtocolError: the bytes are no frame.
-        ValueError: the frame is no event.
+        ProtocolError: the bytes are not a frame.
+        ValueError: the frame is not an event.
     """
     topic, body = split_frame(frame)
     if topic is None:

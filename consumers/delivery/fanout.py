@@ -34,8 +34,8 @@ class Fanout:
         self.named: set[str] = set()
         """The hyperparameters that callbacks have logged: of one name, theirs counts and not the run's."""
         self.lock = threading.RLock()
-        """Held while anything is delivered. Whoever stores positions holds it from the first position to the last, of
-        callbacks as of destinations, so that they belong together."""
+        """Held while anything is delivered. The thread that stores positions holds it from the first position to
+        the last, of callbacks as of destinations, so that they belong together."""
 
     @property
     def names(self) -> list[str]:
@@ -93,7 +93,7 @@ class Fanout:
         self.for_each(give)
 
     def states(self) -> dict[str, dict[str, Any]] | None:
-        """Name to ``state_dict()`` of each; ``None`` when one has failed, for then there is nothing to go on from."""
+        """Name to ``state_dict()`` of each; ``None`` when one has failed, for then nothing can be continued."""
         states: list[dict[str, Any]] = []
         with self.lock:
             self.for_each(lambda destination: states.append(destination.state_dict()))
@@ -142,7 +142,7 @@ class Fanout:
 
 def show_failure(headline: str, error: BaseException) -> None:
     """Prints other people's error on standard error, with the traceback from their first frame on. An error of ours
-    says what to do by itself: of the traceback it is told the last line that is theirs."""
+    says what to do by itself: of the traceback only the last line of their code is printed."""
     if isinstance(error, OffloopError):
         frames = [one for one in traceback.extract_tb(error.__traceback__) if not _is_ours(one.filename)]
         where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

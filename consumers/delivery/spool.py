@@ -1,4 +1,4 @@
-"""Between a consumer and a destination that may be slow or away: nobody waits for it, and nothing is lost."""
+"""Between a consumer and a destination that may be slow or away: nothing waits for it, and nothing is lost."""
 
 import contextlib
 import signal
@@ -36,7 +36,7 @@ class Spool(LoggerDestination):
     """Writes what it is given to a file in the run's directory; a thread reads it there and gives it to
     ``destination``.
 
-    What the destination raises makes the thread close it, pause, open it again and go on after what it took last;
+    What the destination raises makes the thread close it, pause, open it again and continue after what it took last;
     pauses grow from half a second to a minute. How far it came is kept beside the records, so that a process that goes
     on sends nothing twice. Only a :class:`~bus.errors.ConfigurationError` is final: from ``open`` it ends the sending,
     and from a later method it leaves out the one entry that cannot be taken, and says so.
@@ -46,7 +46,7 @@ class Spool(LoggerDestination):
 
     :meth:`close` waits until everything is sent, and gives up when nothing could be sent for
     ``destination.drain_seconds``, or for ``destination.finish_seconds`` while an image or a file is on its way. What
-    the destination lacks then is told by :attr:`problem`.
+    the destination lacks then is said by :attr:`problem`.
 
     ``pause`` waits for so many seconds, in tests.
     """
@@ -373,7 +373,7 @@ class Spool(LoggerDestination):
     def _next_step(self) -> str:
         assert self._context is not None  # set by open()
         if self._holds and not self._is_over:
-            return "the same command sends them when it goes on"
+            return "the same command sends them when it continues"
         if self._context.run_dir is None:
             return "they are lost"
         return f"'consumer --replay {self._context.run_dir} --log {self.shown_as}' sends it later"

@@ -214,7 +214,7 @@ class SpoolDirectory:
     def _problem(self, what: str) -> ConfigurationError:
         self.close()
         return ConfigurationError(
-            f"{self.path} {what}: put it back to go on, or another '--name' begins anew and sends everything again"
+            f"{self.path} {what}: put it back to continue, or another '--name' begins anew and sends everything again"
         )
 
 

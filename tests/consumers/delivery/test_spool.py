@@ -482,7 +482,7 @@ def test_an_interrupted_consumer_keeps_what_did_not_arrive(
     spool = opened(context, down)
     state = log_committed(spool, 1, 2)
     spool.close()
-    assert "2 of 2 entries did not arrive; the same command sends them when it goes on" in capsys.readouterr().err
+    assert "2 of 2 entries did not arrive; the same command sends them when it continues" in capsys.readouterr().err
     server = Server()
     again = go_on(state, server, context)
     again.close()
@@ -796,7 +796,7 @@ def test_what_a_server_lacks_is_kept_when_another_destination_needs_the_run_once
         "destination Full failed and lacks what came after",
         "destination Server lacks 8 of 8 entries",
     ]
-    assert "; the same command sends them when it goes on" in capsys.readouterr().err
+    assert "; the same command sends them when it continues" in capsys.readouterr().err
     server = Server()
     assert run(server, None) == []
     assert server.steps == [*range(1, 9)]
