@@ -26,11 +26,11 @@ class CheckpointSaver(Callback):
     """Writes a checkpoint every so often and when the training is over, in this process: the training is held up for
     about as long as it takes to copy its state in memory.
 
-    The files are those that ``Trainer(save_folder=...)`` writes at the same moment, byte for byte, and are gone on from
-    in the same way. A state that does not fit into an event goes through shared memory: for that the consumer has to
-    run on the trainer's machine, or fetches it over the network, and a replay of the recording has it no more. When no
-    shared memory is free, the checkpoint comes after the next batch and has that one's name. Of several ranks only the
-    weights can be had (``weights_only``).
+    The files are those that ``Trainer(save_folder=...)`` writes at the same moment, byte for byte. A state that does
+    not fit into an event goes through shared memory: for that the consumer has to run on the trainer's machine, or
+    fetches it over the network, and a replay of the recording has it no more. When no shared memory is free, the
+    checkpoint comes after the epoch or the next batch, and has the name of that time. Of several ranks only the weights
+    can be had (``weights_only``).
 
     Args:
         folder: where to, a format string as ``filename``, such as ``{run_name}/checkpoints``.

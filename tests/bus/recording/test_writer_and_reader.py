@@ -397,7 +397,7 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path, content):
 def test_what_is_missing_or_a_folder_is_refused(tmp_path):
     with pytest.raises(RecordingError, match="there is no recording"):
         Recording(tmp_path / "nothing.mcap")
-    with pytest.raises(RecordingError, match="no run"):
+    with pytest.raises(RecordingError, match="so it is not a run"):
         Recording(tmp_path)
     with pytest.raises(RecordingError, match="not a file"):
         RecordingReader(tmp_path)
