@@ -5,7 +5,7 @@
     curl http://127.0.0.1:8000/             # the newest values
     curl -N http://127.0.0.1:8000/stream    # one server-sent event for each batch
 
-In a browser, `new EventSource("/stream")` reconnects by itself and goes on after the last event that it has seen.
+In a browser, `new EventSource("/stream")` reconnects by itself and continues after the last event that it has received.
 """
 
 import asyncio

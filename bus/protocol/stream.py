@@ -15,7 +15,7 @@ SNAPSHOTS_PER_TURN = 256
 
 class RunStream:
     """The snapshots of a run in order, by ``async for``, and what else is known of the run. What a kind of stream does
-    not know, or cannot do, is as it is here."""
+    not know, or cannot do, is as it is here; it defines ``__aiter__``, or :meth:`read` where only that is called."""
 
     run_name: str = "run"
     run_id: str | None = None
