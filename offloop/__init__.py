@@ -1,6 +1,6 @@
 """The top-level package: what a training script needs, under the distribution's name.
 
-    from offloop import Callback, Event, Publisher, Trainer
+    from offloop import Callback, Event, Publisher, Trainer, watch
 
 Names are loaded when they are first used, so that a machine without torch can import this package. The packages behind
 it, ``bus``, ``trainer`` and ``consumers``, have common names: where a file of the user's own hides one of them, using a
@@ -15,9 +15,10 @@ from offloop.packages import check_packages
 if TYPE_CHECKING:
     from bus import Event, Publisher, Recording, Subscriber
     from consumers import Callback
+    from offloop.own_loop import watch
     from trainer import Algorithm, Trainer
 
-__all__ = ["Algorithm", "Callback", "Event", "Publisher", "Recording", "Subscriber", "Trainer"]
+__all__ = ["Algorithm", "Callback", "Event", "Publisher", "Recording", "Subscriber", "Trainer", "watch"]
 
 _HOMES = {
     "Algorithm": "trainer",
@@ -27,13 +28,15 @@ _HOMES = {
     "Recording": "bus",
     "Subscriber": "bus",
     "Trainer": "trainer",
+    "watch": "offloop.own_loop",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    check_packages("bus", _HOMES[name])
+    home = _HOMES[name].partition(".")[0]
+    check_packages("bus", "trainer" if home == "offloop" else home)
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

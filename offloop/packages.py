@@ -1,10 +1,9 @@
-"""Whether Python finds the packages of this distribution, or files of the user's own with the same names."""
+"""Whether Python finds the packages of this distribution, or files of the user's own with the same names; and what to
+install where it lacks another."""
 
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-
-__all__ = ["HiddenPackageError", "check_packages"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -24,6 +23,16 @@ def check_packages(*names: str) -> None:
                 name=name,
                 path=str(found),
             )
+
+
+def missing(error: ModuleNotFoundError, needed_by: str, install: str) -> ModuleNotFoundError:
+    """The error to raise in the place of one that ``import`` has raised: it says what to install. One about a module
+    that ``install`` does not bring stays as it is."""
+    if (error.name or "").partition(".")[0] not in install.replace("-", "_").split():
+        return error
+    return ModuleNotFoundError(
+        f"{needed_by} needs {error.name}; install it with: pip install {install}", name=error.name
+    )
 
 
 def _found(name: str) -> Path | None:

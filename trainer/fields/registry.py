@@ -94,6 +94,10 @@ class FieldRegistry(Mapping[str, Field]):
             first_line[:_MAX_TEXT] if description is None else description,
         )
 
+    def replace(self, name: str, field: Field) -> None:
+        """Puts another field in the place of one that is there: for loops in which it is computed otherwise."""
+        self._fields[name] = field
+
     def listing(self) -> list[str]:
         """A line for each field, for people to read: name, shape and unit, what it is, and where it exists."""
         width = max(map(len, self)) + 3

@@ -162,7 +162,7 @@ class StatePublisher:
         loss = state.batch_loss
         if loss is not self._loss:
             self._loss = loss
-            self._loss_value = self._read_later(loss)
+            self._loss_value = None if loss is None else self._read_later(loss)
             self._losses = self._read_losses() if state.batch_losses else None
         fields = {
             "loss": self._loss_value,
@@ -384,6 +384,8 @@ class StatePublisher:
         more: dict[str, Any] = {}
         if event is Event.INIT:
             more["system"] = describe_system(state)
+            if (unavailable := self._info.get("unavailable")) is not None:
+                more["unavailable"] = unavailable
         elif event is Event.FIT_START:
             more.update(describe_sizes(state))
         if event in _WITH_HYPERPARAMETERS and state.rank == 0 and (changed := self._changed_hyperparameters()):

@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +64,18 @@ class TrainingStream:
         clock: Callable[[], int],
         ranks: Ranks | None,
         shows: bool,
+        facts: Mapping[str, Any] = {},
     ) -> Engine:
         """Starts the run, on every rank, and the process of callbacks and loggers, which ``shows`` at its end where
-        loggers wrote; ``control`` takes the commands. Returns what runs the events of the training, and publishes them.
+        loggers wrote; ``control`` takes the commands, ``facts`` are what else to write down about the run. Returns what
+        runs the events of the training, and publishes them.
 
         Raises :class:`bus.errors.RunIsLiveError`, :class:`bus.errors.RunDirectoryError` or
         :class:`bus.errors.BrokerError` when it cannot be started."""
         config = self._config
         if not config.publish:
             return Engine(state, logger)
-        self.publisher = publisher = self._start_publisher(state, control, max_duration, clock, ranks)
+        self.publisher = publisher = self._start_publisher(state, control, max_duration, clock, ranks, facts)
         if state.rank == 0 and (self._callbacks or self._loggers):
             where = {**run_place(publisher, config.key, config.broker_key), "shows": shows}
             self._attached = AttachedConsumers(self._callbacks, self._loggers, where)
@@ -95,6 +97,7 @@ class TrainingStream:
         max_duration: Time | None,
         clock: Callable[[], int],
         ranks: Ranks | None,
+        facts: Mapping[str, Any],
     ) -> Publisher:
         config = self._config
 
@@ -105,7 +108,7 @@ class TrainingStream:
                 broker=broker,
                 rank=state.rank,
                 world_size=state.world_size,
-                info={**_described(state, max_duration), "config": redact(dict(config.config or {}))},
+                info={**_described(state, max_duration), "config": redact(dict(config.config or {})), **facts},
                 events=self._always.events,
                 security=self._security,
                 clock=clock,

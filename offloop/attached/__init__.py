@@ -1,0 +1,44 @@
+"""What all adapters share: a training whose loop is somebody else's, as a run of ours.
+
+May import: everything of ``bus`` and ``trainer``, and from here an adapter imports what it needs, so that a file of the
+user's own that hides one of them is named first. Begin with ``training``.
+"""
+
+from offloop.packages import check_packages, missing
+
+check_packages("bus", "trainer")
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise missing(error, "offloop", "torch 'offloop[trainer]'") from None
+
+from bus.errors import ConfigurationError  # noqa: E402
+from bus.types.event import Event  # noqa: E402
+from offloop.attached.containment import contain, contained  # noqa: E402
+from offloop.attached.options import Options, check_options  # noqa: E402
+from offloop.attached.training import (  # noqa: E402
+    ALWAYS,
+    EVALUATION,
+    EVALUATION_BATCHES,
+    PREDICTION,
+    AttachedTraining,
+    Framework,
+    unwrapped,
+)
+
+__all__ = [
+    "ALWAYS",
+    "EVALUATION",
+    "EVALUATION_BATCHES",
+    "PREDICTION",
+    "AttachedTraining",
+    "ConfigurationError",
+    "Event",
+    "Framework",
+    "Options",
+    "check_options",
+    "contain",
+    "contained",
+    "missing",
+    "unwrapped",
+]

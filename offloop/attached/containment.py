@@ -1,0 +1,57 @@
+"""Errors inside an adapter: shown once, and never the training's."""
+
+import functools
+import logging
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from bus.errors import OffloopError
+
+_log = logging.getLogger("offloop")
+_Adapter = TypeVar("_Adapter", bound=type[Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def contained(method: _Function) -> _Function:
+    """Makes a method of an adapter one that raises nothing: the first error detaches the adapter, by its method
+    ``detach(error)``, and all later calls do nothing. Ctrl-C and the like go through."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "detached", False):
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        # Whatever is wrong in here, the training is worth more.
+        except Exception as error:  # noqa: BLE001
+            self.detached = True
+            _report(error)
+            try:
+                self.detach(error)
+            except Exception as further:  # noqa: BLE001
+                _report(further)
+            return None
+
+    return call  # type: ignore[return-value]
+
+
+def contain(*names: str) -> Callable[[_Adapter], _Adapter]:
+    """Makes these methods of a class :func:`contained`, of those that it defines itself; without names all whose names
+    begin with ``on_``."""
+
+    def decorate(adapter: _Adapter) -> _Adapter:
+        for name, method in list(vars(adapter).items()):
+            if name in names or (not names and name.startswith("on_")):
+                setattr(adapter, name, contained(method))
+        return adapter
+
+    return decorate
+
+
+def _report(error: Exception) -> None:
+    if isinstance(error, OffloopError):
+        _log.error("offloop is detached, the training continues without it: %s", error)
+    else:
+        place = "".join(traceback.format_exception(error))
+        _log.error("offloop is detached, the training continues without it; please report this:\n%s", place)

@@ -1,0 +1,70 @@
+"""Fields of gradients in loops that forget the gradients before the batch has ended."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from bus.errors import ConfigurationError
+from bus.types.event import Event
+from trainer.engine.state import State
+from trainer.fields.field import Field, FieldFunction, FieldNotReadyError, ProbeHook
+from trainer.fields.registry import FieldRegistry
+
+_NAMES = ("gradient_norm", "gradient_norms", "optimizer_norms")
+
+
+class GradientProbe:
+    """Computes a field just before the optimizers step, in the batches that it is asked of."""
+
+    def __init__(self, compute: FieldFunction, state: State, is_due: Callable[[], bool]) -> None:
+        self._compute = compute
+        self._state = state
+        self._is_due = is_due
+        self._computed_at = -1
+        self._found: Any = None
+        self._trouble: Exception | None = None
+        hook = register_optimizer_step_pre_hook(ProbeHook(self._before_step))
+        weakref.finalize(self, hook.remove)
+
+    def found(self) -> Any:
+        """What was computed in the batch that has just ended.
+
+        Raises :class:`trainer.fields.field.FieldNotReadyError` for a batch that began before the field was asked
+        for."""
+        found, self._found = self._found, None
+        if self._trouble is not None:
+            raise self._trouble
+        if found is None:
+            raise FieldNotReadyError("this batch began before the field was requested")
+        return found
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        batch = self._state.timestamp.values.batch
+        if batch == self._computed_at or all(optimizer is not one for one in self._state.optimizers):
+            return
+        self._computed_at = batch
+        self._found, self._trouble = None, None
+        if self._is_due():
+            try:
+                self._found = self._compute(self._state)
+            # This runs within the optimizer's step, which must not fail for it.
+            except (ConfigurationError, RuntimeError) as error:
+                self._trouble = error
+
+
+def keep_gradients(fields: FieldRegistry) -> None:
+    """Has the fields of gradients computed before the step, and sent when the batch has ended."""
+    for name in _NAMES:
+        field = fields[name]
+        fields.replace(name, _before_step(field))
+
+
+def _before_step(field: Field) -> Field:
+    compute = field.compute
+    return field._replace(
+        compute=GradientProbe.found,
+        events=frozenset({Event.BATCH_END}),
+        probe=lambda state, is_due: GradientProbe(compute, state, is_due),
+    )

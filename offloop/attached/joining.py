@@ -1,0 +1,54 @@
+"""The ranks of somebody else's training, found out about without starting any."""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from bus.errors import ConfigurationError, RankError
+from trainer.distributed.ranks import Ranks
+
+PATIENCE = 60.0
+"""Seconds that the ranks wait for each other when offloop is attached."""
+
+_attached: Ranks | None = None
+_group: Any = None
+_times = 0
+"""How often the ranks have come together; the same number on all of them."""
+
+
+def join_ranks(patience: float = PATIENCE) -> Ranks | None:
+    """The ranks of torch's default process group; ``None`` for a process by itself.
+
+    All ranks have to call it, and wait for each other for a limited time: whoever is attached on some ranks only would
+    wait for ever otherwise.
+
+    Raises:
+        RankError: the others have not come.
+        ConfigurationError: there are several processes, and no process group."""
+    global _attached, _group, _times
+    if not (dist.is_available() and dist.is_initialized()):
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigurationError(
+                f"this is one of {os.environ['WORLD_SIZE']} processes, and torch.distributed is not initialized: "
+                "call torch.distributed.init_process_group() before offloop is attached"
+            )
+        return None
+    if dist.get_world_size() == 1:
+        return None
+    _times += 1
+    store = dist.distributed_c10d._get_default_store()
+    names = [f"offloop/attached/{_times}/{rank}" for rank in range(dist.get_world_size())]
+    store.set(names[dist.get_rank()], "1")
+    try:
+        store.wait(names, timedelta(seconds=patience))
+    except (RuntimeError, dist.DistError):
+        raise RankError(
+            f"offloop is not attached on every one of {len(names)} ranks, or not within {patience:g} s: attach it on "
+            "all of them, whatever their number",
+            rank=dist.get_rank(),
+        ) from None
+    if _attached is None or _attached.closed or _group is not dist.group.WORLD:
+        _attached, _group = Ranks(owns_group=False), dist.group.WORLD
+    return _attached

@@ -1,0 +1,56 @@
+"""What every adapter can be given."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from bus.errors import ConfigurationError, close_matches
+from bus.protocol.frames import check_run_name
+from bus.types.event import Event
+from trainer.arguments.checks import check_function
+from trainer.arguments.config import PathInput, StreamConfig
+from trainer.stream.run_stream import TrainingStream
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of every adapter; they mean what they mean in :class:`trainer.Trainer`.
+
+    ``on_set`` has what ``bus send RUN set NAME VALUE`` can set beside ``lr`` and ``eval``: functions of the value, by
+    name. They are called between two batches, on every rank, and raise for a value that is not allowed."""
+
+    run_name: str | None
+    runs_dir: PathInput | None
+    broker: str | None
+    key: str | None
+    broker_key: str | None
+    callbacks: Any | Sequence[Any] | None
+    loggers: Any | Sequence[Any] | None
+    wait_for: str | Sequence[str] | None
+    wait_seconds: float
+    record: str | Iterable[Event | str] | None
+    config: Mapping[str, Any] | None
+    on_set: Mapping[str, Callable[[Any], object]] | None
+
+
+def check_options(options: Options) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` for what is not allowed, before anything is started."""
+    allowed = list(Options.__annotations__)
+    for name in options:
+        if name not in allowed:
+            raise ConfigurationError(
+                f"there is no option {name!r}: {close_matches(name, allowed)}there are {', '.join(allowed)}", name=name
+            )
+    if (run_name := options.get("run_name")) is not None:
+        check_run_name(run_name)
+    on_set = options.get("on_set")
+    if on_set is not None and not isinstance(on_set, Mapping):
+        raise ConfigurationError(f"on_set is a {type(on_set).__name__}: give a dict of names to functions of the value")
+    for name, function in (on_set or {}).items():
+        check_function(function, f"on_set[{name!r}]", "(value)")
+    make_stream(options, {})
+
+
+def make_stream(options: Options, config: Mapping[str, Any]) -> TrainingStream:
+    """The stream of a training; ``config`` is what its framework was configured with."""
+    own = {name: value for name, value in options.items() if name in StreamConfig.__dataclass_fields__}
+    given = StreamConfig(**{**own, "config": {**config, **(options.get("config") or {})}})  # type: ignore[arg-type]
+    return TrainingStream(given, options.get("callbacks"), options.get("loggers"))

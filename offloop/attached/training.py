@@ -1,0 +1,519 @@
+"""A training whose loop is somebody else's: what an adapter says has happened becomes events of a run."""
+
+import atexit
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from bus.errors import ConfigurationError
+from bus.printing import say
+from bus.publisher.logged import LoggedValues
+from bus.publisher.publisher import Publisher, ending_for
+from bus.runs.directory import new_run_name
+from bus.types.event import Event
+from bus.types.time import TimeInput
+from bus.types.timestamp import Timestamp, wall_clock
+from offloop.attached.gradients import keep_gradients
+from offloop.attached.joining import join_ranks
+from offloop.attached.options import Options, make_stream
+from trainer.control.remote_control import RemoteControl
+from trainer.control.settings import Setting, Settings, evaluate, set_learning_rate
+from trainer.data.spec import DataSpec, count_samples, count_tokens
+from trainer.device.device import get_device
+from trainer.engine.engine import Logger
+from trainer.engine.state import State
+from trainer.fields.field import Field, FieldUnsupportedError
+
+ALWAYS = frozenset(
+    {Event.INIT, Event.FIT_START, Event.EPOCH_START, Event.BATCH_START, Event.BATCH_END, Event.BATCH_CHECKPOINT}
+    | {Event.EPOCH_END, Event.EPOCH_CHECKPOINT, Event.FIT_END}
+)
+"""The events that every framework tells."""
+EVALUATION = frozenset({Event.EVAL_BEFORE_ALL, Event.EVAL_START, Event.EVAL_END, Event.EVAL_AFTER_ALL})
+"""The events of an evaluation whose batches are not seen."""
+EVALUATION_BATCHES = frozenset({Event.EVAL_BATCH_START, Event.EVAL_BATCH_END})
+"""Those of an evaluation's batches."""
+PREDICTION = frozenset({Event.PREDICT_START, Event.PREDICT_BATCH_START, Event.PREDICT_BATCH_END, Event.PREDICT_END})
+"""The events of a prediction."""
+
+
+class Framework(NamedTuple):
+    """What a source of events is, and what it can tell."""
+
+    name: str
+    """As people know it: ``Lightning``."""
+    package: str | None = None
+    """The distribution whose version is written down."""
+    events: frozenset[Event] = ALWAYS
+    """The events that it tells. No consumer ever gets the others."""
+    without: Mapping[str, str] = {}
+    """Fields that cannot be had, and why, in a few words that follow the field's name and a colon."""
+
+    @property
+    def version(self) -> str | None:
+        """The version that is installed."""
+        with contextlib.suppress(PackageNotFoundError):
+            return None if self.package is None else version(self.package)
+        return None
+
+
+class AttachedTraining:
+    """The run of a training that somebody else's loop does. An adapter makes it when the training is about to begin,
+    and calls the methods that are named after events when these happen, in the order of
+    :class:`bus.types.event.Event`.
+
+    A batch is a step of the optimizer; each dataloader batch that goes into it is a microbatch. With several ranks,
+    each has one, and all of them call the same methods in the same order.
+
+    Args:
+        framework: what the events come from.
+        options: what the user gave to the adapter.
+        model: what is trained.
+        optimizers: torch's, without any wrapper, or what has ``param_groups`` with an ``lr`` each.
+        schedulers: torch's, which are told of a rate that is set.
+        max_duration: how long the training is to last, such as ``5ep``; ``None`` where nobody knows.
+        precision: as the framework calls it.
+        config: what the framework was configured with, for the run's hyperparameters.
+        evaluate, checkpoint, set_lr: what does on command what its name says; or why that cannot be done. ``set_lr`` is
+            called with the rate; by default it is set in the optimizers.
+
+    Raises :class:`bus.errors.OffloopError` when the run cannot be started.
+    """
+
+    def __init__(
+        self,
+        framework: Framework,
+        options: Options,
+        model: Any,
+        optimizers: Iterable[Any] = (),
+        schedulers: Iterable[Any] = (),
+        *,
+        max_duration: TimeInput | None = None,
+        precision: str = "fp32",
+        config: Mapping[str, Any] | None = None,
+        evaluate: Callable[[], object] | str = "this framework evaluates when its loop says so",
+        checkpoint: Callable[[], object] | str = "this framework saves when its loop says so",
+        set_lr: Callable[[float], object] | str | None = None,
+    ) -> None:
+        self.ranks = ranks = join_ranks()
+        is_on_gpu = any(one.is_cuda for one in model.parameters())
+        name = options.get("run_name") or new_run_name("run", options.get("runs_dir"))
+        self.state = state = State(
+            model=unwrapped(model),
+            device=get_device("gpu" if is_on_gpu else "cpu"),
+            precision=precision,
+            seed=torch.initial_seed(),
+            run_name=name if ranks is None else ranks.share(name),
+            rank=0 if ranks is None else ranks.rank,
+            world_size=1 if ranks is None else ranks.world_size,
+            optimizers=list(optimizers),
+            schedulers=list(schedulers),
+        )
+        state.max_duration = max_duration
+        self._clock = wall_clock()
+        self._logger = _ValueLogger(state)
+        self._stream = make_stream(options, config or {})
+        fields = self._stream.fields
+        keep_gradients(fields)
+        for field, reason in framework.without.items():
+            fields.replace(field, _unavailable(fields[field], reason))
+        settings = Settings({"lr": Setting(_lr_setting(set_lr)), "eval": Setting(_evaluate)})
+        for one, function in (options.get("on_set") or {}).items():
+            settings.register(one, _of_value(function))
+        self._evaluate_now, self._save_now = _command("evaluate", evaluate), _command("save a checkpoint", checkpoint)
+        self._control = RemoteControl(state, settings, ranks, say=self._say)
+        facts = {
+            "framework": {"name": framework.name, "version": framework.version},
+            "unavailable": {
+                "events": [one.value for one in Event if one not in framework.events],
+                "fields": dict(framework.without),
+            },
+        }
+        engine = self._stream.start(
+            state,
+            self._logger,
+            self._control,
+            max_duration=state.max_duration,
+            clock=self._clock,
+            ranks=ranks,
+            shows=True,
+            facts=facts,
+        )
+        assert self._stream.publisher is not None  # there is one with `publish`
+        self.publisher: Publisher = self._stream.publisher
+        self.fire = engine.run_event
+        self.wanted = self.publisher.wanted
+        """The events to tell now: what costs something to find out is looked up here first."""
+        self._samples = self._tokens = 0
+        self._in_batch = False
+        self._loss: torch.Tensor | None = None
+        self._save_event: Event | None = None
+        self._began = self._paused_at = 0
+        self._train_data: DataSpec | None = None
+        _open.add(self)
+        self._say(self._stream.introduce(state.run_name, None))
+        self.fire(Event.INIT)
+
+    # What an adapter asks.
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the training is to end here: by command, or because a callback says so."""
+        return self.state.stopped
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why."""
+        return self.state.stop_reason
+
+    # What an adapter tells, in the order of the loop.
+
+    def fit_start(
+        self,
+        *,
+        dataloader: Any = None,
+        batches_per_epoch: int | None = None,
+        resumed: Mapping[str, Any] | None = None,
+        batches_done: int = 0,
+        epochs_done: int = 0,
+    ) -> None:
+        """The training begins.
+
+        Args:
+            dataloader: what is trained on, where that is known.
+            batches_per_epoch: optimizer steps in an epoch, where that is known.
+            resumed: what :meth:`state_dict` said in the checkpoint that the training resumes from.
+            batches_done, epochs_done: what the framework's own counters say; they win over ``resumed``.
+        """
+        state = self.state
+        state.timestamp = Timestamp(batch=batches_done, epoch=epochs_done)
+        if resumed is not None:
+            saved = Timestamp.from_values(resumed["timestamp"])
+            if saved.values.batch == batches_done:
+                state.timestamp = saved
+            self.publisher.mark_checkpoint("load", state.timestamp.values, resumed["run_name"])
+        self.use_data(dataloader, batches_per_epoch)
+        state.evaluate_now = self._evaluate_now
+        self._control.checkpoint = self._save_now
+        state.fitting = True
+        self.fire(Event.FIT_START)
+        self._began = self._clock() // 1000
+
+    def use_data(self, dataloader: Any, batches_per_epoch: int | None) -> None:
+        """Says what is trained on from now on, and how many optimizer steps there are in an epoch; ``None`` for what is
+        not known."""
+        state, size = self.state, getattr(dataloader, "batch_size", None)
+        if isinstance(size, int):
+            microbatches = _microbatches_in(dataloader, batches_per_epoch)
+            state.device_train_microbatch_size = size if microbatches > 1 else None
+            state.train_dataloader = SimpleNamespace(
+                batch_size=size * microbatches, dataset=getattr(dataloader, "dataset", None)
+            )
+        self._train_data = _sized(batches_per_epoch)
+        state.set_dataloader(self._train_data, "train")
+
+    def epoch_start(self) -> None:
+        """An epoch begins."""
+        self._end_batch()
+        self.fire(Event.EPOCH_START)
+
+    def batch_start(self, batch: Any = None) -> None:
+        """A dataloader batch comes: the first one of a batch, or a further microbatch of it."""
+        is_first, self._in_batch = not self._in_batch, True
+        if is_first:
+            self._end_batch()
+            self._samples = self._tokens = 0
+        samples, tokens = _counts(batch)
+        self._samples += samples
+        self._tokens += tokens
+        self.state.batch, self.state.batch_size = batch, self._samples or None
+        if is_first:
+            self.fire(Event.BATCH_START)
+
+    def add_loss(self, loss: torch.Tensor, share: float = 1.0) -> None:
+        """The loss of a microbatch, on its device, and what share of it the batch's loss has."""
+        part = loss.detach() if share == 1.0 else loss.detach() * share
+        self._loss = part if self._loss is None else self._loss + part
+
+    def batch_end(self, *, samples: int | None = None, tokens: int | None = None) -> None:
+        """The optimizer has stepped. Commands are applied here; afterwards :attr:`is_stopped` may be true.
+
+        ``samples`` and ``tokens`` are those of the batch on this rank, where they are not to be counted."""
+        state, now = self.state, self._clock() // 1000
+        samples = self._samples if samples is None else samples
+        tokens = self._tokens if tokens is None else tokens
+        elapsed, stop, commands = now - self._began, int(state.stop_requested), len(self._control.waiting)
+        if self.ranks is not None:
+            mine = (samples, tokens, elapsed if state.rank == 0 else 0, stop, commands)
+            samples, tokens, elapsed, stop, commands = self.ranks.sum(*mine)
+        self._in_batch = False
+        self._began = now
+        state.batch_loss, self._loss = self._loss, None
+        if stop:
+            state.stop_now(state.requested_reason)
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.advance_batch(samples, tokens, elapsed)
+        self.fire(Event.BATCH_END)
+        if commands:
+            self.apply_commands(Event.BATCH_END)
+        self._save_event = Event.BATCH_CHECKPOINT
+
+    def epoch_end(self) -> None:
+        """All batches of an epoch are done."""
+        self._end_batch()
+        state = self.state
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_epoch()
+        self.fire(Event.EPOCH_END)
+        self._save_event = Event.EPOCH_CHECKPOINT
+
+    def eval_start(self, label: str = "eval", *, batches: int | None = None) -> None:
+        """An evaluation begins: of which data, and how many batches of it."""
+        state = self.state
+        self._paused_at = self._clock() // 1000
+        if Event.EVAL_BEFORE_ALL in self.wanted:
+            self.fire(Event.EVAL_BEFORE_ALL)
+        state.set_dataloader(_sized(batches), label)
+        state.eval_timestamp = Timestamp()
+        self.fire(Event.EVAL_START)
+
+    def eval_batch_start(self, batch: Any = None) -> None:
+        """A batch of the evaluation comes."""
+        self.state.batch = batch
+        self.state.batch_size = _counts(batch)[0] or None
+        self.fire(Event.EVAL_BATCH_START)
+
+    def eval_batch_end(self) -> None:
+        """A batch of the evaluation is done."""
+        state = self.state
+        state.eval_timestamp = state.eval_timestamp.advance_batch(state.batch_size or 0, 0, 0)
+        self.fire(Event.EVAL_BATCH_END)
+
+    def eval_end(self, metrics: Mapping[str, Any]) -> None:
+        """The evaluation is over; ``metrics`` is what it has found, numbers by name. Tensors among them are read, which
+        on a GPU waits: evaluations have done that already."""
+        state, label = self.state, self.state.dataloader_label or "eval"
+        values = {name: _number(value) for name, value in metrics.items()}
+        state.eval_metric_values = {
+            **state.eval_metric_values,
+            label: {name: value for name, value in values.items() if value is not None},
+        }
+        took = self._clock() // 1000 - self._paused_at
+        state.total_eval_wct += took
+        # Training time does not pass while the model is evaluated.
+        self._began += took
+        self.fire(Event.EVAL_END)
+        state.set_dataloader(self._train_data if state.fitting else None, "train" if state.fitting else None)
+        self.fire(Event.EVAL_AFTER_ALL)
+
+    def predict_start(self, *, batches: int | None = None) -> None:
+        """A prediction begins."""
+        self.state.set_dataloader(_sized(batches), "predict")
+        self.state.predict_timestamp = Timestamp()
+        self.fire(Event.PREDICT_START)
+
+    def predict_batch_start(self, batch: Any = None) -> None:
+        """A batch of the prediction comes."""
+        self.state.batch = batch
+        self.state.batch_size = _counts(batch)[0] or None
+        self.fire(Event.PREDICT_BATCH_START)
+
+    def predict_batch_end(self) -> None:
+        """A batch of the prediction is done."""
+        state = self.state
+        state.predict_timestamp = state.predict_timestamp.advance_batch(state.batch_size or 0, 0, 0)
+        self.fire(Event.PREDICT_BATCH_END)
+
+    def predict_end(self) -> None:
+        """The prediction is over."""
+        self.fire(Event.PREDICT_END)
+
+    def fit_end(self) -> None:
+        """The training is over; the run is not, until :meth:`close`."""
+        self._end_batch()
+        state = self.state
+        if not state.fitting:
+            return
+        state.fitting = False
+        del state.evaluate_now
+        self._control.checkpoint = None
+        self.fire(Event.FIT_END)
+        self._control.reject_pending()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends the run: as failed with an error, as stopped after a Ctrl-C or a command. Waits for a limited time until
+        everything is recorded. Can be called more than once."""
+        _open.discard(self)
+        status, text, reason = ending_for(error)
+        if error is None and self.state.stopped:
+            status, reason = "stopped", self.state.stop_reason
+        self._stream.close(status, text, reason, drain=error is None)
+
+    def detach(self, error: BaseException) -> None:
+        """Ends the run because of an error of ours: the training goes on. Other ranks do the same."""
+        _open.discard(self)
+        if self.ranks is not None and not self.ranks.closed:
+            # They wait for this one in the next batch, and get an error when it leaves.
+            self.ranks.closed = True
+            if dist.is_initialized():
+                dist.destroy_process_group(self.ranks.hosts)
+        self._stream.close("failed", f"offloop was detached: {type(error).__name__}: {error}", None, drain=False)
+
+    # What an adapter tells at any time.
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Logs numbers by name, for the batch that has ended last or is at work. Tensors are read without waiting."""
+        done = self.state.timestamp.values.batch
+        self._logger.log_metrics(values, done if self._in_batch else max(done - 1, 0))
+
+    def apply_commands(self, event: Event) -> None:
+        """Applies commands that have come, between two batches; training time does not pass meanwhile. With several
+        ranks all have to call this at the same place."""
+        began = self._clock()
+        self._control.apply(event)
+        self._began += (self._clock() - began) // 1000
+
+    def checkpoint_saved(self) -> None:
+        """A checkpoint is about to be written: consumers keep what their callbacks know by now."""
+        if self.state.rank == 0:
+            self.publisher.mark_checkpoint("save", self.state.timestamp.values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What goes into the framework's checkpoints, so that a training that resumes continues the counters."""
+        return {"run_name": self.state.run_name, "timestamp": list(self.state.timestamp.values)}
+
+    def _end_batch(self) -> None:
+        event, self._save_event = self._save_event, None
+        if event is not None:
+            self.fire(event)
+
+    def _say(self, line: str) -> None:
+        if self.state.rank == 0:
+            say(line, err=True)
+
+
+class _ValueLogger(Logger):
+    """Logs tensors without waiting for their device."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self._values = LoggedValues()
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        read = self._state.device.read_later
+        values = {
+            name: read(one.detach().reshape(())) if isinstance(one, torch.Tensor) and one.numel() == 1 else one
+            for name, one in metrics.items()
+        }
+        self._values.add(values, self._state.timestamp.values.batch if step is None else step)
+        if not self.entries:
+            # Shows that there is something to take.
+            self.entries.append([])
+
+    def take(self) -> Any:
+        self.entries.clear()
+        entries = self._values.entries()
+        self._values.clear()
+        return entries
+
+
+def _evaluate(state: State, value: Any) -> None:
+    """``set eval now``, within a training."""
+    if not state.fitting:
+        raise ConfigurationError("the training has come to its end")
+    evaluate(state, value)
+
+
+def _command(what: str, how: Callable[[], object] | str) -> Callable[[], object]:
+    if not isinstance(how, str):
+        return how
+    message = f"cannot {what} on command: {how}"
+
+    def refuse() -> None:
+        raise ConfigurationError(message)
+
+    return refuse
+
+
+def _lr_setting(how: Callable[[float], object] | str | None) -> Callable[[State, Any], object]:
+    if how is None:
+        return set_learning_rate
+
+    def set_lr(state: State, value: Any) -> None:
+        if isinstance(how, str):
+            raise ConfigurationError(f"cannot set lr: {how}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise ConfigurationError(f"lr is {value!r}: use a number of at least 0, such as 0.01")
+        how(float(value))
+
+    return set_lr
+
+
+def _of_value(function: Callable[[Any], object]) -> Callable[[State, Any], object]:
+    return lambda _, value: function(value)
+
+
+def _unavailable(field: Field, reason: str) -> Field:
+    def compute(_: State) -> None:
+        raise FieldUnsupportedError(reason)
+
+    return field._replace(compute=compute, probe=None, reserves=False)
+
+
+def _microbatches_in(dataloader: Any, batches_per_epoch: int | None) -> int:
+    length = None
+    with contextlib.suppress(TypeError, NotImplementedError):
+        length = len(dataloader)
+    return -(-length // batches_per_epoch) if length and batches_per_epoch else 1
+
+
+def _sized(batches: int | None) -> DataSpec | None:
+    return None if batches is None else DataSpec(range(batches))
+
+
+def _counts(batch: Any) -> tuple[int, int]:
+    """Samples and tokens in a batch; 0 where they cannot be counted."""
+    try:
+        return count_samples(batch), count_tokens(batch)
+    except ConfigurationError:
+        return 0, 0
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, torch.Tensor):
+        return float(value) if value.numel() == 1 else None
+    try:
+        return None if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def unwrapped(model: Any) -> Any:
+    """The model without what ``torch.compile`` and ``DistributedDataParallel`` have put around it."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, DistributedDataParallel):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner
+
+
+_open: "weakref.WeakSet[AttachedTraining]" = weakref.WeakSet()
+
+
+def _close_forgotten() -> None:
+    """At exit, ends the runs of loops that were left, as failed if an exception ended the program."""
+    for training in list(_open):
+        training.close(getattr(sys, "last_value", None))
+
+
+atexit.register(_close_forgotten)

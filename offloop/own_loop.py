@@ -1,0 +1,306 @@
+"""Attaching to a loop of one's own: :func:`watch`, which ``offloop`` exports."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, TypeVar, Unpack
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from bus.types.time import TimeInput
+from offloop.attached import (
+    ALWAYS,
+    EVALUATION,
+    AttachedTraining,
+    ConfigurationError,
+    Event,
+    Framework,
+    Options,
+    check_options,
+    contain,
+)
+from trainer.arguments.checks import as_list
+from trainer.fields.field import ProbeHook
+
+_DATALOADER = {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
+_STEP = {Event.BEFORE_FORWARD, Event.AFTER_FORWARD, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD}
+_FRAMEWORK = Framework(
+    "a loop of one's own", None, ALWAYS | EVALUATION | _DATALOADER | _STEP | {Event.AFTER_TRAIN_BATCH}
+)
+_Batch = TypeVar("_Batch")
+
+
+@contain("_begin", "_fetch", "_fetched", "_end_batch", "_begin_epoch", "_end_epoch", "_end_fit", "_log")
+@contain("_before_forward", "_after_forward", "_before_backward", "_after_backward", "_before_step", "_after_step")
+@contain("_begin_evaluation", "_end_evaluation", "_close", "checkpoint_saved")
+class WatchedRun:
+    """The run of a training that is watched, see :func:`watch`. Use it as a context manager, or let it end with
+    :meth:`epochs`; otherwise it ends with the program."""
+
+    def __init__(self, training: AttachedTraining, gradient_accumulation_steps: int) -> None:
+        self.detached = False
+        """Whether an error of ours has ended the run; the training goes on."""
+        self._training = training
+        self._accumulation = gradient_accumulation_steps
+        self._resumed: Mapping[str, Any] | None = None
+        self._has_begun = self._fetches = self._in_epochs = self._has_stepped = False
+        self._losses: list[Any] = []
+        model, optimizers = training.state.model, training.state.optimizers
+        self._handles: list[RemovableHandle] = [
+            model.register_forward_pre_hook(ProbeHook(self._before_forward)),
+            model.register_forward_hook(ProbeHook(self._after_forward)),
+            *(one.register_step_pre_hook(ProbeHook(self._before_step)) for one in optimizers),
+            *(one.register_step_post_hook(ProbeHook(self._after_step)) for one in optimizers),
+        ]
+
+    @property
+    def run_name(self) -> str:
+        """The run's name."""
+        return self._training.state.run_name
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the training is to end here. A batch whose optimizer has stepped ends with this question."""
+        self._end_batch()
+        return self._training.is_stopped and not self.detached
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why, and who has asked."""
+        return self._training.stop_reason
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of the epochs that are left, of so many; it ends when the training is to be stopped."""
+        state = self._training.state
+        if state.max_duration is None:
+            state.max_duration = f"{count}ep"
+        self._begin()
+        self._in_epochs = True
+        first = state.timestamp.values.epoch
+        for epoch in range(first, count):
+            self._begin_epoch()
+            yield epoch
+            if self.stop_requested:
+                break
+            self._end_epoch()
+        self.close()
+
+    def batches(self, dataloader: Iterable[_Batch]) -> Iterator[_Batch]:
+        """The batches of a dataloader; it ends when the training is to be stopped. Outside of :meth:`epochs` each such
+        pass is an epoch."""
+        self._begin()
+        self._fetches = True
+        is_epoch = not self._in_epochs
+        if is_epoch:
+            self._begin_epoch()
+        self._use(dataloader)
+        source = iter(dataloader)
+        while not self.stop_requested:
+            self._fetch()
+            try:
+                batch = next(source)
+            except StopIteration:
+                break
+            self._fetched(batch)
+            yield batch
+        if is_epoch and not self.stop_requested:
+            self._end_epoch()
+
+    def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Logs numbers by name for the batch at work; tensors are read without waiting for their device. ``loss`` is
+        the loss of the batch; of several microbatches it is the mean."""
+        self._log({**(values or {}), **more})
+
+    @contextmanager
+    def evaluating(self, label: str = "eval") -> Iterator[dict[str, Any]]:
+        """Surrounds an evaluation: training time does not pass meanwhile. What is put into the map that it gives are
+        the metrics, numbers by name."""
+        self._begin_evaluation(label)
+        metrics: dict[str, Any] = {}
+        yield metrics
+        self._end_evaluation(metrics)
+
+    def checkpoint_saved(self) -> None:
+        """Call it just before a checkpoint is written: consumers keep what their callbacks know by now."""
+        self._end_batch()
+        self._training.checkpoint_saved()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What goes into a checkpoint, so that a training that resumes continues the counters."""
+        self._end_batch()
+        return self._training.state_dict()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` has said; before the first epoch."""
+        if self._has_begun:
+            raise ConfigurationError("the training has begun: call load_state_dict() before the first epoch")
+        self._resumed = saved
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends the run; the loop that follows is not watched. Can be called more than once."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if error is None:
+            self._end_fit()
+        self._close(error)
+
+    def detach(self, error: BaseException) -> None:
+        """Ends the run because of an error of ours."""
+        for handle in self._handles:
+            handle.remove()
+        self._training.detach(error)
+
+    def __enter__(self) -> "WatchedRun":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(error)
+
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            done = {} if self._resumed is None else {"batches_done": self._resumed["timestamp"][2]}
+            self._training.fit_start(resumed=self._resumed, **done)
+
+    def _begin_epoch(self) -> None:
+        self._training.epoch_start()
+
+    def _use(self, dataloader: Any) -> None:
+        try:
+            length = len(dataloader)
+        except (TypeError, NotImplementedError):
+            length = None
+        self._training.use_data(dataloader, None if length is None else -(-length // self._accumulation))
+
+    def _end_epoch(self) -> None:
+        self._end_batch()
+        self._training.epoch_end()
+
+    def _fetch(self) -> None:
+        self._training.fire(Event.BEFORE_DATALOADER)
+
+    def _fetched(self, batch: Any) -> None:
+        self._training.state.batch = batch
+        self._training.fire(Event.AFTER_DATALOADER)
+        self._training.batch_start(batch)
+
+    def _before_forward(self, model: torch.nn.Module, inputs: Sequence[Any]) -> None:
+        if not model.training:
+            return
+        if not self._fetches:
+            self._end_batch()
+            self._begin()
+            self._training.batch_start(inputs[0] if len(inputs) == 1 else list(inputs))
+        self._training.fire(Event.BEFORE_FORWARD)
+
+    def _after_forward(self, model: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+        if not model.training:
+            return
+        training = self._training
+        training.state.outputs = outputs
+        training.fire(Event.AFTER_FORWARD)
+        if Event.BEFORE_BACKWARD in training.wanted or Event.AFTER_BACKWARD in training.wanted:
+            tensor = _with_gradient(outputs)
+            if tensor is not None:
+                tensor.register_hook(ProbeHook(self._before_backward))  # type: ignore[no-untyped-call]
+
+    def _before_backward(self, gradient: torch.Tensor) -> None:
+        self._training.fire(Event.BEFORE_BACKWARD)
+        torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+
+    def _after_backward(self) -> None:
+        self._training.fire(Event.AFTER_BACKWARD)
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if not self._has_stepped:
+            self._training.fire(Event.AFTER_TRAIN_BATCH)
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        self._has_stepped = True
+
+    def _end_batch(self) -> None:
+        if self._has_stepped:
+            self._has_stepped = False
+            losses, self._losses = self._losses, []
+            for loss in losses:
+                self._training.add_loss(torch.as_tensor(loss), 1 / len(losses))
+            self._training.batch_end()
+
+    def _log(self, values: dict[str, Any]) -> None:
+        if "loss" in values:
+            self._losses.append(values.pop("loss"))
+        if values:
+            self._training.log(values)
+
+    def _begin_evaluation(self, label: str) -> None:
+        self._end_batch()
+        self._training.eval_start(label)
+
+    def _end_evaluation(self, metrics: dict[str, Any]) -> None:
+        self._training.eval_end(metrics)
+
+    def _end_fit(self) -> None:
+        self._end_batch()
+        self._training.fit_end()
+
+    def _close(self, error: BaseException | None) -> None:
+        self._training.close(error)
+
+
+def watch(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    scheduler: Any | Sequence[Any] | None = None,
+    *,
+    max_duration: TimeInput | None = None,
+    gradient_accumulation_steps: int = 1,
+    evaluate: Callable[[], object] | None = None,
+    checkpoint: Callable[[], object] | None = None,
+    **options: Unpack[Options],
+) -> WatchedRun:
+    """Publishes what a loop of one's own does, from hooks of its model and its optimizer::
+
+        run = offloop.watch(model, optimizer, max_duration="10ep")
+        for epoch in run.epochs(10):
+            for batch in run.batches(loader):
+                loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
+                run.log(loss=loss)
+
+    A batch is a step of the optimizer, or of several optimizers for the same batch of the dataloader. With several
+    ranks each of them watches, once ``torch.distributed`` is initialized.
+
+    Args:
+        model, optimizer, scheduler: what is trained and how; lists for several.
+        max_duration: how long the training is to last, by default so many epochs as :meth:`WatchedRun.epochs` is given.
+        gradient_accumulation_steps: batches of the dataloader that go into a step of the optimizer.
+        evaluate, checkpoint: what ``bus send RUN set eval now`` and ``bus send RUN checkpoint`` call, between two
+            batches and on every rank.
+        options: what :class:`trainer.Trainer` knows by the same names, see
+            :class:`offloop.attached.options.Options`.
+
+    Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed, and
+    :class:`bus.errors.OffloopError` when the run cannot be started."""
+    check_options(options)
+    training = AttachedTraining(
+        _FRAMEWORK,
+        options,
+        model,
+        as_list(optimizer, torch.optim.Optimizer, "optimizer"),
+        as_list(scheduler, object, "scheduler"),
+        max_duration=max_duration,
+        evaluate=evaluate or "give watch() a function evaluate=",
+        checkpoint=checkpoint or "give watch() a function checkpoint=",
+    )
+    return WatchedRun(training, gradient_accumulation_steps)
+
+
+def _with_gradient(outputs: Any) -> torch.Tensor | None:
+    """A tensor among a model's outputs that a gradient goes through."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs if outputs.requires_grad else None
+    parts = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, list | tuple) else ()
+    return next((found for part in parts if (found := _with_gradient(part)) is not None), None)
