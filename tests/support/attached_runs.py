@@ -1,0 +1,113 @@
+"""What the tests of all adapters share: a tiny training's data and model, commands to it, and what its run recorded."""
+
+import threading
+from collections import defaultdict
+from typing import Any
+
+import torch
+from helpers import wait_for
+from torch import nn
+
+from bus.protocol.snapshot import Snapshot
+from bus.recording.recording import Recording
+from bus.runs.directory import RunInfo, find_run
+from bus.subscriber.commands import send_command
+from bus.types.commands import Argument, Outcome
+from bus.types.event import Event
+
+RUN = "r"
+"""The run's name, unless a test gives another."""
+
+
+def make_rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs of eight numbers each, and classes from 0 to 3: the same ones every time."""
+    inputs = torch.randn(count, 8, generator=torch.Generator().manual_seed(5))
+    return inputs, inputs[:, :4].argmax(1)
+
+
+def make_network(seed: int = 3) -> nn.Sequential:
+    """A network for :func:`make_rows`, with dropout: what draws a random number more or less changes its weights."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 4))
+
+
+def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the weights, by name."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def are_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether weights are equal, bit by bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def snapshots_of(run: str = RUN, attempt: int | None = None, rank: int = 0) -> list[Snapshot]:
+    """What a run recorded, in order."""
+    recording = Recording(find_run(run).path, attempt)
+    found = [one for one in recording if one.rank == rank]
+    assert recording.damage is None
+    assert not recording.gaps
+    return found
+
+
+def events_of(run: str = RUN, attempt: int | None = None, rank: int = 0) -> list[str]:
+    """The names of the events that a run recorded, in order."""
+    return [one.event.value for one in snapshots_of(run, attempt, rank)]
+
+
+def values_of(event: Event, field: str, run: str = RUN, attempt: int | None = None, rank: int = 0) -> list[Any]:
+    """A field of each of these events, of those that have it."""
+    found = [one for one in snapshots_of(run, attempt, rank) if one.event is event]
+    return [one.fields[field] for one in found if field in one.fields]
+
+
+def logged_in(run: str = RUN, attempt: int | None = None) -> dict[str, dict[int, float]]:
+    """What was logged, by name and step."""
+    found: dict[str, dict[int, float]] = defaultdict(dict)
+    for one in snapshots_of(run, attempt):
+        for step, values in one.fields.get("logged", ()):
+            for name, value in values.items():
+                found[name][step] = value
+    return found
+
+
+class Sender:
+    """Sends commands to the run from another thread, one after the other, from a batch on::
+
+    sender = Sender(("set", "lr", 0.5), ("stop",))
+    ...
+    sender.step(batch)   # after each batch, on one rank
+    ...
+    assert [one.error for one in sender.outcomes] == [None, None]
+    """
+
+    def __init__(self, *commands: tuple[Argument, ...], at: int = 3, run: str = RUN) -> None:
+        self._commands, self._at, self._run = commands, at, run
+        self._outcomes: list[Outcome] = []
+        self._thread = threading.Thread(target=self._send)
+
+    def step(self, batch: int) -> None:
+        """Begins at the batch that it waits for."""
+        if batch == self._at:
+            self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all have been answered."""
+        return len(self._outcomes) == len(self._commands)
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """The answers, once all have come."""
+        self._thread.join(60)
+        assert self.is_done, f"{len(self._outcomes)} of {len(self._commands)} commands were answered"
+        return self._outcomes
+
+    def _send(self) -> None:
+        def live() -> RunInfo | None:
+            run = find_run(self._run)
+            return run if run.live else None
+
+        run = wait_for(live, f"run {self._run} to be live")
+        for name, *arguments in self._commands:
+            self._outcomes.append(send_command(run, str(name), *arguments, wait=20))
