@@ -181,6 +181,7 @@ class WatchedRun:
         self._training.epoch_end()
 
     def _fetch(self) -> None:
+        self._training.save_place()
         self._training.fire(Event.BEFORE_DATALOADER)
 
     def _fetched(self, batch: Any) -> None:

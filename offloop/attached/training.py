@@ -222,14 +222,14 @@ class AttachedTraining:
 
     def epoch_start(self) -> None:
         """An epoch begins."""
-        self._end_batch()
+        self.save_place()
         self.fire(Event.EPOCH_START)
 
     def batch_start(self, batch: Any = None) -> None:
         """A dataloader batch comes: the first one of a batch, or a further microbatch of it."""
         is_first, self._in_batch = not self._in_batch, True
         if is_first:
-            self._end_batch()
+            self.save_place()
             self._samples = self._tokens = 0
         samples, tokens = _counts(batch)
         self._samples += samples
@@ -268,12 +268,19 @@ class AttachedTraining:
 
     def epoch_end(self) -> None:
         """All batches of an epoch are done."""
-        self._end_batch()
+        self.save_place()
         state = self.state
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_epoch()
         self.fire(Event.EPOCH_END)
         self._save_event = Event.EPOCH_CHECKPOINT
+
+    def save_place(self) -> None:
+        """What may follow a batch or an epoch, such as an evaluation, is over. Comes by itself with the next batch, and
+        with the end of the epoch or the training."""
+        event, self._save_event = self._save_event, None
+        if event is not None:
+            self.fire(event)
 
     def eval_start(self, label: str = "eval", *, batches: int | None = None) -> None:
         """An evaluation begins: of which data, and how many batches of it."""
@@ -338,7 +345,7 @@ class AttachedTraining:
 
     def fit_end(self) -> None:
         """The training is over; the run is not, until :meth:`close`."""
-        self._end_batch()
+        self.save_place()
         state = self.state
         if not state.fitting:
             return
@@ -389,11 +396,6 @@ class AttachedTraining:
     def state_dict(self) -> dict[str, Any]:
         """What goes into the framework's checkpoints, so that a training that resumes continues the counters."""
         return {"run_name": self.state.run_name, "timestamp": list(self.state.timestamp.values)}
-
-    def _end_batch(self) -> None:
-        event, self._save_event = self._save_event, None
-        if event is not None:
-            self.fire(event)
 
     def _say(self, line: str) -> None:
         if self.state.rank == 0:

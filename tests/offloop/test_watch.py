@@ -1,0 +1,397 @@
+"""A loop of one's own, watched: what is published of it, what can be done to it, and that it is not changed by that."""
+
+import copy
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from field_stream import Stream
+
+import offloop
+from bus import Event, Recording, Subscriber
+from bus.errors import ConfigurationError
+from bus.types.commands import Command
+from bus.types.demand import Demand, Want
+from offloop.attached import EVALUATION, AttachedTraining
+from trainer.stream.run_stream import TrainingStream
+
+ROWS, SIZE = 80, 8
+
+
+class Loop:
+    """A training as people write it, with or without being watched."""
+
+    def __init__(self, accumulate: int = 1, rows: int = ROWS, optimizer: Any = torch.optim.AdamW) -> None:
+        torch.manual_seed(1)
+        inputs = torch.randn(rows, 6)
+        data = torch.utils.data.TensorDataset(inputs, (inputs.sum(1) > 0).long())
+        self.loader = torch.utils.data.DataLoader(data, batch_size=SIZE, shuffle=True)
+        self.model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 2))
+        self.optimizer = optimizer(self.model.parameters(), lr=0.05)
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.accumulate = accumulate
+        self.losses: list[float] = []
+        self.rates: list[float] = []
+        self.norms: list[float] = []
+        self.after_batch: Any = lambda: None
+
+    def step(self, index: int, rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss = torch.nn.functional.cross_entropy(self.model(rows), labels)
+        (loss / self.accumulate).backward()
+        if (index + 1) % self.accumulate == 0 or index + 1 == len(self.loader):
+            self.norms.append(float(torch.nn.utils.get_total_norm([one.grad for one in self.model.parameters()])))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.scheduler.step()
+            self.rates.append(self.optimizer.param_groups[0]["lr"])
+        self.losses.append(loss.item())
+        return loss
+
+    def plain(self, epochs: int = 2) -> "Loop":
+        for _ in range(epochs):
+            for index, batch in enumerate(self.loader):
+                self.step(index, *batch)
+        return self
+
+    def watched(self, epochs: int = 2, **options: Any) -> "Loop":
+        options.setdefault("gradient_accumulation_steps", self.accumulate)
+        self.run = offloop.watch(self.model, self.optimizer, self.scheduler, **options)
+        for _ in self.run.epochs(epochs):
+            for index, batch in enumerate(self.run.batches(self.loader)):
+                self.run.log(loss=self.step(index, *batch))
+                self.after_batch()
+        return self
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        return [one.detach().clone() for one in self.model.parameters()]
+
+
+def same(one: Loop, other: Loop) -> bool:
+    return all(torch.equal(left, right) for left, right in zip(one.weights, other.weights, strict=True))
+
+
+def snapshots(name: str = "w") -> list[Any]:
+    return list(Recording(Path(os.environ["OFFLOOP_RUNS_DIR"]) / name))
+
+
+def ending_of(name: str) -> Any:
+    return Recording(Path(os.environ["OFFLOOP_RUNS_DIR"]) / name).read_endings()[-1]
+
+
+@pytest.fixture(autouse=True)
+def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "runs"))
+
+
+BATCH = ["before_dataloader", "after_dataloader", "batch_start", "before_forward", "after_forward", "before_backward"]
+STEP = ["after_backward", "after_train_batch", "batch_end", "batch_checkpoint"]
+MICROBATCH = [*BATCH[:2], *BATCH[3:], STEP[0]]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+def test_every_event_comes_at_its_place(accumulate: int) -> None:
+    loop = Loop(accumulate).watched(epochs=1, run_name="w", record="all")
+    batches: list[str] = []
+    for count in [accumulate] * (10 // accumulate) + [10 % accumulate] * bool(10 % accumulate):
+        batches += [*BATCH, STEP[0], *MICROBATCH * (count - 1), *STEP[1:]]
+    end = ["before_dataloader", "epoch_end", "epoch_checkpoint", "fit_end"]
+    seen = [one.event.value for one in snapshots()]
+    assert seen == ["init", "fit_start", "epoch_start", *batches, *end]
+    told = set(snapshots()[0].unavailable["events"])
+    assert told == {event.value for event in Event} - set(seen) - {event.value for event in EVALUATION}
+    assert loop.run.stop_requested is False
+
+
+@pytest.mark.parametrize(("accumulate", "rows"), [(1, 80), (2, 80), (4, 77)])
+def test_loss_rates_and_training_time_are_those_of_the_loop(accumulate: int, rows: int) -> None:
+    loop = Loop(accumulate, rows).watched(run_name="w")
+    ends = [one for one in snapshots() if one.event is Event.BATCH_END]
+    per_epoch = -(-10 // accumulate)
+    assert [one.timestamp.batch.value for one in ends] == list(range(1, 2 * per_epoch + 1))
+    groups = [list(part) for _, part in groupby(range(20), lambda index: (index // 10, index % 10 // accumulate))]
+    means = [sum(loop.losses[index] for index in group) / len(group) for group in groups]
+    assert [one.loss for one in ends] == pytest.approx(means, abs=1e-6)
+    assert [one.lr["AdamW"][0] for one in ends] == pytest.approx(loop.rates, abs=1e-12)
+    assert ends[-1].timestamp.sample.value == 2 * rows
+    assert ends[-1].timestamp.epoch.value == 1
+    assert {one.dataloader_len for one in ends} == {per_epoch}
+    last = snapshots()[-1]
+    assert (last.event, last.timestamp.epoch.value, str(last.max_duration)) == (Event.FIT_END, 2, "2ep")
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill: bool) -> None:
+    plain = Loop(2).plain()
+    loop = Loop(2)
+
+    def kill_half_way() -> None:
+        if kill and len(loop.losses) == 10:
+            lock = next(Path(os.environ["OFFLOOP_RUNS_DIR"]).glob("w/broker.json"))
+            os.kill(int(__import__("json").loads(lock.read_text())["pid"]), signal.SIGKILL)
+
+    loop.after_batch = kill_half_way
+    assert same(plain, loop.watched(run_name="w", record="all"))
+    assert [one.timestamp.batch.value for one in snapshots() if one.event is Event.BATCH_END] == list(range(1, 11))
+
+
+def test_the_gradients_of_the_step_are_had_although_the_loop_forgets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("gradient_norm", "gradient_norms", "parameter_norm", "moment_norms", "update_norms", "phases")
+    stream = Stream(Demand({Event.BATCH_END: Want(1, dict.fromkeys(names, 1))}))
+    stream.run_name, stream.answer, stream.poll = "w", None, None  # type: ignore[attr-defined]
+    monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
+    loop = Loop(2).watched()
+    sent = [fields for event, _, fields in stream.sent if event is Event.BATCH_END]
+    assert [one["gradient_norm"] for one in sent] == pytest.approx(loop.norms, rel=1e-6)
+    assert set(sent[1]["gradient_norms"]) == set(sent[1]["moment_norms"]) == set(sent[1]["update_norms"])
+    assert min(sent[1]["update_norms"].values()) > 0
+    phases = [name for name, _, _ in sent[2]["phases"]["spans"]]
+    assert phases[:6] == ["data", "forward", "backward", "data", "forward", "backward"]
+    assert {"optimizer", "publishing"} <= set(phases)
+
+
+def commanding(loop: Loop, at: int, *commands: tuple[Any, ...]) -> list[str | None]:
+    """Has commands come in a batch; what their senders hear is appended to the list."""
+    answers: list[str | None] = []
+
+    def send() -> None:
+        if len(loop.losses) != at:
+            return
+        training = loop.run._training
+        answer = training.publisher.answer
+
+        def note(command: Command, event: Any, reached: Any, error: str | None) -> None:
+            answers.append(error)
+            answer(command, event, reached, error)
+
+        training.publisher.answer = note  # type: ignore[method-assign]
+        for name, *arguments in commands:
+            training._control.take(Command(name, tuple(arguments), id=f"{name}{arguments}"))
+
+    loop.after_batch = send
+    return answers
+
+
+def test_stop_ends_the_loop_after_the_batch() -> None:
+    loop = Loop()
+    answers = commanding(loop, 5, ("stop",))
+    loop.watched(run_name="w")
+    assert (len(loop.losses), answers) == (5, [None])
+    assert "stop" in (loop.run.stop_reason or "")
+    assert [one.event.value for one in snapshots()][-1] == "fit_end"
+    assert ending_of("w").status == "stopped"
+
+
+def test_what_can_be_set_is_set_and_what_cannot_be_done_is_refused_with_the_reason() -> None:
+    loop, heat = Loop(), []
+    answers = commanding(
+        loop,
+        5,
+        *(("set", "lr", 0.5), ("set", "heat", 3), ("set", "heat", "hot"), ("set", "eval", "now"), ("checkpoint",)),
+        ("set", "cold", 1),
+    )
+
+    def set_heat(value: Any) -> None:
+        heat.append(float(value))
+
+    loop.watched(run_name="w", on_set={"heat": set_heat})
+    assert heat == [3.0]
+    assert answers[:2] == [None, None]
+    assert "could not convert" in str(answers[2])
+    assert answers[3:5] == [
+        "cannot evaluate on command: give watch() a function evaluate=",
+        "cannot save a checkpoint on command: give watch() a function checkpoint=",
+    ]
+    assert "there is no setting 'cold'" in str(answers[5])
+    assert loop.rates[5] == pytest.approx(0.5 * 0.9)
+
+
+def test_evaluations_and_checkpoints_are_done_on_command_with_functions_for_them() -> None:
+    loop, saved = Loop(), []
+    answers = commanding(loop, 5, ("set", "eval", "now"), ("checkpoint",))
+
+    def evaluate() -> None:
+        with loop.run.evaluating("val") as metrics:
+            metrics["accuracy"] = torch.tensor(0.75)
+
+    def checkpoint() -> None:
+        loop.run.checkpoint_saved()
+        saved.append(loop.run.state_dict())
+
+    loop.watched(run_name="w", evaluate=evaluate, checkpoint=checkpoint)
+    assert answers == [None, None]
+    (end,) = [one for one in snapshots() if one.event is Event.EVAL_END]
+    assert (end.timestamp.batch.value, end.dataloader_label) == (5, "val")
+    assert end.eval_metrics == {"val": {"accuracy": 0.75}}
+    assert saved[0]["timestamp"][2] == 5
+
+
+@pytest.mark.slow
+def test_a_paused_loop_stands_still_until_somebody_resumes_it() -> None:
+    loop = Loop()
+    seen: list[Any] = []
+
+    def command_from_outside() -> None:
+        with Subscriber("w", events=[Event.BATCH_END]) as stream:
+            seen.append(stream.command("pause").error)
+            seen.append(len(loop.losses))
+            stream.command("set", "lr", 0.01)
+            seen.append(len(loop.losses))
+            seen.append(stream.command("resume").error)
+            seen.append(stream.command("stop").error)
+
+    other = threading.Thread(target=command_from_outside)
+
+    def begin() -> None:
+        if len(loop.losses) == 1:
+            other.start()
+
+    loop.after_batch = begin
+    loop.watched(epochs=10_000, run_name="w")
+    other.join()
+    assert seen[0] is None
+    assert seen[1] == seen[2]
+    assert seen[3:] == [None, None]
+
+
+def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = Loop().plain()
+
+    def break_down(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a defect of ours")
+
+    monkeypatch.setattr(AttachedTraining, "batch_end", break_down)
+    with caplog.at_level(logging.ERROR, "offloop"):
+        loop = Loop().watched(run_name="w")
+    assert same(plain, loop)
+    assert [one.message.count("a defect of ours") > 0 for one in caplog.records] == [True]
+    assert loop.run.detached
+    ending = ending_of("w")
+    assert (ending.status, "a defect of ours" in str(ending.error)) == ("failed", True)
+
+
+def test_errors_of_the_loop_are_the_loops_own() -> None:
+    loop = Loop()
+
+    def fail() -> None:
+        if len(loop.losses) == 3:
+            raise ZeroDivisionError("the user's")
+
+    loop.after_batch = fail
+    with pytest.raises(ZeroDivisionError):
+        loop.watched(run_name="w")
+    loop.run.close(ZeroDivisionError("the user's"))
+    ending = ending_of("w")
+    assert (ending.status, ending.error) == ("failed", "ZeroDivisionError: the user's")
+
+
+SCRIPT = """
+import sys, torch, offloop
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = offloop.watch(model, optimizer, run_name="w")
+for epoch in run.epochs(3):
+    for batch in run.batches([torch.ones(2, 4)] * 5):
+        loss = model(batch).mean()
+        loss.backward()
+        optimizer.step()
+        run.log(loss=loss)
+        {there}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("there", "status", "error"),
+    [
+        ("pass", "finished", None),
+        ("if epoch == 1: sys.exit(0)", "finished", None),
+        ("if epoch == 1: raise ValueError('wrong')", "failed", "ValueError: wrong"),
+        ("if epoch == 1: raise KeyboardInterrupt", "stopped", None),
+    ],
+)
+def test_a_program_that_ends_ends_its_run(there: str, status: str, error: str | None) -> None:
+    subprocess.run([sys.executable, "-c", SCRIPT.format(there=there)], capture_output=True, timeout=60, check=False)
+    ending = ending_of("w")
+    assert (ending.status, ending.error) == (status, error)
+
+
+def test_a_loop_that_resumes_counts_on() -> None:
+    loop, kept = Loop(), {}
+
+    def keep() -> None:
+        if len(loop.losses) == 15:
+            kept.update(loop.run.state_dict())
+
+    loop.after_batch = keep
+    loop.watched(run_name="w")
+    second = Loop()
+    run = offloop.watch(second.model, second.optimizer, run_name="w2")
+    run.load_state_dict(kept)
+    assert list(run.epochs(3)) == [1, 2]
+    first = next(one for one in snapshots("w2") if one.event is Event.FIT_START)
+    assert (first.timestamp.batch.value, first.timestamp.sample.value) == (15, 15 * SIZE)
+
+
+def test_without_the_iterators_the_hooks_alone_tell_where_batches_are() -> None:
+    loop = Loop(2)
+    run = offloop.watch(loop.model, loop.optimizer, run_name="w", max_duration="5ba")
+    for index, batch in enumerate(loop.loader):
+        run.log(loss=loop.step(index, *batch))
+        if run.stop_requested:
+            break
+    run.close()
+    ends = [one for one in snapshots() if one.event is Event.BATCH_END]
+    assert [one.timestamp.sample.value for one in ends] == [16, 32, 48, 64, 80]
+    assert ends[0].loss == pytest.approx(sum(loop.losses[:2]) / 2, abs=1e-6)
+
+
+def test_a_watched_model_can_be_copied_and_pickled() -> None:
+    loop = Loop()
+    run = offloop.watch(loop.model, loop.optimizer, run_name="w")
+    copies = [copy.deepcopy(loop.model), pickle.loads(pickle.dumps(loop.model))]
+    for one in copies:
+        one.train()
+        one(torch.ones(2, 6)).sum().backward()
+    run.close()
+    assert [one.event.value for one in snapshots()] == ["init"]
+
+
+def test_values_and_nan_are_logged_for_the_batch_at_work() -> None:
+    loop = Loop()
+    run = offloop.watch(loop.model, loop.optimizer, run_name="w")
+    for _ in run.epochs(1):
+        for index, batch in enumerate(run.batches(loop.loader)):
+            loss = loop.step(index, *batch)
+            run.log({"share": torch.tensor(index / 10)}, loss=loss * float("nan") if index == 3 else loss)
+    ends = [one for one in snapshots() if one.event is Event.BATCH_END]
+    logged = [pair for one in ends for pair in one.logged]
+    assert [step for step, _ in logged] == list(range(10))
+    assert [values["share"] for _, values in logged] == pytest.approx([index / 10 for index in range(10)], abs=1e-6)
+    assert [one.loss != one.loss for one in ends] == [index == 3 for index in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"run_nam": "w"}, "there is no option 'run_nam': did you mean run_name"),
+        ({"run_name": "a b/c"}, "a b/c"),
+        ({"on_set": {"heat": 3}}, "on_set"),
+        ({"callbacks": [object()]}, "consumers.Callback"),
+    ],
+)
+def test_wrong_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:
+    loop = Loop()
+    with pytest.raises((ConfigurationError, ValueError), match=message):
+        offloop.watch(loop.model, loop.optimizer, **options)
