@@ -8,7 +8,6 @@ from typing import Any, TypeVar, Unpack
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from bus.types.time import TimeInput
 from offloop.attached import (
     ALWAYS,
     EVALUATION,
@@ -17,17 +16,17 @@ from offloop.attached import (
     Event,
     Framework,
     Options,
+    TimeInput,
+    Wrapped,
+    as_list,
     check_options,
     contain,
 )
-from trainer.arguments.checks import as_list
 from trainer.fields.field import ProbeHook
 
 _DATALOADER = {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
 _STEP = {Event.BEFORE_FORWARD, Event.AFTER_FORWARD, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD}
-_FRAMEWORK = Framework(
-    "a loop of one's own", None, ALWAYS | EVALUATION | _DATALOADER | _STEP | {Event.AFTER_TRAIN_BATCH}
-)
+OWN_LOOP = Framework("a loop of one's own", None, ALWAYS | EVALUATION | _DATALOADER | _STEP | {Event.AFTER_TRAIN_BATCH})
 _Batch = TypeVar("_Batch")
 
 
@@ -47,12 +46,13 @@ class WatchedRun:
         self._has_begun = self._fetches = self._in_epochs = self._has_stepped = False
         self._losses: list[Any] = []
         model, optimizers = training.state.model, training.state.optimizers
-        self._handles: list[RemovableHandle] = [
-            model.register_forward_pre_hook(ProbeHook(self._before_forward)),
+        self._handles: list[RemovableHandle | Wrapped] = [
+            model.register_forward_pre_hook(ProbeHook(self._before_forward), with_kwargs=True),
             model.register_forward_hook(ProbeHook(self._after_forward)),
             *(one.register_step_pre_hook(ProbeHook(self._before_step)) for one in optimizers),
             *(one.register_step_post_hook(ProbeHook(self._after_step)) for one in optimizers),
         ]
+        training.at_exit = self.close
 
     @property
     def run_name(self) -> str:
@@ -167,7 +167,9 @@ class WatchedRun:
             self._training.fit_start(resumed=self._resumed, **done)
 
     def _begin_epoch(self) -> None:
-        self._training.epoch_start()
+        # A training that resumes within an epoch has begun that before.
+        if self._training.state.timestamp.values.batch_in_epoch == 0:
+            self._training.epoch_start()
 
     def _use(self, dataloader: Any) -> None:
         try:
@@ -189,14 +191,20 @@ class WatchedRun:
         self._training.fire(Event.AFTER_DATALOADER)
         self._training.batch_start(batch)
 
-    def _before_forward(self, model: torch.nn.Module, inputs: Sequence[Any]) -> None:
+    def _before_forward(self, model: torch.nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        # Also before a forward pass of an evaluation.
+        self._end_batch()
         if not model.training:
             return
         if not self._fetches:
-            self._end_batch()
             self._begin()
-            self._training.batch_start(inputs[0] if len(inputs) == 1 else list(inputs))
+            self._start_batch(
+                inputs[0] if len(inputs) == 1 and not keywords else keywords if not inputs else list(inputs)
+            )
         self._training.fire(Event.BEFORE_FORWARD)
+
+    def _start_batch(self, batch: Any) -> None:
+        self._training.batch_start(batch)
 
     def _after_forward(self, model: torch.nn.Module, inputs: Any, outputs: Any) -> None:
         if not model.training:
@@ -204,6 +212,10 @@ class WatchedRun:
         training = self._training
         training.state.outputs = outputs
         training.fire(Event.AFTER_FORWARD)
+        self._watch_backward(outputs)
+
+    def _watch_backward(self, outputs: Any) -> None:
+        training = self._training
         if Event.BEFORE_BACKWARD in training.wanted or Event.AFTER_BACKWARD in training.wanted:
             tensor = _with_gradient(outputs)
             if tensor is not None:
@@ -287,7 +299,7 @@ def watch(
     :class:`bus.errors.OffloopError` when the run cannot be started."""
     check_options(options)
     training = AttachedTraining(
-        _FRAMEWORK,
+        OWN_LOOP,
         options,
         model,
         as_list(optimizer, torch.optim.Optimizer, "optimizer"),

@@ -14,6 +14,7 @@ except ModuleNotFoundError as error:
 
 from bus.errors import ConfigurationError  # noqa: E402
 from bus.types.event import Event  # noqa: E402
+from bus.types.time import TimeInput  # noqa: E402
 from offloop.attached.containment import contain, contained  # noqa: E402
 from offloop.attached.options import Options, check_options  # noqa: E402
 from offloop.attached.training import (  # noqa: E402
@@ -25,6 +26,8 @@ from offloop.attached.training import (  # noqa: E402
     Framework,
     unwrapped,
 )
+from offloop.attached.wrapping import Wrapped  # noqa: E402
+from trainer.arguments.checks import as_list  # noqa: E402
 
 __all__ = [
     "ALWAYS",
@@ -36,6 +39,9 @@ __all__ = [
     "Event",
     "Framework",
     "Options",
+    "TimeInput",
+    "Wrapped",
+    "as_list",
     "check_options",
     "contain",
     "contained",

@@ -158,6 +158,8 @@ class AttachedTraining:
         self._save_event: Event | None = None
         self._began = self._paused_at = 0
         self._train_data: DataSpec | None = None
+        self.at_exit: Callable[[BaseException | None], object] = self.close
+        """What ends the run of a loop that was left, when the program ends: called with the error that ends it."""
         _open.add(self)
         self._say(self._stream.introduce(state.run_name, None))
         self.fire(Event.INIT)
@@ -515,7 +517,9 @@ _open: "weakref.WeakSet[AttachedTraining]" = weakref.WeakSet()
 def _close_forgotten() -> None:
     """At exit, ends the runs of loops that were left, as failed if an exception ended the program."""
     for training in list(_open):
-        training.close(getattr(sys, "last_value", None))
+        # Ranks that have left their group agree on nothing any more.
+        end = training.at_exit if training.ranks is None or dist.is_initialized() else training.close
+        end(getattr(sys, "last_value", None))
 
 
 atexit.register(_close_forgotten)

@@ -325,6 +325,7 @@ def test_a_program_that_ends_ends_its_run(there: str, status: str, error: str | 
     subprocess.run([sys.executable, "-c", SCRIPT.format(there=there)], capture_output=True, timeout=60, check=False)
     ending = ending_of("w")
     assert (ending.status, ending.error) == (status, error)
+    assert ([one.event.value for one in snapshots()][-1] == "fit_end") == (status == "finished")
 
 
 def test_a_loop_that_resumes_counts_on() -> None:
@@ -355,6 +356,24 @@ def test_without_the_iterators_the_hooks_alone_tell_where_batches_are() -> None:
     ends = [one for one in snapshots() if one.event is Event.BATCH_END]
     assert [one.timestamp.sample.value for one in ends] == [16, 32, 48, 64, 80]
     assert ends[0].loss == pytest.approx(sum(loop.losses[:2]) / 2, abs=1e-6)
+
+
+def test_a_batch_ends_before_an_evaluation_and_counts_what_the_model_is_given_by_name() -> None:
+    class Named(torch.nn.Linear):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:  # as Transformers call it
+            return super().forward(input_ids.float())
+
+    model = Named(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with offloop.watch(model, optimizer, run_name="w") as run:
+        model(input_ids=torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        model.eval()
+        assert run._training.state.timestamp.batch == 0
+        model(input_ids=torch.ones(4, 3))
+        assert run._training.state.timestamp.batch == 1
+    (end,) = [one for one in snapshots() if one.event is Event.BATCH_END]
+    assert (end.timestamp.sample.value, end.timestamp.token.value) == (4, 12)
 
 
 def test_a_watched_model_can_be_copied_and_pickled() -> None:
