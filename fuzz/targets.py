@@ -73,6 +73,7 @@ from bus.tools.recovery import recover
 from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.event import Event
 from bus.types.intervals import batch_number
+from bus.types.source import Source
 from bus.types.timestamp import Time, Timestamp, TimeUnit, TrainingTime
 from consumers.delivery.commit import CallbackState, Committed, DestinationState
 
@@ -226,6 +227,7 @@ def _snapshot(data: bytes) -> None:
         event = decode_event(data)
         for kind in (Event.BATCH_END, Event.EVAL_BATCH_END):
             _look_at(Snapshot(kind, "r", 0, event))
+        Source.of(event.fields).describe()
 
 
 def _look_at(snapshot: Snapshot) -> None:
@@ -256,12 +258,19 @@ def _look_at_time(timestamp: Timestamp) -> None:
             timestamp.get(unit)
 
 
+_SOURCE = {
+    "framework": {"name": "Foo", "version": "1.2"},
+    "unavailable": {"events": ["eval_end"], "fields": {"gradient_norm": "no gradients"}},
+}
+
+
 def _bodies() -> list[bytes]:
     everything = EVENT_FIELDS | {
         "eval_timestamp": [0] * 14,
         "predict_timestamp": [1] * 14,
         "eval_metrics": {"eval": {"accuracy": 0.5}},
         "logged": [[1, {"a": 1.0}]],
+        **_SOURCE,
     }
     return [frame.partition(b"\0")[2] for frame in (event_frame(1), event_frame(2**40, fields=everything))]
 
@@ -447,12 +456,13 @@ def _run_file(data: bytes) -> None:
         run = read_run(folder)
         repr(run)
         str(run.status), str(run.recording), float(run.started), str(run.away)
+        Source.of(run.last.info).describe()
 
 
 def _run_files() -> list[bytes]:
     publisher = {"rank": 0, "pid": 1, "started": 5, "host": "h", "incarnation": "abc"}
     attempt = {"attempt": 1, "recording": "recording-1.mcap", "started": 1.5, "ended": None, "status": "running"}
-    attempt |= {"error": None, "world_size": 1, "publishers": [publisher], "info": {"command": ["train"]}}
+    attempt |= {"error": None, "world_size": 1, "publishers": [publisher], "info": {"command": ["train"], **_SOURCE}}
     over = attempt | {"status": "failed", "ended": 2.5, "error": "text"}
     return [json.dumps({"name": "r", "attempts": attempts}).encode() for attempts in ([attempt], [over, attempt])]
 

@@ -15,8 +15,10 @@ from bus.protocol.frames import EventBody
 from bus.protocol.order import Gap, Reached
 from bus.recording.source import RecordSource, is_mark
 from bus.runs.directory import Origin, RunInfo, changed_in_words
+from bus.types.event import Event
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in, value_text
+from bus.types.source import Source
 
 GOING_ON = ("live", "paused")
 """The status of a run that has not ended."""
@@ -46,6 +48,7 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
         "git_commit": info.get("git_commit"),
         "git_dirty": info.get("git_dirty"),
         "config": info.get("config", {}),
+        **Source.of(info).describe(),
     }
     origin = Origin.of(info)
     if origin is not None:
@@ -98,6 +101,7 @@ def describe_recording(path: Path) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     last: EventBody | None = None
     hyperparameters: dict[str, Any] = {}
+    described: dict[str, Any] = {}
     for record in source:
         if is_mark(record):
             continue
@@ -105,7 +109,10 @@ def describe_recording(path: Path) -> dict[str, Any]:
         counts[name] += 1
         if name in WITH_HYPERPARAMETERS and not record.topic.rank:
             hyperparameters |= hyperparameters_in(last.fields)
+        if name == Event.INIT and not record.topic.rank:
+            described = Source.of(last.fields).describe()
     return {
+        **described,
         "run": source.run,
         "reached": Reached.of(last)._asdict() if last else {},
         "events": dict(counts.most_common()),
@@ -171,6 +178,9 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "versions", _pairs({name: version for name, version in described["versions"].items() if version})
         yield "git commit", _commit(described)
         yield "config", _pairs(described["config"])
+    if "unavailable" in described:
+        yield "framework", described["framework"]
+        yield "never gives", _never(**described["unavailable"])
     if "recording" in described:
         reached = described["reached"]
         yield (
@@ -188,6 +198,11 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "damage", "; ".join(described["damage"])
     yield from _statistics_lines(described.get("statistics") or {})
     yield "trouble", described.get("trouble")
+
+
+def _never(events: list[str], fields: dict[str, str]) -> str:
+    listed = [f"{field} ({reason})" for field, reason in fields.items()]
+    return ", ".join([*events, *listed])
 
 
 def _statistics_lines(statistics: dict[str, Any]) -> Iterator[tuple[str, str | None]]:

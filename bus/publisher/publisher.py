@@ -30,6 +30,8 @@ from bus.types.deferred import Deferred
 from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.event import Event
 from bus.types.intervals import EventPosition, batch_number
+from bus.types.source import FIELDS as SOURCE_FIELDS
+from bus.types.source import check_unavailable
 from bus.types.timeouts import Timeouts
 from bus.types.timestamp import Timestamp, TrainingTime, wall_clock
 
@@ -105,7 +107,8 @@ class Publisher:
 
     ``run_name`` defaults to a new name; ``broker`` is the address of a shared broker (``tcp://127.0.0.1:5570``), by
     default one is started in the run's directory. ``events`` are published in any case, further ones while a consumer
-    wants them; the live set is :attr:`wanted`. ``info`` goes into ``run.json``.
+    wants them; the live set is :attr:`wanted`. ``info`` goes into ``run.json``; where it has ``unavailable``, such as
+    ``{"events": ["epoch_end"], "fields": {"gradient_norm": "why"}}``, consumers that wait for these say so at once.
     ``clock`` gives nanoseconds since 1970. ``on_command`` is called with each :class:`~bus.types.commands.Command` that
     comes, while an event is published or in :meth:`poll`; it is to be answered with :meth:`answer`. Without it ``stop``
     sets :attr:`stop_requested`, and all others are refused. ``timeouts`` says how long it waits for the broker.
@@ -138,6 +141,7 @@ class Publisher:
         if not 0 <= max_delay <= 1:
             raise ConfigurationError(f"max_delay is {max_delay}; it is in seconds: 0 to 1, 0 sends every event at once")
         check_backlog_bytes(backlog_bytes)
+        check_unavailable((info or {}).get("unavailable", {}))
         self.stop_requested = False
         """Whether a command has asked for the training to end: a loop of your own looks here after each batch."""
         self.stop_reason: str | None = None
@@ -164,6 +168,7 @@ class Publisher:
         self.attempt: int = welcome["attempt"]
         self.info = connection.info
         """What is written down about the run in ``run.json``: what was given as ``info``, and the process."""
+        self._introduction = {name: self.info[name] for name in SOURCE_FIELDS if name in self.info}
         self.address = connection.address
         """Where the run's broker is: further ranks join it there."""
         self._topic = Topic(self.run_name, END, rank)
@@ -302,6 +307,8 @@ class Publisher:
             if loss is not None and not has_deferred:
                 fields["loss"] = float(loss.detach() if hasattr(loss, "detach") else loss)
             self._at = timestamp
+            if self._introduction:
+                self._introduce(event, fields, context)
             carries = self._logged.count and event in BASE_EVENTS and "logged" not in fields
             if carries:
                 fields["logged"] = self._logged.entries()
@@ -315,6 +322,14 @@ class Publisher:
             ) from None
         self._previous = timestamp
         self._counts_batches = self._counts_batches or timestamp.batch > 0
+
+    def _introduce(self, event: Event, fields: dict[str, Any], context: bytes) -> None:
+        """Says what the events come from, with the first one or before it: consumers look for that at INIT."""
+        introduction, self._introduction = self._introduction, {}
+        if event is Event.INIT:
+            fields.update(introduction)
+        else:
+            self.send(Event.INIT, Timestamp().values, None, introduction, context)
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Logs numbers of a loop of your own under their names; the callback ``metrics`` hands them to loggers, and
@@ -358,6 +373,8 @@ class Publisher:
         # First of all, because a signal handler may close in the middle of it.
         self._logged.clear()
         context = self._context[1] or self._pack_plain_context({})
+        if self._introduction:
+            self._introduce(Event.BATCH_END, fields, context)
         if self._counts_batches:
             # An event at which nothing is done but what was asked for: the batch has ended already.
             self.send(Event.ITERATION_CHECKPOINT, self._at, None, fields, context, has_late)

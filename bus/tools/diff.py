@@ -17,11 +17,12 @@ from bus.tools.rows import COUNTERS, DURATIONS, as_row
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import FIELD as HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in, is_of_the_training
+from bus.types.source import FIELDS as SOURCE_FIELDS
 from bus.types.timestamp import TrainingTime
 
 _TIMES = ("time", *DURATIONS)
 _NEVER = ("run", "attempt", "rank", "seq", "event", "utc", "id", "decided_at", "on_demand", "not_sent", HYPERPARAMETERS)
-_OF_THE_CLOCK = frozenset(("system", "phases", "gpu_utilization", "late", "total_eval_wct", *_TIMES))
+_OF_THE_CLOCK = frozenset(("system", *SOURCE_FIELDS, "phases", "gpu_utilization", "late", "total_eval_wct", *_TIMES))
 _INNER_TIMES = ("eval_timestamp", "predict_timestamp")
 _FACTS = frozenset(
     (

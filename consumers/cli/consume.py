@@ -93,7 +93,7 @@ def consume(
             partial(say_start, name=name),
             states,
         )
-        code = max(code, report(stream, statistics, sorted(demand_of(made).fields)))
+        code = max(code, report(stream, statistics, sorted(demand_of(made).fields - statistics.source.fields.keys())))
         is_empty = streams.gave_nothing and not statistics.handled
         if not loop or statistics.interrupted or is_empty:
             break

@@ -9,6 +9,7 @@ from bus.protocol.snapshot import Snapshot
 from bus.recording.recording import Recording
 from bus.subscriber.source import RemoteRun
 from bus.types.event import Event
+from bus.types.source import Source
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger, LoggerDestination, LogValue, Row
 from consumers.callbacks.lr_monitor import LRMonitor
@@ -56,11 +57,12 @@ class _LastValues(LoggerDestination):
                 self.values[name] = LoggedValue(label, state.event, value)
 
 
-def read_logged(snapshots: Iterable[Snapshot]) -> dict[str, LoggedValue]:
-    """What a stream's events bring, by the name under which the callbacks ``metrics`` and ``lr`` log it."""
+def read_logged(snapshots: Iterable[Snapshot]) -> tuple[dict[str, LoggedValue], Source]:
+    """What a stream's events bring, by the name under which the callbacks ``metrics`` and ``lr`` log it; and what they
+    come from."""
     last = _LastValues()
-    Runner(snapshots, [TrainerMetrics(), LRMonitor(), _OwnFields()], [last]).run()
-    return last.values
+    statistics = Runner(snapshots, [TrainerMetrics(), LRMonitor(), _OwnFields()], [last]).run()
+    return last.values, statistics.source
 
 
 def list_metrics(found: Found) -> list[str]:
@@ -79,7 +81,7 @@ def list_metrics(found: Found) -> list[str]:
             name, goes_on, snapshots = found.run_name, False, found
         else:
             name, goes_on, snapshots = found.name, is_live(found), Recording(found.recording)
-        logged = read_logged(snapshots)
+        logged, source = read_logged(snapshots)
     damage = [snapshots.damage] if isinstance(snapshots, Recording) and snapshots.damage and not goes_on else []
     if not logged:
         nothing = f"run {name} has logged nothing{' so far: ask again after its first batch' if goes_on else ''}"
@@ -88,7 +90,9 @@ def list_metrics(found: Found) -> list[str]:
         say(line)
     hint = "early-stop and threshold-stop take metrics/LABEL/NAME as dataloader_label=LABEL and monitor=NAME"
     later = [f"run {name} is live: what it logs later is not in this list"] if goes_on else []
-    return [*later, hint, *damage]
+    never = [event.value for event in Event if event in source.events] + list(source.fields)
+    without = [f"{source.name} never gives {', '.join(never)}; 'bus info' says why"] if never else []
+    return [*later, *without, hint, *damage]
 
 
 def _table(logged: Mapping[str, LoggedValue]) -> list[str]:

@@ -18,6 +18,7 @@ from bus.protocol.stream import RunStream
 from bus.types.event import Event
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in
+from bus.types.source import Source
 from consumers.api.callback import Callback, CannotWorkError, OnError, demand_of, view_for
 from consumers.api.logger import Logger, RunContext
 from consumers.delivery.commit import CallbackState
@@ -44,6 +45,8 @@ class Handling:
     """Whether a dispatcher knows how far it came, and skips what lies before; it then delivers after each event."""
     on_detached: Callable[[], None] = lambda: None
     """Called after each callback that is given no more events because it cannot work."""
+    note_source: Callable[[Source], None] = lambda source: None
+    """Called with what the run says that its events come from."""
     at_checkpoint: AtCheckpoint | None = None
     """Called with the dispatcher, between two events, where the training has saved or loaded a checkpoint."""
 
@@ -195,6 +198,8 @@ class Dispatcher:
         logger = self._logger
         if event in self._with_hyperparameters and not snapshot.rank:
             logger.take_from_run(hyperparameters_in(snapshot.fields))
+            if event is Event.INIT:
+                self.handling.note_source(Source.of(snapshot.fields))
         if not entries:
             if logger.pending:
                 self._deliver(logger, snapshot)

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bus.errors import ConfigurationError
-from bus.types.demand import Demand
+from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.event import Event
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
+from bus.types.source import Source, shorten_names
 from consumers.api.callback import Callback, demand_of
 
 
@@ -83,6 +84,37 @@ def partition(callbacks: Sequence[Callback]) -> tuple[list[tuple[str, Callback]]
     named = list(zip(unique_names(callbacks), callbacks, strict=True))
     shared = [one for one in named if not one[1].runs_alone] or named[:1]
     return shared, [one for one in named if one not in shared]
+
+
+def missing_lines(entries: Sequence["CallbackEntry"], source: Source, run: str) -> list[str]:
+    """A line for people about each callback that waits for what a run's source never gives.
+
+    Of a callback that takes all base events, such as one that prints them, only the others count."""
+    lines: list[str] = []
+    waiting = [entry for entry in entries if entry.demand.events]
+    idle = 0
+    for entry in waiting:
+        gets = entry.demand.without(source.fields.keys()).events - source.events
+        events = entry.demand.events & source.events
+        if entry.demand.events >= BASE_EVENTS:
+            events -= BASE_EVENTS
+        fields = sorted(entry.demand.fields & source.fields.keys())
+        idle += not gets
+        if gets and not events and not fields:
+            continue
+        names = [event.value for event in Event if event in events]
+        reasons = f" ({'; '.join(f'{field}: {source.fields[field]}' for field in fields)})" if fields else ""
+        rest = "it gets the rest" if gets else "it gets nothing: leave it out"
+        lines.append(
+            f"callback {entry.name} waits for {shorten_names([*fields, *names])}, which {source.name} never gives"
+            f"{reasons}; {rest}"
+        )
+    if idle and idle == len(waiting):
+        lines.append(
+            f"no callback of this consumer gets anything from run {run}: 'bus info {run}' lists what {source.name} "
+            "never gives"
+        )
+    return lines
 
 
 def _overrides(callback: Callback, *names: str) -> bool:

@@ -13,8 +13,10 @@ from types import FrameType
 from typing import get_args
 
 from bus.errors import ClosedError, ConfigurationError
+from bus.printing import say
 from bus.protocol.snapshot import Snapshot
 from bus.protocol.stream import as_stream
+from bus.types.source import Source
 from consumers.api.callback import Callback, CannotWorkError, OnError
 from consumers.api.logger import LoggerDestination
 from consumers.delivery.commit import COMMIT_EVENTS, CommitStore
@@ -22,7 +24,7 @@ from consumers.delivery.fanout import Fanout, show_failure
 from consumers.delivery.spool import wrap_in_spool
 from consumers.runner.commits import Commits
 from consumers.runner.dispatcher import AtCheckpoint, CallbackError, Dispatcher, Handling
-from consumers.runner.entries import CallbackEntry, unique_names
+from consumers.runner.entries import CallbackEntry, missing_lines, unique_names
 from consumers.runner.statistics import RunnerStatistics
 from consumers.runner.worker import LOOK_SECONDS, CallbackWorker
 
@@ -73,7 +75,10 @@ class Runner:
         if on_error not in get_args(OnError):
             raise ConfigurationError(f"on_error {on_error!r} is not known: use {', '.join(get_args(OnError))}")
         self._keeps_progress = progress is not None
-        self._handling = Handling(self._note_error, on_error, self._keeps_progress, self._note_detached, at_checkpoint)
+        self._source = Source()
+        self._handling = Handling(
+            self._note_error, on_error, self._keeps_progress, self._note_detached, self._note_source, at_checkpoint
+        )
         # Named before they are wrapped: people know them by what they are.
         self._destinations = dict(zip(unique_names(destinations), map(wrap_in_spool, destinations), strict=True))
         self._fanout = Fanout(self._destinations, lambda error: self._shared.fail(error))
@@ -92,7 +97,7 @@ class Runner:
     def statistics(self) -> RunnerStatistics:
         """What has been handled so far, and what went wrong."""
         shared, restored = self._shared, self._commits.restored
-        dispatchers = [shared, *(worker.dispatcher for worker in self._workers)]
+        dispatchers = self._dispatchers
         known_gaps = () if restored is None else restored.gaps
         return RunnerStatistics(
             handled=shared.handled,
@@ -117,7 +122,12 @@ class Runner:
                 for name, destination in self._destinations.items()
                 if (where := destination.where) is not None
             },
+            source=self._source,
         )
+
+    @property
+    def _dispatchers(self) -> list[Dispatcher]:
+        return [self._shared, *(worker.dispatcher for worker in self._workers)]
 
     def run_beside(
         self,
@@ -239,10 +249,16 @@ class Runner:
         elif entry.errors == 1:
             show_failure(f"callback {entry.name} raised {where}; further errors are counted, not shown", error)
 
+    def _note_source(self, source: Source) -> None:
+        """Says what callbacks wait for in vain."""
+        self._source = source
+        entries = [entry for one in self._dispatchers for entry in one.entries]
+        for line in missing_lines(entries, source, self._shared.context.run_name):
+            say(line, err=True)
+
     def _note_detached(self) -> None:
         """Ends the running when no callback is left that is given anything."""
-        dispatchers = [self._shared, *(worker.dispatcher for worker in self._workers)]
-        if not any(entry.is_active for one in dispatchers for entry in one.entries):
+        if not any(entry.is_active for one in self._dispatchers for entry in one.entries):
             self._shared.fail(CallbackError("no callback is left, so this consumer ends"))
 
     @contextlib.contextmanager

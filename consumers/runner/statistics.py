@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from bus.protocol.order import Ending, Gap
 from bus.types.commands import Outcome
+from bus.types.source import Source
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class RunnerStatistics:
     """Why the last attempt to commit the progress failed; ``None`` when it did not."""
     written: Mapping[str, str] = field(default_factory=dict)
     """Where to look at what each destination was given, in words that follow its name."""
+    source: Source = field(default_factory=Source)
+    """What the run's events come from, as far as it has said so."""
 
     @property
     def problems(self) -> list[str]:

@@ -13,6 +13,7 @@ from bus.types import hyperparameters
 from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.event import Event
 from bus.types.intervals import MICROBATCH_EVENTS, EventPosition, batch_number
+from bus.types.source import FIELDS as SOURCE_FIELDS
 from bus.types.timestamp import Timestamp, TrainingTime
 from trainer.arguments.values import optimizer_names
 from trainer.data.models import read_metrics
@@ -384,8 +385,7 @@ class StatePublisher:
         more: dict[str, Any] = {}
         if event is Event.INIT:
             more["system"] = describe_system(state)
-            if (unavailable := self._info.get("unavailable")) is not None:
-                more["unavailable"] = unavailable
+            more.update((name, self._info[name]) for name in SOURCE_FIELDS if name in self._info)
         elif event is Event.FIT_START:
             more.update(describe_sizes(state))
         if event in _WITH_HYPERPARAMETERS and state.rank == 0 and (changed := self._changed_hyperparameters()):

@@ -1,0 +1,201 @@
+"""What a run's source never gives: consumers that wait for it say so at once, live, late and in a replay."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import offloop
+from bus import ConfigurationError, Event, Publisher, Snapshot, find_run
+from bus.cli.main import bus
+from bus.types.source import Source
+from consumers import Callback, ImageVisualizer, Logger, LRMonitor, TrainerMetrics
+from consumers.cli.attached import run_attached
+from consumers.cli.main import consumer
+from consumers.testing import replay
+
+INFO = {
+    "framework": {"name": "Foo", "version": "1.2"},
+    "unavailable": {
+        "events": [
+            "eval_end",
+            "before_forward",
+            "after_loss",
+            "before_loss",
+            "after_train_batch",
+            "eval_before_forward",
+        ],
+        "fields": {"gradient_norm": "Foo frees the gradients"},
+    },
+}
+
+
+class Printer(Callback):
+    """Handles every event there is."""
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        """Does nothing."""
+
+
+class Evaluations(Callback):
+    """Handles one event that never comes, and one that does."""
+
+    fields = ("gradient_norm",)
+
+    def eval_end(self, state: Snapshot, logger: Logger) -> None:
+        """Does nothing."""
+
+    def fit_start(self, state: Snapshot, logger: Logger) -> None:
+        """Does nothing."""
+
+
+PRINTER = "callback Printer waits for before_forward, before_loss, after_loss and 2 more, which Foo 1.2 never gives"
+EVALUATIONS = "callback Evaluations waits for gradient_norm and eval_end, which Foo 1.2 never gives (gradient_norm: Foo"
+IMAGES = "callback ImageVisualizer waits for before_forward and eval_before_forward, which Foo 1.2 never gives; it gets"
+
+
+def train(name: str = "r", info: dict[str, Any] = INFO) -> Path:
+    with Publisher(name, info=info) as publisher:
+        for batch in range(1, 4):
+            publisher.publish(Event.BATCH_END, batch=batch, loss=1 / batch)
+        return publisher.recording
+
+
+def lines_about(err: str) -> list[str]:
+    return [line for line in err.splitlines() if "never gives" in line]
+
+
+def test_a_callback_that_waits_in_vain_is_named_once_in_one_line(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logged = replay([LRMonitor(), TrainerMetrics(), Printer(), Evaluations(), ImageVisualizer()], train())
+    printer, evaluations, images = lines_about(capsys.readouterr().err)
+    assert printer.startswith(PRINTER)
+    assert printer.endswith("; it gets the rest")
+    assert evaluations.startswith(EVALUATIONS)
+    assert images.startswith(IMAGES)
+    assert images.endswith("; it gets nothing: leave it out")
+    assert logged.statistics.source.fields == {"gradient_norm": "Foo frees the gradients"}
+
+
+def test_a_consumer_that_can_get_nothing_says_so(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replay([ImageVisualizer(), ImageVisualizer()], train())
+    assert [line.split(" waits")[0] for line in lines_about(capsys.readouterr().err)[:2]] == [
+        "callback ImageVisualizer",
+        "callback ImageVisualizer#2",
+    ]
+    replay(ImageVisualizer(), train("s"))
+    assert "no callback of this consumer gets anything from run s: 'bus info s' lists" in capsys.readouterr().err
+    replay([ImageVisualizer(), LRMonitor()], train("t"))
+    assert "no callback" not in capsys.readouterr().err
+
+
+def test_it_is_said_while_the_training_is_at_work_and_to_who_comes_late(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Leaves(Evaluations):
+        """Has read what was said by the time of its first event."""
+
+        def fit_start(self, state: Snapshot, logger: Logger) -> None:
+            said.append(capsys.readouterr().err)
+            publisher.close()
+
+    said: list[str] = []
+    with Publisher("r", info=INFO) as publisher:
+        publisher.publish(Event.FIT_START)
+        assert run_attached(str(publisher.run_dir), [Leaves()], []) == 0
+    assert "callback Leaves waits for gradient_norm and eval_end, which Foo 1.2 never gives" in said[0]
+
+
+def test_the_command_says_it_and_not_at_the_end_that_a_field_might_have_come(runs_dir: Path) -> None:
+    train()
+    done = CliRunner().invoke(consumer, ["--last", "--callbacks", "nan,images"])
+    assert done.exit_code == 0, done.output
+    assert "callback NaNMonitor waits for gradient_norm, which Foo 1.2 never gives (gradient_norm: Foo" in done.output
+    assert "the field 'gradient_norm'" not in done.output
+    assert "the field 'inputs'" in done.output
+    listed = CliRunner().invoke(consumer, ["--list-metrics"])
+    assert "Foo 1.2 never gives before_forward, " in listed.output
+
+
+def test_of_several_attempts_each_says_what_it_lacks(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, third = train(), train(info={"unavailable": {"events": ["eval_end"]}}), train(info={})
+    replay(Evaluations(), second)
+    assert lines_about(capsys.readouterr().err) == [
+        "callback Evaluations waits for eval_end, which this training never gives; it gets the rest"
+    ]
+    replay(Evaluations(), first)
+    assert len(lines_about(capsys.readouterr().err)) == 1
+    replay(Evaluations(), third)
+    assert not lines_about(capsys.readouterr().err)
+
+
+def test_info_shows_the_framework_and_what_it_never_gives(runs_dir: Path) -> None:
+    recording = train()
+    for name in ("r", str(recording)):
+        shown = CliRunner().invoke(bus, ["info", name]).output
+        assert "framework" in shown
+        assert "Foo 1.2\n" in shown
+        assert "after_train_batch, eval_before_forward, eval_end, gradient_norm (Foo frees the gradients)" in shown
+        described = json.loads(CliRunner().invoke(bus, ["info", "--json", name]).output)
+        assert described["unavailable"]["fields"] == INFO["unavailable"]["fields"]
+    train("s", {})
+    assert "framework" not in CliRunner().invoke(bus, ["info", "s"]).output
+
+
+def test_a_watched_loop_says_what_it_is_in_its_run_and_in_its_first_event(runs_dir: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    with offloop.watch(model, torch.optim.SGD(model.parameters()), run_name="r", runs_dir=runs_dir) as run:
+        assert find_run("r").last.info["framework"] == {"name": "a loop of one's own", "version": None}
+    assert run.run_name == "r"
+    init = next(iter(offloop.Recording(find_run("r").recording)))
+    assert init.event is Event.INIT
+    assert Source.of(init.fields) == Source.of(find_run("r").last.info)
+    assert Event.BEFORE_LOSS in Source.of(init.fields).events
+
+
+@pytest.mark.parametrize(
+    ("unavailable", "message"),
+    [
+        ([], "info['unavailable'] is []: use a map of events"),
+        ({"event": []}, "use a map of events (a list of names) and fields"),
+        ({"events": "eval_end"}, "has the events 'eval_end': use a list of names"),
+        ({"events": ["eval_ends"]}, "did you mean eval_end"),
+        ({"events": [["eval_end"]]}, "has the event ['eval_end'], which is none"),
+        ({"fields": ["loss"]}, "has the fields ['loss']: use a map of names to reasons"),
+        ({"fields": {"loss": None}}, "use a map of names to reasons"),
+    ],
+)
+def test_a_loop_that_states_it_wrongly_is_told(runs_dir: Path, unavailable: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        Publisher("r", info={"unavailable": unavailable})
+    assert message in str(raised.value)
+    assert not (runs_dir / "r").exists()
+
+
+VALUES = st.recursive(
+    st.none() | st.integers() | st.floats() | st.text() | st.binary() | st.sampled_from(["eval_end", "Foo"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(), inner, max_size=4),
+    max_leaves=8,
+)
+STATED = st.fixed_dictionaries(
+    {},
+    optional={
+        "framework": VALUES | st.fixed_dictionaries({}, optional={"name": VALUES, "version": VALUES}),
+        "unavailable": VALUES | st.fixed_dictionaries({}, optional={"events": VALUES, "fields": VALUES}),
+    },
+)
+
+
+@given(STATED)
+def test_what_is_malformed_in_a_description_is_left_out(stated: dict[str, Any]) -> None:
+    source = Source.of(stated)
+    assert isinstance(source.name, str)
+    assert all(isinstance(event, Event) for event in source.events)
+    assert all(isinstance(one, str) for pair in source.fields.items() for one in pair)
+    json.dumps(source.describe())
