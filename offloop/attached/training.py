@@ -118,6 +118,7 @@ class AttachedTraining:
             schedulers=list(schedulers),
         )
         state.max_duration = max_duration
+        del state.evaluators
         self._clock = wall_clock()
         self._logger = _ValueLogger(state)
         self._stream = make_stream(options, config or {})
@@ -196,11 +197,13 @@ class AttachedTraining:
             batches_done, epochs_done: what the framework's own counters say; they win over ``resumed``.
         """
         state = self.state
-        state.timestamp = Timestamp(batch=batches_done, epoch=epochs_done)
+        in_epoch = batches_done - epochs_done * batches_per_epoch if batches_per_epoch else 0
+        state.timestamp = Timestamp(batch=batches_done, epoch=epochs_done, batch_in_epoch=in_epoch)
         if resumed is not None:
             saved = Timestamp.from_values(resumed["timestamp"])
             if saved.values.batch == batches_done:
-                state.timestamp = saved
+                # It may have been written between the last batch of an epoch and the epoch's end.
+                state.timestamp = saved.to_next_epoch() if saved.values.epoch < epochs_done else saved
             self.publisher.mark_checkpoint("load", state.timestamp.values, resumed["run_name"])
         self.use_data(dataloader, batches_per_epoch)
         state.evaluate_now = self._evaluate_now
@@ -213,6 +216,8 @@ class AttachedTraining:
         """Says what is trained on from now on, and how many optimizer steps there are in an epoch; ``None`` for what is
         not known."""
         state, size = self.state, getattr(dataloader, "batch_size", None)
+        if size is None:
+            size = getattr(getattr(dataloader, "batch_sampler", None), "batch_size", None)
         if isinstance(size, int):
             microbatches = _microbatches_in(dataloader, batches_per_epoch)
             state.device_train_microbatch_size = size if microbatches > 1 else None

@@ -20,11 +20,12 @@ _BEGINS = {
     Event.AFTER_TRAIN_BATCH: "optimizer",
 }
 _ENDS = {
-    Event.AFTER_DATALOADER: "data",
-    Event.AFTER_FORWARD: "forward",
-    Event.AFTER_LOSS: "loss",
-    Event.AFTER_BACKWARD: "backward",
-    Event.BATCH_END: "optimizer",
+    Event.AFTER_DATALOADER: ("data",),
+    Event.AFTER_FORWARD: ("forward",),
+    # In loops that do not tell where the forward pass ends and the loss begins, both are one phase.
+    Event.AFTER_LOSS: ("loss", "forward"),
+    Event.AFTER_BACKWARD: ("backward",),
+    Event.BATCH_END: ("optimizer",),
 }
 # After these a batch begins: what an evaluation takes belongs to none.
 _BETWEEN = {Event.FIT_START, Event.BATCH_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END}
@@ -103,7 +104,7 @@ class PhaseProbe:
             self._published_batches += 1
         if not self.is_timing:
             return
-        if event in _ENDS and self._open is not None and self._open[0] == _ENDS[event]:
+        if event in _ENDS and self._open is not None and self._open[0] in _ENDS[event]:
             phase, began = self._open
             self._open = None
             # The last phase of a batch has its place however many there are.

@@ -36,14 +36,16 @@ def describe_system(state: State) -> dict[str, Any]:
 def describe_sizes(state: State) -> dict[str, Any]:
     """Seed, batch sizes, numbers of samples, and the time spent evaluating before; what is not known is left out."""
     batch = _whole(getattr(state.train_dataloader, "batch_size", None))
-    evaluated = [_samples(evaluator.dataloader) for evaluator in state.evaluators]
+    # An attached training has none: it is not known which evaluations are to come.
+    evaluators = getattr(state, "evaluators", None)
+    evaluated = [_samples(evaluator.dataloader) for evaluator in evaluators or ()]
     facts = {
         "seed": state.seed,
         "global_train_batch_size": None if batch is None else batch * state.world_size,
         "device_train_microbatch_size": state.device_train_microbatch_size or batch,
         "train_samples": _samples(state.train_dataloader),
-        "evaluators": [one.label for one in state.evaluators],
-        "eval_samples": None if None in evaluated else sum(filter(None, evaluated)),
+        "evaluators": None if evaluators is None else [one.label for one in evaluators],
+        "eval_samples": None if evaluators is None or None in evaluated else sum(filter(None, evaluated)),
         "total_eval_wct": state.total_eval_wct or None,
     }
     return {name: value for name, value in facts.items() if value is not None}
