@@ -1,0 +1,284 @@
+"""Attaching to the trainers of Hugging Face's Transformers and of TRL: :class:`OffloopCallback`."""
+
+import functools
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Unpack
+
+from offloop.attached import (
+    ALWAYS,
+    EVALUATION,
+    EVALUATION_BATCHES,
+    PREDICTION,
+    AttachedTraining,
+    ConfigurationError,
+    Event,
+    Framework,
+    Options,
+    check_options,
+    contain,
+    missing,
+)
+
+try:
+    from transformers import Trainer, TrainerCallback, __version__
+    from transformers.trainer_utils import has_length
+except ModuleNotFoundError as error:
+    raise missing(error, "offloop.transformers", "transformers accelerate") from None
+
+_DATALOADER = {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
+_STEP = {Event.BEFORE_FORWARD, Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH}
+_EVENTS = ALWAYS | EVALUATION | EVALUATION_BATCHES | PREDICTION | _DATALOADER | _STEP
+_IN_EVENTS = ("loss", "learning_rate", "epoch")
+"""What is logged and is in every event already."""
+_IN_CHECKPOINT = "offloop"
+_NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]+")
+
+
+@contain("_begin", "_end", "_fire", "_begin_fetching", "_begin_step", "_end_step")
+@contain(
+    "_begin_evaluation",
+    "_end_evaluation",
+    "_begin_evaluation_batch",
+    "_end_evaluation_batch",
+    "on_epoch_begin",
+    "on_pre_optimizer_step",
+    "on_step_end",
+)
+@contain("on_epoch_end", "on_evaluate", "on_log", "on_save", "on_train_end")
+class OffloopCallback(TrainerCallback):
+    """Makes each ``train()`` of a trainer a run::
+
+        trainer = Trainer(...)
+        trainer.add_callback(OffloopCallback(trainer))
+
+    With several ranks each of them adds it. A batch is a step of the optimizer.
+
+    Args:
+        trainer: a ``Trainer``, a ``Seq2SeqTrainer``, TRL's ``SFTTrainer``, ``DPOTrainer`` or ``GRPOTrainer``, or
+            another one that is derived from ``Trainer``.
+        options: what :class:`trainer.Trainer` knows by the same names, see
+            :class:`offloop.attached.options.Options`. Without ``run_name`` the run has that of ``TrainingArguments``.
+
+    Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed."""
+
+    def __init__(self, trainer: Any = None, **options: Unpack[Options]) -> None:
+        if not isinstance(trainer, Trainer):
+            raise ConfigurationError(
+                "OffloopCallback needs the trainer: leave it out of callbacks=[...], and write "
+                "trainer.add_callback(OffloopCallback(trainer)) when the trainer is there"
+            )
+        check_options(options)
+        self.detached = True
+        """Whether there is no run: before and after ``train()``, and when an error of ours has ended it."""
+        self._trainer: Any = trainer
+        self._options = options
+        self._training: AttachedTraining
+        self._evaluated: dict[str, Any] = {}
+        self._wrapped: list[tuple[Any, str, Any, Any]] = []
+        self._train_method = trainer.train
+        vars(trainer)["train"] = self._train
+
+    def _train(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = self._train_method(*args, **kwargs)
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._end()
+        return result
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """The training begins, or begins again with smaller batches (``auto_find_batch_size``)."""
+        name = self._options.get("run_name") or _NOT_IN_NAMES.sub("-", args.run_name or "").strip("-._")[:100] or None
+        if not self.detached:
+            name = self._training.state.run_name
+            self._end(MemoryError(f"out of memory: it begins again with batches of {state.train_batch_size}"))
+        attached = [one for one in self._trainer.callback_handler.callbacks if isinstance(one, OffloopCallback)]
+        # A cell of a notebook that adds it may be executed twice.
+        self.detached = attached[-1] is not self
+        self._begin(name, args, state, parts["train_dataloader"])
+
+    def _begin(self, name: str | None, args: Any, state: Any, dataloader: Any) -> None:
+        trainer = self._trainer
+        self._save_requested = False
+        self._microbatches = 0
+        self._tokens_seen = state.num_input_tokens_seen
+        self._evaluates = self._predicts = False
+        is_trl = any(one.__module__.startswith("trl.") for one in type(trainer).__mro__)
+        precision = trainer.accelerator.mixed_precision
+        in_epochs = args.max_steps <= 0 and args.num_train_epochs % 1 == 0
+        self._training = training = AttachedTraining(
+            Framework("TRL", "trl", _EVENTS) if is_trl else Framework("Transformers", "transformers", _EVENTS),
+            {**self._options, "run_name": name},
+            trainer.model,
+            [getattr(trainer.optimizer, "optimizer", trainer.optimizer)],
+            [getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)],
+            max_duration=f"{int(args.num_train_epochs)}ep" if in_epochs else f"{state.max_steps}ba",
+            precision="fp32" if precision == "no" else precision,
+            config=_config(trainer),
+            evaluate=self._evaluate if trainer.eval_dataset is not None else "the trainer has no eval_dataset",
+            checkpoint=self._save,
+        )
+        before_backward = self._firing(Event.AFTER_LOSS, Event.BEFORE_BACKWARD)
+        self._wrap(trainer, "get_batch_samples", self._begin_fetching, self._firing(Event.AFTER_DATALOADER))
+        self._wrap(trainer, "training_step", self._begin_step, self._end_step)
+        self._wrap(trainer.accelerator, "backward", before_backward, self._firing(Event.AFTER_BACKWARD))
+        self._wrap(trainer, "evaluation_loop", self._begin_evaluation, self._end_evaluation)
+        self._wrap(trainer, "prediction_step", self._begin_evaluation_batch, self._end_evaluation_batch)
+        per_epoch = -(-len(dataloader) // args.gradient_accumulation_steps) if has_length(dataloader) else None
+        training.fit_start(
+            dataloader=dataloader,
+            batches_per_epoch=per_epoch,
+            resumed=state.stateful_callbacks.get(_IN_CHECKPOINT),
+            batches_done=state.global_step,
+            epochs_done=state.global_step // per_epoch if per_epoch else 0,
+        )
+
+    def on_epoch_begin(self, *_: Any, **parts: Any) -> None:
+        """An epoch begins."""
+        self._training.epoch_start()
+
+    def on_pre_optimizer_step(self, *_: Any, **parts: Any) -> None:
+        """The gradients are there, and clipped."""
+        self._training.fire(Event.AFTER_TRAIN_BATCH)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """The optimizer has stepped."""
+        self._control = control
+        seen, self._tokens_seen = state.num_input_tokens_seen - self._tokens_seen, state.num_input_tokens_seen
+        is_first = self._training.state.rank == 0
+        # GRPO and the like give each step the rows of several, from which they generate.
+        generates = hasattr(args, "steps_per_generation")
+        self._training.batch_end(
+            samples=args.per_device_train_batch_size * self._microbatches if generates else None,
+            # Transformers counts those of all ranks, when it counts them.
+            tokens=(seen if is_first else 0) if seen else None,
+        )
+        self._microbatches = 0
+        control.should_training_stop |= self._training.is_stopped
+        control.should_save |= self._save_requested
+        state.stateful_callbacks[_IN_CHECKPOINT] = self._training.state_dict()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """An epoch ends; also called when the training ends within one."""
+        if not (control.should_training_stop and state.epoch % 1):
+            self._training.epoch_end()
+            state.stateful_callbacks[_IN_CHECKPOINT] = self._training.state_dict()
+
+    def on_log(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """The trainer logs: the means of some steps, or what it has found in an evaluation."""
+        if self._evaluates:
+            self._evaluated.update(parts["logs"])
+        else:
+            values = {name: value for name, value in parts["logs"].items() if name not in _IN_EVENTS}
+            self._training.log({f"metrics/train/{name}": one for name, one in values.items() if _is_number(one)})
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """An evaluation is over."""
+        found = {**self._evaluated, **parts["metrics"]}
+        found.pop("epoch", None)
+        self._evaluates = False
+        self._training.eval_end({name.removeprefix(self._prefix): value for name, value in found.items()})
+
+    def on_save(self, *_: Any, **parts: Any) -> None:
+        """A checkpoint has been written."""
+        self._save_requested = False
+        self._training.checkpoint_saved()
+
+    def on_train_end(self, *_: Any, **parts: Any) -> None:
+        """The training is over."""
+        self._training.fit_end()
+
+    def detach(self, error: BaseException) -> None:
+        """Ends the run because of an error of ours."""
+        self._unwrap()
+        if hasattr(self, "_training"):
+            self._training.detach(error)
+
+    def _evaluate(self) -> None:
+        self._control.should_evaluate = True
+
+    def _save(self) -> None:
+        # Kept until it is done: with save_strategy="best" an evaluation decides otherwise.
+        self._save_requested = True
+
+    def _end(self, error: BaseException | None = None) -> None:
+        self._unwrap()
+        self._training.close(error)
+        del self._training
+        self.detached = True
+
+    def _begin_fetching(self, *_: Any, **more: Any) -> None:
+        self._training.save_place()
+        self._training.fire(Event.BEFORE_DATALOADER)
+
+    def _begin_step(self, model: Any, inputs: Any, *_: Any, **more: Any) -> None:
+        self._microbatches += 1
+        self._training.batch_start(inputs)
+        self._training.fire(Event.BEFORE_FORWARD)
+
+    def _end_step(self, loss: Any) -> None:
+        self._training.add_loss(loss)
+
+    def _begin_evaluation(
+        self, dataloader: Any, description: str = "", *_: Any, metric_key_prefix: str = "eval", **more: Any
+    ) -> None:
+        batches = len(dataloader) if has_length(dataloader) else None
+        self._predicts = description == "Prediction"
+        if self._predicts:
+            self._training.predict_start(batches=batches)
+        else:
+            self._evaluates, self._evaluated, self._prefix = True, {}, f"{metric_key_prefix}_"
+            self._training.eval_start(metric_key_prefix.removeprefix("eval_"), batches=batches)
+
+    def _end_evaluation(self, output: Any) -> None:
+        if self._predicts:
+            self._training.predict_end()
+
+    def _begin_evaluation_batch(self, model: Any, inputs: Any, *_: Any, **more: Any) -> None:
+        (self._training.predict_batch_start if self._predicts else self._training.eval_batch_start)(inputs)
+
+    def _end_evaluation_batch(self, found: Any) -> None:
+        (self._training.predict_batch_end if self._predicts else self._training.eval_batch_end)()
+
+    def _fire(self, events: Iterable[Event], *_: Any, **more: Any) -> None:
+        for event in events:
+            self._training.fire(event)
+
+    def _firing(self, *events: Event) -> Callable[..., None]:
+        return functools.partial(self._fire, events)
+
+    def _wrap(self, owner: Any, name: str, before: Callable[..., None], after: Callable[[Any], None]) -> None:
+        call = functools.partial(_between, before, getattr(owner, name), after)
+        self._wrapped.append((owner, name, vars(owner).get(name), call))
+        setattr(owner, name, call)
+
+    def _unwrap(self) -> None:
+        for owner, name, before, ours in reversed(self._wrapped):
+            # Whoever has wrapped it after us keeps what calls ours, which does nothing then.
+            if vars(owner).get(name) is ours:
+                delattr(owner, name)
+                if before is not None:
+                    setattr(owner, name, before)
+        self._wrapped.clear()
+
+
+def _between(
+    before: Callable[..., None], method: Callable[..., Any], after: Callable[[Any], None], /, *args: Any, **kwargs: Any
+) -> Any:
+    before(*args, **kwargs)
+    result = method(*args, **kwargs)
+    after(result)
+    return result
+
+
+def _config(trainer: Any) -> dict[str, Any]:
+    arguments = trainer.args.to_dict()
+    # It shows "<HUB_TOKEN>" where none is given, too.
+    given = {name: value for name, value in arguments.items() if getattr(trainer.args, name, None) is not None}
+    return {"trainer": type(trainer).__name__, "transformers": __version__, **given}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
