@@ -22,6 +22,7 @@ from offloop.attached import (
     check_options,
     contain,
 )
+from trainer.arguments.durations import check_max_duration
 from trainer.fields.field import ProbeHook
 
 _DATALOADER = {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
@@ -30,55 +31,59 @@ OWN_LOOP = Framework("a loop of one's own", None, ALWAYS | EVALUATION | _DATALOA
 _Batch = TypeVar("_Batch")
 
 
-@contain("_begin", "_fetch", "_fetched", "_end_batch", "_begin_epoch", "_end_epoch", "_end_fit", "_log")
+@contain(
+    "_start", "_begin", "_use", "_fetch", "_fetched", "_end_batch", "_begin_epoch", "_end_epoch", "_end_fit", "_log"
+)
 @contain("_before_forward", "_after_forward", "_before_backward", "_after_backward", "_before_step", "_after_step")
 @contain("_begin_evaluation", "_end_evaluation", "_close", "checkpoint_saved")
 class WatchedRun:
     """The run of a training that is watched, see :func:`watch`. Use it as a context manager, or let it end with
     :meth:`epochs`; otherwise it ends with the program."""
 
-    def __init__(self, training: AttachedTraining, gradient_accumulation_steps: int) -> None:
+    _training: AttachedTraining
+
+    def __init__(self, make_training: Callable[[], AttachedTraining], gradient_accumulation_steps: int) -> None:
         self.detached = False
         """Whether an error of ours has ended the run; the training goes on."""
-        self._training = training
         self._accumulation = gradient_accumulation_steps
         self._resumed: Mapping[str, Any] | None = None
         self._has_begun = self._fetches = self._in_epochs = self._has_stepped = False
         self._losses: list[Any] = []
+        self._handles: list[RemovableHandle | Wrapped] = []
+        self._start(make_training)
+
+    def _start(self, make_training: Callable[[], AttachedTraining]) -> None:
+        self._training = training = make_training()
+        training.at_exit = self.close
         model, optimizers = training.state.model, training.state.optimizers
-        self._handles: list[RemovableHandle | Wrapped] = [
+        self._handles += [
             model.register_forward_pre_hook(ProbeHook(self._before_forward), with_kwargs=True),
             model.register_forward_hook(ProbeHook(self._after_forward)),
             *(one.register_step_pre_hook(ProbeHook(self._before_step)) for one in optimizers),
             *(one.register_step_post_hook(ProbeHook(self._after_step)) for one in optimizers),
         ]
-        training.at_exit = self.close
 
     @property
-    def run_name(self) -> str:
-        """The run's name."""
-        return self._training.state.run_name
+    def run_name(self) -> str | None:
+        """The run's name; ``None`` when it could not be started."""
+        return self._training.state.run_name if hasattr(self, "_training") else None
 
     @property
     def stop_requested(self) -> bool:
         """Whether the training is to end here. A batch whose optimizer has stepped ends with this question."""
         self._end_batch()
-        return self._training.is_stopped and not self.detached
+        return not self.detached and self._training.is_stopped
 
     @property
     def stop_reason(self) -> str | None:
         """Why, and who has asked."""
-        return self._training.stop_reason
+        return None if self.detached else self._training.stop_reason
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs that are left, of so many; it ends when the training is to be stopped."""
-        state = self._training.state
-        if state.max_duration is None:
-            state.max_duration = f"{count}ep"
-        self._begin()
+        self._begin(f"{count}ep")
         self._in_epochs = True
-        first = state.timestamp.values.epoch
-        for epoch in range(first, count):
+        for epoch in range(0 if self.detached else self._training.state.timestamp.values.epoch, count):
             self._begin_epoch()
             yield epoch
             if self.stop_requested:
@@ -129,28 +134,31 @@ class WatchedRun:
     def state_dict(self) -> dict[str, Any]:
         """What goes into a checkpoint, so that a training that resumes continues the counters."""
         self._end_batch()
-        return self._training.state_dict()
+        return {} if self.detached else self._training.state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Takes over what :meth:`state_dict` has said; before the first epoch."""
         if self._has_begun:
             raise ConfigurationError("the training has begun: call load_state_dict() before the first epoch")
-        self._resumed = saved
+        self._resumed = saved or None
 
     def close(self, error: BaseException | None = None) -> None:
         """Ends the run; the loop that follows is not watched. Can be called more than once."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._remove_hooks()
         if error is None:
             self._end_fit()
         self._close(error)
 
     def detach(self, error: BaseException) -> None:
         """Ends the run because of an error of ours."""
+        self._remove_hooks()
+        if hasattr(self, "_training"):
+            self._training.detach(error)
+
+    def _remove_hooks(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._training.detach(error)
+        self._handles.clear()
 
     def __enter__(self) -> "WatchedRun":
         return self
@@ -160,8 +168,10 @@ class WatchedRun:
     ) -> None:
         self.close(error)
 
-    def _begin(self) -> None:
+    def _begin(self, max_duration: str | None = None) -> None:
         if not self._has_begun:
+            state = self._training.state
+            state.max_duration = state.max_duration or max_duration
             self._has_begun = True
             done = {} if self._resumed is None else {"batches_done": self._resumed["timestamp"][2]}
             self._training.fit_start(resumed=self._resumed, **done)
@@ -295,20 +305,26 @@ def watch(
         options: what :class:`trainer.Trainer` knows by the same names, see
             :class:`offloop.attached.options.Options`.
 
-    Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed, and
-    :class:`bus.errors.OffloopError` when the run cannot be started."""
+    Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed. When the run cannot be started,
+    that is shown, and the training goes on without one."""
     check_options(options)
-    training = AttachedTraining(
-        OWN_LOOP,
-        options,
-        model,
-        as_list(optimizer, torch.optim.Optimizer, "optimizer"),
-        as_list(scheduler, object, "scheduler"),
-        max_duration=max_duration,
-        evaluate=evaluate or "give watch() a function evaluate=",
-        checkpoint=checkpoint or "give watch() a function checkpoint=",
-    )
-    return WatchedRun(training, gradient_accumulation_steps)
+    if max_duration is not None:
+        check_max_duration(max_duration)
+
+    def make_training() -> AttachedTraining:
+        return AttachedTraining(
+            OWN_LOOP,
+            options,
+            model,
+            optimizers,
+            as_list(scheduler, object, "scheduler"),
+            max_duration=max_duration,
+            evaluate=evaluate or "give watch() a function evaluate=",
+            checkpoint=checkpoint or "give watch() a function checkpoint=",
+        )
+
+    optimizers = as_list(optimizer, torch.optim.Optimizer, "optimizer")
+    return WatchedRun(make_training, gradient_accumulation_steps)
 
 
 def _with_gradient(outputs: Any) -> torch.Tensor | None:

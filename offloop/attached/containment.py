@@ -50,8 +50,12 @@ def contain(*names: str) -> Callable[[_Adapter], _Adapter]:
 
 
 def _report(error: Exception) -> None:
+    _log.debug("the error that detached offloop", exc_info=error)
     if isinstance(error, OffloopError):
         _log.error("offloop is detached, the training continues without it: %s", error)
-    else:
-        place = "".join(traceback.format_exception(error))
-        _log.error("offloop is detached, the training continues without it; please report this:\n%s", place)
+        return
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    _log.error(
+        "offloop is detached, the training continues without it: %s: %s (%s, line %s, in %s); please report this",
+        *(type(error).__name__, error, frame.filename, frame.lineno, frame.name),
+    )

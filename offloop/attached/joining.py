@@ -18,7 +18,7 @@ _times = 0
 """How often the ranks have come together; the same number on all of them."""
 
 
-def join_ranks(patience: float = PATIENCE) -> Ranks | None:
+def join_ranks() -> Ranks | None:
     """The ranks of torch's default process group; ``None`` for a process by itself.
 
     All ranks have to call it, and wait for each other for a limited time: whoever is attached on some ranks only would
@@ -42,10 +42,10 @@ def join_ranks(patience: float = PATIENCE) -> Ranks | None:
     names = [f"offloop/attached/{_times}/{rank}" for rank in range(dist.get_world_size())]
     store.set(names[dist.get_rank()], "1")
     try:
-        store.wait(names, timedelta(seconds=patience))
+        store.wait(names, timedelta(seconds=PATIENCE))
     except (RuntimeError, dist.DistError):
         raise RankError(
-            f"offloop is not attached on every one of {len(names)} ranks, or not within {patience:g} s: attach it on "
+            f"offloop is not attached on every one of {len(names)} ranks, or not within {PATIENCE:g} s: attach it on "
             "all of them, whatever their number",
             rank=dist.get_rank(),
         ) from None

@@ -376,9 +376,7 @@ class AttachedTraining:
         _open.discard(self)
         if self.ranks is not None and not self.ranks.closed:
             # They wait for this one in the next batch, and get an error when it leaves.
-            self.ranks.closed = True
-            if dist.is_initialized():
-                dist.destroy_process_group(self.ranks.hosts)
+            self.ranks.disconnect()
         self._stream.close("failed", f"offloop was detached: {type(error).__name__}: {error}", None, drain=False)
 
     # What an adapter tells at any time.

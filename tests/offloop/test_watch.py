@@ -1,6 +1,7 @@
 """A loop of one's own, watched: what is published of it, what can be done to it, and that it is not changed by that."""
 
 import copy
+import json
 import logging
 import os
 import pickle
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from brokers import free_address
 from field_stream import Stream
 
 import offloop
@@ -137,7 +139,7 @@ def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill
     def kill_half_way() -> None:
         if kill and len(loop.losses) == 10:
             lock = next(Path(os.environ["OFFLOOP_RUNS_DIR"]).glob("w/broker.json"))
-            os.kill(int(__import__("json").loads(lock.read_text())["pid"]), signal.SIGKILL)
+            os.kill(int(json.loads(lock.read_text())["pid"]), signal.SIGKILL)
 
     loop.after_batch = kill_half_way
     assert same(plain, loop.watched(run_name="w", record="all"))
@@ -326,6 +328,53 @@ def test_a_program_that_ends_ends_its_run(there: str, status: str, error: str | 
     ending = ending_of("w")
     assert (ending.status, ending.error) == (status, error)
     assert ([one.event.value for one in snapshots()][-1] == "fit_end") == (status == "finished")
+
+
+def test_a_run_that_cannot_be_started_is_shown_and_the_loop_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    plain = Loop().plain()
+    with offloop.Publisher("w"):
+        loop = Loop().watched(run_name="w")
+    assert same(plain, loop)
+    assert loop.run.detached
+    assert "the training continues without it: run 'w' in" in caplog.text
+    assert (loop.run.stop_requested, loop.run.state_dict()) == (False, {})
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_commands_and_one_alone_stalls_nobody(tmp_path: Path) -> None:
+    job = Path(__file__).parents[1] / "support" / "watched_ranks.py"
+    environment = os.environ | {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_address().rpartition(":")[2],
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(job), str(tmp_path)],
+            env=environment | {"RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+    found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+    for one in found:
+        commanded = one["commanded"]
+        assert (len(commanded["losses"]), commanded["lr"]) == (8, 0.2)
+        assert commanded["done"] == [["heat 2", 3], ["evaluate", 3], ["checkpoint", 3]]
+        for part in ("watched", "failing", "alone"):
+            assert (one[part]["losses"], one[part]["weights"]) == (one["plain"]["losses"], one["plain"]["weights"])
+
+    ends = [one for one in Recording(tmp_path / "runs" / "watched") if one.event is Event.BATCH_END]
+    assert sorted((one.rank, one.timestamp.sample.value) for one in ends) == [
+        (rank, 6 * batch) for rank in range(2) for batch in range(1, 13)
+    ]
+    assert [one.loss for one in ends if one.rank == 1] == pytest.approx(found[1]["watched"]["losses"], abs=1e-6)
+    assert "a defect of ours" in said[1]
+    assert [text.count("offloop is not attached on every one of 2 ranks") for text in said] == [1, 0]
 
 
 def test_a_loop_that_resumes_counts_on() -> None:

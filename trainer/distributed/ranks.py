@@ -169,13 +169,19 @@ class Ranks:
         with contextlib.suppress(RuntimeError):
             if self._store is not None and why is not None:
                 self._store.compare_set(_REASON, "", f"rank {self.rank} ended with {why}")
-        hosts, self.hosts, self._counting = self.hosts, None, None
-        if not dist.is_initialized():
-            return
-        if self._owns_group and dist.get_backend() == "gloo":
+        if dist.is_initialized() and self._owns_group and dist.get_backend() == "gloo":
+            self.hosts = self._counting = None
             dist.destroy_process_group()
         else:
             # Tensors on a GPU are on their way still; what their group is left with is up to the exit.
+            self.disconnect()
+
+    def disconnect(self) -> None:
+        """Leaves the group of the hosts alone: ranks that wait for this one there get an error at once."""
+        self.closed = True
+        # What is still referred to is not closed.
+        hosts, self.hosts, self._counting = self.hosts, None, None
+        if hosts is not None and dist.is_initialized():
             dist.destroy_process_group(hosts)
 
     def restore_sigterm(self) -> None:
