@@ -186,7 +186,8 @@ class WatchedRun:
             length = len(dataloader)
         except (TypeError, NotImplementedError):
             length = None
-        self._training.use_data(dataloader, None if length is None else -(-length // self._accumulation))
+        batches = None if length is None else -(-length // self._accumulation)
+        self._training.use_data(dataloader, batches, self._accumulation)
 
     def _end_epoch(self) -> None:
         self._end_batch()

@@ -130,6 +130,7 @@ class OffloopCallback(TrainerCallback):
         training.fit_start(
             dataloader=dataloader,
             batches_per_epoch=per_epoch,
+            microbatches=args.gradient_accumulation_steps,
             resumed=state.stateful_callbacks.get(_IN_CHECKPOINT),
             batches_done=state.global_step,
             epochs_done=state.global_step // per_epoch if per_epoch else 0,

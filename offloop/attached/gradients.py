@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
@@ -16,7 +16,8 @@ _NAMES = ("gradient_norm", "gradient_norms", "optimizer_norms")
 
 
 class GradientProbe:
-    """Computes a field just before the optimizers step, in the batches that it is asked of."""
+    """Computes a field as soon as the optimizer has stepped, in the batches that it is asked of: the gradients are
+    those that it used, also where the step itself computes and clips them, in a closure."""
 
     def __init__(self, compute: FieldFunction, state: State, is_due: Callable[[], bool]) -> None:
         self._compute = compute
@@ -25,7 +26,7 @@ class GradientProbe:
         self._computed_at = -1
         self._found: Any = None
         self._trouble: Exception | None = None
-        hook = register_optimizer_step_pre_hook(ProbeHook(self._before_step))
+        hook = register_optimizer_step_post_hook(ProbeHook(self._after_step))
         weakref.finalize(self, hook.remove)
 
     def found(self) -> Any:
@@ -40,7 +41,7 @@ class GradientProbe:
             raise FieldNotReadyError("this batch began before the field was requested")
         return found
 
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
         batch = self._state.timestamp.values.batch
         if batch == self._computed_at or all(optimizer is not one for one in self._state.optimizers):
             return
@@ -55,13 +56,13 @@ class GradientProbe:
 
 
 def keep_gradients(fields: FieldRegistry) -> None:
-    """Has the fields of gradients computed before the step, and sent when the batch has ended."""
+    """Has the fields of gradients computed right after the step, and sent when the batch has ended."""
     for name in _NAMES:
         field = fields[name]
-        fields.replace(name, _before_step(field))
+        fields.replace(name, _at_step(field))
 
 
-def _before_step(field: Field) -> Field:
+def _at_step(field: Field) -> Field:
     compute = field.compute
     return field._replace(
         compute=GradientProbe.found,

@@ -184,6 +184,7 @@ class AttachedTraining:
         *,
         dataloader: Any = None,
         batches_per_epoch: int | None = None,
+        microbatches: int = 1,
         resumed: Mapping[str, Any] | None = None,
         batches_done: int = 0,
         epochs_done: int = 0,
@@ -193,11 +194,12 @@ class AttachedTraining:
         Args:
             dataloader: what is trained on, where that is known.
             batches_per_epoch: optimizer steps in an epoch, where that is known.
+            microbatches: dataloader batches that go into a step.
             resumed: what :meth:`state_dict` said in the checkpoint that the training resumes from.
             batches_done, epochs_done: what the framework's own counters say; they win over ``resumed``.
         """
         state = self.state
-        in_epoch = batches_done - epochs_done * batches_per_epoch if batches_per_epoch else 0
+        in_epoch = max(0, batches_done - epochs_done * (batches_per_epoch or batches_done))
         state.timestamp = Timestamp(batch=batches_done, epoch=epochs_done, batch_in_epoch=in_epoch)
         if resumed is not None:
             saved = Timestamp.from_values(resumed["timestamp"])
@@ -205,21 +207,20 @@ class AttachedTraining:
                 # It may have been written between the last batch of an epoch and the epoch's end.
                 state.timestamp = saved.to_next_epoch() if saved.values.epoch < epochs_done else saved
             self.publisher.mark_checkpoint("load", state.timestamp.values, resumed["run_name"])
-        self.use_data(dataloader, batches_per_epoch)
+        self.use_data(dataloader, batches_per_epoch, microbatches)
         state.evaluate_now = self._evaluate_now
         self._control.checkpoint = self._save_now
         state.fitting = True
         self.fire(Event.FIT_START)
         self._began = self._clock() // 1000
 
-    def use_data(self, dataloader: Any, batches_per_epoch: int | None) -> None:
-        """Says what is trained on from now on, and how many optimizer steps there are in an epoch; ``None`` for what is
-        not known."""
+    def use_data(self, dataloader: Any, batches_per_epoch: int | None, microbatches: int = 1) -> None:
+        """Says what is trained on from now on, how many optimizer steps there are in an epoch, ``None`` for what is not
+        known, and how many dataloader batches go into a step."""
         state, size = self.state, getattr(dataloader, "batch_size", None)
         if size is None:
             size = getattr(getattr(dataloader, "batch_sampler", None), "batch_size", None)
         if isinstance(size, int):
-            microbatches = _microbatches_in(dataloader, batches_per_epoch)
             state.device_train_microbatch_size = size if microbatches > 1 else None
             state.train_dataloader = SimpleNamespace(
                 batch_size=size * microbatches, dataset=getattr(dataloader, "dataset", None)
@@ -274,12 +275,14 @@ class AttachedTraining:
         self._save_event = Event.BATCH_CHECKPOINT
 
     def epoch_end(self) -> None:
-        """All batches of an epoch are done."""
+        """All batches of an epoch are done. Commands are applied here, too: a stop that an evaluation has caused comes
+        before the next epoch."""
         self.save_place()
         state = self.state
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_epoch()
         self.fire(Event.EPOCH_END)
+        self.apply_commands(Event.EPOCH_END)
         self._save_event = Event.EPOCH_CHECKPOINT
 
     def save_place(self) -> None:
@@ -473,13 +476,6 @@ def _unavailable(field: Field, reason: str) -> Field:
         raise FieldUnsupportedError(reason)
 
     return field._replace(compute=compute, probe=None, reserves=False)
-
-
-def _microbatches_in(dataloader: Any, batches_per_epoch: int | None) -> int:
-    length = None
-    with contextlib.suppress(TypeError, NotImplementedError):
-        length = len(dataloader)
-    return -(-length // batches_per_epoch) if length and batches_per_epoch else 1
 
 
 def _sized(batches: int | None) -> DataSpec | None:
