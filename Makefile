@@ -23,7 +23,7 @@ help:
 	@echo "make test-all    run all tests; fail if a program that some of them need is not installed"
 	@echo "make check       format, lint, types, imports between rooms, words"
 	@echo "make docs        build the site of the documentation into site/"
-	@echo "make bench       measure the training loop, the stream and the dashboard"
+	@echo "make bench       measure the training loop, other frameworks, the stream and the dashboard"
 	@echo "make fuzz        bad input for every decoder and socket, SECONDS=60 for each"
 	@echo "make setup       only make the virtual environment $(VENV), which all of these do first"
 
@@ -65,6 +65,7 @@ docs: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/hot_loop.py
+	$(BIN)/python benchmarks/frameworks.py
 	$(BIN)/python benchmarks/stream.py
 	$(BIN)/python benchmarks/dashboard.py
 

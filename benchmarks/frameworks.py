@@ -174,7 +174,7 @@ def lightning(variant: Variant, steps: int, where: Path, clock: Clock) -> None:
 
 def transformers(variant: Variant, steps: int, where: Path, clock: Clock) -> None:
     """The Trainer of Transformers."""
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     from offloop.transformers import OffloopCallback
 
@@ -206,7 +206,7 @@ def transformers(variant: Variant, steps: int, where: Path, clock: Clock) -> Non
         ),
         train_dataset=[{"inputs": inputs, "labels": label} for inputs, label in rows],
     )
-    trainer.remove_callback("PrinterCallback")
+    trainer.remove_callback(PrinterCallback)
     if variant.logger == "ours":
         trainer.add_callback(OffloopCallback(trainer, run_name="w", runs_dir=where))
     elif variant.logger == "sleeper":

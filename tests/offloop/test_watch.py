@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from attached_runs import snapshots_of
 from brokers import free_address
 from field_stream import Stream
 
@@ -82,10 +83,6 @@ def same(one: Loop, other: Loop) -> bool:
     return all(torch.equal(left, right) for left, right in zip(one.weights, other.weights, strict=True))
 
 
-def snapshots(name: str = "w") -> list[Any]:
-    return list(Recording(Path(os.environ["OFFLOOP_RUNS_DIR"]) / name))
-
-
 def ending_of(name: str) -> Any:
     return Recording(Path(os.environ["OFFLOOP_RUNS_DIR"]) / name).read_endings()[-1]
 
@@ -107,9 +104,9 @@ def test_every_event_comes_at_its_place(accumulate: int) -> None:
     for count in [accumulate] * (10 // accumulate) + [10 % accumulate] * bool(10 % accumulate):
         batches += [*BATCH, STEP[0], *MICROBATCH * (count - 1), *STEP[1:]]
     end = ["before_dataloader", "epoch_end", "epoch_checkpoint", "fit_end"]
-    seen = [one.event.value for one in snapshots()]
+    seen = [one.event.value for one in snapshots_of("w")]
     assert seen == ["init", "fit_start", "epoch_start", *batches, *end]
-    told = set(snapshots()[0].unavailable["events"])
+    told = set(snapshots_of("w")[0].unavailable["events"])
     assert told == {event.value for event in Event} - set(seen) - {event.value for event in EVALUATION}
     assert loop.run.stop_requested is False
 
@@ -117,7 +114,7 @@ def test_every_event_comes_at_its_place(accumulate: int) -> None:
 @pytest.mark.parametrize(("accumulate", "rows"), [(1, 80), (2, 80), (4, 77)])
 def test_loss_rates_and_training_time_are_those_of_the_loop(accumulate: int, rows: int) -> None:
     loop = Loop(accumulate, rows).watched(run_name="w")
-    ends = [one for one in snapshots() if one.event is Event.BATCH_END]
+    ends = [one for one in snapshots_of("w") if one.event is Event.BATCH_END]
     per_epoch = -(-10 // accumulate)
     assert [one.timestamp.batch.value for one in ends] == list(range(1, 2 * per_epoch + 1))
     groups = [list(part) for _, part in groupby(range(20), lambda index: (index // 10, index % 10 // accumulate))]
@@ -127,7 +124,7 @@ def test_loss_rates_and_training_time_are_those_of_the_loop(accumulate: int, row
     assert ends[-1].timestamp.sample.value == 2 * rows
     assert ends[-1].timestamp.epoch.value == 1
     assert {one.dataloader_len for one in ends} == {per_epoch}
-    last = snapshots()[-1]
+    last = snapshots_of("w")[-1]
     assert (last.event, last.timestamp.epoch.value, str(last.max_duration)) == (Event.FIT_END, 2, "2ep")
 
 
@@ -143,7 +140,9 @@ def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill
 
     loop.after_batch = kill_half_way
     assert same(plain, loop.watched(run_name="w", record="all"))
-    assert [one.timestamp.batch.value for one in snapshots() if one.event is Event.BATCH_END] == list(range(1, 11))
+    assert [one.timestamp.batch.value for one in snapshots_of("w") if one.event is Event.BATCH_END] == list(
+        range(1, 11)
+    )
 
 
 def test_the_gradients_of_the_step_are_had_although_the_loop_forgets_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +188,7 @@ def test_stop_ends_the_loop_after_the_batch() -> None:
     loop.watched(run_name="w")
     assert (len(loop.losses), answers) == (5, [None])
     assert "stop" in (loop.run.stop_reason or "")
-    assert [one.event.value for one in snapshots()][-1] == "fit_end"
+    assert [one.event.value for one in snapshots_of("w")][-1] == "fit_end"
     assert ending_of("w").status == "stopped"
 
 
@@ -231,7 +230,7 @@ def test_evaluations_and_checkpoints_are_done_on_command_with_functions_for_them
 
     loop.watched(run_name="w", evaluate=evaluate, checkpoint=checkpoint)
     assert answers == [None, None]
-    (end,) = [one for one in snapshots() if one.event is Event.EVAL_END]
+    (end,) = [one for one in snapshots_of("w") if one.event is Event.EVAL_END]
     assert (end.timestamp.batch.value, end.dataloader_label) == (5, "val")
     assert end.eval_metrics == {"val": {"accuracy": 0.75}}
     assert saved[0]["timestamp"][2] == 5
@@ -327,7 +326,7 @@ def test_a_program_that_ends_ends_its_run(there: str, status: str, error: str | 
     subprocess.run([sys.executable, "-c", SCRIPT.format(there=there)], capture_output=True, timeout=60, check=False)
     ending = ending_of("w")
     assert (ending.status, ending.error) == (status, error)
-    assert ([one.event.value for one in snapshots()][-1] == "fit_end") == (status == "finished")
+    assert ([one.event.value for one in snapshots_of("w")][-1] == "fit_end") == (status == "finished")
 
 
 def test_a_run_that_cannot_be_started_is_shown_and_the_loop_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -390,7 +389,7 @@ def test_a_loop_that_resumes_counts_on() -> None:
     run = offloop.watch(second.model, second.optimizer, run_name="w2")
     run.load_state_dict(kept)
     assert list(run.epochs(3)) == [1, 2]
-    first = next(one for one in snapshots("w2") if one.event is Event.FIT_START)
+    first = next(one for one in snapshots_of("w2") if one.event is Event.FIT_START)
     assert (first.timestamp.batch.value, first.timestamp.sample.value) == (15, 15 * SIZE)
 
 
@@ -402,7 +401,7 @@ def test_without_the_iterators_the_hooks_alone_tell_where_batches_are() -> None:
         if run.stop_requested:
             break
     run.close()
-    ends = [one for one in snapshots() if one.event is Event.BATCH_END]
+    ends = [one for one in snapshots_of("w") if one.event is Event.BATCH_END]
     assert [one.timestamp.sample.value for one in ends] == [16, 32, 48, 64, 80]
     assert ends[0].loss == pytest.approx(sum(loop.losses[:2]) / 2, abs=1e-6)
 
@@ -421,7 +420,7 @@ def test_a_batch_ends_before_an_evaluation_and_counts_what_the_model_is_given_by
         assert run._training.state.timestamp.batch == 0
         model(input_ids=torch.ones(4, 3))
         assert run._training.state.timestamp.batch == 1
-    (end,) = [one for one in snapshots() if one.event is Event.BATCH_END]
+    (end,) = [one for one in snapshots_of("w") if one.event is Event.BATCH_END]
     assert (end.timestamp.sample.value, end.timestamp.token.value) == (4, 12)
 
 
@@ -433,7 +432,7 @@ def test_a_watched_model_can_be_copied_and_pickled() -> None:
         one.train()
         one(torch.ones(2, 6)).sum().backward()
     run.close()
-    assert [one.event.value for one in snapshots()] == ["init"]
+    assert [one.event.value for one in snapshots_of("w")] == ["init"]
 
 
 def test_values_and_nan_are_logged_for_the_batch_at_work() -> None:
@@ -443,7 +442,7 @@ def test_values_and_nan_are_logged_for_the_batch_at_work() -> None:
         for index, batch in enumerate(run.batches(loop.loader)):
             loss = loop.step(index, *batch)
             run.log({"share": torch.tensor(index / 10)}, loss=loss * float("nan") if index == 3 else loss)
-    ends = [one for one in snapshots() if one.event is Event.BATCH_END]
+    ends = [one for one in snapshots_of("w") if one.event is Event.BATCH_END]
     logged = [pair for one in ends for pair in one.logged]
     assert [step for step, _ in logged] == list(range(10))
     assert [values["share"] for _, values in logged] == pytest.approx([index / 10 for index in range(10)], abs=1e-6)

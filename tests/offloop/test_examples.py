@@ -1,0 +1,61 @@
+"""The quick starts of the frameworks, with our line added: they train, are watched, stopped and replayed."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from attached_runs import snapshots_of
+from helpers import wait_for
+from paths import ROOT
+
+from bus import Event
+from bus.runs.directory import find_run, list_runs
+from bus.subscriber.commands import send_command
+
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*_quickstart.py"))
+CONSUMER = [sys.executable, "-m", "consumers", "--callbacks", "speed,lr,metrics", "--log", "jsonl"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_quick_start_trains_is_watched_stopped_and_replayed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    script = ROOT / "examples" / f"{name}.py"
+    with (
+        subprocess.Popen(CONSUMER, stderr=subprocess.PIPE, text=True) as consumer,
+        subprocess.Popen(
+            [sys.executable, str(script), "100000"],
+            env=os.environ | {"KERAS_BACKEND": "torch", "HF_HUB_OFFLINE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as training,
+    ):
+        try:
+            run = wait_for(lambda: next((one for one in list_runs(tmp_path / "runs") if one.live), None), "a run", 90)
+            send_command(run, "pause", wait=60)
+            send_command(run, "resume", wait=60)
+            assert send_command(run, "stop", wait=60).error is None
+            shown, said = training.communicate(timeout=60)
+            watched = consumer.communicate(timeout=60)[1]
+        finally:
+            training.kill()
+            consumer.kill()
+    assert (training.returncode, "Traceback" in said) == (0, False), f"{shown}\n{said}"
+    assert find_run(run.name).status == "stopped"
+    assert (consumer.returncode, "stopped" in watched) == (0, True), watched
+    losses = [one.loss for one in snapshots_of(run.name) if one.event is Event.BATCH_END]
+    assert losses
+    assert all(isinstance(one, float) for one in losses)
+
+    replay = [*CONSUMER, "--last", "--log", "jsonl", "-o", f"jsonl.path={tmp_path / 'again.jsonl'}"]
+    done = subprocess.run(replay, capture_output=True, text=True, timeout=60, check=True)
+    assert "events handled" in done.stderr
+    text = (tmp_path / "again.jsonl").read_text()
+    assert len(re.findall('"loss/train/total"', text)) == len(losses)
