@@ -20,9 +20,9 @@ TEMPORARY_NAME = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp")
 
 
 @contextlib.contextmanager
-def atomic_replace(path: Path) -> Iterator[Path]:
+def atomic_replace(path: Path, *, is_new: bool = False) -> Iterator[Path]:
     """Gives a path to make a file, a symbolic link or a folder at, which takes the place of ``path`` when the block
-    ends.
+    ends. With ``is_new`` a folder does not replace another one in which something is.
 
     It does so in one step, and a file not before it is on the disk; the files in a folder have to be there already.
     Whatever goes wrong, ``path`` stays as it was and nothing else stays behind; after a kill the next write to the same
@@ -42,7 +42,7 @@ def atomic_replace(path: Path) -> Iterator[Path]:
             if draft.is_dir() and not draft.is_symlink():
                 for folder, _, _ in os.walk(draft):
                     sync(Path(folder))
-                if os.path.lexists(path):
+                if os.path.lexists(path) and not is_new:
                     os.replace(path, workplace / "replaced")
             elif not draft.is_symlink():
                 # Some writers let the owner alone read what they write; the umask decides, as with any other file.

@@ -14,7 +14,7 @@ from bus.net.requests import ask_broker, list_remote_runs
 from bus.protocol.frames import EventBody
 from bus.protocol.order import Gap, Reached
 from bus.recording.source import RecordSource, is_mark
-from bus.runs.directory import Origin, RunInfo, changed_in_words
+from bus.runs.directory import IMPORTED_FROM, Origin, RunInfo, changed_in_words
 from bus.types.event import Event
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in, value_text
@@ -53,6 +53,8 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
     origin = Origin.of(info)
     if origin is not None:
         described["replay_of"] = origin._asdict()
+    if isinstance(imported := info.get(IMPORTED_FROM), dict):
+        described[IMPORTED_FROM] = imported
     paused = None if run.paused is None else run.paused._asdict()
     return {**described, **_recorded(run.recording), "run": run.name, "paused": paused, **_statistics(run)}
 
@@ -172,6 +174,8 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "paused", f"since {when(described['paused']['since'])}, after batch {described['paused']['batch']}"
     if described.get("replay_of"):
         yield "replay of", str(Origin(**described["replay_of"]))
+    if imported := described.get(IMPORTED_FROM):
+        yield "imported from", f"{imported.get('path')} ({imported.get('source')})"
     if "command" in described:
         yield "command", " ".join(described["command"])
         yield "host", described["host"]

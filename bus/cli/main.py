@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from bus.cli.options import broker_options, check_broker, runs_dir_option
-from bus.cli.recordings import cut_recording, diff_recordings, export_recording, merge_recordings, recover_recording
+from bus.cli.recordings import (
+    cut_recording,
+    diff_recordings,
+    export_recording,
+    import_log,
+    merge_recordings,
+    recover_recording,
+)
 from bus.cli.replay import replay
 from bus.errors import ConfigurationError
 from bus.net.allow_list import ROLES, AllowList, allow, default_allow_list
@@ -344,7 +351,15 @@ def allow_key(keyfile: str | None, roles: tuple[str, ...], allow_list: str | Non
             say(f"{grant.role:<8} {grant.key} {grant.name}")
 
 
-for _command in (cut_recording, diff_recordings, export_recording, merge_recordings, recover_recording, replay):
+for _command in (
+    cut_recording,
+    diff_recordings,
+    export_recording,
+    import_log,
+    merge_recordings,
+    recover_recording,
+    replay,
+):
     bus.add_command(_command)
 
 

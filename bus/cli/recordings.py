@@ -1,4 +1,5 @@
-"""The commands ``bus export``, ``diff``, ``cut``, ``merge`` and ``recover``: what can be done with recordings."""
+"""The commands ``bus export``, ``import``, ``diff``, ``cut``, ``merge`` and ``recover``: what can be done with
+recordings."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,7 @@ from bus.errors import ConfigurationError, OffloopError
 from bus.printing import say, shorten, table
 from bus.strict_json import plain
 from bus.terminal import HELP, describe_os_error
+from bus.tools.logs import SOURCES
 from bus.tools.rows import FORMATS
 from bus.types.event import Event
 
@@ -88,6 +90,46 @@ def export_recording(
     marks = f" and {done.marks} row{'s' * (done.marks > 1)} for commands and the end" if done.marks else ""
     say(f"exported {done.events} events{marks} of {path} to {done.path}")
     _say_findings(done)
+
+
+@click.command(name="import", short_help="Make a run of another tool's log.", context_settings=HELP)
+@click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+@click.option("--from", "source", required=True, type=click.Choice(list(SOURCES)), help="What wrote it.")
+@click.option("--name", metavar="NAME", help="What to call the run. Default: the name of the log's folder or file.")
+@click.option(
+    "--step-column", metavar="NAME", help="Of csv and jsonl: what counts the steps. Default: step or the like."
+)
+@runs_dir_option
+def import_log(path: Path, source: str, name: str | None, step_column: str | None, runs_dir: str | None) -> None:
+    """Make a finished run of a log of another tool, to replay it, compare it, and see it beside other runs.
+
+    \b
+    tensorboard       a folder of event files, or several of them, each of which becomes a run
+    csv               a table with a column of steps, such as Lightning's metrics.csv
+    jsonl             a JSON object for each step in a line of its own
+    hf-trainer-state  the trainer_state.json of a Hugging Face trainer
+
+    PATH is the file or its folder. Batch 100 of the run is step 100 of the log.
+
+    Exit code: 0 when nothing of the log was damaged, 3 when something was, 1 when nothing could be imported.
+    """
+    from bus.tools.imports import import_logs
+
+    if step_column is not None and source not in ("csv", "jsonl"):
+        raise click.UsageError(f"--step-column is for csv and jsonl: the steps of {source} are known")
+    is_damaged = False
+    for done in import_logs(source, path, runs_dir, name, step_column):
+        if done.run is None:
+            say(f"there are no numbers in {done.path}: no run is made of it")
+        else:
+            say(f"imported {done.values:,} values of {done.steps:,} steps of {done.path} as run {done.run}")
+        if done.replaced:
+            say(f"{done.replaced:,} values were replaced by later ones of the same name and step")
+        for line in (*done.notes, *done.damage):
+            say(line)
+        is_damaged = is_damaged or bool(done.damage)
+    if is_damaged:
+        click.get_current_context().exit(EXIT_LOST)
 
 
 @click.command(name="cut", short_help="Write a part of a recording.", context_settings=HELP)

@@ -34,6 +34,9 @@ SOCKET_FILES = ("broker.sock", "stream.sock")
 _SOCKET_PATH_LIMIT = 107
 _REPLAY_OF = "replay_of"
 
+IMPORTED_FROM = "imported_from"
+"""What stands among the description of a run that was made from another tool's log: the kind of log, and its path."""
+
 
 class Pause(NamedTuple):
     """A training that is paused by a command."""
@@ -379,9 +382,12 @@ class RunDirectory:
             number += 1
         return number, recording
 
-    def begin_attempt(self, recording: Path, number: int, info: dict[str, Any], world_size: int) -> None:
-        """Writes down that an attempt has begun, whose recording is there."""
-        entry = {"attempt": number, "recording": recording.name, "started": time.time(), "ended": None} | {
+    def begin_attempt(
+        self, recording: Path, number: int, info: dict[str, Any], world_size: int, started: float | None = None
+    ) -> None:
+        """Writes down that an attempt has begun, whose recording is there; ``started`` is by default now."""
+        began = time.time() if started is None else started
+        entry = {"attempt": number, "recording": recording.name, "started": began, "ended": None} | {
             "status": "running",
             "error": None,
             "world_size": world_size,
@@ -446,12 +452,18 @@ class RunDirectory:
         """Writes down where the broker of an attempt listens: from here on it is live."""
         self._write(BROKER_FILE, {"door": control, "stream": stream, "pid": os.getpid(), "attempt": number})
 
-    def end_attempt(self, ending: Ending, trouble: str | None = None, reached: Reached | None = None) -> None:
+    def end_attempt(
+        self,
+        ending: Ending,
+        trouble: str | None = None,
+        reached: Reached | None = None,
+        ended: float | None = None,
+    ) -> None:
         """Writes down how the attempt ended, and how far it came; ``trouble`` stands in the place of an error where
-        there is none."""
+        there is none. ``ended`` is by default now."""
         entry = self._record["attempts"][-1]
         entry.pop("paused", None)
-        entry.update(ending.to_fields(), error=ending.error or trouble, ended=time.time())
+        entry.update(ending.to_fields(), error=ending.error or trouble, ended=time.time() if ended is None else ended)
         if reached is not None:
             entry["reached"] = reached._asdict()
         self._write(RUN_FILE, self._record)

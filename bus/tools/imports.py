@@ -1,0 +1,348 @@
+"""Runs made from the logs of other tools."""
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from bus.errors import CheckpointError, ConfigurationError, RunDirectoryError
+from bus.files import atomic_replace
+from bus.protocol.frames import END, MAX_FRAME, MAX_TIME, Topic, check_run_name, event_encoder, pack_map
+from bus.protocol.order import Ending, Reached
+from bus.recording.writer import RecordingWriter
+from bus.runs.directory import IMPORTED_FROM, RunDirectory, in_words, runs_dir
+from bus.strict_json import plain
+from bus.tools.logs import Log, Row, find_logs, read_log
+from bus.types.event import Event
+from bus.types.hyperparameters import FIELD, hyperparameters_in
+from bus.types.timestamp import TrainingTime
+
+_Place = tuple[str, ...]
+"""Where a value goes: ``loss``, ``lr`` with optimizer and group, ``time`` with a counter, ``train`` with the name of a
+metric, ``eval`` with label and name, ``logged`` with its own name."""
+
+_LOSSES = (
+    *("loss", "train/loss", "train_loss", "train_loss_step", "train/loss_step"),
+    *("loss/train/total", "loss/train", "training/loss", "training_loss"),
+)
+"""Names of the training loss: of several in a log the first of these is it."""
+
+_RATES = re.compile(
+    r"(?:train[/_])?(?:lr|learning_rate)|lr-(?P<optimizer>.+?)(?:/(?P<kind>pg|group)(?P<group>\d{1,4}))?"
+)
+_NO_RATES = ("-momentum", "-weight_decay")
+_METRICS = re.compile(r"metrics/(?P<label>[^/]+)/(?P<name>.+)")
+_TIME = "time/"
+_LABELS = "val|valid|validation|eval|evaluation|test"
+_EVALUATED = re.compile(rf"(?i:(?P<label>{_LABELS})[/_](?P<name>.+)|(?P<name_first>.+)/(?P<label_last>{_LABELS}))")
+_COUNTERS = {
+    **dict.fromkeys(("epoch", "train/epoch", "time/epoch"), "epoch"),
+    **dict.fromkeys(("num_tokens", "num_input_tokens_seen"), "token"),
+    **dict.fromkeys(("train/num_tokens", "train/num_input_tokens_seen"), "token"),
+    **{
+        f"{_TIME}{name}": name
+        for name in ("batch", "sample", "token", "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
+    },
+}
+_LARGEST_COUNT = 1 << 53
+_RESERVED = frozenset(("step", "time"))
+_UNNAMED = re.compile(r"[^A-Za-z0-9._-]+")
+_LONGEST_NAME = 100
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A run that was made from a log."""
+
+    run: str | None
+    """``None`` for one of several logs in which there are no numbers: it is not a run."""
+    path: Path
+    """The log."""
+    steps: int
+    """Steps at which the log has something."""
+    values: int
+    """Numbers that were taken."""
+    replaced: int
+    """Numbers that were left out because another one came later for the same name and step."""
+    notes: tuple[str, ...]
+    """What was left out because it is of no use here, each in a line."""
+    damage: tuple[str, ...]
+    """What could not be read, each in a line."""
+
+
+def import_logs(
+    source: str,
+    path: Path,
+    where: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    step_column: str | None = None,
+) -> list[Imported]:
+    """Makes a finished run of the log at ``path``; of a folder of TensorBoard logs one for each of them.
+
+    ``source`` is one of :data:`bus.tools.logs.SOURCES`; ``where`` the runs directory. ``name`` is by default that of
+    the log's folder or file; several runs have their folder's name behind it. ``step_column`` names what counts the
+    steps in CSV and JSON lines.
+
+    Raises:
+        ConfigurationError: it is not such a log, there are no numbers in it, or a run of that name exists.
+        RunDirectoryError: the run cannot be written.
+        OSError: the log cannot be read.
+    """
+    logs = find_logs(source, path)
+    root = runs_dir(where)
+    names = [_run_name(log, name, len(logs) > 1) for log in logs]
+    for one in names:
+        if names.count(one) > 1:
+            raise ConfigurationError(f"two of the logs in {path} would be run {one!r}: import each by its own path")
+        _check_new(root, one)
+    done = [_import(source, log, root, one, step_column) for log, one in zip(logs, names, strict=True)]
+    if all(one.run is None for one in done):
+        raise ConfigurationError(f"there are no numbers in {done[0].path}: nothing is imported")
+    return done
+
+
+def _run_name(log: Log, given: str | None, is_one_of_several: bool) -> str:
+    if given is not None and not is_one_of_several:
+        return check_run_name(given)
+    own = _UNNAMED.sub("-", log.name).strip("-._")
+    name = f"{given}-{own}" if given is not None else own[:_LONGEST_NAME]
+    if not name:
+        raise ConfigurationError(f"{log.path} has no name that a run can have: choose one with '--name'")
+    return check_run_name(name)
+
+
+def _check_new(root: Path, name: str) -> None:
+    if os.path.lexists(root / name):
+        raise ConfigurationError(f"run {name!r} exists in {in_words(root)}: choose another name with '--name'")
+
+
+def _import(source: str, log: Log, root: Path, name: str, step_column: str | None) -> Imported:
+    steps = values = replaced = 0
+    # Sorted outside of Python, because a log may be larger than memory.
+    with closing(sqlite3.connect("")) as rows:
+        try:
+            places = _places(_gather(rows, read_log(source, log, step_column)))
+            if places:
+                with atomic_replace(root / name, is_new=True) as draft:
+                    directory = RunDirectory(draft.parent, name)
+                    try:
+                        steps, values, replaced = _write(directory, rows, log, source, places)
+                    finally:
+                        directory.release()
+        except UnicodeError as error:
+            raise ConfigurationError(f"{log.path} is not text in UTF-8 ({error})") from None
+        except RecursionError:
+            raise ConfigurationError(f"{log.path} has values that are nested too deep") from None
+        except sqlite3.Error as error:
+            raise RunDirectoryError(f"the temporary file for sorting {log.path} cannot be used: {error}") from None
+        except CheckpointError as error:
+            _check_new(root, name)
+            raise RunDirectoryError(str(error)) from None
+    notes, damage = (tuple(found.lines()) for found in (log.notes, log.damage))
+    return Imported(name if places else None, log.path, steps, values, replaced, notes, damage)
+
+
+def _gather(database: sqlite3.Connection, rows: Iterable[Row]) -> list[str]:
+    """Takes all rows in; returns the names of their values."""
+    execute, pack = database.execute, msgpack.Packer().pack
+    execute("CREATE TABLE rows (step INTEGER, time REAL, body BLOB)")
+    names: dict[str, Any] = {}
+    for step, time, values in rows:
+        if values is None:
+            execute("DELETE FROM rows WHERE step >= ?", (step,))
+        elif values:
+            known = time if time is not None and 0 <= time < MAX_TIME / 10**9 else None
+            execute("INSERT INTO rows VALUES (?, ?, ?)", (step, known, pack(values)))
+            names.update(values)
+    return list(names)
+
+
+# -- where a value goes -----------------------------------------------------------------------------------------------
+
+
+def _places(names: Iterable[str]) -> dict[str, _Place]:
+    """Where the values of each name go: two names never to the same place."""
+    places: dict[str, _Place] = {}
+    taken: set[_Place] = set()
+    order = {name: number for number, name in enumerate(_LOSSES)}
+    for name in sorted(names, key=lambda name: order.get(name.casefold(), 0)):
+        place = _place(name)
+        if place in taken:
+            place = ("logged", name)
+        taken.add(place)
+        places[name] = place
+    return places
+
+
+def _place(name: str) -> _Place:
+    folded = name.casefold()
+    if folded in _LOSSES:
+        return ("loss",)
+    if counter := _COUNTERS.get(folded):
+        return "time", counter
+    if (found := _RATES.fullmatch(name)) and not name.endswith(_NO_RATES):
+        group = int(found["group"] or 0) - (found["kind"] == "pg")
+        return "lr", found["optimizer"] or "optimizer", str(group)
+    if found := _METRICS.fullmatch(name):
+        return ("train", found["name"]) if found["label"] == "train" else ("eval", found["label"], found["name"])
+    if (found := _EVALUATED.fullmatch(name)) and not name.startswith(_TIME):
+        return "eval", found["label"] or found["label_last"], found["name"] or found["name_first"]
+    # Of these names every row of a logger has one.
+    return "logged", f"log/{name}" if name in _RESERVED else name
+
+
+# -- the run ----------------------------------------------------------------------------------------------------------
+
+
+def _write(
+    directory: RunDirectory, rows: sqlite3.Connection, log: Log, source: str, places: Mapping[str, _Place]
+) -> tuple[int, int, int]:
+    """Writes the recording, and what is known of the run. Returns how many steps, values and replaced values."""
+    (first,) = rows.execute("SELECT min(time) FROM rows").fetchone()
+    # A log without times has at least that of its files.
+    began = max(path.stat().st_mtime_ns for path in log.files) if first is None else _nanoseconds(first)
+    number, recording = directory.next_attempt()
+    with closing(RecordingWriter(recording, directory.name, number, directory.run_id)) as writer:
+        stream = _Stream(writer, directory.name, number, began, places)
+        stream.send(Event.FIT_START, _hyperparameters(log))
+        for step, group in groupby(
+            rows.execute("SELECT step, time, body FROM rows ORDER BY step, rowid"), key=itemgetter(0)
+        ):
+            stream.step(step, group)
+        stream.send(Event.FIT_END, {})
+        stream.end()
+    info = {IMPORTED_FROM: {"source": source, "path": str(log.path.absolute())}}
+    directory.begin_attempt(recording, number, info, 1, began / 10**9)
+    at = stream.at
+    reached = Reached(at.epoch, at.batch, at.sample, None)
+    directory.end_attempt(Ending("finished"), reached=reached, ended=stream.time / 10**9)
+    return stream.steps, stream.values, stream.replaced
+
+
+def _nanoseconds(seconds: float) -> int:
+    # The product would be rounded to a quarter of a microsecond.
+    whole = int(seconds)
+    return whole * 10**9 + round((seconds - whole) * 10**9)
+
+
+def _hyperparameters(log: Log) -> dict[str, Any]:
+    found = hyperparameters_in({FIELD: plain(log.hyperparameters)})
+    return {FIELD: {name: _packable(value) for name, value in found.items()}} if found else {}
+
+
+def _packable(value: Any) -> Any:
+    """A hyperparameter, as text where it is a number that the stream cannot hold."""
+    try:
+        msgpack.packb(value)
+    except OverflowError:
+        return str(value)
+    return value
+
+
+class _Stream:
+    """The stream of a run, written step by step: a ``batch_end`` for what was logged of the training, an ``eval_end``
+    for each evaluator."""
+
+    def __init__(
+        self, writer: RecordingWriter, run: str, attempt: int, began: int, places: Mapping[str, _Place]
+    ) -> None:
+        self._writer = writer
+        self._run, self._attempt = run, attempt
+        self._began = self.time = began
+        self._places = places
+        self._seq = 0
+        self._topics: dict[str, tuple[bytes, Any]] = {}
+        self._contexts: dict[str | None, bytes] = {}
+        self._counters = {"epoch": 0, "sample": 0, "token": 0}
+        self._counters |= dict.fromkeys(("batch_in_epoch", "sample_in_epoch", "token_in_epoch"), 0)
+        self.at = TrainingTime(*[0] * 14)
+        self.steps = self.values = self.replaced = 0
+
+    def step(self, step: int, rows: Iterable[tuple[int, float | None, bytes]]) -> None:
+        """Takes in all rows of a step, of which a later one replaces values of an earlier one."""
+        latest: dict[str, tuple[float, float | None]] = {}
+        for _, time, body in rows:
+            for name, value in msgpack.unpackb(body).items():
+                if name in latest and latest[name][0] != value:
+                    self.replaced += 1
+                latest[name] = value, time
+        self.steps += 1
+        self.values += len(latest)
+        fields: dict[str, Any] = {}
+        logged: dict[str, float] = {}
+        rates: dict[str, dict[int, tuple[str, float]]] = {}
+        evaluated: dict[str, dict[str, float]] = {}
+        times: dict[str | None, float] = {}
+        for name, (value, time) in latest.items():
+            kind, *key = self._places[name]
+            label = None
+            if kind == "time":
+                if not self._count(key[0], value, step):
+                    logged[name] = value
+            elif kind == "loss":
+                fields["loss"] = float(value)
+            elif kind == "lr":
+                rates.setdefault(key[0], {})[int(key[1])] = name, float(value)
+            elif kind == "train":
+                fields.setdefault("train_metrics", {})[key[0]] = value
+            elif kind == "eval":
+                label = key[0]
+                evaluated.setdefault(label, {})[key[1]] = value
+            else:
+                logged[key[0]] = value
+            if time is not None:
+                times[label] = min(time, times.get(label, time))
+        for optimizer, groups in rates.items():
+            if sorted(groups) == list(range(len(groups))):
+                fields.setdefault("lr", {})[optimizer] = [groups[group][1] for group in range(len(groups))]
+            else:
+                logged.update(groups.values())
+        if logged:
+            fields["logged"] = [[step, logged]]
+        self.at = self.at._replace(batch=step, **self._counters)
+        if fields:
+            self.send(Event.BATCH_END, fields, times.get(None))
+        for label, metrics in evaluated.items():
+            self.send(Event.EVAL_END, {"eval_metrics": {label: metrics}}, times.get(label), label)
+
+    def _count(self, counter: str, value: float, step: int) -> bool:
+        """Takes in a part of the training time; false for what does not say all of itself there."""
+        if counter == "batch":
+            return value == step
+        if not 0 <= value < _LARGEST_COUNT:
+            return False
+        self._counters[counter] = int(value)
+        return value == int(value)
+
+    def send(self, event: Event, fields: dict[str, Any], time: float | None = None, label: str | None = None) -> None:
+        """Writes an event; all of them are base events."""
+        if time is not None:
+            self.time = max(self.time, _nanoseconds(time))
+        self.at = self.at._replace(total_wct=(self.time - self._began) // 1000)
+        self._append(event.value, self.at, fields, label)
+
+    def end(self) -> None:
+        """Writes how the run ended."""
+        self._append(END, TrainingTime(*[0] * 14), Ending("finished").to_fields(), None)
+
+    def _append(self, name: str, at: TrainingTime, fields: dict[str, Any], label: str | None) -> None:
+        if name not in self._topics:
+            topic = Topic(self._run, name, 0)
+            self._topics[name] = topic.encode(), event_encoder(topic, self._attempt)
+        if label not in self._contexts:
+            context = {"world_size": 1} if label is None else {"world_size": 1, "dataloader_label": label}
+            self._contexts[label] = pack_map(context)
+        front, encode = self._topics[name]
+        self._seq += 1
+        frame = encode(self._seq, self._seq, self.time, at, None, fields, self._contexts[label])
+        if len(frame) > MAX_FRAME:
+            raise ConfigurationError(f"step {at.batch} of the log has more values than an event can hold")
+        self._writer.append(front[:-1], self._seq, self._seq, self.time, frame[len(front) :])

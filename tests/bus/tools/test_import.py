@@ -1,0 +1,619 @@
+"""``bus import``: logs that other tools wrote become runs as every other."""
+
+import csv
+import json
+import math
+import os
+import struct
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.tensorboard import SummaryWriter
+from training import gold_evaluators, gold_trainer
+from transformers.trainer_callback import TrainerState
+
+from bus import ConfigurationError, Event, Recording, RunDirectoryError, find_run
+from bus.cli.main import bus
+from bus.runs.directory import RunDirectory
+from bus.tools import imports
+from bus.tools.diff import diff
+from bus.tools.export import export
+from bus.tools.imports import import_logs
+from consumers.callbacks import LRMonitor, SpeedMonitor, TrainerMetrics
+from consumers.dashboard.view.run_view import RunView
+from consumers.loggers import CsvLogger, JsonlLogger
+from consumers.testing import Logged, replay
+
+HOSTILE = "\x1b]0;owned\x07\u202e"
+
+
+def run_bus(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(bus, [str(argument) for argument in arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def replayed(name: str) -> Logged:
+    return replay([TrainerMetrics(), LRMonitor()], find_run(name).recording)
+
+
+def write_csv(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def write_jsonl(path: Path, *records: Any) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def same(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
+
+
+# -- Lightning --------------------------------------------------------------------------------------------------------
+
+
+class Model(lightning.LightningModule):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(width, 1)
+
+    def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
+        loss = self.layer(batch[0]).pow(2).mean()
+        self.log("train_loss", loss)
+        self.log("norm", self.layer.weight.norm())
+        return loss
+
+    def validation_step(self, batch: list[torch.Tensor], _: int) -> None:
+        self.log("val_loss", self.layer(batch[0]).pow(2).mean())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+@pytest.fixture(scope="module")
+def lightning_logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The logs of one training: by CSVLogger and by TensorBoardLogger."""
+    folder = tmp_path_factory.mktemp("lightning")
+    loggers = CSVLogger(folder, "as_csv", "first"), TensorBoardLogger(folder, "as_tb", "second")
+    loader = DataLoader(TensorDataset(torch.randn(40, 4)), 4)
+    trainer = lightning.Trainer(
+        max_epochs=2,
+        log_every_n_steps=3,
+        logger=loggers,
+        callbacks=[LearningRateMonitor()],
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    with warnings.catch_warnings():
+        # Lightning's own use of torch, and its advice where there are more processors.
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+        warnings.filterwarnings("ignore", ".*does not have many workers", UserWarning)
+        trainer.fit(Model(), loader, loader)
+    return {"csv": folder / "as_csv" / "first", "tensorboard": folder / "as_tb" / "second"}
+
+
+@pytest.mark.parametrize("source", ["csv", "tensorboard"])
+def test_a_training_of_lightning(runs_dir, lightning_logs, source):
+    log = lightning_logs[source]
+    with (lightning_logs["csv"] / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    written = {
+        name: [(int(row["step"]), float(row[column])) for row in rows if row[column]]
+        for column, name in {
+            "train_loss": "loss/train/total",
+            "norm": "norm",
+            "val_loss": "metrics/val/loss",
+            "lr-SGD": "lr-SGD/group0",
+        }.items()
+    }
+    assert [len(found) for found in written.values()] == [6, 6, 2, 2]
+
+    assert "imported" in run_bus("import", "--from", source, log).output
+    logged = replayed(log.name)
+    for name, values in written.items():
+        # The floats of an event file have half of the bits.
+        assert dict(logged.metrics[name]) == pytest.approx(dict(values), rel=1e-6 if source == "tensorboard" else 0), (
+            name
+        )
+    assert logged.hyperparameters == {"width": 4}
+    states = list(Recording(find_run(log.name).recording))
+    view = RunView(log.name)
+    for state in states:
+        view.see(state)
+    for name in written:
+        points = view.series(name).points()
+        assert dict(zip(points.xs, points.ys, strict=True)) == dict(logged.metrics[name]), name
+    assert [state.timestamp.epoch.value for state in states if state.event is Event.EVAL_END] == [0, 1]
+    assert states[0].event is Event.FIT_START
+    assert states[-1].event is Event.FIT_END
+    assert states[-1].timestamp.batch == 19
+
+
+def test_what_commands_say_of_an_imported_run(runs_dir, lightning_logs, tmp_path):
+    run_bus("import", "--from", "csv", lightning_logs["csv"], "--name", "one")
+    run_bus("import", "--from", "tensorboard", lightning_logs["tensorboard"], "--name", "two")
+    run = find_run("one")
+    assert (run.status, run.live, run.id is not None) == ("finished", False, True)
+    assert run.last.reached is not None
+    assert (run.last.reached.epoch, run.last.reached.batch) == (1, 19)
+    path = lightning_logs["csv"] / "metrics.csv"
+    assert run.last.info == {"imported_from": {"source": "csv", "path": str(path)}}
+    described = run_bus("info", "one").output
+    assert f"imported from  {path} (csv)" in described
+    assert "finished" in described
+    assert "one" in run_bus("runs").output
+    found = diff(run.recording, find_run("two").recording, tolerance=1e-6)
+    assert {one.name for one in found.metrics} <= {"logged/hp_metric"}
+    assert not found.incomplete
+    assert export(run.recording, tmp_path / "out.csv", "csv").ending is not None
+    assert (run.path / "run.json").stat().st_mode & 0o077 == 0
+
+
+# -- TensorBoard ------------------------------------------------------------------------------------------------------
+
+
+def test_scalars_in_every_form_at_their_own_times(runs_dir, tmp_path):
+    with SummaryWriter(tmp_path / "log") as writer:
+        for step in (10, 20):
+            writer.add_scalar("Loss/train", step / 7, step, walltime=1_700_000_000.5 + step)
+            writer.add_scalar("Loss/test", step / 3, step, walltime=1_700_000_001 + step, new_style=True)
+            writer.add_scalar("precise", step / 3, step, 1_700_000_000.5 + step, new_style=True, double_precision=True)
+            writer.add_scalar("bad", math.nan if step == 10 else -math.inf, step, walltime=1_700_000_002 + step)
+        writer.add_histogram("weights", torch.randn(10), 10, walltime=1_700_000_012)
+        writer.add_text("note", "hello", 10, walltime=1_700_000_012)
+    done = import_logs("tensorboard", tmp_path / "log")
+    assert [(one.run, one.steps, one.values) for one in done] == [("log", 2, 8)]
+
+    states = list(Recording(find_run("log").recording))
+    assert [state.event.value for state in states] == [
+        *("fit_start", "batch_end", "eval_end", "batch_end", "eval_end", "fit_end"),
+    ]
+    assert [state.time for state in states] == [1_700_000_000 + more for more in (10.5, 10.5, 11, 20.5, 21, 21)]
+    assert [state.timestamp.total_wct.total_seconds() for state in states] == [0, 0, 0.5, 10, 10.5, 10.5]
+    first, last = (state for state in states if state.event is Event.BATCH_END)
+    assert first.loss == pytest.approx(10 / 7, rel=1e-7)
+    ((step, values),) = last.fields["logged"]
+    assert (step, values) == (20, {"precise": 20 / 3, "bad": -math.inf})
+    assert math.isnan(first.fields["logged"][0][1]["bad"])
+    evaluated = next(state for state in states if state.event is Event.EVAL_END)
+    assert evaluated.eval_metrics["test"]["Loss"] == pytest.approx(10 / 3, rel=1e-7)
+    run = find_run("log")
+    assert (run.started, run.last.ended) == (1_700_000_010.5, 1_700_000_021)
+
+
+def test_what_add_scalars_and_add_hparams_write_belongs_to_the_run(runs_dir, tmp_path):
+    with SummaryWriter(tmp_path / "log") as writer:
+        for step in (1, 2):
+            writer.add_scalar("loss", 1 / step, step, walltime=1_700_000_000 + step)
+        writer.add_scalars("acc", {"a": 0.5, "b": 0.25}, 2, walltime=1_700_000_002)
+        writer.add_hparams({"lr": 0.1, "net": "mlp", "fast": True}, {"best": 0.75})
+    assert [one.run for one in import_logs("tensorboard", tmp_path / "log")] == ["log"]
+    logged = replayed("log")
+    assert logged.metrics["loss/train/total"] == [(1, 1.0), (2, 0.5)]
+    assert logged.metrics["acc_a/acc"] == [(2, 0.5)]
+    assert logged.metrics["acc_b/acc"] == [(2, 0.25)]
+    assert logged.metrics["best"] == [(0, 0.75)]
+    assert logged.hyperparameters == {"lr": 0.1, "net": "mlp", "fast": True}
+    # It is written when the training ends.
+    assert Recording(find_run("log").recording).__iter__().__next__().time == 1_700_000_001
+
+
+def test_each_folder_of_a_folder_is_a_run_but_train_and_validation_are_one(runs_dir, tmp_path):
+    for folder in ("a/first", "second", "keras/train", "keras/validation"):
+        with SummaryWriter(tmp_path / "logs" / folder) as writer:
+            writer.add_scalar("epoch_loss", len(folder), 3)
+    (tmp_path / "logs" / "crashed").mkdir()
+    (tmp_path / "logs" / "crashed" / "events.out.tfevents.1").touch()
+    *lines, last = sorted(run_bus("import", "--from", "tensorboard", tmp_path / "logs").output.splitlines())
+    assert sorted(line.split()[-1] for line in lines) == ["a-first", "keras", "second"]
+    assert last == f"there are no numbers in {tmp_path / 'logs' / 'crashed'}: no run is made of it"
+    assert replayed("keras").metrics["metrics/validation/epoch_loss"] == [(3, 16.0)]
+    assert replayed("keras").metrics["train/epoch_loss"] == [(3, 11.0)]
+    # All or none, as far as can be seen before.
+    text = run_bus("import", "--from", "tensorboard", tmp_path / "logs", code=1).exception
+    assert "exists" in str(text)
+    run_bus("import", "--from", "tensorboard", tmp_path / "logs", "--name", "again")
+    assert {path.name for path in runs_dir.iterdir()} >= {"again-a-first", "again-keras", "again-second"}
+
+
+def test_a_restarted_training_replaces_what_it_repeats(runs_dir, tmp_path):
+    with SummaryWriter(tmp_path / "log", filename_suffix=".1") as writer:
+        for step in range(6):
+            writer.add_scalar("loss", float(step), step)
+    # The second file comes after the first one by its name, also within one second.
+    with SummaryWriter(tmp_path / "log", purge_step=3, filename_suffix=".2") as writer:
+        writer.add_scalar("loss", 30.0, 3)
+    (done,) = import_logs("tensorboard", tmp_path / "log", name="purged")
+    assert replayed("purged").metrics["loss/train/total"] == [(0, 0), (1, 1), (2, 2), (3, 30)]
+    assert done.replaced == 0
+
+    write_csv(tmp_path / "resumed.csv", "step,loss", "1,1", "2,2", "3,3", "2,20", "3,30", "4,40")
+    (done,) = import_logs("csv", tmp_path / "resumed.csv")
+    assert replayed("resumed").metrics["loss/train/total"] == [(1, 1), (2, 20), (3, 30), (4, 40)]
+    assert done.replaced == 2
+
+
+def test_of_a_damaged_event_file_what_is_whole_is_used(runs_dir, tmp_path):
+    with SummaryWriter(tmp_path / "log") as writer:
+        for step in range(4):
+            writer.add_scalar("loss", float(step), step)
+    (path,) = (tmp_path / "log").iterdir()
+    whole, offsets = path.read_bytes(), [0]
+    while offsets[-1] < len(whole):
+        offsets.append(offsets[-1] + 16 + struct.unpack_from("<Q", whole, offsets[-1])[0])
+    *_, second, third, fourth, _ = offsets
+
+    def check(content: bytes, steps: list[int], expected: str) -> None:
+        path.write_bytes(content)
+        for old in runs_dir.glob("log/*"):
+            old.unlink()
+        (runs_dir / "log").rmdir() if (runs_dir / "log").exists() else None
+        assert expected in run_bus("import", "--from", "tensorboard", path.parent, code=3).output
+        assert [step for step, _ in replayed("log").metrics["loss/train/total"]] == steps
+
+    check(whole[:-5], [0, 1, 2], f"byte {fourth}: it ends within a record")
+    check(whole + b"abc", [0, 1, 2, 3], f"byte {len(whole)}: it ends within a record")
+    flipped = bytearray(whole)
+    flipped[third + 14] ^= 1
+    check(bytes(flipped), [0, 1, 3], f"byte {third}: a damaged record is left out")
+    flipped = bytearray(whole)
+    flipped[second] ^= 1
+    check(bytes(flipped), [0], f"byte {second}: it is damaged, what follows is left out")
+
+
+def test_tensorboard_is_named_where_it_is_missing(runs_dir, tmp_path, monkeypatch):
+    (tmp_path / "a.tfevents.1").write_bytes(b"")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"needs tensorboard: install it with pip install 'offloop\[tensor"):
+        import_logs("tensorboard", tmp_path)
+    assert not list(runs_dir.iterdir())
+
+
+# -- Hugging Face -----------------------------------------------------------------------------------------------------
+
+
+def test_the_state_of_a_hugging_face_trainer(runs_dir, tmp_path):
+    state = TrainerState(max_steps=4, num_train_epochs=2, train_batch_size=8, logging_steps=1)
+    state.log_history = [
+        {"loss": 1.5, "grad_norm": 2.5, "learning_rate": 5e-5, "epoch": 0.5, "step": 1},
+        {"loss": math.nan, "grad_norm": math.inf, "learning_rate": 4e-5, "epoch": 1.0, "step": 2},
+        {"eval_loss": 0.75, "eval_runtime": 0.1, "epoch": 1.0, "step": 2},
+        {"loss": 0.5, "learning_rate": 3e-5, "num_input_tokens_seen": 640, "epoch": 2.0, "step": 4},
+        {"train_loss": 0.9, "train_runtime": 3.5, "epoch": 2.0, "step": 4},
+    ]
+    (tmp_path / "out").mkdir()
+    state.save_to_json(str(tmp_path / "out" / "trainer_state.json"))
+    run_bus("import", "--from", "hf-trainer-state", tmp_path / "out")
+
+    logged = replayed("out")
+    losses = logged.metrics["loss/train/total"]
+    assert [step for step, _ in losses] == [1, 2, 4]
+    assert all(same(one, other) for (_, one), other in zip(losses, (1.5, math.nan, 0.5), strict=True))
+    assert logged.metrics["lr-optimizer/group0"] == [(1, 5e-5), (2, 4e-5), (4, 3e-5)]
+    assert logged.metrics["grad_norm"] == [(1, 2.5), (2, math.inf)]
+    assert logged.metrics["metrics/eval/loss"] == [(2, 0.75)]
+    assert logged.metrics["train_loss"] == [(4, 0.9)]
+    assert logged.metrics["epoch"] == [(1, 0.5)]
+    assert {"max_steps": 4, "num_train_epochs": 2, "train_batch_size": 8}.items() <= logged.hyperparameters.items()
+    last = list(Recording(find_run("out").recording))[-1].timestamp
+    assert (last.epoch.value, last.batch.value, last.token.value) == (2, 4, 640)
+
+
+# -- ours, and any other ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def logs_of_ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What our own loggers wrote of one training."""
+    folder = tmp_path_factory.mktemp("ours")
+    with gold_trainer(
+        publish=True,
+        run_name="trained",
+        runs_dir=folder,
+        eval_dataloader=gold_evaluators({"eval_a": {"n": 12, "batch_size": 5}}),
+    ) as trainer:
+        trainer.fit()
+    files = {"csv": folder / "ours.csv", "jsonl": folder / "ours.jsonl"}
+    replay(
+        [TrainerMetrics(), LRMonitor(), SpeedMonitor(window_size=2)],
+        find_run("trained", folder).recording,
+        loggers=[CsvLogger(str(files["csv"])), JsonlLogger(str(files["jsonl"]))],
+    )
+    return files
+
+
+@pytest.mark.parametrize("source", ["csv", "jsonl"])
+def test_what_our_own_loggers_wrote_is_replayed_as_it_was(runs_dir, tmp_path, logs_of_ours, source):
+    (done,) = import_logs(source, logs_of_ours[source])
+    # At the end of the first epoch a training metric is logged for the same step as after the next batch.
+    assert (done.run, done.replaced, done.notes) == ("ours", 1, ())
+    again = tmp_path / "again.jsonl"
+    replay([TrainerMetrics(), LRMonitor()], find_run("ours").recording, loggers=[JsonlLogger(str(again))])
+
+    def values(path: Path) -> dict[tuple[int, str], Any]:
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        return {
+            (record["step"], name): value
+            for record in records
+            if "step" in record
+            for name, value in record.items()
+            if name not in ("step", "time")
+        }
+
+    before, after = values(logs_of_ours["jsonl"]), values(again)
+    assert {name for _, name in before} > {"loss/train/total", "lr-SGD/group0", "throughput/batches_per_sec"}
+    # The number of the epoch is logged where one begins, and these events are not in the log.
+    assert {one: after.get(one) for one in before if one[1] != "time/epoch"} == {
+        one: value for one, value in before.items() if one[1] != "time/epoch"
+    }
+    assert {name for _, name in after.keys() - before.keys()} <= {"time/batch", "time/sample", "time/batch_in_epoch"}
+
+
+def test_wandb_s_history(runs_dir, tmp_path):
+    path = write_jsonl(
+        tmp_path / "history.jsonl",
+        {"_step": 0, "_timestamp": 1_700_000_000.25, "_runtime": 1.5, "train/loss": 2, "nested": {"a": True}},
+        {"_step": 1, "_timestamp": 1_700_000_001.25, "train/loss": "NaN", "picture": {"_type": "image-file"}},
+        {"summary": "done"},
+    )
+    (done,) = import_logs("jsonl", path)
+    assert done.notes == (
+        "'picture/_type' is left out where it is not a number, as in line 2",
+        "rows without a step are left out: 1",
+    )
+    states = list(Recording(find_run("history").recording))
+    assert [state.time for state in states] == [1_700_000_000.25, 1_700_000_000.25, 1_700_000_001.25, 1_700_000_001.25]
+    assert states[1].loss == 2.0
+    assert states[1].fields["logged"] == [[0, {"_runtime": 1.5, "nested/a": 1.0}]]
+    assert states[2].loss is not None
+    assert math.isnan(states[2].loss)
+
+
+def test_any_table_with_a_column_of_steps(runs_dir, tmp_path):
+    path = write_csv(
+        tmp_path / "table.csv",
+        ",Wall time,Step,Value,lr-Adam/pg1,lr-Adam/pg2,lr-Adam/pg1-momentum,time,val_acc,test/acc,note",
+        "0,1700000000.5,5.0,1,0.1,0.2,0.9,12.5,,,hello",
+        "1,1700000001.5,5,,,,,,0.5,0.75,",
+        "2,1700000009.5,7,2e3,,0.3,,,,,",
+    )
+    (done,) = import_logs("csv", path)
+    assert done.notes == ("'note' is left out where it is not a number, as in line 2",)
+    states = list(Recording(find_run("table").recording))
+    assert [state.event.value for state in states[1:-1]] == ["batch_end", "eval_end", "eval_end", "batch_end"]
+    assert [state.time - 1_700_000_000 for state in states[1:-1]] == [0.5, 1.5, 1.5, 9.5]
+    logged = replayed("table")
+    assert logged.metrics["Value"] == [(5, 1), (7, 2000.0)]
+    assert logged.metrics["lr-Adam/group0"] == [(5, 0.1)]
+    assert logged.metrics["lr-Adam/group1"] == [(5, 0.2)]
+    # The rate of the second group alone cannot stand in a list of rates.
+    assert logged.metrics["lr-Adam/pg2"] == [(7, 0.3)]
+    assert logged.metrics["lr-Adam/pg1-momentum"] == [(5, 0.9)]
+    assert logged.metrics["log/time"] == [(5, 12.5)]
+    assert logged.metrics["metrics/val/acc"] == [(5, 0.5)]
+    assert logged.metrics["metrics/test/acc"] == [(5, 0.75)]
+
+
+def test_the_column_of_steps_can_be_named(runs_dir, tmp_path):
+    path = write_csv(tmp_path / "keras.csv", "epoch,loss,val_loss", "0,1.5,2", "1,0.5,1")
+    error = str(run_bus("import", "--from", "csv", path, code=1).exception)
+    assert "has no column of steps" in error
+    assert "'epoch', 'loss', 'val_loss'; name one with '--step-column'" in error
+    run_bus("import", "--from", "csv", path, "--step-column", "epoch")
+    assert replayed("keras").metrics["loss/train/total"] == [(0, 1.5), (1, 0.5)]
+    assert "has no column 'nothing'" in str(
+        run_bus("import", "--from", "csv", path, "--step-column", "nothing", "--name", "x", code=1).exception
+    )
+    run_bus("import", "--from", "tensorboard", tmp_path, "--step-column", "epoch", code=2)
+
+
+def test_a_log_without_times_has_that_of_its_file_and_no_speed(runs_dir, tmp_path):
+    path = write_csv(tmp_path / "log.csv", "step,loss", *(f"{step},1" for step in range(300)))
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    import_logs("csv", path)
+    recording = find_run("log").recording
+    assert {state.time for state in Recording(recording)} == {1_700_000_000}
+    assert not [name for name in replay(SpeedMonitor(), recording).metrics if name.startswith("throughput")]
+
+
+numbers = st.integers(-(2**63), 2**64 - 1) | st.floats()
+names = st.sampled_from(
+    [
+        "loss",
+        "train_loss",
+        "lr",
+        "lr-SGD/pg1",
+        "epoch",
+        "num_tokens",
+        "val_loss",
+        "val/loss",
+        "metrics/a/b",
+        "x",
+        "time",
+    ]
+) | st.text(st.characters(codec="utf-8"), min_size=1, max_size=4).filter(lambda name: name.casefold() not in ("step",))
+tables = st.lists(
+    st.tuples(st.integers(0, 5), st.dictionaries(names, numbers, min_size=1, max_size=4)), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tables)
+def test_every_number_is_in_the_run_under_its_step_and_the_last_one_counts(tmp_path_factory, rows):
+    folder = tmp_path_factory.mktemp("log")
+    path = write_jsonl(folder / "log.jsonl", *({"step": step, **values} for step, values in rows))
+    (done,) = import_logs("jsonl", path, folder / "runs", "run")
+    latest: dict[tuple[int, str], float] = {}
+    for step, values in rows:
+        latest |= {(step, name): value for name, value in values.items()}
+    assert done.values <= len(latest)
+
+    seen: dict[int, list[float]] = {}
+    for state in Recording(find_run("run", folder / "runs").recording):
+        assert state.previous_timestamp is None
+        if state.event is Event.FIT_START:
+            continue
+        held = seen.setdefault(state.timestamp.batch.value, [])
+        held += [state.timestamp.epoch.value, state.timestamp.token.value, state.time]
+        held += [value for _, values in state.fields.get("logged", ()) for value in values.values()]
+        held += [value for metrics in state.eval_metrics.values() for value in metrics.values()]
+        held += [rate for rates in state.lr.values() for rate in rates]
+        held += [] if state.loss is None else [state.loss]
+    for (step, name), value in latest.items():
+        is_date = name == "time" and 1e9 <= value < 1e10
+        is_only_time = name in ("epoch", "num_tokens") and step not in seen
+        if not (is_date or is_only_time):
+            # Losses and rates are floats.
+            assert any(same(value, one) or same(float(value), one) for one in seen[step]), (step, name, value)
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "message"),
+    [
+        ("csv", b"", "there are no numbers in"),
+        ("csv", b"step,loss\n", "there are no numbers in"),
+        ("csv", b"step,loss\n1,2,3\n", "line 2: it has 3 cells, the header 2"),
+        ("csv", b"step,loss,loss\n1,2,3\n", "more than one column 'loss'"),
+        ("csv", b"step,loss\n-1,2\n", "line 2: 'step' is -1, not a whole number from 0 on"),
+        ("csv", b"step,loss\nx,2\n", "line 2: 'step' is 'x', not a whole number from 0 on"),
+        ("csv", b"step,loss\n1.5,2\n", "line 2: 'step' is 1.5, not a whole number from 0 on"),
+        ("csv", b"step,loss\n1,2\n2,\xff\n", "is not text in UTF-8"),
+        ("csv", b"step,name\n1,a\n", "there are no numbers in"),
+        ("csv", b'step,loss\n1,"' + b"x" * 200_000, "it is not CSV"),
+        ("jsonl", b"", "there are no numbers in"),
+        ("jsonl", b'{"step": 1, "loss": 2}\nnot json\n', "line 2: it is not JSON"),
+        ("jsonl", b"[1, 2]\n", "line 1: it is not a JSON object"),
+        ("jsonl", b"[" * 100_000 + b"\n", "nested too deep"),
+        ("jsonl", b'{"loss": 2}\n', "has no column of steps"),
+        ("jsonl", b'{"step": true, "loss": 2}\n', "'step' is True, not a whole number"),
+        ("jsonl", b'{"step": 1, "\\ud800": 2}\n', "is not text in UTF-8"),
+        ("jsonl", b'{"step": 1, "loss": "\xff"}\n', "is not text in UTF-8"),
+        ("hf-trainer-state", b"", "is not JSON"),
+        ("hf-trainer-state", b"\xff", "is not text in UTF-8"),
+        ("hf-trainer-state", b"[]", "has no list 'log_history' of objects"),
+        ("hf-trainer-state", b'{"log_history": [1]}', "has no list 'log_history' of objects"),
+        ("hf-trainer-state", b'{"log_history": []}', "there are no numbers in"),
+        ("tensorboard", b"", "there are no numbers in"),
+        ("tensorboard", b"PNG" * 100, "there are no numbers in"),
+    ],
+)
+def test_what_is_not_such_a_log_is_refused_and_leaves_nothing(runs_dir, tmp_path, source, content, message):
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    result = run_bus("import", "--from", source, path, "--name", "x", code=1)
+    assert message in str(result.exception)
+    assert str(path) in str(result.exception)
+    assert isinstance(result.exception, ConfigurationError)
+    assert not list(runs_dir.iterdir())
+
+
+def test_a_line_that_a_killed_process_left_half_is_left_out(runs_dir, tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1, "loss": 2}\n{"step": 2, "lo')
+    assert "line 2: it is not whole, and is left out" in run_bus("import", "--from", "jsonl", path, code=3).output
+    assert replayed("log").metrics["loss/train/total"] == [(1, 2)]
+
+
+@pytest.mark.parametrize("source", ["tensorboard", "csv", "jsonl", "hf-trainer-state"])
+def test_a_path_where_no_log_is(runs_dir, tmp_path, source):
+    for path in (tmp_path, tmp_path / "missing"):
+        assert f"{path}" in str(run_bus("import", "--from", source, path, code=1).exception)
+    assert not list(runs_dir.iterdir())
+
+
+def test_names_of_runs(runs_dir, tmp_path):
+    path = write_csv(tmp_path / "my log (1).csv", "step,loss", "1,2")
+    assert import_logs("csv", path)[0].run == "my-log-1"
+    with pytest.raises(
+        ConfigurationError, match=r"run 'my-log-1' exists in the folder .*choose another name with '--n"
+    ):
+        import_logs("csv", path)
+    assert len(list(runs_dir.iterdir())) == 1
+    run_bus("import", "--from", "csv", path, "--name", "a/b", code=1)
+    nameless = write_csv(tmp_path / "日本.csv", "step,loss", "1,2")
+    with pytest.raises(ConfigurationError, match="choose one with '--name'"):
+        import_logs("csv", nameless)
+    twins = tmp_path / "logs"
+    for folder in ("a/b", "a-b"):
+        with SummaryWriter(twins / folder) as writer:
+            writer.add_scalar("loss", 1.0, 1)
+    with pytest.raises(ConfigurationError, match=r"two of the logs in .* would be run 'a-b'"):
+        import_logs("tensorboard", twins)
+    assert len(list(runs_dir.iterdir())) == 1
+
+
+def test_a_run_that_begins_meanwhile_is_not_replaced(runs_dir, tmp_path, monkeypatch):
+    path = write_csv(tmp_path / "log.csv", "step,loss", "1,2")
+    write = imports._write
+
+    def begin_another(*arguments: Any) -> Any:
+        RunDirectory(runs_dir, "log").release()
+        return write(*arguments)
+
+    monkeypatch.setattr(imports, "_write", begin_another)
+    with pytest.raises(ConfigurationError, match="run 'log' exists"):
+        import_logs("csv", path)
+    assert [one.name for one in (runs_dir / "log").iterdir()] == ["broker.lock"]
+    assert len(list(runs_dir.iterdir())) == 1
+
+
+def test_nothing_is_left_where_the_run_cannot_be_written(runs_dir, tmp_path, monkeypatch):
+    path = write_csv(tmp_path / "log.csv", "step,loss", "1,2")
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(imports.RecordingWriter, "append", fail)
+    with pytest.raises(RunDirectoryError, match="No space left on device"):
+        import_logs("csv", path)
+    assert not list(runs_dir.iterdir())
+
+
+def test_what_comes_from_a_log_is_escaped(runs_dir, tmp_path):
+    path = write_csv(tmp_path / f"{HOSTILE}.csv", f"step,loss,{HOSTILE}", f"1,2,{HOSTILE}")
+    shown = run_bus("import", "--from", "csv", path, "--name", "x").output + run_bus("info", "x").output
+    shown += str(run_bus("import", "--from", "csv", path, "--name", "x", code=1).exception)
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert shown.count("\\x1b]0;owned\\x07\\u202e") == 3
+
+
+def test_hyperparameters_that_cannot_be_read_are_named(runs_dir, tmp_path, monkeypatch):
+    write_csv(tmp_path / "metrics.csv", "step,loss", "1,2")
+    yaml = tmp_path / "hparams.yaml"
+    for number, text in enumerate(("a: !!python/object:os.system {}", "a: [", "- 1"), 1):
+        yaml.write_text(text)
+        (done,) = import_logs("csv", tmp_path, name=f"bad{number}")
+        assert bool(done.notes) is (number < 3)
+        assert all(str(yaml) in line for line in done.notes)
+    yaml.write_text("layers: [1, 2]\noptimizer: {lr: 0.1, big: 100000000000000000000}\nday: 2026-01-01\n")
+    import_logs("csv", tmp_path, name="good")
+    assert replayed("good").hyperparameters == {
+        "layers": [1, 2],
+        "optimizer/lr": 0.1,
+        "optimizer/big": "100000000000000000000",
+        "day": "2026-01-01",
+    }
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    (done,) = import_logs("csv", tmp_path, name="without")
+    assert done.notes == (f"{yaml} is left out: its hyperparameters can be read after pip install pyyaml",)
