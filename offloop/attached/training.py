@@ -229,9 +229,10 @@ class AttachedTraining:
         state.set_dataloader(self._train_data, "train")
 
     def epoch_start(self) -> None:
-        """An epoch begins."""
+        """An epoch begins, or one resumes in its middle, which is no event."""
         self.save_place()
-        self.fire(Event.EPOCH_START)
+        if not self.state.timestamp.values.batch_in_epoch:
+            self.fire(Event.EPOCH_START)
 
     def batch_start(self, batch: Any = None) -> None:
         """A dataloader batch comes: the first one of a batch, or a further microbatch of it."""
@@ -328,8 +329,12 @@ class AttachedTraining:
         # Training time does not pass while the model is evaluated.
         self._began += took
         self.fire(Event.EVAL_END)
-        state.set_dataloader(self._train_data if state.fitting else None, "train" if state.fitting else None)
+        self._use_training_data()
         self.fire(Event.EVAL_AFTER_ALL)
+
+    def _use_training_data(self) -> None:
+        is_fitting = self.state.fitting
+        self.state.set_dataloader(self._train_data if is_fitting else None, "train" if is_fitting else None)
 
     def predict_start(self, *, batches: int | None = None) -> None:
         """A prediction begins."""
@@ -352,6 +357,7 @@ class AttachedTraining:
     def predict_end(self) -> None:
         """The prediction is over."""
         self.fire(Event.PREDICT_END)
+        self._use_training_data()
 
     def fit_end(self) -> None:
         """The training is over; the run is not, until :meth:`close`."""

@@ -6,7 +6,8 @@ from typing import Any
 
 
 class Wrapped:
-    """Calls functions before and after a method of one object, with the method's arguments, until it is removed."""
+    """Calls functions before and after a method of one object, with the method's arguments, until it is removed;
+    ``after`` is given what the method has returned before them."""
 
     def __init__(
         self,
@@ -26,7 +27,7 @@ class Wrapped:
                 self._before(*args, **kwargs)
             result = original(*args, **kwargs)
             if self._after is not None:
-                self._after(*args, **kwargs)
+                self._after(result, *args, **kwargs)
             return result
 
         self._call = call
