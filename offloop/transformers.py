@@ -161,15 +161,14 @@ class OffloopCallback(TrainerCallback):
             tokens=(seen if is_first else 0) if seen else None,
         )
         self._microbatches = 0
-        control.should_training_stop |= self._training.is_stopped
-        control.should_save |= self._save_requested
-        state.stateful_callbacks[_IN_CHECKPOINT] = self._training.state_dict()
+        self._after_commands(state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """An epoch ends; also called when the training ends within one."""
         if not (control.should_training_stop and state.epoch % 1):
+            self._control = control
             self._training.epoch_end()
-            state.stateful_callbacks[_IN_CHECKPOINT] = self._training.state_dict()
+            self._after_commands(state, control)
 
     def on_log(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """The trainer logs: the means of some steps, or what it has found in an evaluation."""
@@ -200,6 +199,11 @@ class OffloopCallback(TrainerCallback):
         self._unwrap()
         if hasattr(self, "_training"):
             self._training.detach(error)
+
+    def _after_commands(self, state: Any, control: Any) -> None:
+        control.should_training_stop |= self._training.is_stopped
+        control.should_save |= self._save_requested
+        state.stateful_callbacks[_IN_CHECKPOINT] = self._training.state_dict()
 
     def _evaluate(self) -> None:
         self._control.should_evaluate = True
