@@ -34,7 +34,7 @@ class Wrapped:
         setattr(owner, name, call)
 
     def remove(self) -> None:
-        """Calls them no more; the method is what it was, unless somebody else has wrapped it since."""
+        """Calls them no more; the method is what it was, unless another one has wrapped it since."""
         self._before = self._after = None
         if vars(self._owner).get(self._name) is not self._call:
             return
