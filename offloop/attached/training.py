@@ -276,14 +276,14 @@ class AttachedTraining:
         self._save_event = Event.BATCH_CHECKPOINT
 
     def epoch_end(self) -> None:
-        """All batches of an epoch are done. Commands are applied here, too: a stop that an evaluation has caused comes
-        before the next epoch."""
+        """All batches of an epoch are done. Stops are applied here, too: one that an evaluation has caused comes before
+        the next epoch."""
         self.save_place()
         state = self.state
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_epoch()
         self.fire(Event.EPOCH_END)
-        self.apply_commands(Event.EPOCH_END)
+        self._control.apply_stops(Event.EPOCH_END)
         self._save_event = Event.EPOCH_CHECKPOINT
 
     def save_place(self) -> None:
