@@ -44,7 +44,7 @@ class WatchedRun:
 
     def __init__(self, make_training: Callable[[], AttachedTraining], gradient_accumulation_steps: int) -> None:
         self.detached = False
-        """Whether an error of ours has ended the run; the training goes on."""
+        """Whether an error of ours has ended the run; the training continues."""
         self._accumulation = gradient_accumulation_steps
         self._resumed: Mapping[str, Any] | None = None
         self._has_begun = self._fetches = self._in_epochs = self._has_stepped = False
@@ -307,7 +307,7 @@ def watch(
             :class:`offloop.attached.options.Options`.
 
     Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed. When the run cannot be started,
-    that is shown, and the training goes on without one."""
+    that is shown, and the training continues without one."""
     check_options(options)
     if max_duration is not None:
         check_max_duration(max_duration)

@@ -15,6 +15,7 @@ from offloop.attached import (
     Event,
     Framework,
     Options,
+    Wrapped,
     check_options,
     contain,
     missing,
@@ -29,6 +30,7 @@ except ModuleNotFoundError as error:
 _DATALOADER = {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
 _STEP = {Event.BEFORE_FORWARD, Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH}
 _EVENTS = ALWAYS | EVALUATION | EVALUATION_BATCHES | PREDICTION | _DATALOADER | _STEP
+_WITHOUT = {"outputs": "the trainer keeps what the model returns to itself"}
 _IN_EVENTS = ("loss", "learning_rate", "epoch")
 """What is logged and is in every event already."""
 _IN_CHECKPOINT = "offloop"
@@ -75,7 +77,7 @@ class OffloopCallback(TrainerCallback):
         self._options = options
         self._training: AttachedTraining
         self._evaluated: dict[str, Any] = {}
-        self._wrapped: list[tuple[Any, str, Any, Any]] = []
+        self._wrapped: list[Wrapped] = []
         self._train_method = trainer.train
         vars(trainer)["train"] = self._train
 
@@ -105,11 +107,13 @@ class OffloopCallback(TrainerCallback):
         self._microbatches = 0
         self._tokens_seen = state.num_input_tokens_seen
         self._evaluates = self._predicts = False
+        # GRPO and the like give each microbatch the rows of several, from which they generate.
+        self._generates = hasattr(args, "steps_per_generation")
         is_trl = any(one.__module__.startswith("trl.") for one in type(trainer).__mro__)
         precision = trainer.accelerator.mixed_precision
         in_epochs = args.max_steps <= 0 and args.num_train_epochs % 1 == 0
         self._training = training = AttachedTraining(
-            Framework("TRL", "trl", _EVENTS) if is_trl else Framework("Transformers", "transformers", _EVENTS),
+            Framework(*(("TRL", "trl") if is_trl else ("Transformers", "transformers")), _EVENTS, _WITHOUT),
             {**self._options, "run_name": name},
             trainer.model,
             [getattr(trainer.optimizer, "optimizer", trainer.optimizer)],
@@ -121,14 +125,16 @@ class OffloopCallback(TrainerCallback):
             checkpoint=self._save,
         )
         before_backward = self._firing(Event.AFTER_LOSS, Event.BEFORE_BACKWARD)
-        self._wrap(trainer, "get_batch_samples", self._begin_fetching, self._firing(Event.AFTER_DATALOADER))
-        self._wrap(trainer, "training_step", self._begin_step, self._end_step)
-        self._wrap(trainer.accelerator, "backward", before_backward, self._firing(Event.AFTER_BACKWARD))
-        self._wrap(trainer, "evaluation_loop", self._begin_evaluation, self._end_evaluation)
-        self._wrap(trainer, "prediction_step", self._begin_evaluation_batch, self._end_evaluation_batch)
+        self._wrapped = [
+            Wrapped(trainer, "get_batch_samples", self._begin_fetching, self._firing(Event.AFTER_DATALOADER)),
+            Wrapped(trainer, "training_step", self._begin_step, self._end_step),
+            Wrapped(trainer.accelerator, "backward", before_backward, self._firing(Event.AFTER_BACKWARD)),
+            Wrapped(trainer, "evaluation_loop", self._begin_evaluation, self._end_evaluation),
+            Wrapped(trainer, "prediction_step", self._begin_evaluation_batch, self._end_evaluation_batch),
+        ]
         per_epoch = -(-len(dataloader) // args.gradient_accumulation_steps) if has_length(dataloader) else None
         training.fit_start(
-            dataloader=dataloader,
+            dataloader=None if self._generates else dataloader,
             batches_per_epoch=per_epoch,
             microbatches=args.gradient_accumulation_steps,
             resumed=state.stateful_callbacks.get(_IN_CHECKPOINT),
@@ -149,23 +155,20 @@ class OffloopCallback(TrainerCallback):
         self._control = control
         seen, self._tokens_seen = state.num_input_tokens_seen - self._tokens_seen, state.num_input_tokens_seen
         is_first = self._training.state.rank == 0
-        # GRPO and the like give each step the rows of several, from which they generate.
-        generates = hasattr(args, "steps_per_generation")
         self._training.batch_end(
-            samples=args.per_device_train_batch_size * self._microbatches if generates else None,
+            samples=args.per_device_train_batch_size * self._microbatches if self._generates else None,
             # Transformers counts those of all ranks, when it counts them.
             tokens=(seen if is_first else 0) if seen else None,
         )
         self._microbatches = 0
-        control.should_training_stop |= self._training.is_stopped
-        control.should_save |= self._save_requested
-        state.stateful_callbacks[_IN_CHECKPOINT] = self._training.state_dict()
+        self._after_commands(state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """An epoch ends; also called when the training ends within one."""
         if not (control.should_training_stop and state.epoch % 1):
+            self._control = control
             self._training.epoch_end()
-            state.stateful_callbacks[_IN_CHECKPOINT] = self._training.state_dict()
+            self._after_commands(state, control)
 
     def on_log(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """The trainer logs: the means of some steps, or what it has found in an evaluation."""
@@ -197,6 +200,11 @@ class OffloopCallback(TrainerCallback):
         if hasattr(self, "_training"):
             self._training.detach(error)
 
+    def _after_commands(self, state: Any, control: Any) -> None:
+        control.should_training_stop |= self._training.is_stopped
+        control.should_save |= self._save_requested
+        state.stateful_callbacks[_IN_CHECKPOINT] = self._training.state_dict()
+
     def _evaluate(self) -> None:
         self._control.should_evaluate = True
 
@@ -219,7 +227,7 @@ class OffloopCallback(TrainerCallback):
         self._training.batch_start(inputs)
         self._training.fire(Event.BEFORE_FORWARD)
 
-    def _end_step(self, loss: Any) -> None:
+    def _end_step(self, loss: Any, *_: Any, **more: Any) -> None:
         self._training.add_loss(loss)
 
     def _begin_evaluation(
@@ -233,14 +241,14 @@ class OffloopCallback(TrainerCallback):
             self._evaluates, self._evaluated, self._prefix = True, {}, f"{metric_key_prefix}_"
             self._training.eval_start(metric_key_prefix.removeprefix("eval_"), batches=batches)
 
-    def _end_evaluation(self, output: Any) -> None:
+    def _end_evaluation(self, *_: Any, **more: Any) -> None:
         if self._predicts:
             self._training.predict_end()
 
     def _begin_evaluation_batch(self, model: Any, inputs: Any, *_: Any, **more: Any) -> None:
         (self._training.predict_batch_start if self._predicts else self._training.eval_batch_start)(inputs)
 
-    def _end_evaluation_batch(self, found: Any) -> None:
+    def _end_evaluation_batch(self, *_: Any, **more: Any) -> None:
         (self._training.predict_batch_end if self._predicts else self._training.eval_batch_end)()
 
     def _fire(self, events: Iterable[Event], *_: Any, **more: Any) -> None:
@@ -250,28 +258,10 @@ class OffloopCallback(TrainerCallback):
     def _firing(self, *events: Event) -> Callable[..., None]:
         return functools.partial(self._fire, events)
 
-    def _wrap(self, owner: Any, name: str, before: Callable[..., None], after: Callable[[Any], None]) -> None:
-        call = functools.partial(_between, before, getattr(owner, name), after)
-        self._wrapped.append((owner, name, vars(owner).get(name), call))
-        setattr(owner, name, call)
-
     def _unwrap(self) -> None:
-        for owner, name, before, ours in reversed(self._wrapped):
-            # Whoever has wrapped it after us keeps what calls ours, which does nothing then.
-            if vars(owner).get(name) is ours:
-                delattr(owner, name)
-                if before is not None:
-                    setattr(owner, name, before)
+        for wrapped in self._wrapped:
+            wrapped.remove()
         self._wrapped.clear()
-
-
-def _between(
-    before: Callable[..., None], method: Callable[..., Any], after: Callable[[Any], None], /, *args: Any, **kwargs: Any
-) -> Any:
-    before(*args, **kwargs)
-    result = method(*args, **kwargs)
-    after(result)
-    return result
 
 
 def _config(trainer: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What all adapters share: a training whose loop is somebody else's, as a run of ours.
+"""What all adapters share: a training in another framework's loop, as a run.
 
 May import: everything of ``bus`` and ``trainer``, and from here an adapter imports what it needs, so that a file of the
 user's own that hides one of them is named first. Begin with ``training``.

@@ -1,4 +1,4 @@
-"""The ranks of somebody else's training, found out about without starting any."""
+"""The ranks of a training in another framework's loop, found without starting any."""
 
 import os
 from datetime import timedelta
@@ -21,8 +21,8 @@ _times = 0
 def join_ranks() -> Ranks | None:
     """The ranks of torch's default process group; ``None`` for a process by itself.
 
-    All ranks have to call it, and wait for each other for a limited time: whoever is attached on some ranks only would
-    wait for ever otherwise.
+    All ranks have to call it, and wait for each other for a limited time: offloop attached on some of the
+    ranks only would wait forever otherwise.
 
     Raises:
         RankError: the others have not come.

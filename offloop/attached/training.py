@@ -1,4 +1,4 @@
-"""A training whose loop is somebody else's: what an adapter says has happened becomes events of a run."""
+"""A training in another framework's loop: what an adapter reports becomes events of a run."""
 
 import atexit
 import contextlib
@@ -36,7 +36,7 @@ ALWAYS = frozenset(
     {Event.INIT, Event.FIT_START, Event.EPOCH_START, Event.BATCH_START, Event.BATCH_END, Event.BATCH_CHECKPOINT}
     | {Event.EPOCH_END, Event.EPOCH_CHECKPOINT, Event.FIT_END}
 )
-"""The events that every framework tells."""
+"""The events that every framework reports."""
 EVALUATION = frozenset({Event.EVAL_BEFORE_ALL, Event.EVAL_START, Event.EVAL_END, Event.EVAL_AFTER_ALL})
 """The events of an evaluation whose batches are not seen."""
 EVALUATION_BATCHES = frozenset({Event.EVAL_BATCH_START, Event.EVAL_BATCH_END})
@@ -53,7 +53,7 @@ class Framework(NamedTuple):
     package: str | None = None
     """The distribution whose version is written down."""
     events: frozenset[Event] = ALWAYS
-    """The events that it tells. No consumer ever gets the others."""
+    """The events that it reports. No consumer ever gets the others."""
     without: Mapping[str, str] = {}
     """Fields that cannot be had, and why, in a few words that follow the field's name and a colon."""
 
@@ -66,7 +66,7 @@ class Framework(NamedTuple):
 
 
 class AttachedTraining:
-    """The run of a training that somebody else's loop does. An adapter makes it when the training is about to begin,
+    """The run of a training in another framework's loop. An adapter makes it when the training is about to begin,
     and calls the methods that are named after events when these happen, in the order of
     :class:`bus.types.event.Event`.
 
@@ -78,8 +78,8 @@ class AttachedTraining:
         options: what the user gave to the adapter.
         model: what is trained.
         optimizers: torch's, without any wrapper, or what has ``param_groups`` with an ``lr`` each.
-        schedulers: torch's, which are told of a rate that is set.
-        max_duration: how long the training is to last, such as ``5ep``; ``None`` where nobody knows.
+        schedulers: torch's, which continue from a rate that is set.
+        max_duration: how long the training is to last, such as ``5ep``; ``None`` where that is unknown.
         precision: as the framework calls it.
         config: what the framework was configured with, for the run's hyperparameters.
         evaluate, checkpoint, set_lr: what does on command what its name says; or why that cannot be done. ``set_lr`` is
@@ -177,7 +177,7 @@ class AttachedTraining:
         """Why."""
         return self.state.stop_reason
 
-    # What an adapter tells, in the order of the loop.
+    # What an adapter reports, in the order of the loop.
 
     def fit_start(
         self,
@@ -229,9 +229,10 @@ class AttachedTraining:
         state.set_dataloader(self._train_data, "train")
 
     def epoch_start(self) -> None:
-        """An epoch begins."""
+        """An epoch begins, or one resumes in its middle, which has no event."""
         self.save_place()
-        self.fire(Event.EPOCH_START)
+        if not self.state.timestamp.values.batch_in_epoch:
+            self.fire(Event.EPOCH_START)
 
     def batch_start(self, batch: Any = None) -> None:
         """A dataloader batch comes: the first one of a batch, or a further microbatch of it."""
@@ -275,19 +276,19 @@ class AttachedTraining:
         self._save_event = Event.BATCH_CHECKPOINT
 
     def epoch_end(self) -> None:
-        """All batches of an epoch are done. Commands are applied here, too: a stop that an evaluation has caused comes
-        before the next epoch."""
+        """All batches of an epoch are done. Stops are applied here, too: one that an evaluation has caused comes before
+        the next epoch."""
         self.save_place()
         state = self.state
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_epoch()
         self.fire(Event.EPOCH_END)
-        self.apply_commands(Event.EPOCH_END)
+        self._control.apply_stops(Event.EPOCH_END)
         self._save_event = Event.EPOCH_CHECKPOINT
 
     def save_place(self) -> None:
-        """What may follow a batch or an epoch, such as an evaluation, is over. Comes by itself with the next batch, and
-        with the end of the epoch or the training."""
+        """What may follow a batch or an epoch, such as an evaluation, has ended. Comes by itself with the next batch,
+        and with the end of the epoch or the training."""
         event, self._save_event = self._save_event, None
         if event is not None:
             self.fire(event)
@@ -315,8 +316,8 @@ class AttachedTraining:
         self.fire(Event.EVAL_BATCH_END)
 
     def eval_end(self, metrics: Mapping[str, Any]) -> None:
-        """The evaluation is over; ``metrics`` is what it has found, numbers by name. Tensors among them are read, which
-        on a GPU waits: evaluations have done that already."""
+        """The evaluation has ended; ``metrics`` is what it has found, numbers by name. Tensors among them are read,
+        which on a GPU waits: evaluations have done that already."""
         state, label = self.state, self.state.dataloader_label or "eval"
         values = {name: _number(value) for name, value in metrics.items()}
         state.eval_metric_values = {
@@ -328,8 +329,12 @@ class AttachedTraining:
         # Training time does not pass while the model is evaluated.
         self._began += took
         self.fire(Event.EVAL_END)
-        state.set_dataloader(self._train_data if state.fitting else None, "train" if state.fitting else None)
+        self._use_training_data()
         self.fire(Event.EVAL_AFTER_ALL)
+
+    def _use_training_data(self) -> None:
+        is_fitting = self.state.fitting
+        self.state.set_dataloader(self._train_data if is_fitting else None, "train" if is_fitting else None)
 
     def predict_start(self, *, batches: int | None = None) -> None:
         """A prediction begins."""
@@ -350,11 +355,12 @@ class AttachedTraining:
         self.fire(Event.PREDICT_BATCH_END)
 
     def predict_end(self) -> None:
-        """The prediction is over."""
+        """The prediction has ended."""
         self.fire(Event.PREDICT_END)
+        self._use_training_data()
 
     def fit_end(self) -> None:
-        """The training is over; the run is not, until :meth:`close`."""
+        """The training has ended; the run has not, until :meth:`close`."""
         self.save_place()
         state = self.state
         if not state.fitting:
@@ -375,14 +381,14 @@ class AttachedTraining:
         self._stream.close(status, text, reason, drain=error is None)
 
     def detach(self, error: BaseException) -> None:
-        """Ends the run because of an error of ours: the training goes on. Other ranks do the same."""
+        """Ends the run because of an error of ours: the training continues. Other ranks do the same."""
         _open.discard(self)
         if self.ranks is not None and not self.ranks.closed:
             # They wait for this one in the next batch, and get an error when it leaves.
             self.ranks.disconnect()
         self._stream.close("failed", f"offloop was detached: {type(error).__name__}: {error}", None, drain=False)
 
-    # What an adapter tells at any time.
+    # What an adapter reports at any time.
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Logs numbers by name, for the batch that has ended last or is at work. Tensors are read without waiting."""

@@ -6,7 +6,8 @@ from typing import Any
 
 
 class Wrapped:
-    """Calls functions before and after a method of one object, with the method's arguments, until it is removed."""
+    """Calls functions before and after a method of one object, with the method's arguments, until it is removed;
+    ``after`` is given what the method has returned before them."""
 
     def __init__(
         self,
@@ -26,14 +27,14 @@ class Wrapped:
                 self._before(*args, **kwargs)
             result = original(*args, **kwargs)
             if self._after is not None:
-                self._after(*args, **kwargs)
+                self._after(result, *args, **kwargs)
             return result
 
         self._call = call
         setattr(owner, name, call)
 
     def remove(self) -> None:
-        """Calls them no more; the method is what it was, unless it was wrapped again since."""
+        """Calls them no more; the method is what it was, unless another one has wrapped it since."""
         self._before = self._after = None
         if vars(self._owner).get(self._name) is not self._call:
             return

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,18 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
-from attached_runs import RUN, are_same, events_of, logged_in, snapshots_of, values_of, weights_of
+from attached_runs import RUN, Sender, are_same, events_of, logged_in, snapshots_of, values_of, weights_of
+from field_stream import Stream
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-from bus import Event
+from bus import Event, Recording
 from bus.errors import ConfigurationError
-from bus.runs.directory import find_run
-from offloop.attached import PREDICTION
+from bus.runs.directory import find_run, list_runs
+from bus.types.commands import Command
+from bus.types.demand import Demand, Want
+from offloop.attached import PREDICTION, AttachedTraining
 from offloop.transformers import OffloopCallback
+from trainer.stream.run_stream import TrainingStream
 
 ROWS = 44
 CONFIG = GPT2Config(
@@ -233,3 +238,258 @@ def test_wrong_uses_are_refused_at_once(given: dict[str, Any], message: str) -> 
 def test_the_class_among_the_callbacks_is_refused_with_what_to_write() -> None:
     with pytest.raises(ConfigurationError, match=r"leave it out of callbacks=\[\.\.\.\]"):
         made(Trainer, None, OffloopCallback)
+
+
+# Fields on demand, and commands.
+
+
+def test_fields_on_demand_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("gradient_norm", "gradient_norms", "parameter_norm", "moment_norms", "update_norms", "phases", "inputs")
+    stream = Stream(Demand({Event.BATCH_END: Want(1, dict.fromkeys((*names, "memory_stats", "outputs"), 1))}))
+    stream.run_name, stream.answer, stream.poll = RUN, None, None  # type: ignore[attr-defined]
+    monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
+    norms: list[float] = []
+
+    class Norms(TrainerCallback):
+        def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
+            norms.append(float(torch.nn.utils.get_total_norm(list(model.parameters()))))
+
+    trainer = trained(Trainer, None, Norms(), gradient_accumulation_steps=2, max_grad_norm=0.0)
+    sent = [fields for event, _, fields in stream.sent if event is Event.BATCH_END]
+    assert [one["gradient_norm"] for one in sent] == pytest.approx(logs_of(trainer, "grad_norm"), rel=1e-6)
+    assert [one["parameter_norm"] for one in sent] == pytest.approx(norms, rel=1e-6)
+    named = {name for name, _ in trainer.model.named_parameters()}
+    assert set(sent[1]["gradient_norms"]) == set(sent[1]["moment_norms"]) == set(sent[1]["update_norms"]) == named
+    assert min(sent[1]["update_norms"].values()) > 0
+    phases = [name for name, _, _ in sent[2]["phases"]["spans"]]
+    assert phases == ["data", "forward", "backward", "forward", "backward", "optimizer", "publishing"]
+    assert "outputs: the trainer keeps" in sent[2]["not_sent"]
+    assert ("memory_stats" in sent[2]) != ("memory_stats" in sent[2]["not_sent"])
+
+
+def test_gradient_norm_is_that_of_the_clipped_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(Demand({Event.BATCH_END: Want(1, {"gradient_norm": 1})}))
+    stream.run_name, stream.answer, stream.poll = RUN, None, None  # type: ignore[attr-defined]
+    monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
+    trainer = trained(max_steps=3, max_grad_norm=0.1)
+    assert min(logs_of(trainer, "grad_norm")) > 0.4
+    sent = [fields["gradient_norm"] for event, _, fields in stream.sent if event is Event.BATCH_END]
+    assert sent == pytest.approx([0.1] * 3, rel=1e-4)
+
+
+def test_every_command_is_done_after_the_batch_in_which_it_comes() -> None:
+    heat: list[Any] = []
+    sender = Sender(
+        *(("set", "lr", 0.5), ("set", "heat", 3), ("set", "heat", "hot"), ("set", "eval", "now"), ("checkpoint",)),
+        *(("pause",), ("resume",), ("set", "cold", 1), ("stop",)),
+    )
+
+    def set_heat(value: Any) -> None:
+        heat.append(float(value))
+
+    trainer = trained(
+        Trainer,
+        None,
+        AtStep(sender.step),
+        eval_dataset=rows_of(8),
+        max_steps=100_000,
+        logging_strategy="no",
+        lr_scheduler_type="constant",
+        attached={"on_set": {"heat": set_heat}},
+    )
+    errors = [one.error for one in sender.outcomes]
+    assert [errors[index] for index in (0, 1, 3, 4, 5, 6, 8)] == [None] * 7
+    assert "could not convert" in str(errors[2])
+    assert "there is no setting 'cold'" in str(errors[7])
+    assert heat == [3.0]
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.5
+    last = trainer.state.global_step
+    assert last < 100_000
+    (evaluated,) = [one.timestamp.batch.value for one in snapshots_of() if one.event is Event.EVAL_END]
+    (saved,) = [int(one.name.partition("-")[2]) for one in Path(trainer.args.output_dir).glob("checkpoint-*")]
+    assert 3 <= evaluated <= saved <= last
+    ending = Recording(find_run(RUN).path).read_endings()[-1]
+    assert ending.status == "stopped"
+    # The epoch in whose middle it was stopped has not ended.
+    assert events_of()[-1] == "fit_end"
+    assert events_of().count("epoch_end") == last // 11
+    assert len(values_of(Event.BATCH_END, "loss")) == last
+
+
+def test_an_evaluation_without_data_is_refused() -> None:
+    sender = Sender(("set", "eval", "now"), ("stop",))
+    trained(Trainer, None, AtStep(sender.step), max_steps=100_000, logging_strategy="no")
+    assert [one.error for one in sender.outcomes] == [
+        "cannot evaluate on command: the trainer has no eval_dataset",
+        None,
+    ]
+
+
+def test_a_checkpoint_on_command_is_saved_although_an_evaluation_finds_nothing_better() -> None:
+    trainer = made(
+        eval_dataset=rows_of(4),
+        max_steps=6,
+        learning_rate=0.0,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="best",
+        metric_for_best_model="loss",
+        greater_is_better=False,
+    )
+    callback = OffloopCallback(trainer, run_name=RUN)
+
+    def save(step: int) -> None:
+        if step == 4:
+            callback._training._control.take(Command("checkpoint", (), id="1"))
+
+    trainer.add_callback(AtStep(save))
+    trainer.add_callback(callback)
+    trainer.train()
+    saved = sorted(one.name for one in Path(trainer.args.output_dir).glob("checkpoint-*"))
+    assert saved == ["checkpoint-2", "checkpoint-5"]
+
+
+# How trainings end, and begin again.
+
+
+class Failing(TrainerCallback):
+    """Raises in a step."""
+
+    def __init__(self, error: BaseException, at: int = 3) -> None:
+        self.error, self.at = error, at
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.at:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (ZeroDivisionError("the user's"), "failed", "ZeroDivisionError: the user's"),
+        (KeyboardInterrupt(), "stopped", None),
+    ],
+)
+def test_an_error_of_the_training_is_its_own_and_train_again_is_another_attempt(
+    error: BaseException, status: str, text: str | None
+) -> None:
+    failing = Failing(error)
+    trainer = made(Trainer, None, failing)
+    trainer.add_callback(OffloopCallback(trainer, run_name=RUN))
+    with pytest.raises(type(error)) as raised:
+        trainer.train()
+    assert raised.value is error
+    assert vars(trainer).keys() & {"training_step", "evaluation_loop", "prediction_step", "get_batch_samples"} == set()
+    assert "backward" not in vars(trainer.accelerator)
+    assert find_run(RUN).last.status == status
+    assert find_run(RUN).last.error == text
+    failing.at = -1
+    trainer.train()
+    assert [(one.number, one.status) for one in find_run(RUN).attempts] == [(1, status), (2, "finished")]
+    assert len(values_of(Event.BATCH_END, "loss", attempt=2)) == 11
+
+
+def test_smaller_batches_after_too_little_memory_are_another_attempt() -> None:
+    class Hungry(Classifier):
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            if len(input_ids) > 3:
+                raise RuntimeError("CUDA out of memory.")
+            return super().forward(input_ids, labels)
+
+    trainer = trained(Trainer, Hungry(), auto_find_batch_size=True, attached={"run_name": None}, run_name="my run/1")
+    first, second = find_run("my-run-1").attempts
+    assert (first.status, first.error) == ("failed", "MemoryError: out of memory: it begins again with batches of 3")
+    assert second.status == "finished"
+    losses = values_of(Event.BATCH_END, "loss", run="my-run-1", attempt=2)
+    assert losses == pytest.approx(logs_of(trainer, "loss"), abs=1e-6)
+    assert snapshots_of("my-run-1", 2)[-1].timestamp.sample.value == ROWS
+
+
+@pytest.mark.parametrize(("every", "reached"), [(4, 8), (11, 11)])
+def test_a_training_that_resumes_counts_on(every: int, reached: int) -> None:
+    """In the middle of an epoch; and from its last step, in which the checkpoint was written before the epoch ended."""
+    arguments = {"save_strategy": "steps", "save_steps": every, "num_train_epochs": 2}
+    whole = made(**arguments, output_dir=os.environ["OFFLOOP_RUNS_DIR"] + "-whole")
+    whole.train()
+    with pytest.raises(ZeroDivisionError):
+        trained(Trainer, None, Failing(ZeroDivisionError(), reached), **arguments)
+    trainer = made(**arguments)
+    trainer.add_callback(OffloopCallback(trainer, run_name="second"))
+    trainer.train(resume_from_checkpoint=True)
+    assert are_same(weights_of(trainer.model), weights_of(whole.model))
+    start = snapshots_of("second")[1]
+    now = start.timestamp
+    assert (start.event, now.batch.value, now.sample.value) == (Event.FIT_START, reached, 4 * reached)
+    assert (now.token.value, now.epoch.value) == (48 * reached, reached // 11)
+    assert events_of("second").count("epoch_start") == 1
+    ends = [one.timestamp for one in snapshots_of("second") if one.event is Event.BATCH_END]
+    assert [one.batch.value for one in ends] == list(range(reached + 1, 23))
+    assert ends[-1].sample.value == 2 * ROWS
+    loaded, *_ = Recording(find_run("second").path).read_checkpoints()
+    assert (loaded.action, loaded.run) == ("load", RUN)
+
+
+def test_a_training_resumes_from_a_checkpoint_that_was_written_without_the_callback() -> None:
+    arguments = {"save_strategy": "steps", "save_steps": 5}
+    made(**arguments).train()
+    trainer = made(**arguments)
+    trainer.add_callback(OffloopCallback(trainer, run_name=RUN))
+    trainer.train(resume_from_checkpoint=trainer.args.output_dir + "/checkpoint-5")
+    assert [one.timestamp.batch.value for one in snapshots_of() if one.event is Event.BATCH_END] == list(range(6, 12))
+    assert (Path(trainer.args.output_dir) / "checkpoint-10").is_dir()
+
+
+def test_a_callback_that_is_added_twice_makes_one_run() -> None:
+    trainer = made()
+    for name in ("first", RUN):
+        trainer.add_callback(OffloopCallback(trainer, run_name=name))
+    trainer.train()
+    assert [one.name for one in list_runs()] == [RUN]
+    assert len(values_of(Event.BATCH_END, "loss")) == 11
+
+
+def test_predictions_within_the_training_are_told() -> None:
+    trainer = made()
+    trainer.add_callback(OffloopCallback(trainer, run_name=RUN, record="all"))
+
+    def predict(step: int) -> None:
+        if step == 5:
+            trainer.predict(rows_of(12))
+
+    trainer.add_callback(AtStep(predict))
+    trainer.train()
+    names = events_of()
+    at = names.index("predict_start")
+    batches = ["predict_batch_start", "predict_batch_end"] * 2
+    assert names[at - 1 : at + 6] == ["batch_end", "predict_start", *batches, "predict_end"]
+    ends = [one for one in snapshots_of() if one.event is Event.BATCH_END]
+    assert {one.dataloader_label for one in ends} == {"train"}
+    assert next(one for one in snapshots_of() if one.event is Event.PREDICT_END).predict_timestamp.sample.value == 12
+
+
+def test_an_error_of_ours_is_shown_once_and_the_training_continues(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = made()
+    plain.train()
+
+    def break_down(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a defect of ours")
+
+    monkeypatch.setattr(AttachedTraining, "batch_end", break_down)
+    with caplog.at_level("ERROR", "offloop"):
+        trainer = trained()
+    assert are_same(weights_of(plain.model), weights_of(trainer.model))
+    assert [one.message.count("a defect of ours") for one in caplog.records if one.name == "offloop"] == [1]
+    assert "training_step" not in vars(trainer)
+    assert find_run(RUN).last.status == "failed"
+
+
+def test_arguments_of_training_are_hyperparameters_without_their_secrets() -> None:
+    trained(max_steps=1, hub_token="hf_secret", run_name="named")
+    found = values_of(Event.FIT_START, "hyperparameters")[0]
+    assert found["config/learning_rate"] == 0.01
+    assert (found["config/trainer"], found["config/hub_token"]) == ("Trainer", "***")
+    assert "hf_secret" not in find_run(RUN).recording.parent.joinpath("run.json").read_text()
+    source = find_run(RUN).last.info["framework"]
+    assert source == {"name": "Transformers", "version": version("transformers")}

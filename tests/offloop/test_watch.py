@@ -17,6 +17,7 @@ import pytest
 import torch
 from attached_runs import snapshots_of
 from brokers import free_address
+from fake_gpu import FakeGpu, reads
 from field_stream import Stream
 
 import offloop
@@ -158,6 +159,34 @@ def test_the_gradients_of_the_step_are_had_although_the_loop_forgets_them(monkey
     phases = [name for name, _, _ in sent[2]["phases"]["spans"]]
     assert phases[:6] == ["data", "forward", "backward", "data", "forward", "backward"]
     assert {"optimizer", "publishing"} <= set(phases)
+
+
+def test_a_watched_loop_never_waits_for_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    monkeypatch.setattr("offloop.attached.training.get_device", lambda _: gpu)
+    loop = Loop()
+    losses = []
+    # AdamW on the host would read the number of its steps, which is a tensor.
+    optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+    run = offloop.watch(loop.model, optimizer, run_name="w", record="all")
+    data = list(loop.loader)
+    with reads() as found:
+        for rows, labels in run.batches(data):
+            loss = torch.nn.functional.cross_entropy(loop.model(rows), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.log(loss=loss, half=loss.detach() / 2)
+            losses.append(loss.detach())
+    assert (found, gpu.waits) == ([], 0)
+    gpu.run()
+    run.close()
+    assert gpu.waits == 0
+    ends = [one for one in snapshots_of("w") if one.event is Event.BATCH_END]
+    assert [one.loss for one in ends] == pytest.approx([float(one) for one in losses], abs=1e-6)
+    assert [values["half"] for one in ends for _, values in one.logged] == pytest.approx(
+        [float(one) / 2 for one in losses], abs=1e-6
+    )
 
 
 def commanding(loop: Loop, at: int, *commands: tuple[Any, ...]) -> list[str | None]:

@@ -42,8 +42,7 @@ class Ranks:
         self.world_size = dist.get_world_size()
         self._owns_group = owns_group
         self._store = store
-        self.hosts: Any = dist.new_group(backend="gloo")
-        """The group by which the hosts agree."""
+        self._hosts: Any = dist.new_group(backend="gloo")
         self._counts = torch.zeros(3, dtype=torch.int64)
         self._vote = torch.zeros(3, dtype=torch.int64)
         self._counting: Any = None
@@ -81,7 +80,7 @@ class Ranks:
         for index, count in enumerate(counts):
             self._counts[index] = count
         with report_lost_ranks(self.rank):
-            self._counting = dist.all_reduce(self._counts, group=self.hosts, async_op=True)
+            self._counting = dist.all_reduce(self._counts, group=self._hosts, async_op=True)
 
     def _end_count(self) -> list[int]:
         with report_lost_ranks(self.rank):
@@ -97,7 +96,7 @@ class Ranks:
         self._vote[1] = stop
         self._vote[2] = has_commands
         with report_lost_ranks(self.rank):
-            dist.all_reduce(self._vote, group=self.hosts)
+            dist.all_reduce(self._vote, group=self._hosts)
         agreed, stops, commands = self._vote.tolist()
         return agreed, stops > 0, commands > 0
 
@@ -105,7 +104,7 @@ class Ranks:
         """The sums of whole numbers over the ranks."""
         total = torch.tensor(numbers, dtype=torch.int64)
         with report_lost_ranks(self.rank):
-            dist.all_reduce(total, group=self.hosts)
+            dist.all_reduce(total, group=self._hosts)
         sums: list[int] = total.tolist()
         return sums
 
@@ -124,11 +123,11 @@ class Ranks:
         packed = json.dumps(value).encode() if self.rank == 0 else b""
         length = torch.tensor([len(packed)])
         with report_lost_ranks(self.rank):
-            dist.broadcast(length, 0, group=self.hosts)
+            dist.broadcast(length, 0, group=self._hosts)
             content = torch.zeros(int(length), dtype=torch.uint8)
             if self.rank == 0:
                 content.copy_(torch.frombuffer(bytearray(packed), dtype=torch.uint8))
-            dist.broadcast(content, 0, group=self.hosts)
+            dist.broadcast(content, 0, group=self._hosts)
         return json.loads(bytes(content.tolist()))
 
     def collect(self, content: bytes) -> list[bytes]:
@@ -136,13 +135,13 @@ class Ranks:
         length = torch.tensor([len(content)])
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         with report_lost_ranks(self.rank):
-            dist.all_gather(lengths, length, group=self.hosts)
+            dist.all_gather(lengths, length, group=self._hosts)
             # All of them may have given nothing.
             longest = max(1, *(int(one) for one in lengths))
             padded = torch.zeros(longest, dtype=torch.uint8)
             padded[: len(content)] = torch.tensor([*content], dtype=torch.uint8)
             parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
-            dist.all_gather(parts, padded, group=self.hosts)
+            dist.all_gather(parts, padded, group=self._hosts)
         return [bytes(part[: int(one)].tolist()) for part, one in zip(parts, lengths, strict=True)]
 
     @property
@@ -170,7 +169,7 @@ class Ranks:
             if self._store is not None and why is not None:
                 self._store.compare_set(_REASON, "", f"rank {self.rank} ended with {why}")
         if dist.is_initialized() and self._owns_group and dist.get_backend() == "gloo":
-            self.hosts = self._counting = None
+            self._hosts = self._counting = None
             dist.destroy_process_group()
         else:
             # Tensors on a GPU are on their way still; what their group is left with is up to the exit.
@@ -180,7 +179,7 @@ class Ranks:
         """Leaves the group of the hosts alone: ranks that wait for this one there get an error at once."""
         self.closed = True
         # What is still referred to is not closed.
-        hosts, self.hosts, self._counting = self.hosts, None, None
+        hosts, self._hosts, self._counting = self._hosts, None, None
         if hosts is not None and dist.is_initialized():
             dist.destroy_process_group(hosts)
 
