@@ -128,7 +128,6 @@ def lightning(variant: Variant, steps: int, where: Path, clock: Clock) -> None:
     """Lightning's Trainer."""
     import lightning as L
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
-
     from offloop.lightning import OffloopCallback
 
     class Module(L.LightningModule):
