@@ -56,6 +56,8 @@ class Framework(NamedTuple):
     """The events that it reports. No consumer ever gets the others."""
     without: Mapping[str, str] = {}
     """Fields that cannot be had, and why, in a few words that follow the field's name and a colon."""
+    keeps_gradients: bool = False
+    """Whether the gradients of a batch are still there when it has ended."""
 
     @property
     def version(self) -> str | None:
@@ -123,7 +125,8 @@ class AttachedTraining:
         self._logger = _ValueLogger(state)
         self._stream = make_stream(options, config or {})
         fields = self._stream.fields
-        keep_gradients(fields)
+        if not framework.keeps_gradients:
+            keep_gradients(fields)
         for field, reason in framework.without.items():
             fields.replace(field, _unavailable(fields[field], reason))
         settings = Settings({"lr": Setting(_lr_setting(set_lr)), "eval": Setting(_evaluate)})
@@ -234,15 +237,14 @@ class AttachedTraining:
         if not self.state.timestamp.values.batch_in_epoch:
             self.fire(Event.EPOCH_START)
 
-    def batch_start(self, batch: Any = None, *, samples: int | None = None) -> None:
-        """A dataloader batch comes: the first one of a batch, or a further microbatch of it. ``samples`` are those in
-        it, where they are not to be counted."""
+    def batch_start(self, batch: Any = None) -> None:
+        """A dataloader batch comes: the first one of a batch, or a further microbatch of it."""
         is_first, self._in_batch = not self._in_batch, True
         if is_first:
             self.save_place()
             self._samples = self._tokens = 0
-        counted, tokens = _counts(batch)
-        self._samples += counted if samples is None else samples
+        samples, tokens = _counts(batch)
+        self._samples += samples
         self._tokens += tokens
         self.state.batch, self.state.batch_size = batch, self._samples or None
         if is_first:
@@ -253,11 +255,12 @@ class AttachedTraining:
         part = loss.detach() if share == 1.0 else loss.detach() * share
         self._loss = part if self._loss is None else self._loss + part
 
-    def batch_end(self, *, tokens: int | None = None) -> None:
+    def batch_end(self, *, samples: int | None = None, tokens: int | None = None) -> None:
         """The optimizer has stepped. Commands are applied here; afterwards :attr:`is_stopped` may be true.
 
-        ``tokens`` are those of the batch on this rank, where they are not to be counted."""
-        state, now, samples = self.state, self._clock() // 1000, self._samples
+        ``samples`` and ``tokens`` are those of the batch on this rank, where they are not to be counted."""
+        state, now = self.state, self._clock() // 1000
+        samples = self._samples if samples is None else samples
         tokens = self._tokens if tokens is None else tokens
         elapsed, stop, commands = now - self._began, int(state.stop_requested), len(self._control.waiting)
         if self.ranks is not None:

@@ -94,12 +94,18 @@ def gradient_norms(state: State) -> dict[str, Tensor]:
 
 def parameter_norm(state: State) -> Tensor:
     """The L2 norm of all parameters of the model together, as they are at the event."""
-    return _joint(l2_norms(state.model.parameters()))
+    return _joint(l2_norms(_parameters(state).values()))
 
 
 def parameter_norms(state: State) -> dict[str, Tensor]:
     """The L2 norm of each parameter of the model, as they are at the event."""
-    return _norms_of(dict(state.model.named_parameters()))
+    return _norms_of(_parameters(state))
+
+
+def _parameters(state: State) -> dict[str, Tensor]:
+    """The parameters, without those of whole numbers: what a random generator has come to is no weight."""
+    named = state.model.named_parameters()
+    return {name: one for name, one in named if one.is_floating_point() or one.is_complex()}
 
 
 def moment_norms(state: State) -> dict[str, Tensor]:

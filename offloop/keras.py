@@ -1,0 +1,356 @@
+"""Attaching to Keras with its torch backend: ``model.fit(..., callbacks=[OffloopCallback()])``."""
+
+import math
+import weakref
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+
+from offloop.attached import (
+    ALWAYS,
+    EVALUATION,
+    EVALUATION_BATCHES,
+    AttachedTraining,
+    ConfigurationError,
+    Event,
+    Framework,
+    Options,
+    check_options,
+    contain,
+    missing,
+)
+
+try:
+    import keras
+except ModuleNotFoundError as error:
+    if error.name in ("tensorflow", "jax", "openvino"):
+        raise ModuleNotFoundError(
+            f"Keras wants {error.name}; offloop.keras attaches to its torch backend: set KERAS_BACKEND=torch before "
+            "Keras is imported",
+            name=error.name,
+        ) from None
+    raise missing(error, "offloop.keras", "keras") from None
+
+_DATALOADER = {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
+_FRAMEWORK = Framework(
+    "Keras",
+    "keras",
+    ALWAYS | EVALUATION | EVALUATION_BATCHES | _DATALOADER,
+    {
+        "outputs": "Keras keeps what the model says within its step",
+        "activations": "Keras calls layers in a way that leaves torch's hooks out",
+    },
+    keeps_gradients=True,
+)
+_OF_GRADIENTS = ("gradient_norm", "gradient_norms", "optimizer_norms")
+_MOMENTS = {"momentum": "exp_avg", "velocity": "exp_avg_sq"}
+_open: "weakref.WeakSet[OffloopCallback]" = weakref.WeakSet()
+"""Those that are in a fit(), or were when an exception of another callback or of the data left it."""
+
+
+@contain()
+@contain("_begin_batch", "_end_batch", "_begin_eval_batch", "_end_eval_batch", "_fail", "_mark_checkpoint")
+class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Publishes what ``fit()`` does, as a run.
+
+    Args:
+        save_folder: where ``bus send RUN checkpoint`` saves the model, after batch 12 as ``ba12.keras``.
+        options: what :class:`trainer.Trainer` knows by the same names, see :class:`offloop.attached.options.Options`.
+
+    Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed, and where Keras has another
+    backend than torch."""
+
+    # Keras waits for the device after each batch when a callback has a method for its end: this one has none, and sees
+    # batches by the functions that Keras does them with.
+
+    def __init__(self, *, save_folder: str | PathLike[str] | None = None, **options: Unpack[Options]) -> None:
+        super().__init__()
+        if keras.config.backend() != "torch":
+            raise ConfigurationError(
+                f"Keras runs on {keras.config.backend()}, and offloop.keras attaches to its torch backend: set "
+                "KERAS_BACKEND=torch before Keras is imported"
+            )
+        check_options(options)
+        self.detached = False
+        """Whether an error of ours has ended the run; the training goes on."""
+        self._options = options
+        self._save_folder = save_folder
+        self._training: AttachedTraining | None = None
+        self._replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Keras is about to train."""
+        model = self.model
+        name = self._options.get("run_name")
+        for one in list(_open):
+            if one is self or one.model is model or (name and one._options.get("run_name") == name):
+                one._fail(_left())
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        self._accumulation = optimizer.gradient_accumulation_steps or 1
+        without = dict(_FRAMEWORK.without)
+        if self._accumulation > 1:
+            without |= dict.fromkeys(_OF_GRADIENTS, "Keras adds up the gradients of microbatches within its optimizer")
+        elif optimizer is not model.optimizer or optimizer.loss_scale_factor:
+            without |= dict.fromkeys(_OF_GRADIENTS, "Keras's gradients are those of a scaled loss")
+        self._optimizer = _StandIn.of(optimizer, model)
+        self._training = AttachedTraining(
+            _FRAMEWORK._replace(without=without),
+            self._options,
+            model,
+            [self._optimizer],
+            max_duration=f"{self.params['epochs']}ep",
+            precision=model.dtype_policy.name,
+            config=_configuration(model, optimizer, self.params),
+            evaluate="evaluate() would forget what the metrics of this epoch have added up",
+            checkpoint=self._save if self._save_folder else "give OffloopCallback() a save_folder",
+            set_lr=self._optimizer.set_rate
+            if isinstance(optimizer._learning_rate, keras.Variable)
+            else "it follows a schedule; give the optimizer a number to set it later",
+        )
+        self._training.at_exit = self._fail
+        _open.add(self)
+        self._has_begun = False
+        self._history = getattr(model, "history", None)
+        self._losses: list[Any] = []
+        self._trackers = [one for one in model.metrics if one.name == "loss"]
+        self._sums: list[tuple[Any, Any]] = []
+        self._replace(model, "train_function", self._watched(model.train_function, self._begin_batch, self._end_batch))
+        for name in ("save", "save_weights"):
+            self._replace(model, name, self._marking(getattr(model, name)))
+        if not model.jit_compile:
+            for one in self._trackers:
+                self._replace(one, "update_state", _keeping(self._losses, one.update_state))
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """An epoch begins; the first one may have a later number, in a training that resumes."""
+        if self._training is not None:
+            self._begin(self._training, epoch)
+            self._training.epoch_start()
+            self._training.fire(Event.BEFORE_DATALOADER)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """An epoch has ended, and its validation."""
+        if self._training is not None and not self._training.is_stopped:
+            self._training.epoch_end()
+            self.model.stop_training |= self._training.is_stopped
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """The validation begins."""
+        if self._training is not None:
+            self._training.eval_start()
+            step = self._watched(self.model.test_function, self._begin_eval_batch, self._end_eval_batch)
+            self._replace(self.model, "test_function", step)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """The validation has ended."""
+        if self._training is not None:
+            self._put_back(keep=len(self._replaced) - 1)
+            self._training.eval_end(logs or {})
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """The training has ended."""
+        if self._training is not None:
+            self._begin(self._training, 0)
+            self._training.fit_end()
+            self._leave().close()
+
+    def detach(self, error: BaseException) -> None:
+        """Ends the run because of an error of ours."""
+        if self._training is not None:
+            self._leave().detach(error)
+
+    def _begin(self, training: AttachedTraining, epoch: int) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            steps = self.params["steps"]
+            self._iterations = int(self._optimizer.source._iterations)
+            training.fit_start(
+                batches_per_epoch=steps // self._accumulation if steps and not steps % self._accumulation else None,
+                batches_done=self._iterations // self._accumulation if epoch else 0,
+                epochs_done=epoch,
+            )
+
+    def _watched(
+        self, step: Callable[[Any], Any], before: Callable[[Any], object], after: Callable[[Any], object]
+    ) -> Callable[[Any], Any]:
+        def watched(data: Any) -> Any:
+            before(data)
+            try:
+                logs = step(data)
+            except BaseException as error:
+                self._fail(error)
+                raise
+            after(logs)
+            return logs
+
+        return watched
+
+    def _begin_batch(self, data: Any) -> None:
+        training = self._training
+        if training is None:
+            return
+        if self.model.history is not self._history:
+            self._fail(_left())
+            return
+        training.fire(Event.AFTER_DATALOADER)
+        training.batch_start(data[0])
+        self._losses.clear()
+        if self.model.jit_compile:
+            # What is put into compiled code would have it compiled anew.
+            self._sums = [(one.total.value.clone(), one.count.value.clone()) for one in self._trackers]
+        self._optimizer.read_rate(self._iterations)
+        self._iterations += 1
+        if self._iterations % self._accumulation == 0:
+            self._optimizer.step()
+
+    def _end_batch(self, logs: Any) -> None:
+        training = self._training
+        if training is None:
+            return
+        for tracker, (total, count) in zip(self._trackers, self._sums, strict=False):
+            self._losses.append((tracker.total.value - total) / (tracker.count.value - count))
+        if self._losses:
+            loss = torch.as_tensor(self._losses[-1])
+            training.add_loss(loss.mean() if loss.ndim else loss, 1 / self._accumulation)
+            self._losses.clear()
+        training.log({f"metrics/train/{name}": value for name, value in logs.items() if name != "loss"})
+        if self._iterations % self._accumulation == 0:
+            self._optimizer.read_rate(self._iterations)
+            training.batch_end()
+            if training.is_stopped:
+                self.model.stop_training = True
+                return
+            training.save_place()
+        training.fire(Event.BEFORE_DATALOADER)
+
+    def _begin_eval_batch(self, data: Any) -> None:
+        if self._training is not None:
+            self._losses.clear()
+            self._training.eval_batch_start(data[0])
+
+    def _end_eval_batch(self, logs: Any) -> None:
+        if self._training is not None:
+            self._training.eval_batch_end()
+
+    def _marking(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        def marking(*args: Any, **kwargs: Any) -> Any:
+            self._mark_checkpoint()
+            return save(*args, **kwargs)
+
+        return marking
+
+    def _mark_checkpoint(self) -> None:
+        if self._training is not None:
+            self._training.checkpoint_saved()
+
+    def _save(self) -> None:
+        assert self._training is not None
+        assert self._save_folder is not None
+        state = self._training.state
+        if state.rank == 0:
+            folder = Path(self._save_folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            self.model.save(folder / f"ba{state.timestamp.values.batch}.keras")
+
+    def _fail(self, error: BaseException | None) -> None:
+        if self._training is not None:
+            self._leave().close(error)
+
+    def _leave(self) -> AttachedTraining:
+        _open.discard(self)
+        self._put_back()
+        training, self._training = self._training, None
+        assert training is not None
+        return training
+
+    def _replace(self, owner: Any, name: str, new: Any) -> None:
+        attributes = vars(owner)
+        self._replaced.append((attributes, name, attributes.get(name), new))
+        # Keras keeps account of what is set in other ways.
+        attributes[name] = new
+
+    def _put_back(self, keep: int = 0) -> None:
+        while len(self._replaced) > keep:
+            attributes, name, old, new = self._replaced.pop()
+            if attributes.get(name) is new:
+                if old is None:
+                    del attributes[name]
+                else:
+                    attributes[name] = old
+
+
+class _StandIn(torch.optim.Optimizer):
+    """What torch's hooks, and fields, see of an optimizer of Keras. The step is Keras's own."""
+
+    source: Any
+    _read_at: Any = None
+
+    @classmethod
+    def of(cls, optimizer: Any, model: Any) -> "_StandIn":
+        """The stand-in for a model's optimizer, under the name of its class."""
+        options = {
+            name: value for name, value in optimizer.get_config().items() if isinstance(value, int | float | bool)
+        }
+        variables = model.trainable_variables
+        options |= {"lr": options.pop("learning_rate", math.nan)}
+        made: _StandIn = type(type(optimizer).__name__, (cls,), {})([one.value for one in variables], options)
+        made.source = optimizer
+        kept = {one.name: one.value for one in optimizer.variables}
+        for one in variables:
+            moments = {ours: kept.get(f"{one.path.replace('/', '_')}_{theirs}") for theirs, ours in _MOMENTS.items()}
+            made.state[one.value] = {name: value for name, value in moments.items() if value is not None}
+        made.read_rate(int(optimizer._iterations))
+        return made
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Runs the hooks."""
+
+    def read_rate(self, iterations: int) -> None:
+        """Takes over the rate; one in a variable, which may be on a GPU, is read when it has been set."""
+        rate = self.source._learning_rate
+        in_variable = isinstance(rate, keras.Variable)
+        now = (rate.value, rate.value._version) if in_variable else iterations
+        if now == self._read_at:
+            return
+        self._read_at = now
+        if in_variable:
+            value = float(rate.value.detach())
+        elif isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            with keras.device("cpu"):
+                value = float(rate(iterations))
+        else:
+            # A function of the user's, which might count how often it is called.
+            value = math.nan
+        self.param_groups[0]["lr"] = value
+
+    def set_rate(self, rate: float) -> None:
+        """Sets the rate."""
+        self.source.learning_rate = rate
+        self.param_groups[0]["lr"] = rate
+
+
+def _left() -> Exception:
+    return RuntimeError("fit() was left before its end")
+
+
+def _keeping(losses: list[Any], update: Callable[..., Any]) -> Callable[..., Any]:
+    """A metric's update that keeps the loss it is given."""
+
+    def keeping(values: Any, *args: Any, **kwargs: Any) -> Any:
+        losses.append(values)
+        return update(values, *args, **kwargs)
+
+    return keeping
+
+
+def _configuration(model: Any, optimizer: Any, params: dict[str, Any]) -> dict[str, Any]:
+    loss, rate = model.loss, optimizer.get_config()["learning_rate"]
+    return {
+        **{name: params[name] for name in ("epochs", "steps")},
+        **({"learning_rate": rate["config"]} if isinstance(rate, dict) else {}),
+        "jit_compile": model.jit_compile,
+        "loss": getattr(loss, "name", None) or getattr(loss, "__name__", None) or str(loss),
+    }
