@@ -1,12 +1,25 @@
 """Which callbacks and loggers there are."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from bus.plugins.registry import Registry, options_for
+from consumers.adapters.adapt import adapt_callback, adapt_logger, naming_package
 from consumers.api.callback import Callback
 from consumers.api.logger import LoggerDestination
 from consumers.composer.adapter import adapt
 from consumers.composer.names import stand_in
+
+
+def _adapt(found: object) -> type[Callback] | None:
+    return adapt(found) or adapt_callback(found)
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
+    with stand_in(), naming_package():
+        yield
+
 
 CALLBACKS: Registry[Callback] = Registry(
     "callback",
@@ -35,8 +48,8 @@ CALLBACKS: Registry[Callback] = Registry(
         "top": "consumers.dashboard.terminal.top:Top",
         "trace": "consumers.callbacks.trace:Trace",
     },
-    adapt=adapt,
-    importing=stand_in,
+    adapt=_adapt,
+    importing=_importing,
 )
 """What ``--callbacks`` takes."""
 
@@ -55,6 +68,8 @@ LOGGERS: Registry[LoggerDestination] = Registry(
         "tensorboard": "consumers.loggers.tensorboard:TensorboardLogger",
         "wandb": "consumers.loggers.wandb:WandBLogger",
     },
+    adapt=adapt_logger,
+    importing=naming_package,
 )
 """What ``--log`` takes."""
 

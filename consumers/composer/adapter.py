@@ -10,33 +10,21 @@ Composer itself is not needed: where it cannot be imported, :func:`~consumers.co
 few names that a callback's file imports from it, and only while that file is loaded and its callback made.
 """
 
-import functools
-import inspect
 import sys
 from typing import Any
 
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
+from consumers.adapters.adapter import Adapter, adapted_class
 from consumers.api.callback import Callback, MaybeAwaitable
 from consumers.api.logger import Logger
 from consumers.composer.names import METHODS, ROOT, stand_in
 from consumers.composer.state import ComposerState, handling
 
 
-class AdaptedCallback(Callback):
+class AdaptedCallback(Adapter):
     """A callback of Composer as one of ours. Its ``fields``, ``every``, ``background`` and ``barrier_events`` count if
     it has them."""
-
-    def __init__(self, callback: Any) -> None:
-        self.callback = callback
-        for name in ("fields", "every", "background", "barrier_events"):
-            if hasattr(callback, name):
-                setattr(self, name, getattr(callback, name))
-
-    @property
-    def shown_as(self) -> str:
-        """What people know it as: its own class."""
-        return type(self.callback).__name__
 
     def wanted_events(self) -> set[Event]:
         """The events whose methods it overrides, or all when it overrides ``run_event``."""
@@ -81,17 +69,7 @@ def adapt(found: object) -> type[Callback] | None:
     they have; ``None`` for anything else."""
     if not isinstance(found, type) or not all(callable(getattr(found, name, None)) for name in METHODS):
         return None
-    theirs: type[Any] = found
-
-    # Its options are those of their constructor.
-    @functools.wraps(theirs.__init__)
-    def make(self: AdaptedCallback, *arguments: Any, **options: Any) -> None:
-        with stand_in():
-            made = theirs(*arguments, **options)
-        AdaptedCallback.__init__(self, made)
-
-    members = {"__init__": make, "__module__": theirs.__module__, "__doc__": inspect.getdoc(theirs)}
-    return type(theirs.__name__, (AdaptedCallback,), members)
+    return adapted_class(found, AdaptedCallback, stand_in)
 
 
 def _overrides(callback: Any, name: str) -> bool:
