@@ -128,6 +128,7 @@ def lightning(variant: Variant, steps: int, where: Path, clock: Clock) -> None:
     """Lightning's Trainer."""
     import lightning as L
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+
     from offloop.lightning import OffloopCallback
 
     class Module(L.LightningModule):

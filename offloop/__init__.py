@@ -37,6 +37,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[name].partition(".")[0]
     check_packages("bus", "trainer" if home == "offloop" else home)
+    if home == "offloop":
+        # Says what hides a package of ours, or what to install.
+        import_module("offloop.attached")
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

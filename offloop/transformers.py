@@ -23,6 +23,7 @@ from offloop.attached import (
 
 try:
     from transformers import Trainer, TrainerCallback, __version__
+    from transformers.trainer_pt_utils import find_batch_size
     from transformers.trainer_utils import has_length
 except ModuleNotFoundError as error:
     raise missing(error, "offloop.transformers", "transformers accelerate") from None
@@ -34,6 +35,7 @@ _WITHOUT = {"outputs": "the trainer keeps what the model returns to itself"}
 _IN_EVENTS = ("loss", "learning_rate", "epoch")
 """What is logged and is in every event already."""
 _IN_CHECKPOINT = "offloop"
+_PAIRS = re.compile("DataCollatorFor(Vision)?Preference")
 _NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]+")
 
 
@@ -104,11 +106,12 @@ class OffloopCallback(TrainerCallback):
     def _begin(self, name: str | None, args: Any, state: Any, dataloader: Any) -> None:
         trainer = self._trainer
         self._save_requested = False
-        self._microbatches = 0
         self._tokens_seen = state.num_input_tokens_seen
         self._evaluates = self._predicts = False
         # GRPO and the like give each microbatch the rows of several, from which they generate.
         self._generates = hasattr(args, "steps_per_generation")
+        # A chosen and a rejected one for each sample.
+        self._sequences = 2 if _PAIRS.fullmatch(type(trainer.data_collator).__name__) else 1
         is_trl = any(one.__module__.startswith("trl.") for one in type(trainer).__mro__)
         precision = trainer.accelerator.mixed_precision
         in_epochs = args.max_steps <= 0 and args.num_train_epochs % 1 == 0
@@ -155,12 +158,8 @@ class OffloopCallback(TrainerCallback):
         self._control = control
         seen, self._tokens_seen = state.num_input_tokens_seen - self._tokens_seen, state.num_input_tokens_seen
         is_first = self._training.state.rank == 0
-        self._training.batch_end(
-            samples=args.per_device_train_batch_size * self._microbatches if self._generates else None,
-            # Transformers counts those of all ranks, when it counts them.
-            tokens=(seen if is_first else 0) if seen else None,
-        )
-        self._microbatches = 0
+        # Transformers counts the tokens of all ranks, when it counts them.
+        self._training.batch_end(tokens=(seen if is_first else 0) if seen else None)
         self._after_commands(state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
@@ -223,8 +222,11 @@ class OffloopCallback(TrainerCallback):
         self._training.fire(Event.BEFORE_DATALOADER)
 
     def _begin_step(self, model: Any, inputs: Any, *_: Any, **more: Any) -> None:
-        self._microbatches += 1
-        self._training.batch_start(inputs)
+        if self._generates:
+            samples = self._trainer.args.per_device_train_batch_size
+        else:
+            samples = (find_batch_size(inputs) or 0) // self._sequences  # type: ignore[no-untyped-call]
+        self._training.batch_start(inputs, samples=samples)
         self._training.fire(Event.BEFORE_FORWARD)
 
     def _end_step(self, loss: Any, *_: Any, **more: Any) -> None:

@@ -14,6 +14,7 @@ import importlib, pkgutil, sys
 
 class Absent:
     names = {"torch", "torchmetrics", "safetensors", "cloudpickle", "sklearn", "numpy", "psutil", "pytest", "rich"}
+    names |= {"lightning", "pytorch_lightning", "transformers", "accelerate", "composer", "keras", "ignite"}
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.names:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
@@ -22,12 +23,21 @@ sys.meta_path.insert(0, Absent())
 package = importlib.import_module(sys.argv[1])
 names = [package.__name__] + [
     module.name
-    for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
-    # What only pytest loads needs pytest.
-    if not module.name.endswith("__main__") and module.name != "offloop.pytest_plugin"
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".", onerror=str)
+    # What only pytest loads needs pytest; watch() is to be reached through offloop.
+    if not module.name.endswith("__main__") and module.name not in ("offloop.pytest_plugin", "offloop.own_loop")
 ]
 for name in names:
-    importlib.import_module(name)
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # An adapter needs its framework.
+        assert name.startswith("offloop.") and "install it with: pip install" in str(error), (name, error)
+if package.__name__ == "offloop":
+    try:
+        package.watch
+    except ModuleNotFoundError as error:
+        assert "pip install 'offloop[trainer]'" in str(error)
 print(*names)
 present = Absent.names & set(sys.modules)
 assert not present, present

@@ -52,6 +52,7 @@ _COUNTERS = {
         for name in ("batch", "sample", "token", "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
     },
 }
+_EVENTS = frozenset((Event.INIT, Event.FIT_START, Event.BATCH_END, Event.EVAL_END, Event.EVAL_AFTER_ALL, Event.FIT_END))
 _LARGEST_COUNT = 1 << 53
 _RESERVED = frozenset(("step", "time"))
 _UNNAMED = re.compile(r"[^A-Za-z0-9._-]+")
@@ -209,17 +210,22 @@ def _write(
     (first,) = rows.execute("SELECT min(time) FROM rows").fetchone()
     # A log without times has at least that of its files.
     began = max(path.stat().st_mtime_ns for path in log.files) if first is None else _nanoseconds(first)
+    description = {
+        "framework": {"name": f"an imported log ({source})", "version": None},
+        "unavailable": {"events": [event.value for event in Event if event not in _EVENTS], "fields": {}},
+    }
     number, recording = directory.next_attempt()
     with closing(RecordingWriter(recording, directory.name, number, directory.run_id)) as writer:
         stream = _Stream(writer, directory.name, number, began, places)
-        stream.send(Event.FIT_START, _hyperparameters(log))
+        stream.send(Event.INIT, description)
+        stream.send(Event.FIT_START, _facts(log, places))
         for step, group in groupby(
             rows.execute("SELECT step, time, body FROM rows ORDER BY step, rowid"), key=itemgetter(0)
         ):
             stream.step(step, group)
         stream.send(Event.FIT_END, {})
         stream.end()
-    info = {IMPORTED_FROM: {"source": source, "path": str(log.path.absolute())}}
+    info = {**description, IMPORTED_FROM: {"source": source, "path": str(log.path.absolute())}}
     directory.begin_attempt(recording, number, info, 1, began / 10**9)
     at = stream.at
     reached = Reached(at.epoch, at.batch, at.sample, None)
@@ -233,9 +239,12 @@ def _nanoseconds(seconds: float) -> int:
     return whole * 10**9 + round((seconds - whole) * 10**9)
 
 
-def _hyperparameters(log: Log) -> dict[str, Any]:
+def _facts(log: Log, places: Mapping[str, _Place]) -> dict[str, Any]:
+    """What is known of the training as a whole."""
+    labels = dict.fromkeys(place[1] for place in places.values() if place[0] == "eval")
     found = hyperparameters_in({FIELD: plain(log.hyperparameters)})
-    return {FIELD: {name: _packable(value) for name, value in found.items()}} if found else {}
+    hyperparameters = {FIELD: {name: _packable(value) for name, value in found.items()}} if found else {}
+    return {"evaluators": list(labels), **hyperparameters}
 
 
 def _packable(value: Any) -> Any:
@@ -249,7 +258,7 @@ def _packable(value: Any) -> Any:
 
 class _Stream:
     """The stream of a run, written step by step: a ``batch_end`` for what was logged of the training, an ``eval_end``
-    for each evaluator."""
+    for each evaluator, and an ``eval_after_all`` behind those of a step."""
 
     def __init__(
         self, writer: RecordingWriter, run: str, attempt: int, began: int, places: Mapping[str, _Place]
@@ -312,6 +321,8 @@ class _Stream:
             self.send(Event.BATCH_END, fields, times.get(None))
         for label, metrics in evaluated.items():
             self.send(Event.EVAL_END, {"eval_metrics": {label: metrics}}, times.get(label), label)
+        if evaluated:
+            self.send(Event.EVAL_AFTER_ALL, {})
 
     def _count(self, counter: str, value: float, step: int) -> bool:
         """Takes in a part of the training time; false for what does not say all of itself there."""

@@ -44,11 +44,13 @@ class SpeedMonitor(Callback):
         self._gpu_flops_available = gpu_flops_available
         self._time_unit = time_unit
         self._divider = _SECONDS_IN[time_unit]
+        self._batches: deque[int] = deque(maxlen=window_size + 1)
         self._samples: deque[int] = deque(maxlen=window_size + 1)
         self._tokens: deque[int] = deque(maxlen=window_size + 1)
         self._seconds: deque[float] = deque(maxlen=window_size + 1)
         self._flops: deque[float] = deque(maxlen=window_size + 1)
         self._window: dict[str, deque[Any]] = {
+            "batches": self._batches,
             "samples": self._samples,
             "tokens": self._tokens,
             "seconds": self._seconds,
@@ -80,6 +82,7 @@ class SpeedMonitor(Callback):
         """Takes in the batch and logs."""
         timestamp = state.timestamp.values
         train_seconds = timestamp.total_wct / 1e6
+        self._batches.append(timestamp.batch)
         self._samples.append(timestamp.sample)
         self._tokens.append(timestamp.token)
         self._seconds.append(train_seconds)
@@ -106,7 +109,8 @@ class SpeedMonitor(Callback):
     def _log_throughput(self, elapsed: float, state: Snapshot, logger: Logger) -> None:
         if len(self._seconds) < _full(self._seconds):
             return
-        batches = (len(self._seconds) - 1) / elapsed
+        # Not every batch has an event in a stream made from a log. A loop of one's own may count none.
+        batches = (self._batches[-1] - self._batches[0] or len(self._seconds) - 1) / elapsed
         samples = (self._samples[-1] - self._samples[0]) / elapsed
         tokens = (self._tokens[-1] - self._tokens[0]) / elapsed
         logger.log_metrics(

@@ -7,10 +7,12 @@ user's own that hides one of them is named first. Begin with ``training``.
 from offloop.packages import check_packages, missing
 
 check_packages("bus", "trainer")
+from trainer.arguments import missing_extra  # noqa: E402
+
 try:
     import torch  # noqa: F401
 except ModuleNotFoundError as error:
-    raise missing(error, "offloop", "torch 'offloop[trainer]'") from None
+    raise ModuleNotFoundError(missing_extra("torch"), name=error.name) from None
 
 from bus.errors import ConfigurationError  # noqa: E402
 from bus.types.event import Event  # noqa: E402

@@ -237,14 +237,15 @@ class AttachedTraining:
         if not self.state.timestamp.values.batch_in_epoch:
             self.fire(Event.EPOCH_START)
 
-    def batch_start(self, batch: Any = None) -> None:
-        """A dataloader batch comes: the first one of a batch, or a further microbatch of it."""
+    def batch_start(self, batch: Any = None, *, samples: int | None = None) -> None:
+        """A dataloader batch comes: the first one of a batch, or a further microbatch of it. ``samples`` are those in
+        it, where they are not to be counted."""
         is_first, self._in_batch = not self._in_batch, True
         if is_first:
             self.save_place()
             self._samples = self._tokens = 0
-        samples, tokens = _counts(batch)
-        self._samples += samples
+        counted, tokens = _counts(batch)
+        self._samples += counted if samples is None else samples
         self._tokens += tokens
         self.state.batch, self.state.batch_size = batch, self._samples or None
         if is_first:
@@ -255,12 +256,11 @@ class AttachedTraining:
         part = loss.detach() if share == 1.0 else loss.detach() * share
         self._loss = part if self._loss is None else self._loss + part
 
-    def batch_end(self, *, samples: int | None = None, tokens: int | None = None) -> None:
+    def batch_end(self, *, tokens: int | None = None) -> None:
         """The optimizer has stepped. Commands are applied here; afterwards :attr:`is_stopped` may be true.
 
-        ``samples`` and ``tokens`` are those of the batch on this rank, where they are not to be counted."""
-        state, now = self.state, self._clock() // 1000
-        samples = self._samples if samples is None else samples
+        ``tokens`` are those of the batch on this rank, where they are not to be counted."""
+        state, now, samples = self.state, self._clock() // 1000, self._samples
         tokens = self._tokens if tokens is None else tokens
         elapsed, stop, commands = now - self._began, int(state.stop_requested), len(self._control.waiting)
         if self.ranks is not None:
@@ -279,14 +279,14 @@ class AttachedTraining:
         self._save_event = Event.BATCH_CHECKPOINT
 
     def epoch_end(self) -> None:
-        """All batches of an epoch are done. Commands are applied here, too: a stop that an evaluation has caused comes
-        before the next epoch."""
+        """All batches of an epoch are done. Stops are applied here, too: one that an evaluation has caused comes before
+        the next epoch."""
         self.save_place()
         state = self.state
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_epoch()
         self.fire(Event.EPOCH_END)
-        self.apply_commands(Event.EPOCH_END)
+        self._control.apply_stops(Event.EPOCH_END)
         self._save_event = Event.EPOCH_CHECKPOINT
 
     def save_place(self) -> None:

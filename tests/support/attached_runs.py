@@ -14,6 +14,7 @@ from bus.runs.directory import RunInfo, find_run
 from bus.subscriber.commands import send_command
 from bus.types.commands import Argument, Outcome
 from bus.types.event import Event
+from consumers import Callback
 
 RUN = "r"
 """The run's name, unless a test gives another."""
@@ -69,6 +70,16 @@ def logged_in(run: str = RUN, attempt: int | None = None) -> dict[str, dict[int,
             for name, value in values.items():
                 found[name][step] = value
     return found
+
+
+class Requests(Callback):
+    """Requests fields at every batch, which are recorded with its end then."""
+
+    def __init__(self, *fields: str) -> None:
+        self.fields = fields  # type: ignore[misc]  # one class for all tests
+
+    def batch_end(self, state: object, logger: object) -> None:
+        """They are in the recording then."""
 
 
 class Sender:

@@ -189,7 +189,8 @@ class Metrics:
             if series is not None:
                 series.extend(np.column_stack([steps, amounts / elapsed])[chosen])
 
-        extend("batches_per_sec", SPEED_WINDOW)
+        batches = (now[:, _BATCH] - before[:, _BATCH])[good]
+        extend("batches_per_sec", np.where(batches == 0, SPEED_WINDOW, batches))
         extend("samples_per_sec", (now[:, _SAMPLE] - before[:, _SAMPLE])[good])
         tokens = (now[:, _TOKEN] - before[:, _TOKEN])[good]
         if tokens.any():

@@ -30,7 +30,8 @@ from bus.tools import imports
 from bus.tools.diff import diff
 from bus.tools.export import export
 from bus.tools.imports import import_logs
-from consumers.callbacks import LRMonitor, SpeedMonitor, TrainerMetrics
+from consumers.callbacks import EarlyStopper, LRMonitor, SpeedMonitor, TrainerMetrics
+from consumers.cli.main import consumer
 from consumers.dashboard.view.run_view import RunView
 from consumers.loggers import CsvLogger, JsonlLogger
 from consumers.testing import Logged, replay
@@ -141,7 +142,7 @@ def test_a_training_of_lightning(runs_dir, lightning_logs, source):
         points = view.series(name).points()
         assert dict(zip(points.xs, points.ys, strict=True)) == dict(logged.metrics[name]), name
     assert [state.timestamp.epoch.value for state in states if state.event is Event.EVAL_END] == [0, 1]
-    assert states[0].event is Event.FIT_START
+    assert [state.event for state in states[:2]] == [Event.INIT, Event.FIT_START]
     assert states[-1].event is Event.FIT_END
     assert states[-1].timestamp.batch == 19
 
@@ -154,7 +155,7 @@ def test_what_commands_say_of_an_imported_run(runs_dir, lightning_logs, tmp_path
     assert run.last.reached is not None
     assert (run.last.reached.epoch, run.last.reached.batch) == (1, 19)
     path = lightning_logs["csv"] / "metrics.csv"
-    assert run.last.info == {"imported_from": {"source": "csv", "path": str(path)}}
+    assert run.last.info["imported_from"] == {"source": "csv", "path": str(path)}
     described = run_bus("info", "one").output
     assert f"imported from  {path} (csv)" in described
     assert "finished" in described
@@ -183,10 +184,13 @@ def test_scalars_in_every_form_at_their_own_times(runs_dir, tmp_path):
 
     states = list(Recording(find_run("log").recording))
     assert [state.event.value for state in states] == [
-        *("fit_start", "batch_end", "eval_end", "batch_end", "eval_end", "fit_end"),
+        *("init", "fit_start", "batch_end", "eval_end", "eval_after_all"),
+        *("batch_end", "eval_end", "eval_after_all", "fit_end"),
     ]
-    assert [state.time for state in states] == [1_700_000_000 + more for more in (10.5, 10.5, 11, 20.5, 21, 21)]
-    assert [state.timestamp.total_wct.total_seconds() for state in states] == [0, 0, 0.5, 10, 10.5, 10.5]
+    assert [state.time for state in states] == [
+        1_700_000_000 + more for more in (10.5, 10.5, 10.5, 11, 11, 20.5, 21, 21, 21)
+    ]
+    assert [state.timestamp.total_wct.total_seconds() for state in states] == [0, 0, 0, 0.5, 0.5, 10, 10.5, 10.5, 10.5]
     first, last = (state for state in states if state.event is Event.BATCH_END)
     assert first.loss == pytest.approx(10 / 7, rel=1e-7)
     ((step, values),) = last.fields["logged"]
@@ -379,11 +383,11 @@ def test_wandb_s_history(runs_dir, tmp_path):
         "rows without a step are left out: 1",
     )
     states = list(Recording(find_run("history").recording))
-    assert [state.time for state in states] == [1_700_000_000.25, 1_700_000_000.25, 1_700_000_001.25, 1_700_000_001.25]
-    assert states[1].loss == 2.0
-    assert states[1].fields["logged"] == [[0, {"_runtime": 1.5, "nested/a": 1.0}]]
-    assert states[2].loss is not None
-    assert math.isnan(states[2].loss)
+    assert [state.time for state in states] == [1_700_000_000.25] * 3 + [1_700_000_001.25] * 2
+    assert states[2].loss == 2.0
+    assert states[2].fields["logged"] == [[0, {"_runtime": 1.5, "nested/a": 1.0}]]
+    assert states[3].loss is not None
+    assert math.isnan(states[3].loss)
 
 
 def test_any_table_with_a_column_of_steps(runs_dir, tmp_path):
@@ -397,8 +401,10 @@ def test_any_table_with_a_column_of_steps(runs_dir, tmp_path):
     (done,) = import_logs("csv", path)
     assert done.notes == ("'note' is left out where it is not a number, as in line 2",)
     states = list(Recording(find_run("table").recording))
-    assert [state.event.value for state in states[1:-1]] == ["batch_end", "eval_end", "eval_end", "batch_end"]
-    assert [state.time - 1_700_000_000 for state in states[1:-1]] == [0.5, 1.5, 1.5, 9.5]
+    assert [state.event.value for state in states[2:-1]] == [
+        *("batch_end", "eval_end", "eval_end", "eval_after_all", "batch_end"),
+    ]
+    assert [state.time - 1_700_000_000 for state in states[2:-1]] == [0.5, 1.5, 1.5, 1.5, 9.5]
     logged = replayed("table")
     assert logged.metrics["Value"] == [(5, 1), (7, 2000.0)]
     assert logged.metrics["lr-Adam/group0"] == [(5, 0.1)]
@@ -422,6 +428,41 @@ def test_the_column_of_steps_can_be_named(runs_dir, tmp_path):
         run_bus("import", "--from", "csv", path, "--step-column", "nothing", "--name", "x", code=1).exception
     )
     run_bus("import", "--from", "tensorboard", tmp_path, "--step-column", "epoch", code=2)
+
+
+def test_callbacks_judge_what_was_evaluated_and_are_told_what_no_log_has(runs_dir, tmp_path):
+    lines = ("10,0.5,", "20,0.6,", "20,,0.1", "30,0.55,", "40,0.4,")
+    import_logs("csv", write_csv(tmp_path / "log.csv", "step,val_acc,test_acc", *lines))
+    recording = find_run("log").recording
+    stopped = replay(EarlyStopper("acc", "val", patience="15ba"), recording)
+    assert [(one.name, one.decided_at) for one in stopped.commands] == [("stop", 40)]
+    replay(EarlyStopper("acc", "test", patience="15ba"), recording)
+
+    command = ("consumer", "--run", "log", "--callbacks", "images,lr", "--log", "console")
+    shown = CliRunner().invoke(consumer, command[1:]).output
+    assert (
+        "callback ImageVisualizer waits for before_forward and eval_before_forward, which an imported log (csv) never "
+        "gives" in shown
+    )
+
+
+def test_batches_between_the_steps_of_a_log_count_for_its_speed(runs_dir, tmp_path):
+    import_logs(
+        "jsonl",
+        write_jsonl(
+            tmp_path / "log.jsonl",
+            *({"step": 50 * number, "time": 1_700_000_000 + 2 * number, "loss": 1} for number in range(150)),
+        ),
+    )
+    states = list(Recording(find_run("log").recording))
+    logged = replay(SpeedMonitor(), find_run("log").recording)
+    assert {speed for _, speed in logged.metrics["throughput/batches_per_sec"]} == {25.0}
+    view = RunView("log")
+    for state in states:
+        view.see(state)
+    assert "throughput/batches_per_sec" in view.names()
+    points = view.series("throughput/batches_per_sec").points()
+    assert dict(zip(points.xs, points.ys, strict=True)) == dict(logged.metrics["throughput/batches_per_sec"])
 
 
 def test_a_log_without_times_has_that_of_its_file_and_no_speed(runs_dir, tmp_path):
@@ -468,7 +509,7 @@ def test_every_number_is_in_the_run_under_its_step_and_the_last_one_counts(tmp_p
     seen: dict[int, list[float]] = {}
     for state in Recording(find_run("run", folder / "runs").recording):
         assert state.previous_timestamp is None
-        if state.event is Event.FIT_START:
+        if state.event in (Event.INIT, Event.FIT_START):
             continue
         held = seen.setdefault(state.timestamp.batch.value, [])
         held += [state.timestamp.epoch.value, state.timestamp.token.value, state.time]

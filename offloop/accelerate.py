@@ -1,0 +1,236 @@
+"""Attaching to a loop with Hugging Face Accelerate: :func:`attach`."""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from numbers import Real
+from typing import Any, Unpack
+
+import torch
+
+from offloop.attached import (
+    AttachedTraining,
+    ConfigurationError,
+    Event,
+    Options,
+    TimeInput,
+    Wrapped,
+    as_list,
+    check_options,
+    contain,
+    missing,
+)
+from offloop.own_loop import OWN_LOOP, WatchedRun
+from trainer.arguments.durations import check_max_duration
+
+try:
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.scheduler import AcceleratedScheduler
+    from accelerate.utils import DistributedType
+except ModuleNotFoundError as error:
+    raise missing(error, "offloop.accelerate", "accelerate") from None
+
+_FRAMEWORK = OWN_LOOP._replace(name="Accelerate", package="accelerate", events=OWN_LOOP.events | {Event.AFTER_LOSS})
+_ENGINES = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
+_PRECISIONS = {"no": "fp32", "bf16": "amp_bf16", "fp16": "amp_fp16"}
+
+
+@contain(
+    "_before_accelerator",
+    "_after_accelerator",
+    "_step_scaled",
+    "_pass_changes",
+    "_log_values",
+    "_start",
+    "_start_batch",
+    "_end_batch",
+)
+class AcceleratedRun(WatchedRun):
+    """The run of a training with Accelerate, see :func:`attach`: what :class:`offloop.own_loop.WatchedRun` can do, of
+    which a loop needs only :attr:`stop_requested`."""
+
+    def __init__(
+        self, make_training: Callable[[], AttachedTraining], accelerator: Accelerator, optimizers: Sequence[Any]
+    ) -> None:
+        self._accelerator = accelerator
+        self._optimizers = optimizers
+        self._backward_losses: list[torch.Tensor] = []
+        self._is_between = True
+        """Whether the next forward pass is the first one of a batch of the dataloader."""
+        self._pass: Callable[[], Any] | None = None
+        """The dataloader whose pass is the epoch at work."""
+        super().__init__(make_training, accelerator.gradient_accumulation_steps)
+
+    def _start(self, make_training: Callable[[], AttachedTraining]) -> None:
+        super()._start(make_training)
+        if self.detached:
+            return
+        accelerator, passes = self._accelerator, self._accelerator.gradient_state
+        self._handles += [
+            Wrapped(accelerator, "backward", self._before_accelerator, self._after_accelerator),
+            Wrapped(accelerator, "log", self._log_values),
+            Wrapped(accelerator, "save_state", lambda *_, **__: self.checkpoint_saved()),
+            Wrapped(accelerator, "end_training", self.close),
+            Wrapped(passes, "_add_dataloader", self._pass_changes),
+            Wrapped(passes, "_remove_dataloader", self._pass_changes),
+            *(
+                Wrapped(one, "step", after=self._step_scaled)
+                for one in self._optimizers
+                if isinstance(one, AcceleratedOptimizer) and one.scaler is not None
+            ),
+        ]
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` has said, as ``accelerator.load_state()`` does for what is registered for
+        checkpointing. Within a training that goes back to a checkpoint the counters continue."""
+        if not self._has_begun:
+            super().load_state_dict(saved)
+
+    def _start_batch(self, batch: Any) -> None:
+        dataloader = self._accelerator.gradient_state.active_dataloader if self._pass is None else None
+        if dataloader is not None:
+            self._pass = weakref.ref(dataloader)
+            # What is left of an epoch that is resumed has another length.
+            if self._training.state.timestamp.values.batch_in_epoch == 0:
+                self._accumulation = self._accelerator.gradient_accumulation_steps
+                self._use(dataloader)
+            if not self._in_epochs:
+                self._begin_epoch()
+        # A model may be called several times for the same batch of the dataloader.
+        if self._is_between:
+            self._is_between = False
+            super()._start_batch(batch)
+
+    def _pass_changes(self, dataloader: Any) -> None:
+        """A dataloader comes to its end; or begins anew, after a pass that was left before its end."""
+        if self._pass is not None and self._pass() is dataloader:
+            self._pass = None
+            if not self._in_epochs:
+                self._end_epoch()
+
+    def _watch_backward(self, outputs: Any) -> None:
+        """``accelerator.backward()`` is seen itself."""
+
+    def _before_accelerator(self, loss: torch.Tensor, **_: Any) -> None:
+        self._backward_losses.append(loss.detach())
+        self._training.fire(Event.AFTER_LOSS)
+        self._training.fire(Event.BEFORE_BACKWARD)
+
+    def _after_accelerator(self, *_: Any, **__: Any) -> None:
+        self._is_between = True
+        self._training.fire(Event.AFTER_BACKWARD)
+
+    def _step_scaled(self, *_: Any, **__: Any) -> None:
+        # With fp16 a step whose gradients overflow is left out, and the batch is over all the same.
+        if self._accelerator.sync_gradients:
+            self._has_stepped = True
+
+    def _end_batch(self) -> None:
+        if self._has_stepped:
+            self._losses, self._backward_losses = self._losses or self._backward_losses, []
+        super()._end_batch()
+
+    def _log_values(self, values: Mapping[str, Any], *_: Any, **__: Any) -> None:
+        if self._accelerator.is_main_process:
+            self._training.log({name: value for name, value in values.items() if _is_number(value)})
+
+
+def attach(
+    accelerator: Accelerator,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    scheduler: Any | Sequence[Any] | None = None,
+    *,
+    max_duration: TimeInput | None = None,
+    evaluate: Callable[[], object] | None = None,
+    checkpoint: Callable[[], object] | None = None,
+    **options: Unpack[Options],
+) -> AcceleratedRun:
+    """Publishes what a loop with Accelerate does::
+
+        model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+        run = attach(accelerator, max_duration="3ep")
+        for epoch in range(3):
+            for batch in loader:
+                with accelerator.accumulate(model):
+                    ...
+                if run.stop_requested:
+                    break
+        accelerator.end_training()
+
+    A batch is a step of the optimizer, an epoch a pass over a prepared dataloader, and the loss is what
+    ``accelerator.backward()`` is given, the mean over the batch. All ranks attach. Attaching to the same accelerator
+    again ends the run before.
+
+    Args:
+        accelerator: after ``prepare()``.
+        model, optimizer, scheduler: what is trained and how, by default what the accelerator has prepared; with several
+            models one has to be given.
+        max_duration: how long the training is to last, such as ``3ep`` or ``1000ba``; for progress bars.
+        evaluate: what ``bus send RUN set eval now`` calls, between two batches and on every rank.
+        checkpoint: what ``bus send RUN checkpoint`` calls, by default ``accelerator.save_state`` if the accelerator
+            names its checkpoints itself.
+        options: what :class:`trainer.Trainer` knows by the same names, see
+            :class:`offloop.attached.options.Options`.
+
+    Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed. When the run cannot be started,
+    that is shown, and the training continues without one."""
+    check_options(options)
+    if max_duration is not None:
+        check_max_duration(max_duration)
+    if accelerator.distributed_type in _ENGINES:
+        raise ConfigurationError(
+            f"attach() cannot see the steps of {accelerator.distributed_type.value}, whose engine does them: "
+            "use offloop.Publisher in the loop"
+        )
+    models = accelerator._models if model is None else [model]
+    optimizers = as_list(optimizer, torch.optim.Optimizer, "optimizer") or accelerator._optimizers
+    if not models or not optimizers:
+        what = "optimizer" if models else "model"
+        raise ConfigurationError(f"the accelerator has prepared no {what}: call attach() after accelerator.prepare()")
+    if len(models) > 1:
+        raise ConfigurationError(
+            f"the accelerator has prepared {len(models)} models: give the one to watch, attach(accelerator, model)"
+        )
+    if checkpoint is None and accelerator.project_configuration.automatic_checkpoint_naming:
+
+        def checkpoint() -> object:
+            return accelerator.save_state()
+
+    earlier = vars(accelerator).get("_offloop_run")
+    if earlier is not None:
+        earlier.close()
+    make_training = partial(
+        AttachedTraining,
+        _FRAMEWORK,
+        options,
+        accelerator.unwrap_model(models[0], keep_torch_compile=False),
+        [_inner(one, "optimizer") for one in optimizers],
+        [_inner(one, "scheduler") for one in as_list(scheduler, object, "scheduler") or accelerator._schedulers],
+        max_duration=max_duration,
+        precision=_PRECISIONS.get(accelerator.mixed_precision, accelerator.mixed_precision),
+        config={
+            "mixed_precision": accelerator.mixed_precision,
+            "num_processes": accelerator.num_processes,
+            "split_batches": accelerator.split_batches,
+            "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
+        },
+        evaluate=evaluate or "give attach() a function evaluate=",
+        checkpoint=checkpoint
+        or "give attach() a function checkpoint=, or let the Accelerator name its checkpoints: "
+        "ProjectConfiguration(automatic_checkpoint_naming=True)",
+    )
+    run = accelerator._offloop_run = AcceleratedRun(make_training, accelerator, optimizers)
+    return run
+
+
+def _inner(wrapper: Any, name: str) -> Any:
+    """torch's object within one that Accelerate has prepared."""
+    while isinstance(wrapper, AcceleratedOptimizer | AcceleratedScheduler):
+        wrapper = getattr(wrapper, name)
+    return wrapper
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)

@@ -1,0 +1,337 @@
+"""Attaching to Lightning, under both of its names::
+
+from offloop.lightning import OffloopCallback
+
+trainer = Trainer(callbacks=[OffloopCallback()])
+"""
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Unpack
+
+from offloop.attached import (
+    ALWAYS,
+    EVALUATION,
+    EVALUATION_BATCHES,
+    AttachedTraining,
+    ConfigurationError,
+    Event,
+    Framework,
+    Options,
+    check_options,
+    contain,
+    missing,
+)
+
+
+def _installed(*names: str) -> tuple[type, ...]:
+    """The classes of callbacks in these namespaces: they differ, and a trainer takes those of its own only."""
+    found, trouble = [], None
+    for name in names:
+        try:
+            found.append(import_module(name).Callback)
+        except ModuleNotFoundError as error:
+            if (error.name or "") not in name.split(".")[:1]:
+                raise
+            trouble = trouble or error
+    if not found and trouble is not None:
+        raise missing(trouble, "offloop.lightning", "lightning") from None
+    return tuple(found)
+
+
+_Callback: Any = type("_Callback", _installed("lightning.pytorch", "pytorch_lightning"), {})
+_STEP = {Event.BEFORE_FORWARD, Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH}
+_EVENTS = ALWAYS | EVALUATION | EVALUATION_BATCHES | {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER} | _STEP
+_TRAINER_FACTS = (
+    *("accumulate_grad_batches", "gradient_clip_algorithm", "gradient_clip_val", "num_devices", "num_nodes"),
+    *("min_epochs", "max_epochs", "min_steps", "max_steps", "overfit_batches", "limit_train_batches"),
+    *("limit_val_batches", "val_check_interval", "check_val_every_n_epoch"),
+)
+_AT_ONCE = {"val_check_batch": 1, "check_val_every_n_epoch": 1, "_val_check_time_interval": 0}
+"""With these intervals Lightning finds after the next batch that an evaluation is due."""
+
+
+@contain()
+@contain("teardown", "state_dict", "_before_fetch")
+class OffloopCallback(_Callback):  # type: ignore[misc]
+    """Publishes what Lightning's ``Trainer.fit`` does::
+
+        Trainer(callbacks=[OffloopCallback()])
+
+    A batch is a step of the optimizer; those of the dataloader that are accumulated for it are its microbatches. With
+    manual optimization a batch is one of the dataloader in which an optimizer has stepped. Each ``fit`` is a run.
+
+    Args:
+        options: what :class:`trainer.Trainer` knows by the same names, see :class:`offloop.attached.options.Options`.
+
+    Raises :class:`bus.errors.ConfigurationError` for options that are not allowed."""
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        check_options(options)
+        self.detached = False
+        """Whether an error of ours has ended the run; the training goes on."""
+        self._options = options
+        self._training: AttachedTraining | None = None
+        self._trainer: Any = None
+        self._resumed: Mapping[str, Any] | None = None
+        self._reached: dict[str, Any] = {}
+        self._steps = 0
+        self._losses: list[Any] = []
+        self._has_stepped = False
+        self._epoch_values: dict[str, Any] = {}
+        self._intervals: dict[str, Any] = {}
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Begins anew: a later ``fit`` is another run."""
+        self.detached, self._resumed = False, None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """The run begins, once the model is on its device and a checkpoint is loaded."""
+        self._training = training = AttachedTraining(
+            Framework("Lightning", type(trainer).__module__.partition(".")[0].replace("_", "-"), _EVENTS),
+            self._options,
+            pl_module,
+            trainer.optimizers,
+            [one.scheduler for one in trainer.lr_scheduler_configs],
+            max_duration=_max_duration(trainer),
+            precision=trainer.precision,
+            config=_config(trainer, pl_module),
+            evaluate=self._evaluate,
+            checkpoint=lambda: _save(trainer),
+        )
+        self._trainer, self._steps, self._has_stepped = trainer, trainer.global_step, False
+        self._losses.clear()
+        self._epoch_values.clear()
+        self._hear_fetches(trainer.fit_loop.epoch_loop)
+        resumed, batches = self._resumed, trainer.global_step
+        if resumed is not None and not pl_module.automatic_optimization:
+            # Lightning counts the steps of every optimizer.
+            batches = resumed["timestamp"][2]
+        training.fit_start(**_data(trainer), resumed=resumed, batches_done=batches, epochs_done=trainer.current_epoch)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """An epoch begins; what was logged of the last one has been computed by now."""
+        if (training := self._training) is not None:
+            self._log_epoch(training, trainer)
+            training.use_data(**_data(trainer))
+            training.epoch_start()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """A microbatch begins."""
+        if (training := self._training) is not None:
+            training.fire(Event.AFTER_DATALOADER)
+            training.batch_start(batch)
+            training.fire(Event.BEFORE_FORWARD)
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """Loss is computed."""
+        if (training := self._training) is not None:
+            training.fire(Event.AFTER_LOSS)
+            training.fire(Event.BEFORE_BACKWARD)
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """Gradients of a microbatch are there."""
+        if self._training is not None:
+            self._training.fire(Event.AFTER_BACKWARD)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """The gradients of the batch are complete, and not clipped."""
+        if self._training is not None and not self._has_stepped:
+            self._has_stepped = True
+            self._training.fire(Event.AFTER_TRAIN_BATCH)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """A microbatch ends, and with it the batch if an optimizer has stepped."""
+        if (training := self._training) is None:
+            return
+        if outputs and (loss := outputs.get("loss")) is not None:
+            self._losses.append(loss)
+        if trainer.global_step == self._steps:
+            return
+        self._steps, self._has_stepped = trainer.global_step, False
+        losses, self._losses = self._losses, []
+        for loss in losses:
+            # Lightning has divided by the full number of microbatches, also where there were fewer.
+            training.add_loss(loss, trainer.accumulate_grad_batches / len(losses))
+        if values := _logged(trainer, on_step=True):
+            training.log({f"metrics/train/{name}": value for name, value in values.items()})
+        training.batch_end()
+        self._stop_if_asked(trainer)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """An evaluation begins."""
+        if self._training is not None:
+            self._restore_intervals(trainer)
+            self._training.eval_start("val", batches=_finite(sum(trainer.num_val_batches)))
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """A batch of it begins."""
+        if self._training is not None:
+            self._training.eval_batch_start(batch)
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """A batch of it ends."""
+        if self._training is not None:
+            self._training.eval_batch_end()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """An evaluation ends."""
+        if self._training is not None:
+            self._training.eval_end(_logged(trainer, on_step=False))
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """An epoch ends, unless the training is stopped in its middle."""
+        if self._training is not None and trainer.is_last_batch:
+            self._training.epoch_end()
+            self._stop_if_asked(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """The training ends."""
+        if (training := self._training) is not None:
+            self._log_epoch(training, trainer)
+            training.fit_end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The training fails, or Ctrl-C was pressed."""
+        self._end(exception)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The run ends."""
+        self._end(None)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """A checkpoint is about to be written."""
+        if self._training is not None:
+            self._training.checkpoint_saved()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a training that resumes from a checkpoint continues with."""
+        return self._reached if self._training is None else self._training.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` has said."""
+        self._resumed = state_dict
+
+    def detach(self, error: BaseException) -> None:
+        """Ends the run because of an error of ours."""
+        if (training := self._release()) is not None:
+            training.detach(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if (training := self._release()) is not None:
+            self._reached = training.state_dict()
+            training.close(error)
+
+    def _release(self) -> AttachedTraining | None:
+        """Leaves the trainer as it was found."""
+        training, self._training = self._training, None
+        trainer, self._trainer = self._trainer, None
+        if trainer is not None:
+            self._restore_intervals(trainer)
+            vars(trainer.fit_loop.epoch_loop).pop("_on_before_fetch", None)
+        return training
+
+    def _hear_fetches(self, loop: Any) -> None:
+        fetching = loop._on_before_fetch
+
+        def before_fetch() -> None:
+            self._before_fetch()
+            fetching()
+
+        loop._on_before_fetch = before_fetch
+
+    def _before_fetch(self) -> None:
+        if self._training is not None:
+            self._training.save_place()
+            self._training.fire(Event.BEFORE_DATALOADER)
+
+    def _stop_if_asked(self, trainer: Any) -> None:
+        if self._training is not None and self._training.is_stopped:
+            trainer.should_stop = True
+
+    def _log_epoch(self, training: AttachedTraining, trainer: Any) -> None:
+        """Logs the metrics of the last epoch, which Lightning has computed after its last hook."""
+        results, found = trainer._results, trainer.callback_metrics
+        names = [results._forked_name(one, False)[1] for one in results.values() if one.meta.on_epoch]
+        values = {name: found[name] for name in names if found.get(name) is not self._epoch_values.get(name)}
+        self._epoch_values.update(values)
+        training.log({f"metrics/train/{name}": value for name, value in values.items()})
+
+    def _evaluate(self) -> None:
+        """Has Lightning find that an evaluation is due."""
+        trainer = self._trainer
+        if not trainer.enable_validation:
+            raise ConfigurationError(
+                "cannot evaluate on command: the module has no validation_step, or there is no data to validate on"
+            )
+        for name, value in _AT_ONCE.items():
+            interval = getattr(trainer, name, None)
+            # What is None is not in use, except that batches are not counted where time is.
+            if name not in self._intervals and (interval is not None or name == "val_check_batch"):
+                self._intervals[name] = interval
+                setattr(trainer, name, value)
+
+    def _restore_intervals(self, trainer: Any) -> None:
+        vars(trainer).update(self._intervals)
+        self._intervals.clear()
+
+
+def _save(trainer: Any) -> None:
+    folder = getattr(trainer.checkpoint_callback, "dirpath", None)
+    if folder is None:
+        folder = os.path.join(trainer.default_root_dir, "checkpoints")
+    name = f"epoch={trainer.current_epoch}-step={trainer.global_step}-on_command.ckpt"
+    trainer.save_checkpoint(os.path.join(folder, name))
+
+
+def _logged(trainer: Any, on_step: bool) -> dict[str, Any]:
+    """What the module has logged: of the batch, or of the evaluation that has ended. It is what
+    ``trainer.callback_metrics`` has, which also reads what the progress bar shows, and so waits for a GPU."""
+    results = trainer._results
+    return {
+        results._forked_name(one, on_step)[1]: value
+        for one in results.values()
+        if not one.has_reset and (value := results._get_cache(one, on_step)) is not None
+    }
+
+
+def _data(trainer: Any) -> dict[str, Any]:
+    """What is trained on. With manual optimization nobody knows how many steps there are in an epoch."""
+    accumulated = trainer.accumulate_grad_batches
+    batches = _finite(trainer.num_training_batches) if trainer.lightning_module.automatic_optimization else None
+    return {
+        "dataloader": trainer.train_dataloader,
+        "batches_per_epoch": None if batches is None else -(-batches // accumulated),
+        "microbatches": accumulated,
+    }
+
+
+def _finite(number: float) -> int | None:
+    return None if number == float("inf") else int(number)
+
+
+def _max_duration(trainer: Any) -> str | None:
+    steps, epochs, per_epoch = trainer.max_steps, trainer.max_epochs, _data(trainer)["batches_per_epoch"]
+    is_counted = steps != -1 and trainer.lightning_module.automatic_optimization
+    if is_counted and (epochs == -1 or per_epoch is None or steps <= epochs * per_epoch):
+        return f"{steps}ba"
+    if epochs != -1:
+        return f"{epochs}ep"
+    # What max_time= becomes.
+    timers = [one for one in trainer.callbacks if type(one).__name__ == "Timer"]
+    seconds = [left for one in timers if (left := one.time_remaining()) is not None]
+    return f"{round(min(seconds))}sec" if seconds else None
+
+
+def _config(trainer: Any, pl_module: Any) -> dict[str, Any]:
+    facts = {name: getattr(trainer, name) for name in _TRAINER_FACTS}
+    data = getattr(trainer.datamodule, "hparams", None) or {}
+    return {
+        "hparams": {**data, **pl_module.hparams},
+        "trainer": {**facts, "strategy": type(trainer.strategy).__name__},
+    }

@@ -1,0 +1,366 @@
+"""A training with Accelerate, attached: what is published of it, what can be done to it; and it stays what it was."""
+
+import json
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DistributedType, ProjectConfiguration
+from accelerate_jobs import ROWS, SIZE, Training
+from attached_runs import (
+    RUN,
+    Requests,
+    Sender,
+    are_same,
+    events_of,
+    logged_in,
+    snapshots_of,
+    values_of,
+    weights_of,
+)
+from paths import SUPPORT
+
+from bus.errors import ConfigurationError
+from bus.recording.recording import Recording
+from bus.runs.directory import find_run
+from bus.types.event import Event
+from offloop.accelerate import attach
+from offloop.attached import AttachedTraining
+
+BEGIN = ["before_forward", "after_forward", "after_loss", "before_backward", "after_backward"]
+EVALUATED = ["eval_before_all", "eval_start", "eval_end", "eval_after_all"]
+DATALOADER = {"before_dataloader", "after_dataloader"}
+
+
+@pytest.fixture(autouse=True)
+def _fresh(runs_dir: Path) -> Iterator[None]:
+    yield
+    GradientState._reset_state()
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def ending() -> Any:
+    return Recording(find_run(RUN).path).read_endings()[-1]
+
+
+def last_batch() -> int:
+    return int(snapshots_of()[-1].timestamp.batch.value)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+def test_events_loss_rates_and_training_time_are_those_of_the_loop(accumulate: int) -> None:
+    training = Training(accumulate).attach(record="all", config={"depth": 3})
+    training.train()
+    counts = [accumulate] * (10 // accumulate) + [10 % accumulate] * bool(10 % accumulate)
+    epoch = ["epoch_start"]
+    for count in counts:
+        epoch += ["batch_start", *BEGIN * count, "after_train_batch", "batch_end", "batch_checkpoint"]
+    epoch += ["epoch_end", *EVALUATED, "epoch_checkpoint"]
+    assert events_of() == ["init", "fit_start", *epoch * 2, "fit_end"]
+
+    ends = [one for one in snapshots_of() if one.event is Event.BATCH_END]
+    groups = [list(part) for _, part in groupby(range(20), lambda index: (index // 10, index % 10 // accumulate))]
+    means = [sum(training.losses[index] for index in group) / len(group) for group in groups]
+    assert [one.loss for one in ends] == pytest.approx(means, abs=1e-6)
+    assert [one.lr["AdamW"][0] for one in ends] == pytest.approx(training.rates, abs=1e-12)
+    assert [one.timestamp.batch.value for one in ends] == list(range(1, 2 * len(counts) + 1))
+    assert {one.dataloader_len for one in ends} == {len(counts)}
+    last = snapshots_of()[-1]
+    reached = last.timestamp
+    assert (reached.epoch.value, reached.sample.value, str(last.max_duration)) == (2, 2 * ROWS, "2ep")
+    assert last.eval_metrics["val"].keys() == {"accuracy"}
+
+    first = snapshots_of()[0]
+    told = set(first.unavailable["events"])
+    assert told == {event.value for event in Event} - set(events_of()) - DATALOADER
+    info = find_run(RUN).last.info
+    assert info["unavailable"] == first.unavailable
+    assert info["framework"] == {"name": "Accelerate", "version": accelerate.__version__}
+    known = snapshots_of()[1].hyperparameters
+    assert (known["config/depth"], known["config/gradient_accumulation_steps"]) == (3, accumulate)
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill: bool) -> None:
+    plain = weights_of(Training(2).train().net)
+    training = Training(2).attach()
+
+    def kill_half_way() -> None:
+        if kill and len(training.losses) == 10:
+            os.kill(json.loads((find_run(RUN).path / "broker.json").read_text())["pid"], signal.SIGKILL)
+
+    training.after_batch = kill_half_way
+    assert are_same(plain, weights_of(training.train().net))
+    assert values_of(Event.BATCH_END, "loss") == pytest.approx(
+        [sum(training.losses[at : at + 2]) / 2 for at in range(0, 20, 2)], abs=1e-6
+    )
+
+
+def test_commands_are_done_and_what_cannot_be_done_is_refused_with_the_reason(tmp_path: Path) -> None:
+    heat: list[float] = []
+
+    def set_heat(value: Any) -> None:
+        heat.append(float(value))
+
+    training = Training(project_config=ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True))
+    training.attach(on_set={"heat": set_heat}, max_duration=None)
+    commands = [("pause",), ("resume",), ("set", "lr", 0.5), ("set", "heat", 3), ("set", "heat", "hot")]
+    sender = Sender(*commands, ("set", "eval", "now"), ("checkpoint",), ("stop",))
+    training.after_batch = lambda: sender.step(len(training.losses))
+    training.train(100_000)
+    errors = [one.error for one in sender.outcomes]
+    assert [errors[index] for index in (0, 1, 2, 3, 6, 7)] == [None] * 6
+    assert "could not convert" in str(errors[4])
+    assert errors[5] == "cannot evaluate on command: give attach() a function evaluate="
+    assert heat == [3.0]
+    assert max(training.rates) == 0.5 * 0.9
+    # The mark comes before the checkpoint is written, at the batch that the sender is told.
+    assert list((tmp_path / "checkpoints" / "checkpoint_0").iterdir())
+    assert training.stopped_at == sender.outcomes[-1].batch == last_batch()
+    assert training.run.stop_reason is not None
+    assert ending().status == "stopped"
+
+
+def test_without_a_function_or_names_for_checkpoints_their_command_is_refused() -> None:
+    def evaluate() -> None:
+        with training.run.evaluating("now") as metrics:
+            metrics["accuracy"] = 0.5
+
+    training = Training().attach(evaluate=evaluate)
+    sender = Sender(("checkpoint",), ("set", "eval", "now"), ("stop",))
+    training.after_batch = lambda: sender.step(len(training.losses))
+    training.train(100_000)
+    assert "give attach() a function checkpoint=" in str(sender.outcomes[0].error)
+    assert sender.outcomes[1].error is None
+    (evaluated,) = [one for one in snapshots_of() if one.event is Event.EVAL_END and one.dataloader_label == "now"]
+    assert evaluated.timestamp.batch.value == sender.outcomes[1].batch
+    assert evaluated.eval_metrics["now"] == {"accuracy": 0.5}
+
+
+def test_fields_on_demand_are_what_the_model_has() -> None:
+    names = ("gradient_norm", "parameter_norm", "moment_norms", "update_norms", "phases", "weights")
+    training = Training(2).attach(callbacks=Requests(*names))
+    norms: list[float] = []
+    training.after_batch = lambda: norms.append(float(torch.nn.utils.get_total_norm(list(training.net.parameters()))))
+    training.train(1)
+    assert values_of(Event.BATCH_END, "gradient_norm") == pytest.approx(training.norms, rel=1e-6)
+    assert values_of(Event.BATCH_END, "parameter_norm") == pytest.approx(norms[1::2], rel=1e-6)
+    last = next(one for one in reversed(snapshots_of()) if one.event is Event.BATCH_END)
+    parameters = {name for name, _ in training.net.named_parameters()}
+    assert set(last.update_norms) == set(last.moment_norms) == parameters
+    assert min(last.update_norms.values()) > 0
+    assert are_same(
+        {name: torch.from_numpy(value.numpy().copy()) for name, value in last.weights.items()}, weights_of(training.net)
+    )
+    assert {"forward", "backward", "optimizer"} <= {name for name, _, _ in last.phases["spans"]}
+
+
+def test_values_for_trackers_are_logged_too_and_text_stays_with_the_trackers() -> None:
+    training = Training().attach()
+    training.after_batch = lambda: training.accelerator.log(
+        {"train_loss": training.losses[-1], "device": "cpu", "rate": torch.tensor(0.5)}, step=7
+    )
+    training.train(1)
+    training.accelerator.log({"late": 1})
+    assert logged_in()["train_loss"] == dict(enumerate(training.losses))
+    assert set(logged_in()) == {"train_loss", "rate"}
+
+
+def test_a_loss_that_is_not_a_number_is_shown_and_one_that_is_logged_counts() -> None:
+    training = Training().attach()
+    with torch.no_grad():
+        next(training.net.parameters())[0, 0] = float("nan")
+    training.after_batch = lambda: training.run.log(loss=3.0) if len(training.losses) == 2 else None
+    training.train(1)
+    losses = values_of(Event.BATCH_END, "loss")
+    assert losses[1] == 3.0
+    assert all(loss != loss for index, loss in enumerate(losses) if index != 1)
+
+
+def test_a_step_that_overflows_ends_a_batch_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    scalers: list[Any] = []
+
+    def prepare(self: Accelerator, optimizer: Any, device_placement: Any = None) -> Any:
+        from accelerate.optimizer import AcceleratedOptimizer
+
+        scalers.append(torch.amp.GradScaler("cpu"))
+        wrapped = AcceleratedOptimizer(optimizer, scaler=scalers[0])
+        self._optimizers.append(wrapped)
+        return wrapped
+
+    monkeypatch.setattr(Accelerator, "prepare_optimizer", prepare)
+    training = Training()
+    training.accelerator.scaler = scalers[0]
+    training.attach()
+    skipped: list[bool] = []
+
+    def spoil() -> None:
+        skipped.append(training.accelerator.optimizer_step_was_skipped)
+        if len(skipped) == 3:
+            scalers[0].update(float("inf"))
+        elif len(skipped) == 4:
+            scalers[0].update(1.0)
+
+    training.after_batch = spoil
+    training.train(1)
+    assert skipped == [index == 3 for index in range(10)]
+    ends = [one for one in snapshots_of() if one.event is Event.BATCH_END]
+    assert [one.loss for one in ends] == pytest.approx(training.losses, abs=1e-6)
+    assert ends[-1].timestamp.sample.value == ROWS
+
+
+def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = weights_of(Training(2).train().net)
+    training = Training(2).attach()
+
+    def break_down(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a defect of ours")
+
+    monkeypatch.setattr(AttachedTraining, "add_loss", break_down)
+    with caplog.at_level(logging.ERROR, "offloop"):
+        training.train()
+    assert are_same(plain, weights_of(training.net))
+    assert sum("a defect of ours" in one.message for one in caplog.records) == 1
+    assert training.run.detached
+    assert not training.run.stop_requested
+    assert "a defect of ours" in str(ending().error)
+
+
+def test_a_training_resumes_within_an_epoch(tmp_path: Path) -> None:
+    training = Training().attach()
+    training.accelerator.register_for_checkpointing(training.run)
+    training.after_batch = lambda: (
+        training.accelerator.save_state(str(tmp_path)) if len(training.losses) == 13 else None
+    )
+    training.train()
+    GradientState._reset_state()
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+    again = Training().attach()
+    again.accelerator.register_for_checkpointing(again.run)
+    again.accelerator.load_state(str(tmp_path))
+    again.epoch(again.accelerator.skip_first_batches(again.loader, 3))
+    again.evaluate()
+    again.accelerator.end_training()
+    events = events_of(attempt=2)
+    assert events[:3] == ["init", "fit_start", "batch_end"]
+    assert [name for name in events if "epoch" in name or "fit" in name] == [
+        *events[1:2],
+        "epoch_end",
+        "epoch_checkpoint",
+        "fit_end",
+    ]
+    started, *ends = (one for one in snapshots_of(attempt=2) if one.event in (Event.FIT_START, Event.BATCH_END))
+    assert started.timestamp.batch.value == 13
+    assert [one.timestamp.batch.value for one in ends] == list(range(14, 21))
+    assert snapshots_of(attempt=2)[-1].timestamp.sample.value == 2 * ROWS
+    assert snapshots_of(attempt=2)[-1].timestamp.epoch.value == 2
+
+
+def test_epochs_that_are_left_early_are_epochs() -> None:
+    training = Training().attach()
+    for _ in range(2):
+        for rows, _labels in training.loader:
+            training.accelerator.backward(training.model(rows).sum())
+            training.optimizer.step()
+            if training.optimizer.state and training.run._training.state.timestamp.batch % 3 == 2:
+                break
+    training.accelerator.end_training()
+    assert [name for name in events_of() if name in ("epoch_start", "epoch_end")] == [
+        "epoch_start",
+        "epoch_end",
+        "epoch_start",
+    ]
+
+
+def test_attaching_again_ends_the_run_before() -> None:
+    training = Training().attach()
+    training.epoch(training.loader)
+    first = training.run
+    training.attach()
+    assert not first.stop_requested
+    training.train(1)
+    assert events_of(attempt=1)[-1] == events_of(attempt=2)[-1] == "fit_end"
+    assert events_of(attempt=2).count("batch_end") == 10
+    # Nothing of it stays in what was watched.
+    assert "backward" not in vars(training.accelerator)
+    pickle.dumps(training.model)
+
+
+SCRIPT = """
+import sys
+from accelerate_jobs import Training
+training = Training().attach()
+def act():
+    if len(training.losses) == 15:
+        {there}
+training.after_batch = act
+training.epoch(training.loader)
+training.epoch(training.loader)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("there", "status", "error"),
+    [
+        ("pass", "finished", None),
+        ("raise ValueError('wrong')", "failed", "ValueError: wrong"),
+    ],
+)
+def test_a_program_that_ends_ends_its_run(there: str, status: str, error: str | None) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    subprocess.run([sys.executable, "-c", SCRIPT.format(there=there)], timeout=60, check=False, env=environment)
+    assert (ending().status, ending().error) == (status, error)
+    assert last_batch() == (20 if status == "finished" else 14)
+
+
+@pytest.mark.slow
+def test_two_ranks_do_what_they_are_commanded_at_the_same_batch(tmp_path: Path) -> None:
+    job = SUPPORT / "accelerate_jobs.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", job, tmp_path]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    zero, one = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
+    assert zero.pop("errors") == [None] * 6
+    assert one.pop("errors") is None
+    assert zero == one
+    assert [what for what, _ in zero["seen"]] == ["heat", "evaluate", "checkpoint"]
+    batches = [
+        [one.timestamp.batch.value for one in snapshots_of(rank=rank) if one.event is Event.BATCH_END]
+        for rank in (0, 1)
+    ]
+    assert batches[0] == batches[1] == list(range(1, zero["stopped_at"] + 1))
+    samples = [one.timestamp.sample.value for one in snapshots_of() if one.event is Event.BATCH_END]
+    assert samples[0] == 2 * 2 * SIZE
+
+
+def test_what_cannot_be_attached_to_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(ConfigurationError, match=r"prepared no model: call attach\(\) after accelerator.prepare"):
+        attach(accelerator)
+    model = accelerator.prepare(torch.nn.Linear(2, 2))
+    with pytest.raises(ConfigurationError, match="prepared no optimizer"):
+        attach(accelerator)
+    accelerator.prepare(torch.nn.Linear(2, 2), torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ConfigurationError, match=r"2 models: give the one to watch, attach\(accelerator, model\)"):
+        attach(accelerator)
+    with pytest.raises(ConfigurationError, match="there is no option 'run_nam': did you mean run_name"):
+        attach(accelerator, model, run_nam="r")
+    monkeypatch.setattr(Accelerator, "distributed_type", DistributedType.DEEPSPEED)
+    with pytest.raises(ConfigurationError, match="cannot see the steps of DEEPSPEED"):
+        attach(accelerator, model)

@@ -1,0 +1,494 @@
+"""Lightning's trainers as runs: what is published of them, what can be done to them, and that they are not changed by
+that."""
+
+import csv
+import json
+import logging
+import os
+import pickle
+import signal
+import time
+import types
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as lightning
+import pytest
+import torch
+from attached_runs import (
+    RUN,
+    Sender,
+    are_same,
+    events_of,
+    logged_in,
+    make_network,
+    make_rows,
+    snapshots_of,
+    values_of,
+    weights_of,
+)
+from field_stream import Stream
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from bus import Event
+from bus.errors import ConfigurationError
+from bus.recording.recording import Recording
+from bus.runs.directory import find_run
+from bus.types.demand import Demand, Want
+from offloop.attached import AttachedTraining
+from offloop.lightning import OffloopCallback
+from trainer.stream.run_stream import TrainingStream
+
+pytestmark = [
+    # Advice on the data of a real training, and what Lightning itself uses of torch.
+    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
+    pytest.mark.filterwarnings("ignore:The number of training batches .* is smaller than the logging interval"),
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
+    pytest.mark.usefixtures("runs_dir"),
+]
+ROWS, SIZE = 28, 6
+BATCHES = 5
+DATA = DataLoader(TensorDataset(*make_rows(ROWS)), batch_size=SIZE)
+
+
+class Mixin:
+    """A training as people write it, which notes what happens to it; for the module of either namespace."""
+
+    def __init__(self, lr: float = 0.1, act: Any = None) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["act"])
+        self.net = make_network()
+        self.act = act
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.loss_of(batch)
+        self.losses.append(loss.item())
+        self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        return loss
+
+    def loss_of(self, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        return cross_entropy(self.net(inputs), targets)
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("val_loss", self.loss_of(batch))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_loss", self.loss_of(batch))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.net(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        weights = [one for one in self.parameters() if one.ndim > 1]
+        biases = [one for one in self.parameters() if one.ndim == 1]
+        optimizer = torch.optim.AdamW([{"params": weights}, {"params": biases, "lr": 0.01}], lr=self.hparams["lr"])
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def configure_gradient_clipping(self, *arguments: Any, **options: Any) -> None:
+        self.clip_gradients(*arguments, **options)
+        self.norms.append(float(torch.nn.utils.get_total_norm([one.grad for one in self.parameters()])))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.act is not None:
+            self.act(self, self.trainer)
+
+
+class Module(Mixin, lightning.LightningModule):
+    """The one that most tests train."""
+
+
+def make_trainer(*callbacks: Any, namespace: Any = lightning, **arguments: Any) -> Any:
+    settings = {
+        "max_epochs": 2,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": any(isinstance(one, ModelCheckpoint) for one in callbacks),
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 1,
+        "default_root_dir": os.environ["OFFLOOP_RUNS_DIR"],
+    }
+    return namespace.Trainer(callbacks=list(callbacks), **(settings | arguments))
+
+
+def fit(*callbacks: Any, act: Any = None, val: bool = True, ckpt_path: Any = None, **arguments: Any) -> Module:
+    """A training, published unless other callbacks are given."""
+    module = Module(act=act)
+    trainer = make_trainer(*(callbacks or [OffloopCallback(run_name=RUN)]), **arguments)
+    trainer.fit(module, DATA, DATA if val else None, ckpt_path=ckpt_path)
+    return module
+
+
+def ending(run: str = RUN) -> Any:
+    return Recording(find_run(run).recording).read_endings()[-1]
+
+
+FETCH = ["before_dataloader", "after_dataloader"]
+MICROBATCH = ["before_forward", "after_loss", "before_backward", "after_backward"]
+EVALUATION = [
+    *("eval_before_all", "eval_start", *["eval_batch_start", "eval_batch_end"] * BATCHES),
+    *("eval_end", "eval_after_all"),
+]
+
+
+@pytest.mark.parametrize(("accumulate", "namespace"), [(1, "lightning.pytorch"), (2, "pytorch_lightning")])
+def test_every_event_comes_at_its_place(accumulate: int, namespace: str) -> None:
+    found = import_module(namespace)
+    # The same module, of the other namespace.
+    module = types.new_class("Other", (Mixin, found.LightningModule))()
+    trainer = make_trainer(
+        OffloopCallback(run_name=RUN, record="all"),
+        namespace=found,
+        max_epochs=1,
+        num_sanity_val_steps=2,
+        accumulate_grad_batches=accumulate,
+    )
+    trainer.fit(module, DATA, DATA)
+
+    groups = [accumulate] * (BATCHES // accumulate) + [BATCHES % accumulate] * bool(BATCHES % accumulate)
+    expected = ["init", "fit_start", "epoch_start"]
+    for number, count in enumerate(groups, 1):
+        expected += [*FETCH, "batch_start", *MICROBATCH, *[*FETCH, *MICROBATCH] * (count - 1)]
+        expected += ["after_train_batch", "batch_end"]
+        # Lightning evaluates before its epoch ends.
+        expected += [*(EVALUATION if number == len(groups) else []), "batch_checkpoint"]
+    assert events_of() == [*expected, "epoch_end", "epoch_checkpoint", "fit_end"]
+
+    unavailable = snapshots_of()[0].fields["unavailable"]
+    assert unavailable == find_run(RUN).last.info["unavailable"]
+    assert set(unavailable["events"]) == {one.value for one in Event} - set(expected) - set(events_of())
+    assert find_run(RUN).last.info["framework"]["name"] == "Lightning"
+    assert find_run(RUN).last.info["framework"]["version"] == found.__version__
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_loss_rates_and_metrics_are_those_that_lightning_logs(accumulate: int, runs_dir: Path) -> None:
+    logger = CSVLogger(runs_dir / "csv")
+    module = fit(
+        OffloopCallback(run_name=RUN),
+        LearningRateMonitor("step"),
+        logger=logger,
+        accumulate_grad_batches=accumulate,
+        val_check_interval=accumulate,
+    )
+    rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()))
+
+    def column(name: str) -> dict[int, float]:
+        return {int(row["step"]): float(row[name]) for row in rows if row[name]}
+
+    parts = [module.losses[:BATCHES], module.losses[BATCHES:]]
+    groups = [part[at : at + accumulate] for part in parts for at in range(0, BATCHES, accumulate)]
+    means = [sum(group) / len(group) for group in groups]
+    assert values_of(Event.BATCH_END, "loss") == pytest.approx(means, abs=1e-6)
+    if accumulate == 1:
+        assert means == pytest.approx(list(column("loss_step").values()), abs=1e-6)
+    logged = logged_in()
+    assert logged["metrics/train/loss_step"] == pytest.approx(column("loss_step"), abs=1e-6)
+    assert logged["metrics/train/loss_epoch"] == pytest.approx(column("loss_epoch"), abs=1e-6)
+    evaluations = [one["val"]["val_loss"] for one in values_of(Event.EVAL_END, "eval_metrics")]
+    assert evaluations == pytest.approx(list(column("val_loss").values()), abs=1e-6)
+    assert len(evaluations) == 2 * (BATCHES // accumulate)
+    # What the monitor logs are the rates that a step has used: the last ones that we have published.
+    rates = [one["AdamW"] for one in values_of(Event.BATCH_END, "lr")]
+    used = zip(column("lr-AdamW/pg1").values(), column("lr-AdamW/pg2").values(), strict=True)
+    assert rates[:-1] == [pytest.approx(list(pair), abs=1e-12) for pair in list(used)[1:]]
+
+    last = snapshots_of()[-1]
+    assert (last.timestamp.epoch, last.timestamp.batch, last.timestamp.sample) == (2, 2 * len(groups) // 2, 2 * ROWS)
+    assert str(last.max_duration) == "2ep"
+    (facts,) = values_of(Event.FIT_START, "hyperparameters")
+    assert (facts["config/hparams/lr"], facts["config/trainer/accumulate_grad_batches"]) == (0.1, accumulate)
+    assert facts["global_train_batch_size"] == SIZE * accumulate
+    assert facts["train_batches"] == len(groups) // 2
+
+
+def kill_broker_at(step: int) -> Any:
+    def act(module: Any, trainer: Any) -> None:
+        if trainer.global_step == step:
+            (file,) = Path(os.environ["OFFLOOP_RUNS_DIR"]).glob(f"{RUN}/broker.json")
+            os.kill(int(json.loads(file.read_text())["pid"]), signal.SIGKILL)
+
+    return act
+
+
+@pytest.mark.parametrize("act", [None, kill_broker_at(3)])
+def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(act: Any) -> None:
+    options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
+    plain = fit(lightning.Callback(), **options)
+    published = fit(OffloopCallback(run_name=RUN, record="all"), act=act, **options)
+    assert are_same(weights_of(plain), weights_of(published))
+    assert plain.losses == published.losses
+    batches = [one.timestamp.batch for one in snapshots_of() if one.event is Event.BATCH_END]
+    assert batches == list(range(1, 7))
+
+
+def sending(*commands: Any, at: int = 3) -> tuple[Sender, Any]:
+    """A sender, and what a module does at the end of each of its batches."""
+    sender = Sender(*commands, at=at)
+
+    def act(module: Any, trainer: Any) -> None:
+        time.sleep(0.001)
+        sender.step(trainer.global_step)
+
+    return sender, act
+
+
+def test_commands_take_effect_between_two_batches(runs_dir: Path) -> None:
+    heat: list[float] = []
+    sender, act = sending(
+        *(("set", "lr", 0.5), ("set", "eval", "now"), ("checkpoint",), ("set", "heat", 3), ("set", "heat", "hot")),
+        *(("pause",), ("set", "lr", 0.25), ("resume",), ("set", "cold", 1), ("stop",)),
+    )
+    callback = OffloopCallback(run_name=RUN, on_set={"heat": lambda value: heat.append(float(value))})
+    saver = ModelCheckpoint(runs_dir / "saved", save_top_k=0)
+    module = fit(callback, saver, act=act, max_epochs=10_000, check_val_every_n_epoch=10_000)
+    outcomes = sender.outcomes
+    errors = [one.error for one in outcomes]
+    assert [error is None for error in errors] == [True, True, True, True, False, True, True, True, False, True]
+    assert "could not convert" in errors[4]
+    assert "there is no setting 'cold'" in errors[8]
+    assert heat == [3.0]
+    rates = {int(one.timestamp.batch): one.lr["AdamW"] for one in snapshots_of() if one.event is Event.BATCH_END}
+    assert rates[outcomes[0].batch + 1] == pytest.approx([0.45, 0.45])
+    # All that came in the pause took effect at one batch.
+    assert len({one.batch for one in outcomes[5:8]}) == 1
+    evaluated = [int(one.timestamp.batch) for one in snapshots_of() if one.event is Event.EVAL_END]
+    # Lightning evaluates once more when it is stopped.
+    assert evaluated in ([outcomes[1].batch], [outcomes[1].batch, outcomes[9].batch])
+    (saved,) = (runs_dir / "saved").iterdir()
+    assert f"step={outcomes[2].batch}-" in saved.name
+    assert torch.load(saved, weights_only=False)["global_step"] == outcomes[2].batch
+    assert len(module.losses) == outcomes[9].batch
+    assert (ending().status, "stop" in str(ending().reason)) == ("stopped", True)
+    assert module.trainer.check_val_every_n_epoch == 10_000
+
+
+def test_what_lightning_cannot_do_is_refused_with_the_reason(runs_dir: Path) -> None:
+    sender, act = sending(("set", "eval", "now"), ("checkpoint",), ("stop",))
+    fit(act=act, val=False, max_epochs=10_000)
+    errors = [one.error for one in sender.outcomes]
+    assert errors[0] is not None
+    assert errors[0].startswith("cannot evaluate on command: the module has no validation_step, or there is no data")
+    assert errors[1:] == [None, None]
+    # Without a ModelCheckpoint it is saved where Lightning saves by default.
+    assert [one.suffix for one in (runs_dir / "checkpoints").iterdir()] == [".ckpt"]
+
+
+def test_fields_are_computed_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("gradient_norm", "gradient_norms", "parameter_norm", "moment_norms", "update_norms", "phases")
+    stream = Stream(Demand({Event.BATCH_END: Want(1, dict.fromkeys(names, 1))}))
+    stream.run_name, stream.answer, stream.poll = RUN, None, None  # type: ignore[attr-defined]
+    monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
+    module = fit(accumulate_grad_batches=2, gradient_clip_val=0.5)
+    sent = [fields for event, _, fields in stream.sent if event is Event.BATCH_END]
+    # As the step has used them: clipped, and of all microbatches.
+    assert [one["gradient_norm"] for one in sent] == pytest.approx(module.norms, rel=1e-6)
+    assert max(module.norms) == pytest.approx(0.5, rel=1e-4)
+    parameters = {name for name, _ in module.named_parameters()}
+    assert set(sent[1]["gradient_norms"]) == set(sent[1]["moment_norms"]) == parameters
+    assert min(sent[1]["update_norms"].values()) > 0
+    assert set(sent[1]["update_norms"]) == parameters
+    norm = float(torch.nn.utils.get_total_norm(list(module.parameters())))
+    assert sent[-1]["parameter_norm"] == pytest.approx(norm, rel=1e-6)
+    phases = [name for name, _, _ in sent[1]["phases"]["spans"]]
+    assert phases[:6] == ["data", "forward", "backward", "data", "forward", "backward"]
+    assert {"optimizer", "publishing"} <= set(phases)
+
+
+def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = fit(lightning.Callback())
+
+    def break_down(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a defect of ours")
+
+    with monkeypatch.context() as broken, caplog.at_level(logging.ERROR, "offloop"):
+        broken.setattr(AttachedTraining, "batch_end", break_down)
+        callback = OffloopCallback(run_name=RUN)
+        published = fit(callback)
+    assert are_same(weights_of(plain), weights_of(published))
+    assert ["a defect of ours" in one.getMessage() for one in caplog.records if one.name == "offloop"] == [True]
+    assert callback.detached
+    assert (ending().status, "a defect of ours" in str(ending().error)) == ("failed", True)
+    # The next training is another chance.
+    module = Module()
+    make_trainer(callback).fit(module, DATA)
+    assert not callback.detached
+    assert ending().status == "finished"
+
+
+def test_a_run_that_cannot_be_started_is_shown_and_the_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    from bus import Publisher
+
+    with Publisher(RUN):
+        module = fit()
+    assert len(module.losses) == 2 * BATCHES
+    assert f"the training continues without it: run '{RUN}' in" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (ZeroDivisionError("the user's"), "failed", "ZeroDivisionError: the user's"),
+        (KeyboardInterrupt(), "stopped", None),
+    ],
+)
+def test_an_exception_ends_the_run_and_is_the_users(error: BaseException, status: str, text: str | None) -> None:
+    def act(module: Any, trainer: Any) -> None:
+        if trainer.global_step == 3:
+            raise error
+
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        # Lightning ends the program after Ctrl-C.
+        with pytest.raises(SystemExit if isinstance(error, KeyboardInterrupt) else type(error)):
+            fit(act=act)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert (ending().status, ending().error) == (status, text)
+
+
+def test_a_second_fit_is_a_new_attempt_and_nothing_else_is_published() -> None:
+    callback = OffloopCallback(run_name=RUN)
+    trainer, module = make_trainer(callback, max_epochs=1), Module()
+    trainer.fit(module, DATA)
+    trainer.validate(module, DATA, verbose=False)
+    trainer.test(module, DATA, verbose=False)
+    trainer.predict(module, DATA)
+    trainer.fit_loop.max_epochs = trainer.max_epochs + 1
+    trainer.fit(module, DATA)
+    assert [one.status for one in find_run(RUN).attempts] == ["finished", "finished"]
+    batches = [
+        [int(one.timestamp.batch) for one in snapshots_of(attempt=n) if one.event is Event.BATCH_END] for n in (1, 2)
+    ]
+    assert batches == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
+    assert not any(name.startswith(("eval", "predict")) for name in events_of(attempt=1) + events_of(attempt=2))
+    assert len(pickle.dumps(callback)) > 0
+
+
+@pytest.mark.parametrize("limits", [{"max_epochs": 3}, {"max_epochs": -1, "max_steps": 12}])
+@pytest.mark.parametrize("stop_at", [4, 5])
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+def test_a_training_that_resumes_counts_on(limits: dict[str, int], stop_at: int, runs_dir: Path) -> None:
+    fit(OffloopCallback(run_name=RUN), max_steps=stop_at, max_epochs=-1, act=None).trainer.save_checkpoint(
+        runs_dir / "last.ckpt"
+    )
+    fit(ckpt_path=runs_dir / "last.ckpt", **limits)
+    first = next(one for one in snapshots_of() if one.event is Event.FIT_START)
+    # The last batch of an epoch has fewer rows.
+    assert (first.timestamp.batch, first.timestamp.sample) == (stop_at, min(ROWS, stop_at * SIZE))
+    ends = [one for one in snapshots_of() if one.event is Event.BATCH_END]
+    assert int(ends[0].timestamp.batch) == stop_at + 1
+    assert [one.action for one in Recording(find_run(RUN).recording).read_checkpoints()][:1] == ["load"]
+
+
+def test_with_manual_optimization_a_batch_is_one_in_which_optimizers_have_stepped() -> None:
+    class Manual(Module):
+        automatic_optimization = False
+
+        def configure_optimizers(self) -> Any:
+            self.automatic_optimization = False
+            return [torch.optim.SGD(self.net[0].parameters(), 0.1), torch.optim.Adam(self.net[3].parameters(), 0.01)]
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.manual_backward(loss)
+            if batch_idx % 2:
+                for optimizer in self.optimizers():
+                    optimizer.step()
+                    optimizer.zero_grad()
+            return loss
+
+    module = Manual()
+    module.automatic_optimization = False
+    make_trainer(OffloopCallback(run_name=RUN, record="all"), max_epochs=1).fit(module, DATA)
+    ends = [one for one in snapshots_of() if one.event is Event.BATCH_END]
+    assert [one.timestamp.sample for one in ends] == [2 * SIZE, 4 * SIZE]
+    means = [sum(module.losses[at : at + 2]) / 2 for at in (0, 2)]
+    assert [one.loss for one in ends] == pytest.approx(means, abs=1e-6)
+    assert ends[0].lr == {"SGD": [0.1], "Adam": [0.01]}
+    assert events_of().count("after_train_batch") == 2
+
+
+class Unsized(IterableDataset[Any]):
+    """Rows whose number nobody knows beforehand."""
+
+    def __iter__(self) -> Any:
+        return iter(zip(*make_rows(ROWS), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("limits", "max_duration", "batches"),
+    [
+        ({"max_epochs": -1, "max_steps": 7}, "7ba", 7),
+        ({"max_epochs": 1, "max_steps": 7}, "1ep", 5),
+        ({"max_epochs": 3, "limit_train_batches": 2}, "3ep", 6),
+        ({"max_epochs": None, "max_time": {"seconds": 90}, "limit_train_batches": 2}, "90sec", 4),
+        ({"max_epochs": 5, "fast_dev_run": True}, "1ba", 1),
+    ],
+)
+def test_the_duration_is_that_of_the_limits(limits: dict[str, Any], max_duration: str, batches: int) -> None:
+    def act(module: Any, trainer: Any) -> None:
+        trainer.should_stop = trainer.global_step == 4 and "max_time" in limits
+
+    fit(act=act, val=False, **limits)
+    ends = [one for one in snapshots_of() if one.event is Event.BATCH_END]
+    assert len(ends) == batches
+    assert str(ends[0].max_duration) == max_duration
+    whole = limits.get("limit_train_batches", 1 if "fast_dev_run" in limits else BATCHES)
+    assert {one.dataloader_len for one in ends} == {whole}
+    # An epoch that is left in its middle does not end.
+    assert events_of().count("epoch_end") == batches // whole
+
+
+def test_data_of_unknown_length_is_trained_on_and_evaluated_on_command() -> None:
+    sender, act = sending(("set", "eval", "now"), ("stop",))
+    module = Module(act=act)
+    data = DataLoader(Unsized(), batch_size=SIZE)
+    make_trainer(OffloopCallback(run_name=RUN), max_epochs=10_000, check_val_every_n_epoch=10_000).fit(
+        module, data, [DATA, data]
+    )
+    evaluated, _ = sender.outcomes
+    first = next(one for one in snapshots_of() if one.event is Event.EVAL_END)
+    assert int(first.timestamp.batch) == evaluated.batch
+    assert set(first.eval_metrics["val"]) == {"val_loss/dataloader_idx_0", "val_loss/dataloader_idx_1"}
+
+
+def test_a_learning_rate_finder_is_no_run() -> None:
+    finder = lightning.callbacks.LearningRateFinder(num_training_steps=8, attr_name="lr")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(os.environ["OFFLOOP_RUNS_DIR"])
+        fit(finder, OffloopCallback(run_name=RUN), max_epochs=1)
+    assert len(values_of(Event.BATCH_END, "loss")) == BATCHES
+
+
+def test_loggers_of_lightning_stay_as_they_are(runs_dir: Path) -> None:
+    folders = []
+    for number, callbacks in enumerate([[], [OffloopCallback(run_name=RUN)]]):
+        logger = CSVLogger(runs_dir / str(number))
+        module = Module()
+        trainer = make_trainer(*callbacks, logger=logger)
+        trainer.fit(module, DATA, DATA)
+        assert trainer.loggers == [logger]
+        folders.append((Path(logger.log_dir) / "metrics.csv").read_text())
+    assert folders[0] == folders[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"run_nam": "w"}, "there is no option 'run_nam': did you mean run_name"), ({"on_set": {"heat": 3}}, "on_set")],
+)
+def test_wrong_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        OffloopCallback(**options)
