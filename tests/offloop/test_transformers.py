@@ -5,6 +5,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import pytest
 import torch
 from attached_runs import RUN, Sender, are_same, events_of, logged_in, snapshots_of, values_of, weights_of
+from brokers import free_address
 from field_stream import Stream
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
@@ -493,3 +496,43 @@ def test_arguments_of_training_are_hyperparameters_without_their_secrets() -> No
     assert "hf_secret" not in find_run(RUN).recording.parent.joinpath("run.json").read_text()
     source = find_run(RUN).last.info["framework"]
     assert source == {"name": "Transformers", "version": version("transformers")}
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_commands_and_one_alone_stalls_nobody(tmp_path: Path) -> None:
+    job = Path(__file__).parents[1] / "support" / "transformers_ranks.py"
+    environment = os.environ | {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_address().rpartition(":")[2],
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(job), str(tmp_path)],
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+    found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+    for one in found:
+        commanded = one["commanded"]
+        assert (commanded["steps"], commanded["lr"]) == (8, 0.2)
+        assert commanded["done"] == [["evaluate", 3], ["save", 3]]
+        for part in ("attached", "alone"):
+            assert (one[part]["losses"], one[part]["weights"]) == (one["plain"]["losses"], one["plain"]["weights"])
+
+    ends = [one for one in Recording(tmp_path / "runs" / "attached") if one.event is Event.BATCH_END]
+    assert sorted((one.rank, one.timestamp.sample.value) for one in ends) == [
+        (rank, 4 * batch) for rank in range(2) for batch in range(1, 13)
+    ]
+    # Each rank has its own loss, and what is logged is their mean.
+    own = [[one.loss for one in ends if one.rank == rank] for rank in range(2)]
+    means = [(first + second) / 2 for first, second in zip(*own, strict=True)]
+    assert means == pytest.approx(found[0]["plain"]["losses"], abs=1e-6)
+    assert [text.count("offloop is not attached on every one of 2 ranks") for text in said] == [1, 0]
