@@ -178,7 +178,7 @@ class OffloopCallback(TrainerCallback):
             self._training.log({f"metrics/train/{name}": one for name, one in values.items() if _is_number(one)})
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """An evaluation is over."""
+        """An evaluation has ended."""
         found = {**self._evaluated, **parts["metrics"]}
         found.pop("epoch", None)
         self._evaluates = False
@@ -190,7 +190,7 @@ class OffloopCallback(TrainerCallback):
         self._training.checkpoint_saved()
 
     def on_train_end(self, *_: Any, **parts: Any) -> None:
-        """The training is over."""
+        """The training has ended."""
         self._training.fit_end()
 
     def detach(self, error: BaseException) -> None:

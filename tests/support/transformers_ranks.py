@@ -67,8 +67,14 @@ def train(name: str, folder: Path, attached: bool = True, commands: dict[int, An
         eval_dataset=rows[:8],
         args=TrainingArguments(
             output_dir=str(folder / f"{name}-out"),
-            use_cpu=True, ddp_backend="gloo", report_to=[], disable_tqdm=True,
-            per_device_train_batch_size=2, num_train_epochs=1, logging_steps=1, save_strategy="no",
+            use_cpu=True,
+            ddp_backend="gloo",
+            report_to=[],
+            disable_tqdm=True,
+            per_device_train_batch_size=2,
+            num_train_epochs=1,
+            logging_steps=1,
+            save_strategy="no",
             lr_scheduler_type="constant",
         ),
     )
