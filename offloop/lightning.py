@@ -281,6 +281,15 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
         self._intervals.clear()
 
 
+class AutomaticCallback(OffloopCallback):
+    """What ``offloop run`` attaches: it leaves a trainer alone to which a script has attached offloop itself."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """The run begins, if it is the only one."""
+        if sum(isinstance(one, OffloopCallback) for one in trainer.callbacks) == 1:
+            super().on_train_start(trainer, pl_module)
+
+
 def _save(trainer: Any) -> None:
     folder = getattr(trainer.checkpoint_callback, "dirpath", None)
     if folder is None:

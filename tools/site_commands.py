@@ -7,9 +7,10 @@ import click
 
 from bus.cli.main import bus
 from consumers.cli.main import consumer
+from offloop.run import offloop
 from trainer.cli.main import trainer
 
-COMMANDS: tuple[click.Command, ...] = (trainer, consumer, bus)
+COMMANDS: tuple[click.Command, ...] = (trainer, consumer, offloop, bus)
 """The commands that offloop installs, in the order of the page."""
 
 _WIDTH = 80

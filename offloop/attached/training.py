@@ -24,6 +24,7 @@ from bus.types.timestamp import Timestamp, wall_clock
 from offloop.attached.gradients import keep_gradients
 from offloop.attached.joining import join_ranks
 from offloop.attached.options import Options, make_stream
+from offloop.automatic import note_attached
 from trainer.control.remote_control import RemoteControl
 from trainer.control.settings import Setting, Settings, evaluate, set_learning_rate
 from trainer.data.spec import DataSpec, count_samples, count_tokens
@@ -166,6 +167,7 @@ class AttachedTraining:
         """What ends the run of a loop that was left, when the program ends: called with the error that ends it."""
         _open.add(self)
         self._say(self._stream.introduce(state.run_name, None))
+        note_attached()
         self.fire(Event.INIT)
 
     # What an adapter asks.

@@ -47,7 +47,8 @@ def test_a_file_that_hides_what_is_not_used_is_no_trouble(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("command", "package"), [("bus", "bus"), ("trainer", "trainer"), ("consumer", "consumers"), ("consumer", "bus")]
+    ("command", "package"),
+    [("bus", "bus"), ("trainer", "trainer"), ("consumer", "consumers"), ("consumer", "bus"), ("offloop", "bus")],
 )
 def test_a_command_names_the_file_in_one_line(tmp_path: Path, command: str, package: str) -> None:
     hiding = tmp_path / f"{package}.py"

@@ -14,10 +14,11 @@ from bus.plugins.options import convert_options, options_of
 from bus.plugins.registry import Registry, options_for
 from consumers.cli.main import consumer
 from consumers.cli.registry import CALLBACKS, LOGGERS
+from offloop.run import offloop
 from trainer.algorithms import ALGORITHMS
 from trainer.cli.main import trainer
 
-COMMANDS: Mapping[str, click.Command] = {"bus": bus, "consumer": consumer, "trainer": trainer}
+COMMANDS: Mapping[str, click.Command] = {"bus": bus, "consumer": consumer, "offloop": offloop, "trainer": trainer}
 """The commands that offloop installs."""
 
 _NAMED: Mapping[str, Registry[Any]] = {"callbacks": CALLBACKS, "loggers": LOGGERS, "algorithms": ALGORITHMS}
@@ -83,18 +84,27 @@ def _plugins(page: str) -> set[str]:
     return {name for groups in shown for names in groups.values() for name in names}
 
 
+def _listed(value: str | Sequence[str] | None) -> list[str]:
+    """The names in an option that can be given once, or several times."""
+    return (value if isinstance(value, str) else ",".join(value or ())).split(",")
+
+
 def _wrong_names(values: Mapping[str, Any], plugins: set[str]) -> str | None:
     """What is wrong with callbacks, loggers and algorithms by name, and with their options."""
     chosen: dict[str, type] = {}
     has_others = False
     try:
         for parameter, registry in _NAMED.items():
-            for name in ",".join(values.get(parameter) or ()).split(","):
+            for name in _listed(values.get(parameter)):
                 if ":" in name or name.isupper() or name in plugins:
                     has_others = True
                 elif name:
                     chosen[name] = registry.find(name)
-        given = [*(values.get("options") or ()), *(values.get("algorithm_options") or ())]
+        given = [
+            *(values.get("options") or ()),
+            *(values.get("settings") or ()),
+            *(values.get("algorithm_options") or ()),
+        ]
         assignments = [one for one in given if not one.startswith("NAME.")]
         if has_others:
             assignments = [one for one in assignments if one.partition(".")[0] in chosen]

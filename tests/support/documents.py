@@ -19,7 +19,7 @@ NOT_RUN = "not run in the tests: "
 _SHELL = {"", "sh", "bash", "console", "shell"}
 _TITLE = re.compile(r'title="([^"]*)"')
 _DRAWING = re.compile(r"[─│┌└▶◀]|-->|<--|\s->\s|\|--")
-_INLINE = re.compile(r"(?:bus|trainer|consumer|pip install|make) \S")
+_INLINE = re.compile(r"(?:bus|trainer|consumer|offloop|pip install|make) \S")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,5 @@
+"""``python -m offloop``."""
+
+from offloop.commands import offloop
+
+offloop()

@@ -1,0 +1,85 @@
+"""Attaching without a line: what Lightning and Transformers find in a process that ``offloop run`` has started.
+
+Needs only the standard library until then: Lightning loads it wherever offloop is installed.
+"""
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from offloop.startup import note
+
+if TYPE_CHECKING:
+    from offloop.attached import Options
+
+VARIABLE = "OFFLOOP_RUN"
+"""The environment variable that says so: JSON with ``folder`` (where to write notes), ``callbacks``, ``loggers``,
+``settings`` (of these) and ``options`` of the adapters."""
+ATTACHED = "attached"
+"""What is noted when a run has begun."""
+
+_log = logging.getLogger("offloop")
+
+
+def lightning_callbacks() -> list[Any]:
+    """The callbacks that Lightning adds to each of its trainers, by the entry point ``lightning.pytorch.
+    callbacks_factory``: none unless ``offloop run`` has started this process."""
+    if VARIABLE in os.environ:
+        with _contained():
+            from offloop.lightning import AutomaticCallback
+
+            return [AutomaticCallback(**_options())]
+    return []
+
+
+def attach_to_transformers(module: ModuleType) -> None:
+    """Makes each ``Trainer`` of Transformers one that offloop is attached to."""
+    construct = module.Trainer.__init__
+
+    @functools.wraps(construct)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        with _contained():
+            from offloop.transformers import OffloopCallback
+
+            self.add_callback(OffloopCallback(self, **_options()))
+
+    module.Trainer.__init__ = init
+
+
+def note_attached() -> None:
+    """Notes that a run has begun, for ``offloop run`` if that has started this process."""
+    if VARIABLE in os.environ:
+        note(ATTACHED, json.loads(os.environ[VARIABLE])["folder"])
+
+
+@contextlib.contextmanager
+def _contained() -> Iterator[None]:
+    try:
+        yield
+    # Whatever is wrong in here, the script is worth more.
+    except Exception as error:  # noqa: BLE001
+        _log.error("offloop is not attached, the script continues without it: %s", error)
+
+
+def _options() -> "Options":
+    """The options of the adapters, with callbacks and loggers newly made."""
+    import cloudpickle  # type: ignore[import-untyped]
+
+    from consumers.cli.registry import create_selected
+
+    given = json.loads(os.environ[VARIABLE])
+    callbacks, loggers = create_selected(given["callbacks"], given["loggers"], given["settings"])
+    for one in (*callbacks, *loggers):
+        module = sys.modules[type(one).__module__]
+        if module.__name__.startswith("offloop_file_"):
+            # A class from a file, which the consumer's process cannot import by name.
+            cloudpickle.register_pickle_by_value(module)
+    options: Options = given["options"]
+    return {**options, "callbacks": callbacks, "loggers": loggers}

@@ -1,0 +1,172 @@
+"""The command ``offloop``: starts a script that offloop attaches to without a line in it."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bus.errors import ConfigurationError
+from bus.printing import say
+from bus.protocol.frames import check_run_name
+from bus.terminal import HELP, run_command
+from consumers.cli.registry import create_selected
+from offloop import startup
+from offloop.automatic import ATTACHED, VARIABLE
+
+_OTHER_LOOPS = "docs/attach.md shows the line for other loops"
+
+
+def _split(_context: click.Context, _parameter: click.Parameter, value: str) -> list[str]:
+    return [name for part in value.split(",") if (name := part.strip())]
+
+
+@click.group(context_settings=HELP)
+@click.version_option(package_name="offloop", prog_name="offloop")
+def offloop() -> None:
+    """Trainings of other frameworks as runs."""
+
+
+@offloop.command(context_settings={"allow_interspersed_args": False})
+@click.option("--name", metavar="NAME", help="The run's name [default: a new one].")
+@click.option(
+    "--callbacks",
+    "-c",
+    callback=_split,
+    metavar="NAME[,NAME...]",
+    default="metrics,speed,lr",
+    show_default=True,
+    help="Callbacks to run beside the training, as for 'consumer'; '' for none.",
+)
+@click.option(
+    "--log",
+    "-l",
+    "loggers",
+    callback=_split,
+    metavar="NAME[,NAME...]",
+    default="console",
+    show_default=True,
+    help="Where they log to.",
+)
+@click.option(
+    "-o", "settings", metavar="NAME.OPTION=VALUE", multiple=True, help="Sets an option of a callback or logger."
+)
+@click.option(
+    "--runs-dir", type=click.Path(path_type=Path), help="Where runs live [default: $OFFLOOP_RUNS_DIR or runs]."
+)
+@click.option("--broker", metavar="ADDRESS", help="A broker to publish through, such as tcp://10.0.0.1:5570.")
+@click.option("--key", metavar="FILE", help="Your secret key for that broker.")
+@click.option("--broker-key", metavar="FILE", help="That broker's public key.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARGUMENT]...")
+def run(
+    command: tuple[str, ...],
+    name: str | None,
+    callbacks: list[str],
+    loggers: list[str],
+    settings: tuple[str, ...],
+    runs_dir: Path | None,
+    **broker: str | None,
+) -> int:
+    """Runs COMMAND, such as 'python train.py --lr 0.1', so that each training in it is a run, without a line in the
+    script: those of Lightning's Trainer and of Transformers' and TRL's, also under torchrun and accelerate launch.
+
+    Callbacks run in a process of their own, as if they were given to the trainer. A script that attaches offloop itself
+    is attached once.
+
+    Exit code: the command's.
+    """
+    if name is not None:
+        check_run_name(name)
+    loggers = loggers if callbacks else []
+    # Mistakes are found before anything is started.
+    made, destinations = create_selected(callbacks, loggers, settings)
+    for callback in made:
+        callback.check()
+    for destination in destinations:
+        destination.check()
+    place = None if runs_dir is None else str(runs_dir.absolute())
+    options = {"run_name": name, "runs_dir": place, **broker}
+    with tempfile.TemporaryDirectory(prefix="offloop-run-") as folder:
+        shutil.copy(startup.__file__, Path(folder, "sitecustomize.py"))
+        given = {"folder": folder, "callbacks": callbacks, "loggers": loggers, "settings": settings, "options": options}
+        path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+        code = _run(command, {**os.environ, VARIABLE: json.dumps(given), "PYTHONPATH": path})
+        notes = Path(folder, startup.NOTES)
+        reason = _why_nothing(notes.read_text().splitlines() if notes.exists() else [])
+    if reason is not None:
+        say(f"offloop attached to nothing: {reason}", err=True)
+    return code
+
+
+def _run(command: tuple[str, ...], environment: dict[str, str]) -> int:
+    """Runs the command and returns its exit code; signals reach it. Ctrl-C does so by itself where this is the
+    terminal's foreground job."""
+    is_in_foreground = _is_in_foreground()
+    running: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def pass_on(number: int, _frame: Any) -> None:
+        if number == signal.SIGINT and is_in_foreground:
+            return
+        if running:
+            running[0].send_signal(number)
+        else:
+            early.append(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # What is ignored here is to be ignored by the command too.
+    before = {number: old for number in numbers if (old := signal.getsignal(number)) is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, pass_on)
+    try:
+        running.append(subprocess.Popen(command, env=environment))
+        for one in early:
+            pass_on(one, None)
+        code = running[0].wait()
+    except FileNotFoundError:
+        raise ConfigurationError(f"there is no command {command[0]!r}: {_how(command)}") from None
+    except PermissionError:
+        raise ConfigurationError(f"{command[0]} cannot be executed: {_how(command)}") from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 128 - code if code < 0 else code
+
+
+def _how(command: tuple[str, ...]) -> str:
+    words = command if command[0].endswith(".py") else ["train.py"]
+    return f"write 'offloop run -- python {shlex.join(words)}' for a script"
+
+
+def _is_in_foreground() -> bool:
+    try:
+        with open("/dev/tty", "rb", buffering=0) as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _why_nothing(notes: list[str]) -> str | None:
+    """Why no run has begun, by what the processes noted; ``None`` if one has."""
+    missing = {line.removeprefix("missing ") for line in notes if line.startswith("missing ")}
+    loaded = sorted(set(notes) & set(startup.FRAMEWORKS.values()))
+    if ATTACHED in notes:
+        return None
+    if missing:
+        return f"it is not installed for {' and '.join(sorted(missing))}"
+    if loaded:
+        return f"{' and '.join(loaded)} was loaded, but no training has begun that could be attached to"
+    if notes:
+        return f"the command has used neither Lightning's Trainer nor Transformers'; {_OTHER_LOOPS}"
+    return "the command has started no Python that reads PYTHONPATH ('python -I' and '-E' do not)"
+
+
+def main() -> None:
+    """Entry point of the command."""
+    run_command(offloop)

@@ -1,0 +1,81 @@
+"""What each Python that ``offloop run`` starts does first: see that Transformers and Lightning are noticed.
+
+``offloop run`` copies this file as ``sitecustomize`` into a folder of its own, which is first in ``PYTHONPATH``: Python
+then runs it, in processes that the script starts too. It needs the standard library alone, because such a Python may
+lack offloop, and imports nothing that Python has not imported already.
+"""
+
+import os
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+FRAMEWORKS = {
+    "transformers.trainer": "Transformers",
+    "lightning.pytorch.trainer.trainer": "Lightning",
+    "pytorch_lightning.trainer.trainer": "Lightning",
+}
+"""The modules that are waited for."""
+NOTES = "notes"
+"""The file beside this one in which the processes note, a line each, what happened."""
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+def note(line: str, folder: str = _FOLDER) -> None:
+    """Writes a line into the notes; nothing when the folder is gone, because ``offloop run`` has ended."""
+    try:
+        with open(os.path.join(folder, NOTES), "a") as file:
+            file.write(f"{line}\n")
+    except OSError:
+        """It is not read any more."""
+
+
+class _Finder:
+    """Finds the modules as without it, and calls :func:`_loaded` when they are there."""
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in FRAMEWORKS:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next((spec for one in others if (spec := one.find_spec(name, path, target)) is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _loaded(name, module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _loaded(name: str, module: ModuleType) -> None:
+    note(FRAMEWORKS[name])
+    try:
+        from offloop.automatic import attach_to_transformers
+    except ModuleNotFoundError:
+        note(f"missing {sys.executable}")
+    # Whatever is wrong with offloop there, the script is worth more.
+    except Exception as error:  # noqa: BLE001
+        print(f"offloop is not attached: {error}", file=sys.stderr)
+    else:
+        if name == "transformers.trainer":
+            attach_to_transformers(module)
+
+
+def _run_hidden() -> None:
+    """Runs the ``sitecustomize`` that Python would have found without ours."""
+    spec = PathFinder.find_spec("sitecustomize", [folder for folder in sys.path if os.path.abspath(folder) != _FOLDER])
+    if spec is not None and spec.loader is not None:
+        from importlib.util import module_from_spec
+
+        sys.modules["sitecustomize"] = module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if __name__ == "sitecustomize":
+    note("python")
+    sys.meta_path.insert(0, _Finder())
+    _run_hidden()

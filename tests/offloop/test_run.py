@@ -1,0 +1,262 @@
+"""``offloop run``: scripts of other frameworks, without a line of ours in them."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import wait_for
+
+from bus import Event, Recording, find_run
+from offloop.automatic import VARIABLE, lightning_callbacks
+
+OFFLOOP = [sys.executable, "-m", "offloop", "run"]
+
+TRANSFORMERS = """
+import sys
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 50, (16, 8))]
+sizes = {"n_layer": 1, "n_head": 1, "n_embd": 16, "vocab_size": 50, "n_positions": 8}
+model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM"))
+arguments = TrainingArguments(
+    "out", max_steps=int(sys.argv[1]), report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no"
+)
+trainer = Trainer(model, arguments, train_dataset=rows)
+if "attach" in sys.argv:
+    from offloop.transformers import OffloopCallback
+
+    trainer.add_callback(OffloopCallback(trainer, run_name="own"))
+trainer.train()
+print("trained", flush=True)
+sys.exit(3)
+"""
+LIGHTNING = """
+import logging
+
+import lightning.pytorch
+import pytorch_lightning
+import torch
+
+from offloop.lightning import OffloopCallback
+
+for pl in (lightning.pytorch, pytorch_lightning):
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def training_step(self, batch, batch_idx):
+            return self.layer(batch).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    quiet |= {"max_epochs": 1, "enable_model_summary": False}
+    data = torch.utils.data.DataLoader(torch.ones(3, 2))
+    pl.Trainer(**quiet).fit(Module(), data)
+    pl.Trainer(**quiet, callbacks=[OffloopCallback(run_name="own")]).fit(Module(), data)
+"""
+CALLBACK = """
+from consumers import Callback
+
+
+class Counter(Callback):
+    count = 0
+
+    def batch_end(self, state, logger):
+        self.count += 1
+
+    def fit_end(self, state, logger):
+        print("counted", self.count, flush=True)
+"""
+
+
+def offloop(folder: Path, *arguments: str, path: str = "") -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    command = [*OFFLOOP, *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+def batches_in(run: str, attempt: int = 1) -> int:
+    recorded = Recording(find_run(run).path, attempt)
+    return sum(snapshot.event is Event.BATCH_END for snapshot in recorded)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, runs_dir: Path) -> Iterator[Path]:
+    """A folder with the scripts, in which nothing is left in the place for temporary files."""
+    for name, text in {"hf.py": TRANSFORMERS, "pl.py": LIGHTNING, "counter.py": CALLBACK}.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_script_of_transformers_is_attached_in_a_process_that_it_starts(folder: Path) -> None:
+    (folder / "launch.py").write_text(
+        "import subprocess, sys; sys.exit(subprocess.call([sys.executable, 'hf.py', '4']))"
+    )
+    (folder / "mine").mkdir()
+    (folder / "mine" / "sitecustomize.py").write_text("import sys; print('my own', file=sys.stderr)")
+    chosen = ["--name", "r", "--callbacks", "counter.py:Counter", "--log", "jsonl"]
+    done = offloop(folder, *chosen, "--", sys.executable, "launch.py", path=str(folder / "mine"))
+    assert done.returncode == 3, done.stderr
+    assert "my own\n" in done.stderr
+    assert "trained\n" in done.stdout
+    assert "counted 4\n" in done.stdout
+    assert "attached to nothing" not in done.stderr
+    assert batches_in("r") == 4
+    assert find_run("r").status == "finished"
+    assert find_run("r").last.info["framework"]["name"] == "Transformers"
+
+
+@pytest.mark.slow
+def test_a_script_that_attaches_itself_is_attached_once(folder: Path, runs_dir: Path) -> None:
+    done = offloop(folder, "--name", "r", "--callbacks", "", "--", sys.executable, "hf.py", "2", "attach")
+    assert done.returncode == 3, done.stderr
+    assert [path.name for path in runs_dir.iterdir()] == ["own"]
+    assert batches_in("own") == 2
+
+
+@pytest.mark.slow
+def test_both_namespaces_of_lightning_are_attached_once(folder: Path, runs_dir: Path) -> None:
+    done = offloop(folder, "--name", "r", "-c", "counter.py:Counter", "--", sys.executable, "pl.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("counted 3\n") == 2
+    for run in ("r", "own"):
+        assert [one.info["framework"]["name"] for one in find_run(run).attempts] == ["Lightning"] * 2
+        assert [batches_in(run, attempt) for attempt in (1, 2)] == [3, 3]
+    plain = subprocess.run(
+        [sys.executable, "pl.py"], cwd=folder, env=os.environ | {"OFFLOOP_RUNS_DIR": str(folder / "plain")}, check=True
+    )
+    assert plain.returncode == 0
+    assert [path.name for path in (folder / "plain").iterdir()] == ["own"]
+
+
+def test_without_the_environment_nothing_attaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert lightning_callbacks() == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_reaches_the_script_and_its_run_ends_in_order(folder: Path, runs_dir: Path) -> None:
+    command = [*OFFLOOP, "--name", "r", "-c", "counter.py:Counter", "--", sys.executable, "hf.py", "100000"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_for(lambda: (runs_dir / "r" / "run.json").exists() and find_run("r").live, "the run", 60)
+        wait_for(lambda: batches_in("r") > 0, "a batch")
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert find_run("r").status == "stopped"
+    assert "counted" not in out
+    assert "trained" not in out
+
+
+WAITING = """
+import signal, sys, time
+
+def end(number, frame):
+    print("got", number, flush=True)
+    count.append(number)
+
+count = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, end)
+print("ready", flush=True)
+while not count:
+    time.sleep(0.01)
+time.sleep(0.3)
+sys.exit(len(count))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_the_script(folder: Path, number: int) -> None:
+    command = [*OFFLOOP, "-c", "", "--", sys.executable, "-c", WAITING]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=30)
+    assert (out, process.returncode) == (f"got {int(number)}\n", 1)
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_script_once(folder: Path) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.execv(sys.executable, [*OFFLOOP, "-c", "", "--", sys.executable, "-c", WAITING])
+    shown = b""
+    while b"ready" not in shown:
+        shown += os.read(terminal, 1024)
+    os.write(terminal, b"\x03")
+    while b"got 2" not in shown:
+        shown += os.read(terminal, 1024)
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--", "no-such-command"), 1, "there is no command 'no-such-command': write 'offloop run -- python train.py'"),
+        (("hf.py", "4"), 1, "there is no command 'hf.py': write 'offloop run -- python hf.py 4'"),
+        (("./hf.py",), 1, "./hf.py cannot be executed: write 'offloop run -- python ./hf.py'"),
+        (("-c", "spede", "--", "touch", "started"), 1, "there is no callback 'spede': did you mean speed?"),
+        (("-c", "speed", "-o", "speed.size=5", "--", "touch", "started"), 1, "speed"),
+        (("--name", "a/b", "--", "touch", "started"), 1, "a/b"),
+        ((), 2, "Missing argument"),
+        (("--", sys.executable, "train.py"), 2, "neither Lightning's Trainer nor Transformers'; docs/attach.md"),
+        (("--", sys.executable, "-I", "-c", "exit(5)"), 5, "no Python that reads PYTHONPATH"),
+        (("--", "sh", "-c", "kill -9 $$"), 128 + signal.SIGKILL, "no Python that reads PYTHONPATH"),
+    ],
+)
+def test_what_cannot_be_attached_is_said_in_one_line(
+    folder: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    done = offloop(folder, *arguments)
+    assert done.returncode == code
+    assert message in done.stderr.splitlines()[-1]
+    assert not (folder / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("import transformers.trainer", "Transformers was loaded, but no training has begun"),
+        ("import sys; sys.modules['offloop'] = None; import transformers.trainer", "it is not installed for"),
+        ("from transformers.trainer import Trainer; Trainer()", "offloop is not attached, the script continues"),
+    ],
+)
+def test_a_framework_without_a_training_or_without_offloop_is_told_from_none(
+    folder: Path, script: str, message: str
+) -> None:
+    (folder / "transformers").mkdir()
+    (folder / "transformers" / "__init__.py").write_text("__version__ = '0'")
+    (folder / "transformers" / "trainer.py").write_text("class Trainer: pass")
+    done = offloop(folder, "--", sys.executable, "-c", f"{script}; print('done')")
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert message in done.stderr
+    assert "offloop attached to nothing: " in done.stderr
+
+
+def test_what_is_left_of_it_is_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
+    script = f"import json, os; print(json.loads(os.environ['{VARIABLE}'])['folder'])"
+    done = offloop(folder, "--", sys.executable, "-c", script)
+    assert Path(done.stdout.strip()).parent == folder / "tmp"
+    assert list((folder / "tmp").iterdir()) == []
