@@ -75,7 +75,7 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
             )
         check_options(options)
         self.detached = False
-        """Whether an error of ours has ended the run; the training goes on."""
+        """Whether an error of ours has ended the run; the training continues."""
         self._options = options
         self._save_folder = save_folder
         self._training: AttachedTraining | None = None

@@ -34,11 +34,7 @@ from trainer.stream.run_stream import TrainingStream
 BATCHES, SIZE = 5, 8
 INPUTS, TARGETS = (one.numpy() for one in make_rows(BATCHES * SIZE))
 
-pytestmark = [
-    pytest.mark.usefixtures("runs_dir"),
-    # Keras 3.15 asks numpy 2 for arrays in the old way.
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
-]
+pytestmark = pytest.mark.usefixtures("runs_dir")
 
 
 def make_model(optimizer: Any = None, dropout: float = 0.2, **options: Any) -> keras.Model:
