@@ -100,6 +100,8 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
             evaluate=self._evaluate,
             checkpoint=lambda: _save(trainer),
         )
+        # In a spawned process Lightning does not tell of an exception.
+        training.error_if_left = RuntimeError("the process ended within the training; its output says more")
         self._trainer, self._steps, self._has_stepped = trainer, trainer.global_step, False
         self._losses.clear()
         self._epoch_values.clear()
@@ -295,7 +297,7 @@ def _save(trainer: Any) -> None:
     if folder is None:
         folder = os.path.join(trainer.default_root_dir, "checkpoints")
     name = f"epoch={trainer.current_epoch}-step={trainer.global_step}-on_command.ckpt"
-    trainer.save_checkpoint(os.path.join(folder, name))
+    trainer.save_checkpoint(os.path.join(folder, name), weights_only=False)
 
 
 def _logged(trainer: Any, on_step: bool) -> dict[str, Any]:
@@ -338,9 +340,10 @@ def _max_duration(trainer: Any) -> str | None:
 
 
 def _config(trainer: Any, pl_module: Any) -> dict[str, Any]:
-    facts = {name: getattr(trainer, name) for name in _TRAINER_FACTS}
+    facts = {name: value for name in _TRAINER_FACTS if (value := getattr(trainer, name)) is not None}
     data = getattr(trainer.datamodule, "hparams", None) or {}
+    hparams = {**data, **pl_module.hparams}
     return {
-        "hparams": {**data, **pl_module.hparams},
-        "trainer": {**facts, "strategy": type(trainer.strategy).__name__},
+        **({"hparams": hparams} if hparams else {}),
+        "trainer": {"strategy": type(trainer.strategy).__name__, **facts},
     }

@@ -165,6 +165,8 @@ class AttachedTraining:
         self._train_data: DataSpec | None = None
         self.at_exit: Callable[[BaseException | None], object] = self.close
         """What ends the run of a loop that was left, when the program ends: called with the error that ends it."""
+        self.error_if_left: BaseException | None = None
+        """The error of a loop that was left, where its framework tells of every end, and the program knows of none."""
         _open.add(self)
         self._say(self._stream.introduce(state.run_name, None))
         note_attached()
@@ -529,7 +531,7 @@ def _close_forgotten() -> None:
     for training in list(_open):
         # Ranks that have left their group agree on nothing any more.
         end = training.at_exit if training.ranks is None or dist.is_initialized() else training.close
-        end(getattr(sys, "last_value", None))
+        end(getattr(sys, "last_value", training.error_if_left))
 
 
 atexit.register(_close_forgotten)

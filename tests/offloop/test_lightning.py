@@ -7,6 +7,8 @@ import logging
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import time
 import types
 from importlib import import_module
@@ -212,16 +214,16 @@ def test_loss_rates_and_metrics_are_those_that_lightning_logs(accumulate: int, r
     assert facts["train_batches"] == len(groups) // 2
 
 
-def kill_broker_at(step: int) -> Any:
+def kill_broker_at(batch: int) -> Any:
     def act(module: Any, trainer: Any) -> None:
-        if trainer.global_step == step:
+        if len(module.losses) == batch and isinstance(trainer.callbacks[0], OffloopCallback):
             (file,) = Path(os.environ["OFFLOOP_RUNS_DIR"]).glob(f"{RUN}/broker.json")
             os.kill(int(json.loads(file.read_text())["pid"]), signal.SIGKILL)
 
     return act
 
 
-@pytest.mark.parametrize("act", [None, kill_broker_at(3)])
+@pytest.mark.parametrize("act", [None, kill_broker_at(BATCHES)])
 def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(act: Any) -> None:
     options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
     plain = fit(lightning.Callback(), **options)
@@ -492,3 +494,48 @@ def test_loggers_of_lightning_stay_as_they_are(runs_dir: Path) -> None:
 def test_wrong_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         OffloopCallback(**options)
+
+
+JOB = Path(__file__).parents[1] / "support" / "lightning_ranks.py"
+
+
+def run_ranks(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    """A training on two ranks, in processes of its own."""
+    path = os.pathsep.join([str(JOB.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path}
+    command = [sys.executable, str(JOB), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_commands_and_one_alone_stalls_nobody(tmp_path: Path) -> None:
+    done = run_ranks(tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    for one in found:
+        commanded = one["commanded"]
+        assert (len(commanded["losses"]), commanded["lr"]) == (8, 0.2)
+        assert commanded["done"] == [["heat 2", 4], ["checkpoint", 4], ["evaluate", 4]]
+        for part in ("published", "failing", "alone"):
+            assert (one[part]["losses"], one[part]["weights"]) == (one["plain"]["losses"], one["plain"]["weights"])
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+
+    ends = [one for one in Recording(tmp_path / "runs" / "published") if one.event is Event.BATCH_END]
+    assert sorted((one.rank, one.timestamp.sample) for one in ends) == [
+        (rank, 12 * batch) for rank in range(2) for batch in range(1, 13)
+    ]
+    for rank in range(2):
+        losses = [one.loss for one in ends if one.rank == rank]
+        assert losses == pytest.approx(found[rank]["published"]["losses"], abs=1e-6)
+    assert done.stderr.count("a defect of ours") == 1
+    assert "offloop is not attached on every one of 2 ranks" in done.stderr
+
+
+@pytest.mark.slow
+def test_spawned_processes_publish_and_one_that_fails_has_failed(tmp_path: Path) -> None:
+    done = run_ranks(tmp_path, "spawn")
+    assert "ZeroDivisionError" in done.stderr
+    run = find_run("spawn", tmp_path / "runs")
+    batches = [(one.rank, int(one.timestamp.batch)) for one in Recording(run.path) if one.event is Event.BATCH_END]
+    assert sorted(batches) == [(rank, batch) for rank in range(2) for batch in range(1, 4)]
+    assert (run.status, "the process ended within the training" in str(run.last.error)) == ("failed", True)
