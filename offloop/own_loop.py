@@ -6,7 +6,6 @@ from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from offloop.attached import (
     ALWAYS,
@@ -17,7 +16,6 @@ from offloop.attached import (
     Framework,
     Options,
     TimeInput,
-    Wrapped,
     as_list,
     check_options,
     contain,
@@ -49,7 +47,7 @@ class WatchedRun:
         self._resumed: Mapping[str, Any] | None = None
         self._has_begun = self._fetches = self._in_epochs = self._has_stepped = False
         self._losses: list[Any] = []
-        self._handles: list[RemovableHandle | Wrapped] = []
+        self._handles: list[Any] = []
         self._start(make_training)
 
     def _start(self, make_training: Callable[[], AttachedTraining]) -> None:
@@ -177,9 +175,7 @@ class WatchedRun:
             self._training.fit_start(resumed=self._resumed, **done)
 
     def _begin_epoch(self) -> None:
-        # A training that resumes within an epoch has begun that before.
-        if self._training.state.timestamp.values.batch_in_epoch == 0:
-            self._training.epoch_start()
+        self._training.epoch_start()
 
     def _use(self, dataloader: Any) -> None:
         try:

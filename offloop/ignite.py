@@ -1,0 +1,330 @@
+"""Attaching to the engines of PyTorch Ignite: :class:`OffloopLogger`."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any, Unpack
+
+from offloop.attached import (
+    EVALUATION_BATCHES,
+    AttachedTraining,
+    ConfigurationError,
+    Event,
+    Options,
+    as_list,
+    check_options,
+    contain,
+    missing,
+    unwrapped,
+)
+from offloop.own_loop import OWN_LOOP, WatchedRun
+
+try:
+    from ignite.engine import Engine, Events
+except ModuleNotFoundError as error:
+    raise missing(error, "offloop.ignite", "pytorch-ignite") from None
+
+import torch
+
+_FRAMEWORK = OWN_LOOP._replace(name="Ignite", package="pytorch-ignite", events=OWN_LOOP.events | EVALUATION_BATCHES)
+
+
+class OffloopLogger:
+    """Makes each ``run()`` of a trainer a run::
+
+        OffloopLogger(run_name="mnist").attach(trainer, optimizer, evaluators={"val": evaluator})
+        trainer.run(loader, max_epochs=10)
+
+    With several ranks each of them attaches one. Put it into ``to_save`` of a ``Checkpoint``, and into ``to_load``, so
+    that consumers keep their callbacks' states, and a resumed training continues the counters.
+
+    Args:
+        options: what :class:`trainer.Trainer` knows by the same names, see :class:`offloop.attached.options.Options`.
+
+    Raises :class:`bus.errors.ConfigurationError` for options that are not allowed."""
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        check_options(options)
+        self._options = options
+        self._run: IgniteRun | None = None
+        self._resumed: Mapping[str, Any] | None = None
+
+    def attach(
+        self,
+        trainer: Engine,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        evaluators: Mapping[str, Engine] | None = None,
+        *,
+        model: torch.nn.Module | None = None,
+        scheduler: Any | Sequence[Any] | None = None,
+        output_transform: Callable[[Any], Any] | None = None,
+        gradient_accumulation_steps: int = 1,
+        evaluate: Callable[[], object] | None = None,
+        checkpoint: Callable[[], object] | None = None,
+    ) -> "OffloopLogger":
+        """Attaches to the engines; returns the logger.
+
+        Args:
+            trainer, optimizer: what trains, and with what; a list for several optimizers.
+            evaluators: engines that evaluate, by the label of their data.
+            model: what is trained, by default the module with the optimizer's parameters that the trainer's function
+                uses.
+            scheduler: torch's schedulers, which then follow a rate that is set by command.
+            output_transform: what makes the loss of ``trainer.state.output``, or a map of ``loss`` and other numbers;
+                by default an output that is a number, a tensor of one, or a map of such.
+            gradient_accumulation_steps: iterations that go into a step of the optimizer.
+            evaluate, checkpoint: what ``bus send RUN set eval now`` and ``bus send RUN checkpoint`` call, between two
+                iterations and on every rank.
+
+        Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed."""
+        optimizers = as_list(optimizer, torch.optim.Optimizer, "optimizer")
+        for label, engine in {"trainer": trainer, **(evaluators or {})}.items():
+            if not isinstance(engine, Engine):
+                raise ConfigurationError(f"{label} is {type(engine).__name__}: give an ignite.engine.Engine")
+        trained = model or _find_model(trainer, optimizers)
+        schedulers = as_list(scheduler, object, "scheduler")
+
+        def make_training() -> AttachedTraining:
+            state = trainer.state
+            in_steps = state.max_iters and f"{state.max_iters // gradient_accumulation_steps}ba"
+            return AttachedTraining(
+                _FRAMEWORK,
+                self._options,
+                trained,
+                optimizers,
+                schedulers,
+                max_duration=in_steps or f"{state.max_epochs}ep",
+                config={
+                    "max_epochs": state.max_epochs,
+                    "max_iters": state.max_iters,
+                    "epoch_length": state.epoch_length,
+                    "gradient_accumulation_steps": gradient_accumulation_steps,
+                },
+                evaluate=evaluate or "give OffloopLogger.attach() a function evaluate=",
+                checkpoint=checkpoint or "give OffloopLogger.attach() a function checkpoint=",
+            )
+
+        def start() -> None:
+            self.close()
+            resumed, self._resumed = self._resumed, None
+            self._run = IgniteRun(
+                make_training, trainer, evaluators or {}, output_transform, gradient_accumulation_steps, resumed
+            )
+
+        trainer.add_event_handler(Events.STARTED, start)
+        run = trainer.run
+
+        @functools.wraps(run)
+        def run_and_close(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return run(*args, **kwargs)
+            # A handler of EXCEPTION_RAISED would keep the exception from the caller.
+            except BaseException as error:
+                self.close(error)
+                raise
+
+        vars(trainer)["run"] = run_and_close
+        return self
+
+    @property
+    def run(self) -> "IgniteRun | None":
+        """The run of the training at work or of the last one."""
+        return self._run
+
+    def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Logs numbers by name for the batch at work; ``loss`` is the loss of the batch."""
+        if self._run is not None:
+            self._run.log(values, **more)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What goes into a checkpoint, which is about to be written then."""
+        if self._run is None:
+            return {}
+        self._run.checkpoint_saved()
+        return self._run.state_dict()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` has said, for the next ``trainer.run()``."""
+        self._resumed = saved or None
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends the run, if the trainer has not."""
+        if self._run is not None:
+            self._run.close(error)
+
+
+@contain()
+@contain("_start", "_begin", "_end_batch")
+class IgniteRun(WatchedRun):
+    """The run of one ``trainer.run()``, see :class:`OffloopLogger`."""
+
+    def __init__(
+        self,
+        make_training: Callable[[], AttachedTraining],
+        trainer: Engine,
+        evaluators: Mapping[str, Engine],
+        output_transform: Callable[[Any], Any] | None,
+        gradient_accumulation_steps: int,
+        resumed: Mapping[str, Any] | None,
+    ) -> None:
+        self._trainer = trainer
+        self._evaluators = evaluators
+        self._transform = output_transform
+        self._seen = 0
+        """The iteration whose output was taken."""
+        self._epoch = trainer.state.epoch
+        """Epochs that have ended."""
+        self._logged: dict[str, Any] = {}
+        super().__init__(make_training, gradient_accumulation_steps)
+        self._fetches = True
+        self._resumed = resumed
+        self._begin()
+
+    def _start(self, make_training: Callable[[], AttachedTraining]) -> None:
+        super()._start(make_training)
+        if self.detached:
+            return
+        handlers = [
+            (self._trainer, Events.EPOCH_STARTED, self.on_epoch_started),
+            (self._trainer, Events.GET_BATCH_STARTED, self.on_get_batch_started),
+            (self._trainer, Events.GET_BATCH_COMPLETED, self.on_get_batch_completed),
+            (self._trainer, Events.ITERATION_STARTED, self.on_iteration_started),
+            (self._trainer, Events.ITERATION_COMPLETED, self.on_iteration_completed),
+            (self._trainer, Events.EPOCH_COMPLETED, self.on_epoch_completed),
+            (self._trainer, Events.TERMINATE, self.on_terminate),
+            (self._trainer, Events.COMPLETED, self.on_completed),
+        ]
+        for label, engine in self._evaluators.items():
+            self._handles.append(engine.add_event_handler(Events.STARTED, self.on_evaluation_started, label))
+            handlers += [
+                (engine, Events.ITERATION_STARTED, self.on_evaluation_iteration_started),
+                (engine, Events.ITERATION_COMPLETED, self.on_evaluation_iteration_completed),
+                (engine, Events.COMPLETED, self.on_evaluation_completed),
+            ]
+        self._handles += [engine.add_event_handler(event, handler) for engine, event, handler in handlers]
+
+    def _begin(self, max_duration: str | None = None) -> None:
+        state, steps = self._trainer.state, self._accumulation
+        self._has_begun = True
+        self._training.fit_start(
+            dataloader=state.dataloader,
+            batches_per_epoch=None
+            if state.epoch_length is None or state.epoch_length % steps
+            else state.epoch_length // steps,
+            microbatches=steps,
+            resumed=self._resumed,
+            batches_done=state.iteration // steps,
+            epochs_done=state.epoch,
+        )
+
+    def on_epoch_started(self, engine: Engine) -> None:
+        """An epoch begins."""
+        self._begin_epoch()
+
+    def on_get_batch_started(self, engine: Engine) -> None:
+        """A batch is about to be fetched."""
+        self._fetch()
+
+    def on_get_batch_completed(self, engine: Engine) -> None:
+        """A batch was fetched."""
+        self._training.fire(Event.AFTER_DATALOADER)
+
+    def on_iteration_started(self, engine: Engine) -> None:
+        """The trainer's function is about to be called."""
+        self._training.batch_start(engine.state.batch)
+
+    def on_iteration_completed(self, engine: Engine) -> None:
+        """The trainer's function has returned."""
+        if self.stop_requested:
+            engine.terminate()
+
+    def on_epoch_completed(self, engine: Engine) -> None:
+        """An epoch ends."""
+        if engine.state.epoch != self._epoch:
+            self._epoch = engine.state.epoch
+            self._end_epoch()
+        self._log_metrics()
+        if self.stop_requested:
+            engine.terminate()
+
+    def on_terminate(self, engine: Engine) -> None:
+        """The trainer stops, perhaps without further events."""
+        if engine.should_terminate == "skip_completed":
+            self.close()
+
+    def on_completed(self, engine: Engine) -> None:
+        """The training ends."""
+        self.close()
+
+    def on_evaluation_started(self, engine: Engine, label: str) -> None:
+        """An evaluation begins, perhaps in a handler that comes before those of this run."""
+        self._end_batch()
+        if self._trainer.last_event_name == Events.EPOCH_COMPLETED:
+            self.on_epoch_completed(self._trainer)
+        self._training.eval_start(label, batches=engine.state.epoch_length)
+
+    def on_evaluation_iteration_started(self, engine: Engine) -> None:
+        """A batch of an evaluation comes."""
+        self._training.eval_batch_start(engine.state.batch)
+
+    def on_evaluation_iteration_completed(self, engine: Engine) -> None:
+        """A batch of an evaluation ends."""
+        self._training.eval_batch_end()
+
+    def on_evaluation_completed(self, engine: Engine) -> None:
+        """An evaluation ends."""
+        self._training.eval_end(_numbers(engine.state.metrics))
+
+    def _end_batch(self) -> None:
+        # Within the trainer's function the output is not there yet.
+        if self._trainer.last_event_name == Events.ITERATION_STARTED:
+            return
+        state = self._trainer.state
+        if state.iteration != self._seen:
+            self._seen = state.iteration
+            self._take_output(state.output)
+        super()._end_batch()
+
+    def _take_output(self, output: Any) -> None:
+        if self._transform is not None:
+            output = self._transform(output)
+        values = _numbers(output if isinstance(output, Mapping) else {"loss": output})
+        loss = values.pop("loss", None)
+        if loss is not None:
+            self._losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        self._training.log({f"metrics/train/{name}": value for name, value in values.items()})
+        self._log_metrics()
+
+    def _log_metrics(self) -> None:
+        values = _numbers(self._trainer.state.metrics)
+        new = {name: value for name, value in values.items() if self._logged.get(name) is not value}
+        self._logged = values
+        self._training.log({f"metrics/train/{name}": value for name, value in new.items()})
+
+
+def _find_model(trainer: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> torch.nn.Module:
+    """The module that the trainer's function uses, and whose parameters the optimizers have."""
+    owned = {id(parameter) for one in optimizers for group in one.param_groups for parameter in group["params"]}
+    function = getattr(trainer._process_function, "__wrapped__", trainer._process_function)
+    used = inspect.getclosurevars(function) if inspect.isroutine(function) else None
+    candidates = [] if used is None else [*used.globals.values(), *used.nonlocals.values()]
+    found = {
+        id(unwrapped(one)): one
+        for one in candidates
+        if isinstance(one, torch.nn.Module) and any(id(parameter) in owned for parameter in one.parameters())
+    }
+    if len(found) != 1:
+        raise ConfigurationError(
+            f"the trainer's function uses {len(found)} models with parameters of the optimizer: give the one to "
+            "watch, attach(trainer, optimizer, model=model)"
+        )
+    return next(iter(found.values()))
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    }
