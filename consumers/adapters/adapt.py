@@ -17,6 +17,7 @@ _INSTALL = {
     "keras": "keras torch",
     "lightning": "lightning",
     "pytorch_lightning": "pytorch-lightning",
+    "tensorflow": "tensorflow, or set KERAS_BACKEND=torch if Keras is what needs it",
     "transformers": "transformers torch",
 }
 

@@ -116,7 +116,7 @@ class KerasCallback(TrainingAdapter):
         if state.loss is not None:
             memory["loss"] = memory.get("loss", 0.0) + state.loss * samples
             memory["samples"] = memory.get("samples", 0) + samples
-            memory["logs"]["loss"] = memory["loss"] / memory["samples"]
+            memory["logs"] = {"loss": 0.0, **memory["logs"]} | {"loss": memory["loss"] / memory["samples"]}
         memory["logs"] |= numbers(state.train_metrics)
         self.call("on_train_batch_end", state.timestamp.values.batch_in_epoch - 1, dict(memory["logs"]))
 

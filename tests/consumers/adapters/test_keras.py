@@ -2,6 +2,7 @@
 
 import math
 import os
+import pickle
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 os.environ["KERAS_BACKEND"] = "torch"
 
+import cloudpickle  # type: ignore[import-untyped]
 import keras
 import numpy as np
 from commands import Run, command
@@ -33,7 +35,8 @@ from consumers import CannotWorkError
 from consumers.adapters.keras import KerasCallback
 from consumers.cli.main import main
 from consumers.cli.registry import CALLBACKS
-from consumers.testing import LiveRun, MemoryStream
+from consumers.testing import LiveRun, MemoryStream, replay
+from offloop.keras import OffloopCallback
 
 LOSSES = (1.0, 0.9, 0.95, 0.96, 0.5)
 
@@ -67,7 +70,7 @@ for method in KerasCallback.methods:
 
 # Keras turns torch's tensors into arrays in a way that NumPy has deprecated.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
-def test_a_callback_sees_what_it_sees_in_fit_and_writes_the_same_file(tmp_path: Path) -> None:
+def test_a_callback_sees_what_it_sees_in_fit_and_writes_the_same_file(tmp_path: Path, runs_dir: Path) -> None:
     keras.utils.set_random_seed(3)
     x, y = np.random.rand(20, 4), np.random.rand(20, 1)
     model = keras.Sequential([keras.layers.Dense(1)])
@@ -82,7 +85,7 @@ def test_a_callback_sees_what_it_sees_in_fit_and_writes_the_same_file(tmp_path: 
         verbose=0,
         validation_data=(x, y),
         validation_batch_size=20,
-        callbacks=[theirs, CSVLogger(tmp_path / "theirs.csv")],
+        callbacks=[theirs, CSVLogger(tmp_path / "theirs.csv"), OffloopCallback(run_name="run", runs_dir=runs_dir)],
     )
 
     ours = Seen()
@@ -109,10 +112,13 @@ def test_a_callback_sees_what_it_sees_in_fit_and_writes_the_same_file(tmp_path: 
     assert [call[:-1] for call in ours.calls] == [call[:-1] for call in theirs.calls]
     for call, like in zip(*map(without_batches_of_tests, (ours.calls, theirs.calls)), strict=True):
         assert call[-1] == pytest.approx(like[-1], abs=1e-6)
-    written, expected = rows(tmp_path / "ours.csv"), rows(tmp_path / "theirs.csv")
-    assert [list(row) for row in written] == [list(row) for row in expected]
-    for row, like in zip(written, expected, strict=True):
-        assert {k: float(v) for k, v in row.items()} == pytest.approx({k: float(v) for k, v in like.items()}, abs=1e-6)
+    replay(KerasCallback(CSVLogger(tmp_path / "recorded.csv")), runs_dir / "run")
+    expected = rows(tmp_path / "theirs.csv")
+    for written in (rows(tmp_path / "ours.csv"), rows(tmp_path / "recorded.csv")):
+        assert [list(row) for row in written] == [list(row) for row in expected]
+        for row, like in zip(written, expected, strict=True):
+            values = {name: float(value) for name, value in like.items()}
+            assert {name: float(value) for name, value in row.items()} == pytest.approx(values, abs=1e-6)
 
 
 def test_the_command_writes_a_file_of_a_recording(
@@ -131,7 +137,9 @@ def test_the_command_writes_a_file_of_a_recording(
 
 @pytest.mark.parametrize(("patience", "stops"), [(1, 12), (2, 16)])
 def test_early_stopping_stops_where_it_would_in_training(patience: int, stops: int) -> None:
-    logged = trained(KerasCallback(EarlyStopping(patience=patience)), epochs=5, evaluation=val_losses)
+    # As a Trainer hands it to the process of its callbacks.
+    made = pickle.loads(cloudpickle.dumps(KerasCallback(EarlyStopping(patience=patience))))
+    logged = trained(made, epochs=5, evaluation=val_losses)
     assert [(one.name, one.decided_at, one.reason) for one in logged.commands] == [
         ("stop", stops, "EarlyStopping: it set model.stop_training")
     ]

@@ -1,8 +1,10 @@
 """Callbacks and loggers that were written for Lightning run in a consumer."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]
 import lightning.pytorch as lightning
 import pytest
 import pytorch_lightning
@@ -19,6 +21,7 @@ from consumers.adapters.lightning import LightningCallback, LightningLogger
 from consumers.cli.main import main
 from consumers.cli.registry import CALLBACKS
 from consumers.testing import LiveRun, MemoryStream, replay
+from offloop.lightning import OffloopCallback
 
 LOSSES = (1.0, 0.9, 0.95, 0.96, 0.5)
 
@@ -75,13 +78,13 @@ class Module(lightning.LightningModule):
 @pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
 @pytest.mark.filterwarnings("ignore:GPU available but not used:UserWarning")
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
-def test_a_callback_sees_what_it_sees_in_their_trainer_and_logs_the_same_rates(tmp_path: Path) -> None:
+def test_a_callback_sees_what_it_sees_in_their_trainer_and_logs_the_same_rates(tmp_path: Path, runs_dir: Path) -> None:
     torch.manual_seed(4)
     theirs, module = Seen(), Module()
     trainer = lightning.Trainer(
         max_epochs=3,
         accelerator="cpu",
-        callbacks=[theirs, LearningRateMonitor()],
+        callbacks=[theirs, LearningRateMonitor(), OffloopCallback(run_name="run", runs_dir=runs_dir)],
         logger=CSVLogger(tmp_path, "theirs", 0),
         log_every_n_steps=2,
         enable_checkpointing=False,
@@ -104,11 +107,16 @@ def test_a_callback_sees_what_it_sees_in_their_trainer_and_logs_the_same_rates(t
             stream.batch(loss=loss, lr=0.1 * 0.5 ** (number // 5), evaluation=metrics)
         stream.finish()
 
-    assert [call[:-1] for call in ours.calls] == [call[:-1] for call in theirs.calls]
-    for call, like in zip(ours.calls, theirs.calls, strict=True):
-        # In theirs the monitor of rates puts them there, for all callbacks.
-        expected = {name: value for name, value in like[-1].items() if name != "lr-SGD"}
-        assert {name: call[-1][name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    recorded = Seen()
+    replay(LightningCallback(recorded), runs_dir / "run")
+    inner = ("on_train_batch_start", "on_validation_batch_start", "on_validation_batch_end")
+    base = [call for call in theirs.calls if call[0] not in inner]
+    for calls, expected in ((ours.calls, theirs.calls), (recorded.calls, base)):
+        assert [call[:-1] for call in calls] == [call[:-1] for call in expected]
+        for call, like in zip(calls, expected, strict=True):
+            # In theirs the monitor of rates puts them there, for all callbacks.
+            values = {name: value for name, value in like[-1].items() if name != "lr-SGD"}
+            assert {name: call[-1][name] for name in values} == pytest.approx(values, abs=1e-6)
     rates = [
         [
             (row["step"], float(row["lr-SGD"]))
@@ -122,7 +130,8 @@ def test_a_callback_sees_what_it_sees_in_their_trainer_and_logs_the_same_rates(t
 
 @pytest.mark.parametrize(("patience", "stops"), [(1, 12), (2, 16)])
 def test_early_stopping_stops_where_it_would_in_training(patience: int, stops: int) -> None:
-    made = LightningCallback(EarlyStopping("val_loss", patience=patience))
+    # As a Trainer hands it to the process of its callbacks.
+    made = pickle.loads(cloudpickle.dumps(LightningCallback(EarlyStopping("val_loss", patience=patience))))
     logged = trained(made, epochs=5, evaluation=val_losses)
     assert [(one.name, one.decided_at, one.reason) for one in logged.commands] == [
         (

@@ -1,6 +1,7 @@
 """Callbacks that were written for Hugging Face Transformers run in a consumer."""
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import cloudpickle  # type: ignore[import-untyped]
 import torch
 from commands import Run, command
 from consumers_stream import record_run, snapshots_of_training
@@ -176,7 +178,8 @@ LOSSES = (1.0, 0.9, 0.95, 0.96, 0.5)
 
 @pytest.mark.parametrize(("patience", "stops"), [(1, 12), (2, 16)])
 def test_early_stopping_stops_where_it_would_in_training(patience: int, stops: int) -> None:
-    callback = TransformersCallback(EarlyStoppingCallback(patience))
+    # As a Trainer hands it to the process of its callbacks.
+    callback = pickle.loads(cloudpickle.dumps(TransformersCallback(EarlyStoppingCallback(patience))))
     logged = trained(callback, epochs=5, evaluation=lambda epoch: {"eval": {"loss": LOSSES[epoch - 1]}})
     assert [(one.name, one.decided_at, one.reason) for one in logged.commands] == [
         ("stop", stops, "EarlyStoppingCallback: it set control.should_training_stop")
