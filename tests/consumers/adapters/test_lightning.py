@@ -75,8 +75,8 @@ class Module(lightning.LightningModule):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
-@pytest.mark.filterwarnings("ignore:GPU available but not used:UserWarning")
+# Lightning's advice about dataloaders, and what it uses of torch's trees.
+@pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers:UserWarning")
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 def test_a_callback_sees_what_it_sees_in_their_trainer_and_logs_the_same_rates(tmp_path: Path, runs_dir: Path) -> None:
     torch.manual_seed(4)

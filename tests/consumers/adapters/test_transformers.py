@@ -89,8 +89,6 @@ class Rates(TrainerCallback):
 
 
 @pytest.mark.slow
-# accelerate pins memory for a GPU that is not there
-@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
 def test_a_callback_sees_what_it_sees_in_their_trainer(tmp_path: Path, runs_dir: Path) -> None:
     torch.manual_seed(4)
     data = [{"x": torch.randn(4), "labels": torch.randn(())} for _ in range(20)]
