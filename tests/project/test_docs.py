@@ -157,6 +157,8 @@ OUTCOMES: Mapping[str, Callable[[Path, str, Here], None]] = {
 """What some blocks leave behind when they have run."""
 
 
+# Transformers pins memory where there is no GPU, too.
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator is found:UserWarning")
 @pytest.mark.parametrize("block", RUNNING, ids=str)
 def test_code_on_the_pages_runs(
     block: Block, save: Callable[[Block], Path], script: Here, consumer: Here, runs_dir: Path, tmp_path: Path
