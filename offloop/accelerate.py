@@ -6,8 +6,6 @@ from functools import partial
 from numbers import Real
 from typing import Any, Unpack
 
-import torch
-
 from offloop.attached import (
     AttachedTraining,
     ConfigurationError,
@@ -24,6 +22,7 @@ from offloop.own_loop import OWN_LOOP, WatchedRun
 from trainer.arguments.durations import check_max_duration
 
 try:
+    import torch
     from accelerate import Accelerator
     from accelerate.optimizer import AcceleratedOptimizer
     from accelerate.scheduler import AcceleratedScheduler

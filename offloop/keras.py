@@ -7,8 +7,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack
 
-import torch
-
 from offloop.attached import (
     ALWAYS,
     EVALUATION,
@@ -25,6 +23,7 @@ from offloop.attached import (
 
 try:
     import keras
+    import torch
 except ModuleNotFoundError as error:
     if error.name in ("tensorflow", "jax", "openvino"):
         raise ModuleNotFoundError(
