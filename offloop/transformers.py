@@ -1,9 +1,12 @@
 """Attaching to the trainers of Hugging Face's Transformers and of TRL: :class:`OffloopCallback`."""
 
 import functools
+import numbers
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, Unpack
+
+import torch
 
 from offloop.attached import (
     ALWAYS,
@@ -174,8 +177,8 @@ class OffloopCallback(TrainerCallback):
         if self._evaluates:
             self._evaluated.update(parts["logs"])
         else:
-            values = {name: value for name, value in parts["logs"].items() if name not in _IN_EVENTS}
-            self._training.log({f"metrics/train/{name}": one for name, one in values.items() if _is_number(one)})
+            found = {name: one for name, one in parts["logs"].items() if name not in _IN_EVENTS and _is_number(one)}
+            self._training.log({f"metrics/train/{name}": one for name, one in found.items()})
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """An evaluation has ended."""
@@ -274,4 +277,4 @@ def _config(trainer: Any) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
+    return isinstance(value, numbers.Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)

@@ -7,16 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import numpy as np
 import pytest
 import torch
 from attached_runs import RUN, Sender, are_same, events_of, logged_in, snapshots_of, values_of, weights_of
 from brokers import free_address
+from fake_gpu import FakeGpu, reads
 from field_stream import Stream
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
@@ -195,6 +198,57 @@ def test_evaluations_are_published_under_their_labels() -> None:
     # An evaluation is no part of the training, and its results are nothing that the training has logged.
     assert not [name for name in logged_in() if "eval" in name]
     assert "evaluators" not in snapshots_of()[1].fields
+
+
+def test_what_scripts_and_callbacks_log_is_logged_if_it_is_a_number() -> None:
+    trainer = made(max_steps=3, logging_strategy="no")
+    trainer.add_callback(OffloopCallback(trainer, run_name=RUN))
+    values = {"one": np.float32(0.5), "two": torch.tensor(2.0), "no": None, "text": "x", "several": torch.ones(3)}
+    trainer.add_callback(AtStep(lambda step: trainer.log(dict(values))))
+    trainer.train()
+    logged = logged_in()
+    assert logged["metrics/train/one"] == {0: 0.5, 1: 0.5, 2: 0.5}
+    assert logged["metrics/train/two"] == {0: 2.0, 1: 2.0, 2: 2.0}
+    assert {name for name in logged if name.startswith("metrics/train")} - {
+        f"metrics/train/{name}" for name in ("one", "two", "total_flos", "train_loss", "train_runtime")
+    } == {"metrics/train/train_samples_per_second", "metrics/train/train_steps_per_second"}
+
+
+def test_a_training_without_a_known_length_counts_in_batches() -> None:
+    class Endless(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(rows_of(10))
+
+    trainer = trained(max_steps=5, train_dataset=Endless(), gradient_accumulation_steps=2)
+    ends = [one for one in snapshots_of() if one.event is Event.BATCH_END]
+    # The third batch of an epoch stays without a step, and goes into the next epoch's.
+    assert [one.timestamp.epoch.value for one in ends] == [0, 1, 2, 3, 4]
+    assert [one.timestamp.sample.value for one in ends] == [8, 18, 28, 38, 48]
+    assert [one.loss for one in ends] == pytest.approx(logs_of(trainer, "loss"), abs=1e-6)
+    assert (ends[0].dataloader_len, str(ends[0].max_duration)) == (None, "5ba")
+
+
+def test_no_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    monkeypatch.setattr("offloop.attached.training.get_device", lambda _: gpu)
+
+    found = []
+
+    class Noted(TrainerCallback):
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            found.append(Counter(read))
+            # What is read from here on has arrived.
+            gpu.run()
+
+    for attach in (False, True):
+        trainer = made(Trainer, None, Noted(), optim="sgd", logging_steps=4)
+        if attach:
+            trainer.add_callback(OffloopCallback(trainer, run_name=RUN, record="all"))
+        with reads() as read:
+            trainer.train()
+    assert found[0] == found[1]
+    assert gpu.waits == 0
+    assert len(values_of(Event.BATCH_END, "loss")) == 11
 
 
 # What must not be changed.
