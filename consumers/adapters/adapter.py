@@ -255,11 +255,10 @@ class TrainingAdapter(Adapter):
     def send_commands(self) -> None:
         """Sends what the callback has asked of the training, in the way of its framework."""
 
-    def call(self, name: str, *arguments: Any, **named: Any) -> Any:
+    def call(self, name: str, *arguments: Any) -> None:
         """Calls a method of the callback, and passes on what it asks of the training."""
-        result = getattr(self.callback, name)(*arguments, **named)
+        getattr(self.callback, name)(*arguments)
         self.send_commands()
-        return result
 
     def stop(self, reason: str) -> None:
         """Asks for the end of the training, once."""
@@ -297,7 +296,7 @@ class TrainingAdapter(Adapter):
         """What the callback gives, or else its plain attributes; and what the adapter knows."""
         theirs = self.callback.state_dict() if hasattr(self.callback, "state_dict") else {}
         return {
-            "callback": _packed(theirs or vars(self.callback)),
+            "callback": _packed(self.restored or theirs or vars(self.callback)),
             "adapter": _packed(self.memory),
             "hyperparameters": _packed(self.hyperparameters),
         }
@@ -309,9 +308,11 @@ class TrainingAdapter(Adapter):
         self._has_begun = False
 
     def _begin(self) -> None:
+        if self._has_begun:
+            # A further training of the same process.
+            self.memory = {name: value for name, value in self.memory.items() if name == "length"}
         self._has_begun = True
         self._place(self.snapshot.timestamp.values.epoch, self.snapshot.timestamp.values.batch)
-        self.memory.pop("stopped", None)
         self.begin()
         if self.restored and hasattr(self.callback, "load_state_dict"):
             self.callback.load_state_dict(self.restored)

@@ -28,6 +28,7 @@ def continued(make: Callable[[], Callback], stream: MemoryStream, at: int) -> tu
     for _ in run(first, snapshots[:at]):
         pass
     second.load_state_dict(first.state_dict())
+    assert second.state_dict() == first.state_dict()
     for _ in run(second, snapshots[at:]):
         pass
     return whole, first, second

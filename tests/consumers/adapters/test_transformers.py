@@ -198,6 +198,17 @@ def test_the_metric_comes_from_the_options_or_from_what_the_run_says_of_itself()
         TransformersCallback(EarlyStoppingCallback(1), ["fast"])
 
 
+def test_a_second_training_begins_anew() -> None:
+    seen = Seen()
+    streams = [MemoryStream(loss=loss, max_duration="1ep") for loss in (1.0, 3.0)]
+    for stream in streams:
+        stream.train()
+        stream.finish()
+    replay(TransformersCallback(seen, {"logging_steps": 4}), [snapshot for stream in streams for snapshot in stream])
+    values = [logs.get("loss", logs.get("train_loss")) for name, *_, logs in seen.calls if name == "on_log"]
+    assert values == [1.0, 1.0, 3.0, 3.0]
+
+
 class Commands(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         control.should_save = state.global_step == 2
