@@ -18,6 +18,10 @@ from consumers.api.logger import Logger
 
 T = TypeVar("T")
 
+IN_TRAINING = "run it in the training"
+SAVES = "the callback 'checkpoint' saves the training"
+"""What to do instead of what a consumer cannot run."""
+
 _DURING_EVALUATION = {event for event in Event if event.value.startswith("eval_") and event is not Event.EVAL_AFTER_ALL}
 _BEFORE_TRAINING = {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD}
 _EVALUATORS = ("eval", "val", "valid", "validation")

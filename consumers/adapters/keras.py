@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from bus.errors import ConfigurationError
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
-from consumers.adapters.adapter import Missing, TrainingAdapter, numbers
+from consumers.adapters.adapter import IN_TRAINING, SAVES, Missing, TrainingAdapter, numbers
 from consumers.api.logger import Logger
 
 _THERE = "logs, params, model.stop_training and model.optimizer.learning_rate are there"
@@ -69,10 +69,8 @@ class KerasCallback(TrainingAdapter):
         "on_predict_end": None,
     }
     refused: ClassVar = {
-        "BackupAndRestore": "the callback 'checkpoint' saves the training",
-        "ModelCheckpoint": "the callback 'checkpoint' saves the training",
-        "OrbaxCheckpoint": "the callback 'checkpoint' saves the training",
-        "SwapEMAWeights": "run it in the training",
+        **dict.fromkeys(("BackupAndRestore", "ModelCheckpoint", "OrbaxCheckpoint"), SAVES),
+        "SwapEMAWeights": IN_TRAINING,
         "TensorBoard": "'--log tensorboard' writes such files",
     }
 

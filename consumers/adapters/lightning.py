@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from bus.errors import ConfigurationError
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
-from consumers.adapters.adapter import Missing, TrainingAdapter, numbers
+from consumers.adapters.adapter import IN_TRAINING, SAVES, Missing, TrainingAdapter, numbers
 from consumers.api.logger import Logger, LoggerDestination, Row
 
 _TRAINER = (
@@ -17,8 +17,6 @@ _TRAINER = (
     "max_steps are there"
 )
 _MODULE = "log() and log_dict() are there"
-_SAVES = "the callback 'checkpoint' saves the training"
-_MODEL = "run it in the training"
 
 
 class _Logs:
@@ -179,20 +177,14 @@ class LightningCallback(TrainingAdapter):
         "teardown": None,
     }
     refused: ClassVar = {
-        "BaseFinetuning": _MODEL,
-        "BasePredictionWriter": _MODEL,
-        "BatchSizeFinder": _MODEL,
-        "Checkpoint": _SAVES,
+        **dict.fromkeys(("BaseFinetuning", "BasePredictionWriter", "BatchSizeFinder"), IN_TRAINING),
+        **dict.fromkeys(("GradientAccumulationScheduler", "LearningRateFinder", "ModelPruning"), IN_TRAINING),
+        **dict.fromkeys(("ModelSummary", "StochasticWeightAveraging", "WeightAveraging"), IN_TRAINING),
+        "Checkpoint": SAVES,
         "DeviceStatsMonitor": "the callbacks 'memory' and 'system' log such values",
-        "GradientAccumulationScheduler": _MODEL,
-        "LearningRateFinder": _MODEL,
-        "ModelPruning": _MODEL,
-        "ModelSummary": _MODEL,
         "ProgressBar": "'--log progress' shows such a bar",
         "SpikeDetection": "the callback 'nan' watches the loss, the callback 'alert' takes rules",
-        "StochasticWeightAveraging": _MODEL,
         "ThroughputMonitor": "the callback 'speed' logs such values",
-        "WeightAveraging": _MODEL,
     }
 
     def __init__(self, callback: Any, log_every_n_steps: int = 50) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from bus.errors import ConfigurationError
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
-from consumers.adapters.adapter import Missing, TrainingAdapter
+from consumers.adapters.adapter import IN_TRAINING, Missing, TrainingAdapter
 from consumers.api.callback import CannotWorkError
 from consumers.api.logger import Logger
 
@@ -61,12 +61,8 @@ class TransformersCallback(TrainingAdapter):
     }
     refused: ClassVar = {
         "DefaultFlowCallback": "the training decides itself when it logs, evaluates and saves",
-        "BEMACallback": "run it in the training",
-        "LogCompletionsCallback": "run it in the training",
-        "MergeModelCallback": "run it in the training",
-        "SyncRefModelCallback": "run it in the training",
-        "WeaveCallback": "run it in the training",
-        "WinRateCallback": "run it in the training",
+        **dict.fromkeys(("BEMACallback", "LogCompletionsCallback", "MergeModelCallback"), IN_TRAINING),
+        **dict.fromkeys(("SyncRefModelCallback", "WeaveCallback", "WinRateCallback"), IN_TRAINING),
     }
 
     def __init__(self, callback: Any, args: Mapping[str, Any] | Sequence[str] = ()) -> None:
