@@ -28,11 +28,11 @@ def check_packages(*names: str) -> None:
 def missing(error: ModuleNotFoundError, needed_by: str, install: str) -> ModuleNotFoundError:
     """The error to raise in the place of one that ``import`` has raised: it says what to install. One about a module
     that ``install`` does not bring stays as it is."""
-    if (error.name or "").partition(".")[0] not in install.replace("-", "_").split():
+    module = (error.name or "").partition(".")[0]
+    # pytorch-ignite brings ignite.
+    if module not in install.replace("-", " ").split():
         return error
-    return ModuleNotFoundError(
-        f"{needed_by} needs {error.name}; install it with: pip install {install}", name=error.name
-    )
+    return ModuleNotFoundError(f"{needed_by} needs {module}; install it with: pip install {install}", name=error.name)
 
 
 def _found(name: str) -> Path | None:

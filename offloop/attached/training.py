@@ -109,6 +109,7 @@ class AttachedTraining:
         self.ranks = ranks = join_ranks()
         is_on_gpu = any(one.is_cuda for one in model.parameters())
         name = options.get("run_name") or new_run_name("run", options.get("runs_dir"))
+        _end_left(name)
         self.state = state = State(
             model=unwrapped(model),
             device=get_device("gpu" if is_on_gpu else "cpu"),
@@ -399,6 +400,8 @@ class AttachedTraining:
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Logs numbers by name, for the batch that has ended last or is at work. Tensors are read without waiting."""
+        if not values:
+            return
         done = self.state.timestamp.values.batch
         self._logger.log_metrics(values, done if self._in_batch else max(done - 1, 0))
 
@@ -524,6 +527,12 @@ def unwrapped(model: Any) -> Any:
 
 
 _open: "weakref.WeakSet[AttachedTraining]" = weakref.WeakSet()
+
+
+def _end_left(name: str) -> None:
+    """Ends the run of this name whose loop was left, as by the cell of a notebook that is run again."""
+    for training in [one for one in _open if one.state.run_name == name]:
+        training.at_exit(KeyboardInterrupt("another training of this program has its name"))
 
 
 def _close_forgotten() -> None:

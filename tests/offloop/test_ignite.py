@@ -1,5 +1,6 @@
 """A training with Ignite, attached: what is published of it, what can be done to it; and it stays what it was."""
 
+import importlib
 import json
 import logging
 import os
@@ -272,3 +273,12 @@ def test_what_cannot_be_attached_to_is_refused_at_once() -> None:
         OffloopLogger().attach(trainer, optimizer, {"val": []}, model=net)  # type: ignore[dict-item]
     with pytest.raises(ConfigurationError, match="there is no option 'run_nam': did you mean run_name"):
         OffloopLogger(run_nam="r")  # type: ignore[call-arg]
+
+
+def test_ignite_is_named_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "offloop.ignite")
+    monkeypatch.setitem(sys.modules, "ignite.engine", None)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"offloop.ignite needs ignite; install it with: pip install pytorch-ig"
+    ):
+        importlib.import_module("offloop.ignite")

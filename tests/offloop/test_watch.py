@@ -23,6 +23,7 @@ from field_stream import Stream
 import offloop
 from bus import Event, Recording, Subscriber
 from bus.errors import ConfigurationError
+from bus.runs.directory import find_run
 from bus.types.commands import Command
 from bus.types.demand import Demand, Want
 from offloop.attached import EVALUATION, AttachedTraining
@@ -451,6 +452,19 @@ def test_a_batch_ends_before_an_evaluation_and_counts_what_the_model_is_given_by
         assert run._training.state.timestamp.batch == 1
     (end,) = [one for one in snapshots_of("w") if one.event is Event.BATCH_END]
     assert (end.timestamp.sample.value, end.timestamp.token.value) == (4, 12)
+
+
+def test_the_cell_of_a_notebook_that_is_run_again_begins_the_next_attempt() -> None:
+    for number in (1, 2):
+        loop = Loop()
+        run = offloop.watch(loop.model, loop.optimizer, run_name="w")
+        next(run.epochs(2))
+        for index, batch in zip(range(3), run.batches(loop.loader), strict=False):
+            loop.step(index, *batch)
+        assert not run.detached
+        assert find_run("w").last.number == number
+    run.close()
+    assert [one.status for one in find_run("w").attempts] == ["stopped", "finished"]
 
 
 def test_a_watched_model_can_be_copied_and_pickled() -> None:
