@@ -45,6 +45,8 @@ EVALUATION_BATCHES = frozenset({Event.EVAL_BATCH_START, Event.EVAL_BATCH_END})
 PREDICTION = frozenset({Event.PREDICT_START, Event.PREDICT_BATCH_START, Event.PREDICT_BATCH_END, Event.PREDICT_END})
 """The events of a prediction."""
 
+_WITHOUT = {"checkpoint": "the training is saved by its own loop; take the weights alone, as weights_checkpoint"}
+
 
 class Framework(NamedTuple):
     """What a source of events is, and what it can tell."""
@@ -129,7 +131,8 @@ class AttachedTraining:
         fields = self._stream.fields
         if not framework.keeps_gradients:
             keep_gradients(fields)
-        for field, reason in framework.without.items():
+        without = {**_WITHOUT, **framework.without}
+        for field, reason in without.items():
             fields.replace(field, _unavailable(fields[field], reason))
         settings = Settings({"lr": Setting(_lr_setting(set_lr)), "eval": Setting(_evaluate)})
         for one, function in (options.get("on_set") or {}).items():
@@ -140,7 +143,7 @@ class AttachedTraining:
             "framework": {"name": framework.name, "version": framework.version},
             "unavailable": {
                 "events": [one.value for one in Event if one not in framework.events],
-                "fields": dict(framework.without),
+                "fields": without,
             },
         }
         engine = self._stream.start(

@@ -21,6 +21,7 @@ from attached_runs import RUN, Sender, are_same, events_of, logged_in, snapshots
 from brokers import free_address
 from fake_gpu import FakeGpu, reads
 from field_stream import Stream
+from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from bus import Event, Recording
@@ -28,6 +29,7 @@ from bus.errors import ConfigurationError
 from bus.runs.directory import find_run, list_runs
 from bus.types.commands import Command
 from bus.types.demand import Demand, Want
+from consumers import CheckpointSaver
 from offloop.attached import PREDICTION, AttachedTraining
 from offloop.transformers import OffloopCallback
 from trainer.stream.run_stream import TrainingStream
@@ -302,7 +304,9 @@ def test_the_class_among_the_callbacks_is_refused_with_what_to_write() -> None:
 
 def test_fields_on_demand_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("gradient_norm", "gradient_norms", "parameter_norm", "moment_norms", "update_norms", "phases", "inputs")
-    stream = Stream(Demand({Event.BATCH_END: Want(1, dict.fromkeys((*names, "memory_stats", "outputs"), 1))}))
+    stream = Stream(
+        Demand({Event.BATCH_END: Want(1, dict.fromkeys((*names, "memory_stats", "outputs", "activations"), 1))})
+    )
     stream.run_name, stream.answer, stream.poll = RUN, None, None  # type: ignore[attr-defined]
     monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
     norms: list[float] = []
@@ -321,7 +325,20 @@ def test_fields_on_demand_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch)
     phases = [name for name, _, _ in sent[2]["phases"]["spans"]]
     assert phases == ["data", "forward", "backward", "forward", "backward", "optimizer", "publishing"]
     assert "outputs: the trainer keeps" in sent[2]["not_sent"]
+    assert "std/transformer.wte_output.0" in sent[2]["activations"]
     assert ("memory_stats" in sent[2]) != ("memory_stats" in sent[2]["not_sent"])
+
+
+@pytest.mark.slow
+def test_a_consumer_gets_the_weights(tmp_path: Path) -> None:
+    saver = CheckpointSaver(str(tmp_path / "weights"), save_interval="1ep", weights_only=True)
+    trainer = trained(attached={"callbacks": saver})
+    (saved,) = (tmp_path / "weights").glob("ep1-*.safetensors")
+    found = load_file(saved)
+    # The output layer has the weights of the embedding.
+    weights = {f"model.{name}": one for name, one in trainer.model.state_dict().items() if name != "lm_head.weight"}
+    assert are_same(found, weights)
+    assert set(snapshots_of()[0].unavailable["fields"]) == {"checkpoint", "outputs"}
 
 
 def test_gradient_norm_is_that_of_the_clipped_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
