@@ -70,7 +70,7 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
     def __init__(self, **options: Unpack[Options]) -> None:
         check_options(options)
         self.detached = False
-        """Whether an error of ours has ended the run; the training goes on."""
+        """Whether an error of ours has ended the run; the training continues."""
         self._options = options
         self._training: AttachedTraining | None = None
         self._trainer: Any = None
@@ -312,7 +312,7 @@ def _logged(trainer: Any, on_step: bool) -> dict[str, Any]:
 
 
 def _data(trainer: Any) -> dict[str, Any]:
-    """What is trained on. With manual optimization nobody knows how many steps there are in an epoch."""
+    """What is trained on. With manual optimization the number of steps in an epoch is unknown."""
     accumulated = trainer.accumulate_grad_batches
     batches = _finite(trainer.num_training_batches) if trainer.lightning_module.automatic_optimization else None
     return {

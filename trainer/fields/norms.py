@@ -103,7 +103,7 @@ def parameter_norms(state: State) -> dict[str, Tensor]:
 
 
 def _parameters(state: State) -> dict[str, Tensor]:
-    """The parameters, without those of whole numbers: what a random generator has come to is no weight."""
+    """The parameters, without those of whole numbers: what a random generator has come to is not a weight."""
     named = state.model.named_parameters()
     return {name: one for name, one in named if one.is_floating_point() or one.is_complex()}
 
