@@ -1,6 +1,6 @@
 """A callback of your own: consumer --callbacks examples/lowest_loss.py:LowestLoss -o LowestLoss.below=0.5"""
 
-from consumers import Callback
+from offloop import Callback
 
 
 class LowestLoss(Callback):

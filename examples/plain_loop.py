@@ -10,7 +10,7 @@ import random
 import sys
 import time
 
-from bus import Event, Publisher
+from offloop import Event, Publisher
 
 batches = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
 random.seed(0)

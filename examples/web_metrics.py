@@ -21,7 +21,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from bus import Event, Snapshot, Subscriber
+from bus import Snapshot
+from offloop import Event, Subscriber
 
 
 def application(run: str) -> Starlette:
