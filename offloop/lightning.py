@@ -100,7 +100,7 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
             evaluate=self._evaluate,
             checkpoint=lambda: _save(trainer),
         )
-        # In a spawned process Lightning does not tell of an exception.
+        # In a spawned process Lightning calls no hook after an exception.
         training.error_if_left = RuntimeError("the process ended within the training; its output says more")
         self._trainer, self._steps, self._has_stepped = trainer, trainer.global_step, False
         self._losses.clear()

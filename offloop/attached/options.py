@@ -8,6 +8,7 @@ from bus.protocol.frames import check_run_name
 from bus.types.event import Event
 from trainer.arguments.checks import check_function
 from trainer.arguments.config import PathInput, StreamConfig
+from trainer.stream.hyperparameters import plain_value
 from trainer.stream.run_stream import TrainingStream
 
 
@@ -52,5 +53,7 @@ def check_options(options: Options) -> None:
 def make_stream(options: Options, config: Mapping[str, Any]) -> TrainingStream:
     """The stream of a training; ``config`` is what its framework was configured with."""
     own = {name: value for name, value in options.items() if name in StreamConfig.__dataclass_fields__}
-    given = StreamConfig(**{**own, "config": {**config, **(options.get("config") or {})}})  # type: ignore[arg-type]
+    # What people configure frameworks with may be any object.
+    own["config"] = plain_value({**config, **(options.get("config") or {})})
+    given = StreamConfig(**own)  # type: ignore[arg-type]
     return TrainingStream(given, options.get("callbacks"), options.get("loggers"))

@@ -170,7 +170,7 @@ class AttachedTraining:
         self.at_exit: Callable[[BaseException | None], object] = self.close
         """What ends the run of a loop that was left, when the program ends: called with the error that ends it."""
         self.error_if_left: BaseException | None = None
-        """The error of a loop that was left, where its framework reports every end, and the program knows of none."""
+        """What a loop that was left has failed with, where the framework calls a hook at every other end."""
         _open.add(self)
         self._say(self._stream.introduce(state.run_name, None))
         note_attached()

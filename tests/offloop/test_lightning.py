@@ -20,6 +20,7 @@ import pytest
 import torch
 from attached_runs import (
     RUN,
+    Requests,
     Sender,
     are_same,
     events_of,
@@ -30,7 +31,6 @@ from attached_runs import (
     values_of,
     weights_of,
 )
-from field_stream import Stream
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.nn.functional import cross_entropy
@@ -40,17 +40,13 @@ from bus import Event
 from bus.errors import ConfigurationError
 from bus.recording.recording import Recording
 from bus.runs.directory import find_run
-from bus.types.demand import Demand, Want
 from offloop.attached import AttachedTraining
 from offloop.lightning import OffloopCallback
-from trainer.stream.run_stream import TrainingStream
+from trainer.device.device import CpuDevice
 
 pytestmark = [
-    # Advice on the data of a real training, and what Lightning itself uses of torch.
-    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
     pytest.mark.filterwarnings("ignore:The number of training batches .* is smaller than the logging interval"),
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
     pytest.mark.usefixtures("runs_dir"),
 ]
 ROWS, SIZE = 28, 6
@@ -97,7 +93,8 @@ class Mixin:
 
     def configure_gradient_clipping(self, *arguments: Any, **options: Any) -> None:
         self.clip_gradients(*arguments, **options)
-        self.norms.append(float(torch.nn.utils.get_total_norm([one.grad for one in self.parameters()])))
+        gradients = [one.grad for one in self.parameters() if one.grad is not None]
+        self.norms.append(float(torch.nn.utils.get_total_norm(gradients)))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.act is not None:
@@ -286,25 +283,86 @@ def test_what_lightning_cannot_do_is_refused_with_the_reason(runs_dir: Path) -> 
     assert [one.suffix for one in (runs_dir / "checkpoints").iterdir()] == [".ckpt"]
 
 
-def test_fields_are_computed_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("gradient_norm", "gradient_norms", "parameter_norm", "moment_norms", "update_norms", "phases")
-    stream = Stream(Demand({Event.BATCH_END: Want(1, dict.fromkeys(names, 1))}))
-    stream.run_name, stream.answer, stream.poll = RUN, None, None  # type: ignore[attr-defined]
-    monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
-    module = fit(accumulate_grad_batches=2, gradient_clip_val=0.5)
-    sent = [fields for event, _, fields in stream.sent if event is Event.BATCH_END]
+def test_fields_on_demand_are_what_the_model_has() -> None:
+    names = ("gradient_norm", "gradient_norms", "parameter_norm", "moment_norms", "update_norms", "phases", "weights")
+    callback = OffloopCallback(run_name=RUN, callbacks=Requests(*names))
+    module = fit(callback, accumulate_grad_batches=2, gradient_clip_val=0.5)
     # As the step has used them: clipped, and of all microbatches.
-    assert [one["gradient_norm"] for one in sent] == pytest.approx(module.norms, rel=1e-6)
+    assert values_of(Event.BATCH_END, "gradient_norm") == pytest.approx(module.norms, rel=1e-6)
     assert max(module.norms) == pytest.approx(0.5, rel=1e-4)
+    first, *_, last = [one for one in snapshots_of() if one.event is Event.BATCH_END]
     parameters = {name for name, _ in module.named_parameters()}
-    assert set(sent[1]["gradient_norms"]) == set(sent[1]["moment_norms"]) == parameters
-    assert min(sent[1]["update_norms"].values()) > 0
-    assert set(sent[1]["update_norms"]) == parameters
+    assert set(last.gradient_norms) == set(last.moment_norms) == set(last.update_norms) == parameters
+    assert min(last.update_norms.values()) > 0
     norm = float(torch.nn.utils.get_total_norm(list(module.parameters())))
-    assert sent[-1]["parameter_norm"] == pytest.approx(norm, rel=1e-6)
-    phases = [name for name, _, _ in sent[1]["phases"]["spans"]]
+    assert last.parameter_norm == pytest.approx(norm, rel=1e-6)
+    weights = {name: torch.from_numpy(value.numpy().copy()) for name, value in last.weights.items()}
+    assert are_same(weights, weights_of(module))
+    phases = [name for name, _, _ in first.phases["spans"]]
     assert phases[:6] == ["data", "forward", "backward", "data", "forward", "backward"]
     assert {"optimizer", "publishing"} <= set(phases)
+
+
+def test_nothing_is_read_from_a_device_in_the_course_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+
+    def noting(name: str, do: Any) -> Any:
+        return lambda *arguments, **more: (reads.append(name), do(*arguments, **more))[1]
+
+    for name in ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__"):
+        monkeypatch.setattr(torch.Tensor, name, noting(name, getattr(torch.Tensor, name)))
+    # As on a GPU, where a value arrives later.
+    monkeypatch.setattr(CpuDevice, "read_later", lambda self, scalar: 0.0)
+    fit(lightning.Callback(), val=False, accumulate_grad_batches=2)
+    plain, reads[:] = list(reads), []
+    fit(OffloopCallback(run_name=RUN, record="all"), val=False, accumulate_grad_batches=2)
+    assert reads == plain
+    assert plain
+
+
+class Unusual(Module):
+    """Things that some modules do."""
+
+    def __init__(self, calls_again: bool) -> None:
+        super().__init__()
+        self.calls_again = calls_again
+        self.save_hyperparameters({"lr": 0.1, "loss": torch.nn.MSELoss(), "rows": torch.ones(2), "path": Path("a")})
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        # The rest of the epoch is left out.
+        return -1 if self.current_epoch == 0 and batch_idx == 3 else None
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
+        return None if batch_idx == 1 and not self.calls_again else super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        # It computes loss and gradients several times in a step.
+        again = torch.optim.LBFGS(self.parameters(), lr=0.01, max_iter=3)
+        return again if self.calls_again else super().configure_optimizers()
+
+
+@pytest.mark.parametrize(("precision", "calls_again"), [("32-true", False), ("32-true", True), ("bf16-mixed", False)])
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.filterwarnings("ignore:Attribute 'loss' is an instance of `nn.Module`")
+def test_unusual_modules_train_as_without(precision: str, calls_again: bool) -> None:
+    modules = []
+    for callback in (lightning.Callback(), OffloopCallback(run_name=RUN, record="all")):
+        module = Unusual(calls_again)
+        make_trainer(callback, precision=precision).fit(module, DATA, DATA)
+        modules.append(weights_of(module))
+    assert are_same(*modules)
+    assert find_run(RUN).status == "finished"
+    ends = [one for one in snapshots_of() if one.event is Event.BATCH_END]
+    assert [int(one.timestamp.batch_in_epoch) for one in ends] == [1, 2, 3, 1, 2, 3, 4, 5]
+    without_loss = [] if calls_again else [1, 4]
+    assert [at for at, one in enumerate(ends) if one.loss is None] == without_loss
+    assert events_of().count("after_train_batch") == len(ends)
+    (facts,) = values_of(Event.FIT_START, "hyperparameters")
+    assert (facts["config/hparams/path"], facts["config/hparams/loss"], facts["precision"]) == (
+        "a",
+        "MSELoss",
+        precision,
+    )
 
 
 def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(

@@ -67,7 +67,7 @@ def describe_hyperparameters(state: State, system: Mapping[str, Any], info: Mapp
             **{name: value for name, value in system.items() if name not in _VERSIONS},
         },
     }
-    flat = flatten(_plain(found))
+    flat = flatten(plain_value(found))
     named = ((_text(name, _LONGEST_NAME), redact(value)) for name, value in flat.items() if value is not None)
     return dict(islice(named, MOST))
 
@@ -105,7 +105,7 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
     # A schedule has set the rate already, and keeps the one that was given.
     rate = {"lr": group["initial_lr"]} if "initial_lr" in group else {}
-    return {str(name): _plain(value) for name, value in {**group, **rate}.items() if name not in _NOT_OPTIONS}
+    return {str(name): plain_value(value) for name, value in {**group, **rate}.items() if name not in _NOT_OPTIONS}
 
 
 def _schedulers(schedulers: Sequence[Any]) -> dict[str, Any]:
@@ -170,8 +170,8 @@ def _is_describable(value: Any) -> bool:
 # -- values -----------------------------------------------------------------------------------------------------------
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
-    """A value as numbers, texts, booleans, ``None``, and lists and maps of these."""
+def plain_value(value: Any, depth: int = 0) -> Any:
+    """A value as numbers, texts, booleans, ``None``, and lists and maps of these: of anything else its name."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, enum.Enum):
@@ -185,7 +185,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
         on_host = value.device.type == "cpu" and value.numel() == 1
         return value.item() if on_host else f"tensor of shape {list(value.shape)}"
     if isinstance(value, Mapping) and depth < _DEEPEST:
-        return {_text(name, _LONGEST_NAME): _plain(part, depth + 1) for name, part in islice(value.items(), MOST)}
+        return {_text(name, _LONGEST_NAME): plain_value(part, depth + 1) for name, part in islice(value.items(), MOST)}
     if isinstance(value, set | frozenset):
         value = sorted(value, key=str)
     if isinstance(value, list | tuple) and depth < _DEEPEST:
@@ -194,7 +194,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 def _list(values: Iterable[Any], depth: int) -> Any:
-    plain = [_plain(value, depth + 1) for value in islice(values, _LONGEST_LIST + 1)]
+    plain = [plain_value(value, depth + 1) for value in islice(values, _LONGEST_LIST + 1)]
     if len(plain) <= _LONGEST_LIST and not any(isinstance(value, dict) for value in plain):
         return plain
     return _text(", ".join(map(str, plain)), _LONGEST_TEXT)
