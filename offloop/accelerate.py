@@ -30,8 +30,6 @@ try:
 except ModuleNotFoundError as error:
     raise missing(error, "offloop.accelerate", "accelerate") from None
 
-import torch
-
 _FRAMEWORK = OWN_LOOP._replace(name="Accelerate", package="accelerate", events=OWN_LOOP.events | {Event.AFTER_LOSS})
 _ENGINES = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 _PRECISIONS = {"no": "fp32", "bf16": "amp_bf16", "fp16": "amp_fp16"}

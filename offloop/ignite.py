@@ -21,11 +21,10 @@ from offloop.attached import (
 from offloop.own_loop import OWN_LOOP, WatchedRun
 
 try:
+    import torch
     from ignite.engine import Engine, Events
 except ModuleNotFoundError as error:
     raise missing(error, "offloop.ignite", "pytorch-ignite") from None
-
-import torch
 
 _FRAMEWORK = OWN_LOOP._replace(name="Ignite", package="pytorch-ignite", events=OWN_LOOP.events | EVALUATION_BATCHES)
 

@@ -33,8 +33,6 @@ except ModuleNotFoundError as error:
         ) from None
     raise missing(error, "offloop.keras", "keras") from None
 
-import torch
-
 _DATALOADER = {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
 _FRAMEWORK = Framework(
     "Keras",

@@ -26,6 +26,7 @@ from attached_runs import (
     are_same,
     events_of,
     logged_in,
+    note_marks,
     snapshots_of,
     values_of,
     weights_of,
@@ -240,7 +241,8 @@ def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
     assert "a defect of ours" in str(ending().error)
 
 
-def test_a_training_resumes_within_an_epoch(tmp_path: Path) -> None:
+def test_a_training_resumes_within_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = note_marks(monkeypatch)
     training = Training().attach()
     training.accelerator.register_for_checkpointing(training.run)
     training.after_batch = lambda: (
@@ -254,6 +256,9 @@ def test_a_training_resumes_within_an_epoch(tmp_path: Path) -> None:
     again.accelerator.register_for_checkpointing(again.run)
     again.accelerator.load_state(str(tmp_path))
     again.epoch(again.accelerator.skip_first_batches(again.loader, 3))
+    assert marks == [("save", 13), ("load", 13)]
+    # Going back within a training does not count back.
+    again.accelerator.load_state(str(tmp_path))
     again.evaluate()
     again.accelerator.end_training()
     events = events_of(attempt=2)
@@ -285,6 +290,17 @@ def test_epochs_that_are_left_early_are_epochs() -> None:
         "epoch_end",
         "epoch_start",
     ]
+
+
+def test_several_forward_passes_for_a_batch_of_the_dataloader_are_counted_once() -> None:
+    training = Training(2).attach()
+    for rows, _labels in training.loader:
+        with training.accelerator.accumulate(training.model):
+            training.accelerator.backward(training.model(rows).sum() + training.model(rows).mean())
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+    training.accelerator.end_training()
+    assert snapshots_of()[-1].timestamp.sample.value == ROWS
 
 
 def test_attaching_again_ends_the_run_before() -> None:

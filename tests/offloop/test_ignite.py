@@ -13,7 +13,18 @@ from typing import Any
 import ignite
 import pytest
 import torch
-from attached_runs import RUN, Requests, Sender, are_same, events_of, logged_in, snapshots_of, values_of, weights_of
+from attached_runs import (
+    RUN,
+    Requests,
+    Sender,
+    are_same,
+    events_of,
+    logged_in,
+    note_marks,
+    snapshots_of,
+    values_of,
+    weights_of,
+)
 from ignite.engine import Engine, Events
 from ignite.handlers import Checkpoint, DiskSaver
 from ignite_jobs import LENGTH, ROWS, SIZE, Training
@@ -22,6 +33,7 @@ from paths import SUPPORT
 from bus.errors import ConfigurationError
 from bus.recording.recording import Recording
 from bus.runs.directory import find_run
+from bus.types.commands import Command
 from bus.types.event import Event
 from offloop.attached import AttachedTraining
 from offloop.ignite import OffloopLogger
@@ -73,6 +85,8 @@ def test_events_loss_rates_and_training_time_are_those_of_the_trainer(accumulate
     assert (last.timestamp.epoch.value, str(last.max_duration)) == (2, "2ep")
     if accumulate == 1:
         assert last.timestamp.sample.value == 2 * ROWS
+        # A metric of an epoch is logged when it is computed.
+        assert list(logged_in()["metrics/train/mean"]) == [9, 19]
     evaluations = [one.eval_metrics["val"]["accuracy"] for one in snapshots_of() if one.event is Event.EVAL_END]
     assert evaluations == training.accuracies
     smooth = logged_in()["metrics/train/smooth"]
@@ -126,6 +140,19 @@ def test_commands_are_done_and_what_cannot_be_done_is_refused_with_the_reason() 
     assert len(training.rates) == sender.outcomes[-1].batch == len(values_of(Event.BATCH_END, "loss"))
     assert ending().status == "stopped"
     assert training.logger.run.stop_reason is not None
+
+
+def test_stop_ends_the_training_after_the_iteration() -> None:
+    training = Training().attach()
+
+    def stop() -> None:
+        if len(training.losses) == 5:
+            training.logger.run._training._control.take(Command("stop", (), id="stop"))
+
+    training.after_iteration = stop
+    training.train()
+    assert len(training.losses) == len(values_of(Event.BATCH_END, "loss")) == 5
+    assert events_of()[-1] == "fit_end"
 
 
 def test_fields_on_demand_are_what_the_model_has() -> None:
@@ -209,7 +236,8 @@ def test_an_error_of_the_training_reaches_the_caller_and_ends_the_run(error: Bas
     assert events_of(attempt=2)[-1] == "fit_end"
 
 
-def test_a_training_resumes_from_a_checkpoint_of_ignite(tmp_path: Path) -> None:
+def test_a_training_resumes_from_a_checkpoint_of_ignite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = note_marks(monkeypatch)
     training = Training().attach()
 
     def parts(one: Training) -> dict[str, Any]:
@@ -223,6 +251,7 @@ def test_a_training_resumes_from_a_checkpoint_of_ignite(tmp_path: Path) -> None:
     again = Training().attach()
     Checkpoint.load_objects(parts(again), checkpoint=torch.load(path))
     again.train()
+    assert marks == [("save", 13), ("load", 13)]
     started, *ends = (one for one in snapshots_of(attempt=2) if one.event in (Event.FIT_START, Event.BATCH_END))
     assert (started.timestamp.batch.value, started.timestamp.batch_in_epoch.value) == (13, 3)
     assert started.timestamp.sample.value == ROWS + 3 * SIZE

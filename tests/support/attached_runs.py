@@ -4,11 +4,13 @@ import threading
 from collections import defaultdict
 from typing import Any
 
+import pytest
 import torch
 from helpers import wait_for
 from torch import nn
 
 from bus.protocol.snapshot import Snapshot
+from bus.publisher.publisher import Publisher
 from bus.recording.recording import Recording
 from bus.runs.directory import RunInfo, find_run
 from bus.subscriber.commands import send_command
@@ -70,6 +72,19 @@ def logged_in(run: str = RUN, attempt: int | None = None) -> dict[str, dict[int,
             for name, value in values.items():
                 found[name][step] = value
     return found
+
+
+def note_marks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """A list to which the marks of checkpoints are appended: whether one is saved or loaded, and its batch."""
+    marks: list[tuple[str, int]] = []
+    mark = Publisher.mark_checkpoint
+
+    def note(self: Publisher, action: str, timestamp: Any, run: str | None = None) -> None:
+        marks.append((action, timestamp[2]))
+        mark(self, action, timestamp, run)
+
+    monkeypatch.setattr(Publisher, "mark_checkpoint", note)
+    return marks
 
 
 class Requests(Callback):

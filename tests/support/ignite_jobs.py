@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from attached_runs import RUN, Sender, make_network, make_rows
 from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
-from ignite.metrics import Accuracy, RunningAverage
+from ignite.metrics import Accuracy, Average, RunningAverage
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -37,6 +37,7 @@ class Training:
         )
         self.evaluator = create_supervised_evaluator(model, {"accuracy": Accuracy()})
         RunningAverage(output_transform=lambda loss: loss).attach(self.trainer, "smooth")
+        Average(output_transform=lambda loss: loss).attach(self.trainer, "mean")
         self.accuracies: list[float] = []
         self.trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: self.evaluate(validation))
         self.logger: Any = None
