@@ -54,7 +54,7 @@ with Publisher("my-run") as publisher:
 """
 """What the callbacks and loggers on the pages are attached to."""
 REFERENCE = "docs/reference"
-EXPORTING = ("bus", "consumers", "consumers.testing", "trainer", "trainer.algorithms", "trainer.schedulers")
+EXPORTING = ("bus", "consumers", "consumers.testing", "trainer", "trainer.algorithms", "trainer.schedulers", "offloop")
 """The packages whose public names are all on reference pages."""
 
 
