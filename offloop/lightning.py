@@ -185,6 +185,7 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
         """An evaluation ends."""
         if self._training is not None:
             self._training.eval_end(_logged(trainer, on_step=False))
+            self._stop_if_asked(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """An epoch ends, unless the training is stopped in its middle."""

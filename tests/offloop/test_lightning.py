@@ -40,6 +40,7 @@ from bus import Event
 from bus.errors import ConfigurationError
 from bus.recording.recording import Recording
 from bus.runs.directory import find_run
+from consumers import Callback
 from offloop.attached import AttachedTraining
 from offloop.lightning import OffloopCallback
 from trainer.device.device import CpuDevice
@@ -270,6 +271,43 @@ def test_commands_take_effect_between_two_batches(runs_dir: Path) -> None:
     assert len(module.losses) == outcomes[9].batch
     assert (ending().status, "stop" in str(ending().reason)) == ("stopped", True)
     assert module.trainer.check_val_every_n_epoch == 10_000
+
+
+class StopsAt(Callback):
+    """Stops in a consumer at the first such event from the fourth batch on."""
+
+    def __init__(self, event: str) -> None:
+        self.barrier_events = (event,)
+
+    def stop(self, state: Any, logger: Any) -> None:
+        if state.timestamp.batch >= 4:
+            state.stop_training()
+
+
+class StopsAtBatches(StopsAt):
+    """After the fourth batch."""
+
+    batch_end = StopsAt.stop
+
+
+class StopsAtEvaluations(StopsAt):
+    """After an evaluation, which comes before the epoch ends."""
+
+    eval_end = StopsAt.stop
+
+
+@pytest.mark.parametrize(
+    ("callback", "interval", "batches"),
+    [
+        (StopsAtBatches("batch_end"), BATCHES, 4),
+        (StopsAtEvaluations("eval_end"), 2, 4),
+        (StopsAtEvaluations("eval_end"), BATCHES, BATCHES),
+    ],
+)
+def test_a_consumer_that_is_waited_for_stops_at_once(callback: Any, interval: int, batches: int) -> None:
+    module = fit(OffloopCallback(run_name=RUN, callbacks=callback, wait_for="callbacks"), val_check_interval=interval)
+    assert len(module.losses) == batches
+    assert ending().status == "stopped"
 
 
 def test_what_lightning_cannot_do_is_refused_with_the_reason(runs_dir: Path) -> None:
