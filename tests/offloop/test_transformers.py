@@ -22,7 +22,17 @@ from brokers import free_address
 from fake_gpu import FakeGpu, reads
 from field_stream import Stream
 from safetensors.torch import load_file
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    T5Config,
+    T5ForConditionalGeneration,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from bus import Event, Recording
 from bus.errors import ConfigurationError
@@ -87,7 +97,7 @@ def made(kind: Any = Trainer, model: Any = None, *callbacks: Any, **arguments: A
     }
     return kind(
         model=model or GPT2LMHeadModel(CONFIG),
-        args=TrainingArguments(**options),
+        args=(Seq2SeqTrainingArguments if kind is Seq2SeqTrainer else TrainingArguments)(**options),
         callbacks=list(callbacks),
         **{"train_dataset": rows_of(), **data},
     )
@@ -163,6 +173,7 @@ def test_loss_rates_and_training_time_are_those_of_the_trainer(accumulation: int
     assert str(ends[0].max_duration) == "2ep"
     assert values_of(Event.FIT_START, "global_train_batch_size") == [4 * accumulation]
     assert values_of(Event.FIT_START, "train_samples") == [ROWS]
+    assert "config/hub_token" not in values_of(Event.FIT_START, "hyperparameters")[0]
     norms = logged_in()["metrics/train/grad_norm"]
     assert list(norms.values()) == pytest.approx(logs_of(trainer, "grad_norm"), abs=1e-6)
     assert list(norms) == list(range(2 * per_epoch))
@@ -200,6 +211,31 @@ def test_evaluations_are_published_under_their_labels() -> None:
     # An evaluation is no part of the training, and its results are nothing that the training has logged.
     assert not [name for name in logged_in() if "eval" in name]
     assert "evaluators" not in snapshots_of()[1].fields
+
+
+def test_sequence_to_sequence_with_generation_and_counted_tokens() -> None:
+    size = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    tokens = {"vocab_size": 32, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+    torch.manual_seed(3)
+    trainer = made(
+        Seq2SeqTrainer,
+        T5ForConditionalGeneration(T5Config(**size, **tokens)),
+        eval_dataset=rows_of(8),
+        eval_on_start=True,
+        predict_with_generate=True,
+        generation_max_length=4,
+        include_num_input_tokens_seen="non_padding",
+    )
+    trainer.compute_metrics = lambda found: {"count": len(found.predictions), "kind": "text"}
+    for row in trainer.train_dataset:
+        row["attention_mask"] = (torch.arange(12) < 10).long()
+    trainer.add_callback(OffloopCallback(trainer, run_name=RUN))
+    trainer.train()
+    assert values_of(Event.BATCH_END, "loss") == pytest.approx(logs_of(trainer, "loss"), abs=1e-6)
+    (end,) = [one for one in snapshots_of() if one.event is Event.EVAL_END]
+    assert (end.timestamp.batch.value, end.eval_metrics["eval"]["count"]) == (0, 8)
+    assert "kind" not in end.eval_metrics["eval"]
+    assert snapshots_of()[-1].timestamp.token.value == 10 * ROWS == trainer.state.num_input_tokens_seen
 
 
 def test_what_scripts_and_callbacks_log_is_logged_if_it_is_a_number() -> None:
@@ -499,6 +535,10 @@ def test_a_training_that_resumes_counts_on(every: int, reached: int) -> None:
     ends = [one.timestamp for one in snapshots_of("second") if one.event is Event.BATCH_END]
     assert [one.batch.value for one in ends] == list(range(reached + 1, 23))
     assert ends[-1].sample.value == 2 * ROWS
+    saved = Recording(find_run(RUN).path).read_checkpoints()
+    assert [(one.action, one.timestamp.batch.value) for one in saved] == [
+        ("save", at) for at in sorted({every, reached})
+    ]
     loaded, *_ = Recording(find_run("second").path).read_checkpoints()
     assert (loaded.action, loaded.run) == ("load", RUN)
 
