@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 
-import torch
-
 from offloop.attached import (
     ALWAYS,
     EVALUATION,
@@ -25,6 +23,7 @@ from offloop.attached import (
 )
 
 try:
+    import torch
     from transformers import Trainer, TrainerCallback, __version__
     from transformers.trainer_pt_utils import find_batch_size
     from transformers.trainer_utils import has_length
