@@ -34,6 +34,10 @@ _DATALOADER = {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
 _STEP = {Event.BEFORE_FORWARD, Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH}
 _EVENTS = ALWAYS | EVALUATION | EVALUATION_BATCHES | PREDICTION | _DATALOADER | _STEP
 _WITHOUT = {"outputs": "the trainer keeps what the model returns to itself"}
+_OF_WEIGHTS = (
+    *("gradient_norm", "gradient_norms", "parameter_norm", "parameter_norms", "moment_norms", "update_norms"),
+    *("optimizer_norms", "weights", "weights_checkpoint"),
+)
 _IN_EVENTS = ("loss", "learning_rate", "epoch")
 """What is logged and is in every event already."""
 _IN_CHECKPOINT = "offloop"
@@ -96,16 +100,16 @@ class OffloopCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """The training begins, or begins again with smaller batches (``auto_find_batch_size``)."""
-        name = self._options.get("run_name") or _NOT_IN_NAMES.sub("-", args.run_name or "").strip("-._")[:100] or None
+        name = None
         if not self.detached:
             name = self._training.state.run_name
             self._end(MemoryError(f"out of memory: it begins again with batches of {state.train_batch_size}"))
         attached = [one for one in self._trainer.callback_handler.callbacks if isinstance(one, OffloopCallback)]
         # A cell of a notebook that adds it may be executed twice.
-        self.detached = attached[-1] is not self
-        self._begin(name, args, state, parts["train_dataloader"])
+        self.detached = attached[-1:] != [self]
+        self._begin(args, state, parts["train_dataloader"], name)
 
-    def _begin(self, name: str | None, args: Any, state: Any, dataloader: Any) -> None:
+    def _begin(self, args: Any, state: Any, dataloader: Any, name: str | None) -> None:
         trainer = self._trainer
         self._save_requested = False
         self._tokens_seen = state.num_input_tokens_seen
@@ -117,9 +121,11 @@ class OffloopCallback(TrainerCallback):
         is_trl = any(one.__module__.startswith("trl.") for one in type(trainer).__mro__)
         precision = trainer.accelerator.mixed_precision
         in_epochs = args.max_steps <= 0 and args.num_train_epochs % 1 == 0
+        is_divided = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+        without = {**_WITHOUT, **(dict.fromkeys(_OF_WEIGHTS, "each rank has a part of them") if is_divided else {})}
         self._training = training = AttachedTraining(
-            Framework(*(("TRL", "trl") if is_trl else ("Transformers", "transformers")), _EVENTS, _WITHOUT),
-            {**self._options, "run_name": name},
+            Framework(*(("TRL", "trl") if is_trl else ("Transformers", "transformers")), _EVENTS, without),
+            {**self._options, "run_name": name or self._options.get("run_name") or _as_name(args.run_name)},
             trainer.model,
             [getattr(trainer.optimizer, "optimizer", trainer.optimizer)],
             [getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)],
@@ -266,6 +272,10 @@ class OffloopCallback(TrainerCallback):
         for wrapped in self._wrapped:
             wrapped.remove()
         self._wrapped.clear()
+
+
+def _as_name(text: Any) -> str | None:
+    return _NOT_IN_NAMES.sub("-", str(text or "")).strip("-._")[:100] or None
 
 
 def _config(trainer: Any) -> dict[str, Any]:

@@ -377,6 +377,24 @@ def test_a_consumer_gets_the_weights(tmp_path: Path) -> None:
     assert set(snapshots_of()[0].unavailable["fields"]) == {"checkpoint", "outputs"}
 
 
+def test_fields_of_divided_weights_are_not_promised() -> None:
+    trainer = made(max_steps=1)
+
+    class Divided(TrainerCallback):
+        def __init__(self, divided: bool) -> None:
+            self.divided = divided
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            trainer.is_fsdp_enabled = self.divided
+
+    for callback in (Divided(True), OffloopCallback(trainer, run_name=RUN), Divided(False)):
+        trainer.add_callback(callback)
+    trainer.train()
+    unavailable = snapshots_of()[0].unavailable["fields"]
+    # To ask one rank alone for the weights of FSDP would wait for the others for ever.
+    assert unavailable["weights_checkpoint"] == unavailable["gradient_norm"] == "each rank has a part of them"
+
+
 def test_gradient_norm_is_that_of_the_clipped_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(Demand({Event.BATCH_END: Want(1, {"gradient_norm": 1})}))
     stream.run_name, stream.answer, stream.poll = RUN, None, None  # type: ignore[attr-defined]
