@@ -16,15 +16,12 @@ from bus.errors import ConfigurationError
 from bus.printing import say
 from bus.protocol.frames import check_run_name
 from bus.terminal import HELP, run_command
+from consumers.cli.main import callbacks_option, loggers_option, settings_option
 from consumers.cli.registry import create_selected
 from offloop import startup
 from offloop.automatic import ATTACHED, VARIABLE
 
 _OTHER_LOOPS = "docs/attach.md shows the line for other loops"
-
-
-def _split(_context: click.Context, _parameter: click.Parameter, value: str) -> list[str]:
-    return [name for part in value.split(",") if (name := part.strip())]
 
 
 @click.group(context_settings=HELP)
@@ -35,43 +32,26 @@ def offloop() -> None:
 
 @offloop.command(context_settings={"allow_interspersed_args": False})
 @click.option("--name", metavar="NAME", help="The run's name [default: a new one].")
-@click.option(
-    "--callbacks",
-    "-c",
-    callback=_split,
-    metavar="NAME[,NAME...]",
-    default="metrics,speed,lr",
-    show_default=True,
-    help="Callbacks to run beside the training, as for 'consumer'; '' for none.",
-)
-@click.option(
-    "--log",
-    "-l",
-    "loggers",
-    callback=_split,
-    metavar="NAME[,NAME...]",
-    default="console",
-    show_default=True,
-    help="Where they log to.",
-)
-@click.option(
-    "-o", "settings", metavar="NAME.OPTION=VALUE", multiple=True, help="Sets an option of a callback or logger."
-)
+@callbacks_option
+@loggers_option
+@settings_option
 @click.option(
     "--runs-dir", type=click.Path(path_type=Path), help="Where runs live [default: $OFFLOOP_RUNS_DIR or runs]."
 )
 @click.option("--broker", metavar="ADDRESS", help="A broker to publish through, such as tcp://10.0.0.1:5570.")
-@click.option("--key", metavar="FILE", help="Your secret key for that broker.")
-@click.option("--broker-key", metavar="FILE", help="That broker's public key.")
+@click.option("--key", type=click.Path(path_type=Path), metavar="FILE", help="Your secret key for that broker.")
+@click.option("--broker-key", type=click.Path(path_type=Path), metavar="FILE", help="That broker's public key.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARGUMENT]...")
 def run(
     command: tuple[str, ...],
     name: str | None,
     callbacks: list[str],
     loggers: list[str],
-    settings: tuple[str, ...],
+    options: tuple[str, ...],
     runs_dir: Path | None,
-    **broker: str | None,
+    broker: str | None,
+    key: Path | None,
+    broker_key: Path | None,
 ) -> int:
     """Runs COMMAND, such as 'python train.py --lr 0.1', so that each training in it is a run, without a line in the
     script: those of Lightning's Trainer and of Transformers' and TRL's, also under torchrun and accelerate launch.
@@ -85,16 +65,23 @@ def run(
         check_run_name(name)
     loggers = loggers if callbacks else []
     # Mistakes are found before anything is started.
-    made, destinations = create_selected(callbacks, loggers, settings)
+    made, destinations = create_selected(callbacks, loggers, options)
     for callback in made:
+        if callback.owns_terminal:
+            raise ConfigurationError(
+                f"{type(callback).__name__} draws on the whole terminal, where the script writes: attach it with "
+                "'consumer' in a second terminal"
+            )
         callback.check()
     for destination in destinations:
         destination.check()
-    place = None if runs_dir is None else str(runs_dir.absolute())
-    options = {"run_name": name, "runs_dir": place, **broker}
+    # A script may change its folder.
+    paths = {"runs_dir": runs_dir, "key": key, "broker_key": broker_key}
+    attach = {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
+    attach |= {"run_name": name, "broker": broker}
     with tempfile.TemporaryDirectory(prefix="offloop-run-") as folder:
         shutil.copy(startup.__file__, Path(folder, "sitecustomize.py"))
-        given = {"folder": folder, "callbacks": callbacks, "loggers": loggers, "settings": settings, "options": options}
+        given = {"folder": folder, "callbacks": callbacks, "loggers": loggers, "settings": options, "options": attach}
         path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
         code = _run(command, {**os.environ, VARIABLE: json.dumps(given), "PYTHONPATH": path})
         notes = Path(folder, startup.NOTES)

@@ -15,8 +15,7 @@ def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[s
     return [name.strip() for value in values for name in value.split(",") if name.strip()]
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option(
+callbacks_option = click.option(
     "--callbacks",
     "-c",
     callback=_split,
@@ -24,9 +23,9 @@ def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[s
     multiple=True,
     default=["metrics,speed,lr"],
     show_default=True,
-    help="Callbacks to run; '--list' shows them. Others as package.module:Class or file.py:Class.",
+    help="Callbacks to run; 'consumer --list' shows them. Others as package.module:Class or file.py:Class.",
 )
-@click.option(
+loggers_option = click.option(
     "--log",
     "-l",
     "loggers",
@@ -37,9 +36,15 @@ def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[s
     show_default=True,
     help="Where to log to.",
 )
-@click.option(
+settings_option = click.option(
     "-o", "options", metavar="NAME.OPTION=VALUE", multiple=True, help="Sets an option of a callback or logger."
 )
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@callbacks_option
+@loggers_option
+@settings_option
 @click.option("--run", metavar="NAME|PATH", help="The run to read, live or not; without it the newest live one.")
 @click.option("--last", is_flag=True, help="Reads the newest run, live or not.")
 @click.option(

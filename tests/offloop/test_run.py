@@ -217,6 +217,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_script_once(folder: Path) -> None:
         (("./hf.py",), 1, "./hf.py cannot be executed: write 'offloop run -- python ./hf.py'"),
         (("-c", "spede", "--", "touch", "started"), 1, "there is no callback 'spede': did you mean speed?"),
         (("-c", "speed", "-o", "speed.size=5", "--", "touch", "started"), 1, "speed"),
+        (("-c", "top", "--", "touch", "started"), 1, "Top draws on the whole terminal, where the script writes"),
         (("--name", "a/b", "--", "touch", "started"), 1, "a/b"),
         ((), 2, "Missing argument"),
         (("--", sys.executable, "train.py"), 2, "neither Lightning's Trainer nor Transformers'; docs/attach.md"),

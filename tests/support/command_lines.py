@@ -102,7 +102,6 @@ def _wrong_names(values: Mapping[str, Any], plugins: set[str]) -> str | None:
                     chosen[name] = registry.find(name)
         given = [
             *(values.get("options") or ()),
-            *(values.get("settings") or ()),
             *(values.get("algorithm_options") or ()),
         ]
         assignments = [one for one in given if not one.startswith("NAME.")]
