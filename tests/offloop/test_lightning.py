@@ -70,6 +70,8 @@ class Mixin:
         loss = self.loss_of(batch)
         self.losses.append(loss.item())
         self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        if self.current_epoch == 0:
+            self.log("early", loss, on_step=False, on_epoch=True)
         return loss
 
     def loss_of(self, batch: Any) -> torch.Tensor:
@@ -195,6 +197,8 @@ def test_loss_rates_and_metrics_are_those_that_lightning_logs(accumulate: int, r
     logged = logged_in()
     assert logged["metrics/train/loss_step"] == pytest.approx(column("loss_step"), abs=1e-6)
     assert logged["metrics/train/loss_epoch"] == pytest.approx(column("loss_epoch"), abs=1e-6)
+    # What is logged in one epoch only is not repeated in the next.
+    assert logged["metrics/train/early"] == pytest.approx(column("early"), abs=1e-6)
     evaluations = [one["val"]["val_loss"] for one in values_of(Event.EVAL_END, "eval_metrics")]
     assert evaluations == pytest.approx(list(column("val_loss").values()), abs=1e-6)
     assert len(evaluations) == 2 * (BATCHES // accumulate)
@@ -458,7 +462,7 @@ def test_an_exception_ends_the_run_and_is_the_users(error: BaseException, status
 
 
 def test_a_second_fit_is_a_new_attempt_and_nothing_else_is_published() -> None:
-    callback = OffloopCallback(run_name=RUN)
+    callback = OffloopCallback(run_name=RUN, record="all")
     trainer, module = make_trainer(callback, max_epochs=1), Module()
     trainer.fit(module, DATA)
     trainer.validate(module, DATA, verbose=False)
@@ -472,6 +476,7 @@ def test_a_second_fit_is_a_new_attempt_and_nothing_else_is_published() -> None:
     ]
     assert batches == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
     assert not any(name.startswith(("eval", "predict")) for name in events_of(attempt=1) + events_of(attempt=2))
+    assert [events_of(attempt=number).count("before_dataloader") for number in (1, 2)] == [BATCHES, BATCHES]
     assert len(pickle.dumps(callback)) > 0
 
 
