@@ -15,7 +15,7 @@ LOG := $(VENV)/setup.log
 TEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: help setup demo test test-all check docs bench fuzz
+.PHONY: help composer setup demo test test-all check docs bench fuzz
 
 help:
 	@echo "make demo        train on real digits, with callbacks attached from another process"
@@ -44,8 +44,15 @@ demo: $(READY)
 test: $(READY)
 	$(TEST) -m "not slow" $(PYTEST)
 
-test-all: $(READY) examples/node/node_modules
+test-all: $(READY) examples/node/node_modules composer
 	$(TEST) --all-tools $(PYTEST)
+
+# Composer wants another torch than the other frameworks: the tests with it have a folder of their own.
+composer: $(VENV)/composer
+
+$(VENV)/composer: tests/support/make_composer.py | $(READY)
+	$(BIN)/python tests/support/make_composer.py $@
+	@touch $@
 
 # No package of these needs a script of its own: ZeroMQ for Node comes built.
 examples/node/node_modules: examples/node/package-lock.json

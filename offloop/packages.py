@@ -2,6 +2,7 @@
 install where it lacks another."""
 
 import sys
+from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,12 +26,14 @@ def check_packages(*names: str) -> None:
             )
 
 
-def missing(error: ModuleNotFoundError, needed_by: str, install: str) -> ModuleNotFoundError:
+def missing(
+    error: ModuleNotFoundError, needed_by: str, install: str, brings: Collection[str] = ()
+) -> ModuleNotFoundError:
     """The error to raise in the place of one that ``import`` has raised: it says what to install. One about a module
-    that ``install`` does not bring stays as it is."""
+    that ``install`` does not bring stays as it is; ``brings`` are modules that are not in its name."""
     module = (error.name or "").partition(".")[0]
     # pytorch-ignite brings ignite.
-    if module not in install.replace("-", " ").split():
+    if module not in (*install.replace("-", " ").split(), *brings):
         return error
     return ModuleNotFoundError(f"{needed_by} needs {module}; install it with: pip install {install}", name=error.name)
 

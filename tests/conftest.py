@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paths import ROOT, TESTS
+from paths import FOLDERS, TESTS
 
 # Two tests' worth of threads on a small machine only get in each other's way; also for the processes that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -33,10 +33,10 @@ TOOLS = {
     "node": "apt-get install nodejs npm",
     "node_modules": "npm ci --ignore-scripts --prefix examples/node",
     "openssl": "apt-get install openssl",
+    "composer": "make composer",
 }
-"""What ``@pytest.mark.needs`` may name, and what installs it on Debian: programs, and the packages of
-``examples/node``."""
-NODE_MODULES = ROOT / "examples" / "node" / "node_modules"
+"""What ``@pytest.mark.needs`` may name, and what installs it on Debian: programs, the packages of
+``examples/node``, and the folder in which Composer is."""
 SLOW_FOLDERS = ("browser", "project", "system")
 """All tests in these are marked ``slow``."""
 
@@ -63,7 +63,7 @@ def _how_to_install(missing: list[str]) -> str:
 
 def _is_installed(name: str) -> bool:
     """A variable such as CHROMIUM names another program than the one of that name on the path."""
-    return NODE_MODULES.is_dir() if name == "node_modules" else bool(shutil.which(os.environ.get(name.upper(), name)))
+    return FOLDERS[name].is_dir() if name in FOLDERS else bool(shutil.which(os.environ.get(name.upper(), name)))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

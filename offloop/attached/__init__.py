@@ -17,6 +17,7 @@ except ModuleNotFoundError as error:
 from bus.errors import ConfigurationError  # noqa: E402
 from bus.types.event import Event  # noqa: E402
 from bus.types.time import TimeInput  # noqa: E402
+from bus.types.timestamp import Timestamp, TrainingTime  # noqa: E402
 from offloop.attached.containment import contain, contained  # noqa: E402
 from offloop.attached.options import Options, check_options  # noqa: E402
 from offloop.attached.training import (  # noqa: E402
@@ -42,6 +43,8 @@ __all__ = [
     "Framework",
     "Options",
     "TimeInput",
+    "Timestamp",
+    "TrainingTime",
     "Wrapped",
     "as_list",
     "check_options",

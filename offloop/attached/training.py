@@ -199,6 +199,7 @@ class AttachedTraining:
         resumed: Mapping[str, Any] | None = None,
         batches_done: int = 0,
         epochs_done: int = 0,
+        timestamp: Timestamp | None = None,
     ) -> None:
         """The training begins.
 
@@ -208,13 +209,14 @@ class AttachedTraining:
             microbatches: dataloader batches that go into a step.
             resumed: what :meth:`state_dict` said in the checkpoint that the training resumes from.
             batches_done, epochs_done: what the framework's own counters say; they win over ``resumed``.
+            timestamp: the training time, where the framework has all of it; it wins over both.
         """
         state = self.state
         in_epoch = max(0, batches_done - epochs_done * (batches_per_epoch or batches_done))
-        state.timestamp = Timestamp(batch=batches_done, epoch=epochs_done, batch_in_epoch=in_epoch)
+        state.timestamp = timestamp or Timestamp(batch=batches_done, epoch=epochs_done, batch_in_epoch=in_epoch)
         if resumed is not None:
             saved = Timestamp.from_values(resumed["timestamp"])
-            if saved.values.batch == batches_done:
+            if timestamp is None and saved.values.batch == batches_done:
                 # It may have been written between the last batch of an epoch and the epoch's end.
                 state.timestamp = saved.to_next_epoch() if saved.values.epoch < epochs_done else saved
             self.publisher.mark_checkpoint("load", state.timestamp.values, resumed["run_name"])
@@ -264,10 +266,11 @@ class AttachedTraining:
         part = loss.detach() if share == 1.0 else loss.detach() * share
         self._loss = part if self._loss is None else self._loss + part
 
-    def batch_end(self, *, tokens: int | None = None) -> None:
+    def batch_end(self, *, tokens: int | None = None, timestamp: Timestamp | None = None) -> None:
         """The optimizer has stepped. Commands are applied here; afterwards :attr:`is_stopped` may be true.
 
-        ``tokens`` are those of the batch on this rank, where they are not to be counted."""
+        ``tokens`` are those of the batch on this rank, where they are not to be counted; ``timestamp`` is the training
+        time, where the framework has all of it."""
         state, now, samples = self.state, self._clock() // 1000, self._samples
         tokens = self._tokens if tokens is None else tokens
         elapsed, stop, commands = now - self._began, int(state.stop_requested), len(self._control.waiting)
@@ -280,19 +283,19 @@ class AttachedTraining:
         if stop:
             state.stop_now(state.requested_reason)
         state.previous_timestamp = state.timestamp
-        state.timestamp = state.timestamp.advance_batch(samples, tokens, elapsed)
+        state.timestamp = timestamp or state.timestamp.advance_batch(samples, tokens, elapsed)
         self.fire(Event.BATCH_END)
         if commands:
             self.apply_commands(Event.BATCH_END)
         self._save_event = Event.BATCH_CHECKPOINT
 
-    def epoch_end(self) -> None:
+    def epoch_end(self, *, timestamp: Timestamp | None = None) -> None:
         """All batches of an epoch are done. Stops are applied here, too: one that an evaluation has caused comes before
         the next epoch."""
         self.save_place()
         state = self.state
         state.previous_timestamp = state.timestamp
-        state.timestamp = state.timestamp.to_next_epoch()
+        state.timestamp = timestamp or state.timestamp.to_next_epoch()
         self.fire(Event.EPOCH_END)
         self._control.apply_stops(Event.EPOCH_END)
         self._save_event = Event.EPOCH_CHECKPOINT
@@ -304,11 +307,12 @@ class AttachedTraining:
         if event is not None:
             self.fire(event)
 
-    def eval_start(self, label: str = "eval", *, batches: int | None = None) -> None:
-        """An evaluation begins: of which data, and how many batches of it."""
+    def eval_start(self, label: str = "eval", *, batches: int | None = None, alone: bool = True) -> None:
+        """An evaluation begins: of which data, and how many batches of it. One that is ``alone`` is all there is to
+        evaluate now; for several the adapter fires EVAL_BEFORE_ALL and EVAL_AFTER_ALL itself."""
         state = self.state
         self._paused_at = self._clock() // 1000
-        if Event.EVAL_BEFORE_ALL in self.wanted:
+        if alone and Event.EVAL_BEFORE_ALL in self.wanted:
             self.fire(Event.EVAL_BEFORE_ALL)
         state.set_dataloader(_sized(batches), label)
         state.eval_timestamp = Timestamp()
@@ -326,7 +330,7 @@ class AttachedTraining:
         state.eval_timestamp = state.eval_timestamp.advance_batch(state.batch_size or 0, 0, 0)
         self.fire(Event.EVAL_BATCH_END)
 
-    def eval_end(self, metrics: Mapping[str, Any]) -> None:
+    def eval_end(self, metrics: Mapping[str, Any], *, alone: bool = True) -> None:
         """The evaluation has ended; ``metrics`` is what it has found, numbers by name. Tensors among them are read,
         which on a GPU waits: evaluations have done that already."""
         state, label = self.state, self.state.dataloader_label or "eval"
@@ -341,7 +345,8 @@ class AttachedTraining:
         self._began += took
         self.fire(Event.EVAL_END)
         self._use_training_data()
-        self.fire(Event.EVAL_AFTER_ALL)
+        if alone:
+            self.fire(Event.EVAL_AFTER_ALL)
 
     def _use_training_data(self) -> None:
         is_fitting = self.state.fitting

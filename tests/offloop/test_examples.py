@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from attached_runs import snapshots_of
 from helpers import wait_for
-from paths import ROOT
+from paths import FOLDERS, ROOT
 
 from bus import Event
 from bus.runs.directory import find_run, list_runs
@@ -20,18 +20,21 @@ CONSUMER = [sys.executable, "-m", "consumers", "--callbacks", "speed,lr,metrics"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.needs("composer") if "composer" in one else ()) for one in EXAMPLES]
+)
 def test_a_quick_start_trains_is_watched_stopped_and_replayed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
+    more = {"PYTHONPATH": str(FOLDERS["composer"])} if "composer" in name else {}
     script = ROOT / "examples" / f"{name}.py"
     with (
         subprocess.Popen(CONSUMER, stderr=subprocess.PIPE, text=True) as consumer,
         subprocess.Popen(
             [sys.executable, str(script), "100000"],
-            env=os.environ | {"KERAS_BACKEND": "torch", "HF_HUB_OFFLINE": "1"},
+            env=os.environ | {"KERAS_BACKEND": "torch", "HF_HUB_OFFLINE": "1"} | more,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -1,0 +1,156 @@
+"""Composer, attached to: what is published of ``fit()``, what can be done to it, and that it is not changed by that.
+
+Composer trains in processes of their own, see ``composer_jobs.py``."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attached_runs import RUN, events_of, logged_in, snapshots_of, values_of
+from paths import FOLDERS, ROOT
+
+from bus.recording.recording import Recording
+from bus.runs.directory import find_run
+from bus.types.event import Event
+
+JOBS = ROOT / "tests" / "support" / "composer_jobs.py"
+
+pytestmark = [pytest.mark.needs("composer"), pytest.mark.slow]
+
+
+def start(folder: Path, *jobs: str, **environment: str) -> "subprocess.Popen[str]":
+    path = os.pathsep.join([str(FOLDERS["composer"]), str(ROOT / "tests" / "support")])
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(JOBS), str(folder), *jobs],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the jobs that run in one process have left what they did."""
+    folder = tmp_path_factory.mktemp("composer")
+    process = start(folder, "events", "same", "commands", "resuming", "fields", OFFLOOP_TEST="composer")
+    shown, said = process.communicate(timeout=200)
+    assert process.returncode == 0, shown + said
+    return folder
+
+
+@pytest.fixture
+def result_of(done: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    def read(job: str) -> Any:
+        monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(done / job / "runs"))
+        return json.loads((done / job / "result.json").read_text())
+
+    return read
+
+
+def test_events_loss_rates_metrics_and_training_time_are_composers_own(result_of: Callable[[str], Any]) -> None:
+    for run, (events, losses, rates, times, metrics, evaluated) in result_of("events").items():
+        assert events_of(run) == events
+        assert snapshots_of(run)[0].unavailable["events"] == []
+        assert values_of(Event.BATCH_END, "loss", run) == pytest.approx(losses, abs=1e-6)
+        assert [one["AdamW"][0] for one in values_of(Event.BATCH_END, "lr", run)] == pytest.approx(rates, abs=1e-12)
+        ends = [one.timestamp.values for one in snapshots_of(run) if one.event is Event.BATCH_END]
+        assert [[one.epoch, one.batch, one.sample, one.total_wct] for one in ends] == times
+        logged = logged_in(run)["metrics/train/MulticlassAccuracy"]
+        assert list(logged.values()) == pytest.approx(metrics, abs=1e-6)
+        found = [one["eval"]["MulticlassAccuracy"] for one in values_of(Event.EVAL_END, "eval_metrics", run)]
+        assert found == pytest.approx(evaluated, abs=1e-6)
+
+
+def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(result_of: Callable[[str], Any]) -> None:
+    plain, watched = result_of("same")
+    assert plain == watched
+    assert len(values_of(Event.BATCH_END, "loss")) == 10
+
+
+def test_commands_are_done_and_what_cannot_be_done_is_refused_with_the_reason(result_of: Callable[[str], Any]) -> None:
+    found = result_of("commands")
+    assert [one is None for one in found["errors"]] == [True, True, True, False, True, True, True, True]
+    at = found["batches"][1]
+    assert found["rates"][at] == pytest.approx(0.5 * 0.9)
+    assert found["heat"] == [3.0]
+    assert found["evaluated"][0] == at
+    assert found["intervals"] == [False]
+    assert any(f"ba{at}-" in name for name in found["saved"])
+    assert found["done"] == found["batches"][-1] < 5000
+    assert find_run(RUN).status == "stopped"
+    assert found["refused"] == [
+        "cannot evaluate on command: the Trainer has no eval_dataloader",
+        "cannot save a checkpoint on command: give the Trainer a save_folder",
+        None,
+    ]
+
+
+def test_a_training_that_is_resumed_counts_on_and_a_second_fit_belongs_to_the_run(
+    result_of: Callable[[str], Any],
+) -> None:
+    result_of("resuming")
+    (begin,) = [one for one in snapshots_of(attempt=2) if one.event is Event.FIT_START]
+    assert begin.timestamp.values[1:4] == (1, 5, 40)
+    assert snapshots_of(attempt=2)[-1].timestamp.values[1:4] == (3, 15, 120)
+    assert [one.action for one in Recording(find_run(RUN).path, 2).read_checkpoints()] == ["load"]
+    assert [one for one in events_of("again") if one.startswith("fit")] == ["fit_start", "fit_end"] * 2
+    assert find_run("again").status == "finished"
+
+
+def test_fields_are_what_the_model_has(result_of: Callable[[str], Any]) -> None:
+    found, sent = result_of("fields")
+    for name in ("gradient_norm", "parameter_norm"):
+        assert [one[name] for one in sent[1:]] == pytest.approx([one[name] for one in found[1:]], rel=1e-5)
+    for field, name in (("moment_norms", "moment"), ("update_norms", "update")):
+        totals = [np.linalg.norm(list(one[field].values())) for one in sent[1:]]
+        assert totals == pytest.approx([one[name] for one in found[1:]], rel=1e-4)
+    assert {"data", "forward", "loss", "backward", "optimizer"} <= {name for name, _, _ in sent[2]["phases"]["spans"]}
+    assert "memory_stats" in sent[2]["not_sent"]
+
+
+def test_errors_of_ours_detach_and_those_of_the_user_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "failing" / "runs"))
+    process = start(tmp_path, "failing")
+    shown, said = process.communicate(timeout=100)
+    same, lines, detached = json.loads(shown.splitlines()[-1])
+    assert (same, detached, len(lines), "a defect of ours" in lines[0]) == (True, True, 1, True)
+    assert "a defect of ours" in str(Recording(find_run("defect").path).read_endings()[0].error)
+    assert (process.returncode, "the user's" in said) == (1, True)
+    ending = Recording(find_run(RUN).path).read_endings()[0]
+    assert (ending.status, ending.error) == ("failed", "ZeroDivisionError: the user's")
+
+
+def test_two_ranks_stop_save_and_evaluate_at_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "ranks" / "runs"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    place = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    ranks = [start(tmp_path, "ranks", RANK=str(rank), LOCAL_RANK=str(rank), **place) for rank in range(2)]
+    for process in ranks:
+        shown, said = process.communicate(timeout=150)
+        assert process.returncode == 0, shown + said
+    first, second = (json.loads((tmp_path / "ranks" / f"result-{rank}.json").read_text()) for rank in range(2))
+    assert first[:4] == second[:4]
+    reached, saved, evaluated, loss, errors = first
+    assert errors == [None] * 5
+    # Composer does both once more at the end.
+    assert saved[0] == evaluated[0] < reached[1]
+    for rank in range(2):
+        losses = values_of(Event.BATCH_END, "loss", rank=rank)
+        assert (len(losses), losses[-1]) == (reached[1], pytest.approx(loss, abs=1e-6))
