@@ -26,7 +26,7 @@ try:
     from accelerate import Accelerator
     from accelerate.optimizer import AcceleratedOptimizer
     from accelerate.scheduler import AcceleratedScheduler
-    from accelerate.utils import DistributedType
+    from accelerate.utils import DistributedType, DynamoBackend
 except ModuleNotFoundError as error:
     raise missing(error, "offloop.accelerate", "accelerate") from None
 
@@ -164,8 +164,8 @@ def attach(
 
     Args:
         accelerator: after ``prepare()``.
-        model, optimizer, scheduler: what is trained and how, by default what the accelerator has prepared; with several
-            models one has to be given.
+        model, optimizer, scheduler: what is trained and how, by default what the accelerator has prepared; of several
+            models one has to be given, and one that the accelerator compiles.
         max_duration: how long the training is to last, such as ``3ep`` or ``1000ba``; for progress bars.
         evaluate: what ``bus send RUN set eval now`` calls, between two batches and on every rank.
         checkpoint: what ``bus send RUN checkpoint`` calls, by default ``accelerator.save_state`` if the accelerator
@@ -188,6 +188,11 @@ def attach(
     if not models or not optimizers:
         what = "optimizer" if models else "model"
         raise ConfigurationError(f"the accelerator has prepared no {what}: call attach() after accelerator.prepare()")
+    if model is None and accelerator.state.dynamo_plugin.backend != DynamoBackend.NO:
+        raise ConfigurationError(
+            "the accelerator compiles the model and keeps it as it was before: give what prepare() has returned, "
+            "attach(accelerator, model)"
+        )
     if len(models) > 1:
         raise ConfigurationError(
             f"the accelerator has prepared {len(models)} models: give the one to watch, attach(accelerator, model)"
@@ -204,7 +209,7 @@ def attach(
         AttachedTraining,
         _FRAMEWORK,
         options,
-        accelerator.unwrap_model(models[0], keep_torch_compile=False),
+        models[0],
         [_inner(one, "optimizer") for one in optimizers],
         [_inner(one, "scheduler") for one in as_list(scheduler, object, "scheduler") or accelerator._schedulers],
         max_duration=max_duration,

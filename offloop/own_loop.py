@@ -53,7 +53,7 @@ class WatchedRun:
     def _start(self, make_training: Callable[[], AttachedTraining]) -> None:
         self._training = training = make_training()
         training.at_exit = self.close
-        model, optimizers = training.state.model, training.state.optimizers
+        model, optimizers = training.called, training.state.optimizers
         self._handles += [
             model.register_forward_pre_hook(ProbeHook(self._before_forward), with_kwargs=True),
             model.register_forward_hook(ProbeHook(self._after_forward)),

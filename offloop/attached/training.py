@@ -123,6 +123,8 @@ class AttachedTraining:
             optimizers=list(optimizers),
             schedulers=list(schedulers),
         )
+        self.called = model
+        """The model as it was given: hooks on what ``torch.compile`` has put around it are not compiled."""
         state.max_duration = max_duration
         del state.evaluators
         self._clock = wall_clock()

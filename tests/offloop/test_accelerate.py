@@ -32,6 +32,7 @@ from attached_runs import (
     weights_of,
 )
 from paths import SUPPORT
+from torch._dynamo.utils import counters
 
 from bus.errors import ConfigurationError
 from bus.recording.recording import Recording
@@ -300,6 +301,20 @@ def test_several_forward_passes_for_a_batch_of_the_dataloader_are_counted_once()
             training.optimizer.step()
             training.optimizer.zero_grad()
     training.accelerator.end_training()
+    assert snapshots_of()[-1].timestamp.sample.value == ROWS
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_compiled_as_without_a_run() -> None:
+    training = Training(2, dynamo_backend="eager")
+    with pytest.raises(ConfigurationError, match=r"compiles the model.*give what prepare\(\) has returned"):
+        training.attach()
+    training.attach(model=training.model, record="all")
+    counters.clear()
+    training.train(1)
+    # torch compiles the functions of hooks, too, that it comes upon; and warns, which fails a test.
+    assert not counters["graph_break"]
+    assert events_of().count("after_forward") == 10
     assert snapshots_of()[-1].timestamp.sample.value == ROWS
 
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from attached_runs import snapshots_of
+from attached_runs import events_of, snapshots_of
 from brokers import free_address
 from fake_gpu import FakeGpu, reads
 from field_stream import Stream
+from torch._dynamo.utils import counters
 
 import offloop
 from bus import Event, Recording, Subscriber
@@ -465,6 +466,17 @@ def test_the_cell_of_a_notebook_that_is_run_again_begins_the_next_attempt() -> N
         assert find_run("w").last.number == number
     run.close()
     assert [one.status for one in find_run("w").attempts] == ["stopped", "finished"]
+
+
+def test_a_compiled_model_is_compiled_as_without_a_run() -> None:
+    loop = Loop()
+    loop.model = torch.compile(loop.model, backend="eager")  # type: ignore[assignment]
+    counters.clear()
+    loop.watched(epochs=1, run_name="w", record="all")
+    # torch compiles the functions of hooks, too, that it comes upon; and warns, which fails a test.
+    assert counters["frames"]["total"] == 1
+    assert not counters["graph_break"]
+    assert events_of("w").count("after_forward") == 10
 
 
 def test_a_watched_model_can_be_copied_and_pickled() -> None:
