@@ -255,7 +255,7 @@ def measure(train: Train, variant: Variant, steps: int, where: Path) -> Result:
 def measure_framework(report: Report, name: str, where: Path, quick: bool) -> None:
     """All variants of a framework in turn."""
     train, loggers = FRAMEWORKS[name]
-    steps, rounds = (_STEADY + 5, 1) if quick else (200, 7)
+    steps, rounds = (_STEADY + 5, 1) if quick else (150, 5)
     variants = [Variant("none", every) for every in ((1, None) if name != "own loop" else (1,))]
     variants += [one._replace(logger=logger) for one in variants for logger in loggers]
     variants += [Variant("ours", 1, "speed,lr"), Variant("sleeper"), Variant("ours", 1, f"{SLEEPER}:Sleeper")]
