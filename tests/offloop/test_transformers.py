@@ -5,8 +5,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
@@ -17,8 +15,17 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import numpy as np
 import pytest
 import torch
-from attached_runs import RUN, Sender, are_same, events_of, logged_in, snapshots_of, values_of, weights_of
-from brokers import free_address
+from attached_runs import (
+    RUN,
+    Sender,
+    are_same,
+    events_of,
+    logged_in,
+    run_two_ranks,
+    snapshots_of,
+    values_of,
+    weights_of,
+)
 from fake_gpu import FakeGpu, reads
 from field_stream import Stream
 from safetensors.torch import load_file
@@ -629,26 +636,7 @@ def test_arguments_of_training_are_hyperparameters_without_their_secrets() -> No
 
 @pytest.mark.slow
 def test_ranks_agree_on_commands_and_one_alone_stalls_nobody(tmp_path: Path) -> None:
-    job = Path(__file__).parents[1] / "support" / "transformers_ranks.py"
-    environment = os.environ | {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": free_address().rpartition(":")[2],
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(job), str(tmp_path)],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
-    found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
-
+    found, said = run_two_ranks("transformers_ranks.py", tmp_path)
     for one in found:
         commanded = one["commanded"]
         assert (commanded["steps"], commanded["lr"]) == (8, 0.2)

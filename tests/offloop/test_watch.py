@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from attached_runs import events_of, snapshots_of
-from brokers import free_address
+from attached_runs import events_of, run_two_ranks, snapshots_of
 from fake_gpu import FakeGpu, reads
 from field_stream import Stream
 from torch._dynamo.utils import counters
@@ -372,25 +371,7 @@ def test_a_run_that_cannot_be_started_is_shown_and_the_loop_goes_on(caplog: pyte
 
 @pytest.mark.slow
 def test_ranks_agree_on_commands_and_one_alone_stalls_nobody(tmp_path: Path) -> None:
-    job = Path(__file__).parents[1] / "support" / "watched_ranks.py"
-    environment = os.environ | {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": free_address().rpartition(":")[2],
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(job), str(tmp_path)],
-            env=environment | {"RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
-    found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
-
+    found, said = run_two_ranks("watched_ranks.py", tmp_path)
     for one in found:
         commanded = one["commanded"]
         assert (len(commanded["losses"]), commanded["lr"]) == (8, 0.2)

@@ -1,11 +1,17 @@
 """What the tests of all adapters share: a tiny training's data and model, commands to it, and what its run recorded."""
 
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from brokers import free_address
 from helpers import wait_for
 from torch import nn
 
@@ -72,6 +78,25 @@ def logged_in(run: str = RUN, attempt: int | None = None) -> dict[str, dict[int,
             for name, value in values.items():
                 found[name][step] = value
     return found
+
+
+def run_two_ranks(job: str, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Runs a program of this folder on two ranks, as torchrun does; returns what each wrote to ``FOLDER/rank-N.json``,
+    and what it said."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_address().rpartition(":")[2], "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name(job)), str(folder)],
+            env=os.environ | address | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)], said
 
 
 def note_marks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
