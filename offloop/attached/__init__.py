@@ -1,7 +1,8 @@
 """What all adapters share: a training in another framework's loop, as a run.
 
-May import: everything of ``bus`` and ``trainer``, and from here an adapter imports what it needs, so that a file of the
-user's own that hides one of them is named first. Begin with ``training``.
+May import: bus.protocol, bus.publisher, bus.runs, trainer.arguments, trainer.control, trainer.data, trainer.device,
+trainer.distributed, trainer.engine, trainer.fields, trainer.stream. Begin with ``training``. An adapter imports what
+it needs from here, so that a file of the user's own that hides one of these packages is named first.
 """
 
 from offloop.packages import check_packages, missing

@@ -372,7 +372,7 @@ def test_the_map_of_the_rooms_lists_their_imports() -> None:
     [listed] = [contract["rooms"] for contract in contracts if contract["type"] == "rooms"]
     allowed = {room: set(below.split()) for room, below in (line.split(" ->") for line in listed)}
     page = (ROOT / "docs" / "design.md").read_text()
-    rows = re.findall(r"^    ((?:bus|trainer|consumers)/\S+) +\S.*?(?:  +(\S.*))?$", page, re.MULTILINE)
+    rows = re.findall(r"^    ((?:bus|trainer|consumers|offloop)/\S+) +\S.*?(?:  +(\S.*))?$", page, re.MULTILINE)
     shown = {path.removesuffix(".py").strip("/").replace("/", "."): imports for path, imports in rows}
     for room, imports in shown.items():
         package = room.split(".")[0]
