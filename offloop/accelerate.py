@@ -3,7 +3,6 @@
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from numbers import Real
 from typing import Any, Unpack
 
 from offloop.attached import (
@@ -17,6 +16,7 @@ from offloop.attached import (
     check_options,
     contain,
     missing,
+    numbers_in,
 )
 from offloop.own_loop import OWN_LOOP, WatchedRun
 from trainer.arguments.durations import check_max_duration
@@ -132,7 +132,7 @@ class AcceleratedRun(WatchedRun):
 
     def _log_values(self, values: Mapping[str, Any], *_: Any, **__: Any) -> None:
         if self._accelerator.is_main_process:
-            self._training.log({name: value for name, value in values.items() if _is_number(value)})
+            self._training.log(numbers_in(values))
 
 
 def attach(
@@ -234,7 +234,3 @@ def _inner(wrapper: Any, name: str) -> Any:
     while isinstance(wrapper, AcceleratedOptimizer | AcceleratedScheduler):
         wrapper = getattr(wrapper, name)
     return wrapper
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)

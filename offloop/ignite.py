@@ -3,7 +3,6 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
 from typing import Any, Unpack
 
 from offloop.attached import (
@@ -16,6 +15,7 @@ from offloop.attached import (
     check_options,
     contain,
     missing,
+    numbers_in,
     unwrapped,
 )
 from offloop.own_loop import OWN_LOOP, WatchedRun
@@ -273,7 +273,7 @@ class IgniteRun(WatchedRun):
 
     def on_evaluation_completed(self, engine: Engine) -> None:
         """An evaluation ends."""
-        self._training.eval_end(_numbers(engine.state.metrics))
+        self._training.eval_end(numbers_in(engine.state.metrics))
 
     def _end_batch(self) -> None:
         # Within the trainer's function the output is not there yet.
@@ -288,7 +288,7 @@ class IgniteRun(WatchedRun):
     def _take_output(self, output: Any) -> None:
         if self._transform is not None:
             output = self._transform(output)
-        values = _numbers(output if isinstance(output, Mapping) else {"loss": output})
+        values = numbers_in(output if isinstance(output, Mapping) else {"loss": output})
         loss = values.pop("loss", None)
         if loss is not None:
             self._losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
@@ -296,7 +296,7 @@ class IgniteRun(WatchedRun):
         self._log_metrics()
 
     def _log_metrics(self) -> None:
-        values = _numbers(self._trainer.state.metrics)
+        values = numbers_in(self._trainer.state.metrics)
         new = {name: value for name, value in values.items() if self._logged.get(name) is not value}
         self._logged = values
         self._training.log({f"metrics/train/{name}": value for name, value in new.items()})
@@ -319,11 +319,3 @@ def _find_model(trainer: Engine, optimizers: Sequence[torch.optim.Optimizer]) ->
             "watch, attach(trainer, optimizer, model=model)"
         )
     return next(iter(found.values()))
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)
-    }

@@ -1,7 +1,6 @@
 """Attaching to the trainers of Hugging Face's Transformers and of TRL: :class:`OffloopCallback`."""
 
 import functools
-import numbers
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, Unpack
@@ -20,10 +19,10 @@ from offloop.attached import (
     check_options,
     contain,
     missing,
+    numbers_in,
 )
 
 try:
-    import torch
     from transformers import Trainer, TrainerCallback, __version__
     from transformers.trainer_pt_utils import find_batch_size
     from transformers.trainer_utils import has_length
@@ -182,7 +181,7 @@ class OffloopCallback(TrainerCallback):
         if self._evaluates:
             self._evaluated.update(parts["logs"])
         else:
-            found = {name: one for name, one in parts["logs"].items() if name not in _IN_EVENTS and _is_number(one)}
+            found = {name: one for name, one in numbers_in(parts["logs"]).items() if name not in _IN_EVENTS}
             self._training.log({f"metrics/train/{name}": one for name, one in found.items()})
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
@@ -283,7 +282,3 @@ def _config(trainer: Any) -> dict[str, Any]:
     # It shows "<HUB_TOKEN>" where none is given, too.
     given = {name: value for name, value in arguments.items() if getattr(trainer.args, name, None) is not None}
     return {"trainer": type(trainer).__name__, "transformers": __version__, **given}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)

@@ -28,6 +28,7 @@ from offloop.attached.training import (  # noqa: E402
     PREDICTION,
     AttachedTraining,
     Framework,
+    numbers_in,
     unwrapped,
 )
 from offloop.attached.wrapping import Wrapped  # noqa: E402
@@ -52,5 +53,6 @@ __all__ = [
     "contain",
     "contained",
     "missing",
+    "numbers_in",
     "unwrapped",
 ]

@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from numbers import Real
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -514,6 +515,15 @@ def _counts(batch: Any) -> tuple[int, int]:
         return count_samples(batch), count_tokens(batch)
     except ConfigurationError:
         return 0, 0
+
+
+def numbers_in(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that can be logged: numbers, and tensors of one."""
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    }
 
 
 def _number(value: Any) -> float | None:
