@@ -108,7 +108,8 @@ class Trainer:
         """Which run this is, where it is recorded and how to watch it, as one line for people. The first :meth:`fit`,
         :meth:`eval` or :meth:`predict` shows it, unless it was requested before."""
         self._is_introduced = True
-        return self._stream.introduce(self.run_name, self.resumed_from)
+        resumed_from = self.resumed_from
+        return self._stream.introduce(self.run_name, None if resumed_from is None else resumed_from.name)
 
     def _show_introduction(self) -> None:
         if self._publisher is not None and not self._is_introduced:

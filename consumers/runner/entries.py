@@ -86,16 +86,20 @@ def partition(callbacks: Sequence[Callback]) -> tuple[list[tuple[str, Callback]]
     return shared, [one for one in named if one not in shared]
 
 
+_OF_ITERATIONS = {Event.ITERATION_START, Event.ITERATION_END, Event.ITERATION_CHECKPOINT}
+
+
 def missing_lines(entries: Sequence["CallbackEntry"], source: Source, run: str) -> list[str]:
     """A line for people about each callback that waits for what a run's source never gives.
 
-    Of a callback that takes all base events, such as one that prints them, only the others count."""
+    Of a callback that takes all base events, such as one that prints them, only the others count. Iterations count for
+    none: most trainings have none."""
     lines: list[str] = []
     waiting = [entry for entry in entries if entry.demand.events]
     idle = 0
     for entry in waiting:
         gets = entry.demand.without(source.fields.keys()).events - source.events
-        events = entry.demand.events & source.events
+        events = (entry.demand.events & source.events) - _OF_ITERATIONS
         if entry.demand.events >= BASE_EVENTS:
             events -= BASE_EVENTS
         fields = sorted(entry.demand.fields & source.fields.keys())

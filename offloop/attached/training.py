@@ -174,8 +174,8 @@ class AttachedTraining:
         """What ends the run of a loop that was left, when the program ends: called with the error that ends it."""
         self.error_if_left: BaseException | None = None
         """What a loop that was left has failed with, where the framework calls a hook at every other end."""
+        self._is_introduced = False
         _open.add(self)
-        self._say(self._stream.introduce(state.run_name, None))
         note_attached()
         self.fire(Event.INIT)
 
@@ -223,6 +223,10 @@ class AttachedTraining:
                 # It may have been written between the last batch of an epoch and the epoch's end.
                 state.timestamp = saved.to_next_epoch() if saved.values.epoch < epochs_done else saved
             self.publisher.mark_checkpoint("load", state.timestamp.values, resumed["run_name"])
+        if not self._is_introduced:
+            self._is_introduced = True
+            done = state.timestamp.values.batch
+            self._say(self._stream.introduce(state.run_name, f"batch {done}" if done else None))
         self.use_data(dataloader, batches_per_epoch, microbatches)
         state.evaluate_now = self._evaluate_now
         self._control.checkpoint = self._save_now

@@ -388,7 +388,7 @@ def test_ranks_agree_on_commands_and_one_alone_stalls_nobody(tmp_path: Path) -> 
     assert [text.count("offloop is not attached on every one of 2 ranks") for text in said] == [1, 0]
 
 
-def test_a_loop_that_resumes_counts_on() -> None:
+def test_a_loop_that_resumes_counts_on(capfd: pytest.CaptureFixture[str]) -> None:
     loop, kept = Loop(), {}
 
     def keep() -> None:
@@ -401,6 +401,7 @@ def test_a_loop_that_resumes_counts_on() -> None:
     run = offloop.watch(second.model, second.optimizer, run_name="w2")
     run.load_state_dict(kept)
     assert list(run.epochs(3)) == [1, 2]
+    assert "run w2, attempt 1, resuming from batch 15: recording to" in capfd.readouterr().err
     first = next(one for one in snapshots_of("w2") if one.event is Event.FIT_START)
     assert (first.timestamp.batch.value, first.timestamp.sample.value) == (15, 15 * SIZE)
 

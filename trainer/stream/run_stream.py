@@ -122,7 +122,7 @@ class TrainingStream:
             _warn_of_another_training(read_run(publisher.run_dir))
         return publisher
 
-    def introduce(self, run_name: str, resumed_from: Path | None) -> str:
+    def introduce(self, run_name: str, resumed_from: str | None) -> str:
         """Which run this is, where it is recorded and how to watch it, as one line for people."""
         publisher = self.publisher
         attempt = None if publisher is None else publisher.attempt
@@ -187,10 +187,10 @@ def short_path(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _which_attempt(attempt: int | None, resumed_from: Path | None) -> str:
+def _which_attempt(attempt: int | None, resumed_from: str | None) -> str:
     """The attempt, of a run that was begun before."""
     if resumed_from is not None:
-        begin = f"resuming from {resumed_from.name}"
+        begin = f"resuming from {resumed_from}"
     elif attempt is not None and attempt > 1:
         begin = "from the beginning"
     else:
