@@ -8,7 +8,6 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -377,7 +376,7 @@ def _take_hparams_file(log: Log, folder: Path) -> None:
     if not path.is_file():
         return
     try:
-        yaml = import_module("yaml")
+        import yaml  # type: ignore[import-untyped]
     except ModuleNotFoundError:
         log.notes.add(f"{path} is left out: its hyperparameters can be read after pip install pyyaml")
         return

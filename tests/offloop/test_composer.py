@@ -149,8 +149,8 @@ def test_two_ranks_stop_save_and_evaluate_at_the_same_step(tmp_path: Path, monke
     assert first[:4] == second[:4]
     reached, saved, evaluated, loss, errors = first
     assert errors == [None] * 5
-    # Composer does both once more at the end.
-    assert saved[0] == evaluated[0] < reached[1]
+    # Composer does both once more at the end. The stop may come while it evaluates.
+    assert saved[0] == evaluated[0] <= reached[1]
     for rank in range(2):
         losses = values_of(Event.BATCH_END, "loss", rank=rank)
         assert (len(losses), losses[-1]) == (reached[1], pytest.approx(loss, abs=1e-6))
