@@ -1,5 +1,6 @@
 """How a publisher comes by its broker: it starts one in the run's directory, or joins a shared one."""
 
+import contextlib
 import os
 import re
 import socket
@@ -83,7 +84,9 @@ class BrokerConnection:
         return dealer
 
     def _greet(self) -> dict[str, Any]:
-        self.socket.send(encode_control("hello", self._hello))
+        # A broker that has refused the key already has taken the connection away, and a send would wait for another.
+        with contextlib.suppress(zmq.Again):
+            self.socket.send(encode_control("hello", self._hello), zmq.NOBLOCK)
         deadline = time.monotonic() + self._timeouts.welcome
         while self.socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
             message = self.receive()

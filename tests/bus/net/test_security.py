@@ -37,8 +37,10 @@ from bus.net.curve import (
 from bus.net.keys import load_public_key, load_secret_key, make_keys
 from bus.net.requests import ask_broker
 from bus.protocol.frames import Topic, decode_control, encode_control, split_frame
+from bus.publisher.connection import BrokerConnection
 from bus.subscriber.commands import send_command_through
 from bus.types.demand import Demand, Want
+from bus.types.timeouts import Timeouts
 
 
 @pytest.fixture(autouse=True)
@@ -243,7 +245,7 @@ def test_a_broker_with_half_a_security_does_not_start(runs_dir: Path, options: l
 # -- the gate ---------------------------------------------------------------------------------------------------------
 
 PEER = """
-import json, sys, zmq
+import contextlib, json, sys, zmq
 from zmq.utils.monitor import recv_monitor_message
 from bus.net.curve import client_security
 FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -256,7 +258,9 @@ for socket, address in zip(sockets, sys.argv[1:]):
     if security:
         security.apply(socket)
     socket.connect(address)
-sockets[0].send(b"roles?")
+with contextlib.suppress(zmq.Again):
+    # One that is refused already has nobody to send to.
+    sockets[0].send(b"roles?", zmq.NOBLOCK)
 heard = []
 for socket, monitor in zip(sockets, monitors):
     poller = zmq.Poller()
@@ -532,6 +536,24 @@ def test_a_training_is_told_what_those_ask_for_who_may_command(guarded: str, key
             publisher.close()
             for thread in watching:
                 thread.join()
+
+
+def test_a_publisher_that_is_refused_before_it_speaks_does_not_wait_for_ever(
+    guarded: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = BrokerConnection._connect
+
+    def connect_and_be_refused(self: BrokerConnection) -> "zmq.Socket[bytes]":
+        dealer = connect(self)
+        wait_for(lambda: not dealer.poll(0, zmq.POLLOUT), "the connection to be taken away")
+        return dealer
+
+    monkeypatch.setattr(BrokerConnection, "_connect", connect_and_be_refused)
+    stranger = client_security(keys / "stranger.key_secret", keys / "broker.key")
+    with pytest.raises(BrokerError, match="no broker answers"):
+        Publisher("r", broker=guarded, security=stranger, timeouts=Timeouts(welcome=0.2))
+    # The broker's log is looked at for them.
+    assert heard([guarded, f"tcp://127.0.0.1:{int(guarded.rpartition(':')[2]) + 1}"], None, None) == [None, None]
 
 
 # -- what a run leaves on the disk ------------------------------------------------------------------------------------
