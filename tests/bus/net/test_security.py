@@ -620,6 +620,8 @@ EXCEPTIONS = {
     "bus.cli.main": {"importlib.metadata"},
     # It imports modules of ours, whose names stand in the code, when something of theirs is used.
     "bus.lazy": {"importlib.import_module"},
+    # It reads a log's hyperparameters from the file beside it, by `safe_load`, which makes plain values only.
+    "bus.tools.logs": {"yaml"},
     # It asks where `bus` is.
     "consumers": {"importlib.util"},
     # It reads one pickle, from its parent's pipe.
